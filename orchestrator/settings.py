@@ -201,7 +201,17 @@ def load_settings(folder: Path | None = None, environ: Mapping[str, str] | None 
     ):
         for name, value in found.items():
             values[name] = _parse(name, value, source)
-    return _validated(Settings(**values | check_arguments(given)))
+        _choose_way(values, found)
+    arguments = check_arguments(given)
+    values |= arguments
+    _choose_way(values, arguments)
+    return _validated(Settings(**values))
+
+
+def _choose_way(values: dict[str, Any], found: Mapping[str, Any]) -> None:
+    """Forget an API where a source that goes before names the database: the last that names either way decides."""
+    if found.get("database_url") and not found.get("api_url"):
+        values.pop("api_url", None)
 
 
 def misspelt(environ: Mapping[str, str]) -> Iterator[str]:
@@ -220,6 +230,8 @@ def check_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 def with_arguments(settings: Settings, given: Mapping[str, Any]) -> Settings:
     """Return settings changed by those that were given as arguments."""
     changes = check_arguments(given)
+    if changes.get("database_url") and not changes.get("api_url"):
+        changes["api_url"] = ""
     return _validated(dataclasses.replace(settings, **changes)) if changes else settings
 
 

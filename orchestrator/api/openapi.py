@@ -35,7 +35,8 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """Return the document of these routes."""
     types = [kind for endpoint in endpoints for kind in _types(endpoint)]
     schemas, components = msgspec.json.schema_components([*types, Problem], ref_template=_REF)
-    known = {id(kind): schema for kind, schema in zip([*types, Problem], schemas, strict=True)}
+    components = _with_places(components)
+    known = {id(kind): _with_places(schema) for kind, schema in zip([*types, Problem], schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, known, components)
@@ -84,6 +85,18 @@ def _shows(endpoint: Endpoint) -> tuple[str, str] | None:
     fields = [field.name for field in msgspec.structs.fields(endpoint.answer)] if _is_described(endpoint) else []
     pointers = {"id": "id", "ids": "ids/0", "items": "items/0/id", "messages": "messages/0/id"}
     return next(((base, pointers[name]) for name in fields if name in pointers), None)
+
+
+def _with_places(schema: Any) -> Any:
+    """Return a schema in which the places of a tuple are called as OpenAPI 3.1 has it."""
+    if isinstance(schema, (list, tuple)):
+        return [_with_places(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _with_places(item) for name, item in schema.items()}
+    if isinstance(found.get("items"), list):
+        found["prefixItems"] = found.pop("items")
+    return found
 
 
 def _types(endpoint: Endpoint) -> Iterable[Any]:

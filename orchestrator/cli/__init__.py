@@ -40,7 +40,8 @@ COMMANDS = {
     cls=LazyGroup, package=__name__, modules=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.version_option(package_name="durable-orchestrator", prog_name="orchestrator")
-def main() -> None:
+@click.option("--api-url", metavar="URL", help="Ask this HTTP API instead of Postgres and Redis.")
+def main(api_url: str | None) -> None:
     """A durable task queue and workflow engine.
 
     \b
@@ -50,8 +51,11 @@ def main() -> None:
       orchestrator status
 
     Settings come from ORCHESTRATOR_… in the environment, from [tool.orchestrator] in pyproject.toml, or
-    from an `orchestrator dev` that runs in this folder.
+    from an `orchestrator dev` that runs in this folder. With ORCHESTRATOR_API_URL and ORCHESTRATOR_API_KEY, or
+    --api-url, commands work over HTTP; those that need the stores themselves say so.
     """
+    if api_url is not None:
+        os.environ["ORCHESTRATOR_API_URL"] = api_url
     if FOLLOW not in os.environ:  # else the parent has said it
         for remark in misspelt(os.environ):
             from orchestrator.cli.terminal.output import echo  # it is seldom needed, and takes long to load

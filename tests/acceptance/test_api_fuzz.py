@@ -47,7 +47,7 @@ def fill(client: httpx.Client) -> None:
     eventually(lambda: client.get(f"/runs/{run}").json()["run"]["ended_at"], "a run has ended")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_nothing_that_a_client_sends_makes_a_server_error(
     database_url: str, redis_url: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

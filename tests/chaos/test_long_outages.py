@@ -27,6 +27,7 @@ from tests.acceptance.conftest import fresh_stack, project
 from tests.chaos import breakable
 from tests.chaos.breakable import OUTAGE, SETTINGS, each_ran_once, is_calm, lines, said, trouble
 from tests.chaos.cutting import Cutting
+from tests.stores import backend_of
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(find_redis() is None, reason="no Redis to stop")
@@ -160,7 +161,7 @@ def test_who_begins_to_wait_without_redis_hears_of_it_when_it_is_back(
         stack.worker()
         handle = hold(place, "task")
         redis.kill()
-        announcements = project.app._client.backend.waiting.announcements
+        announcements = backend_of(project.app).waiting.announcements
         heard = threading.Event()
         announcements.listen(handle._id, lambda _: heard.set())
         redis.start()

@@ -23,6 +23,7 @@ from tests.acceptance.conftest import fresh_stack, project
 from tests.acceptance.stack import Stack
 from tests.chaos import breakable
 from tests.chaos.breakable import OUTAGE, SETTINGS, each_ran_once, is_calm, lines, said, trouble
+from tests.stores import backend_of
 from tests.waiting import eventually
 
 REDIS = find_redis()
@@ -201,7 +202,7 @@ def _terminate_scheduler(connection: psycopg2.extensions.connection) -> None:
 def test_the_pool_is_exhausted(database_url: str, redis_url: str, place: Path) -> None:
     with fresh_stack(database_url, redis_url, place) as stack:
         app = Orchestrator(stack.settings)
-        engine = app._client.backend.connections._links().engine
+        engine = backend_of(app).connections._links().engine
         engine.pool._timeout = 0.2  # type: ignore[attr-defined]
         try:
             taken = [engine.connect() for _ in range(25)]

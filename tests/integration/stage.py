@@ -29,6 +29,7 @@ from orchestrator.transport.keys import Keys, private_queue
 from orchestrator.transport.leader.streams import LeaderStreams
 from orchestrator.transport.signing import OFF
 from orchestrator.transport.worker import OrderInbox, Receipt, WorkerStreams
+from tests.integration.serving import Way, serving
 
 KEYS = Keys()
 ERROR = TaskError("ValueError", "no", "a traceback")
@@ -351,12 +352,28 @@ def fresh_system(engine: Engine, database_url: str, redis_url: str, **given: Any
     redis.close()
 
 
+@pytest.fixture(scope="module")
+def way() -> Way:
+    """How commands reach the servers, unless a module takes both ways."""
+    return "database"
+
+
+@pytest.fixture(scope="module")
+def addresses(way: Way, database_url: str, redis_url: str) -> Iterator[dict[str, str]]:
+    """What the environment of commands says."""
+    if way == "database":
+        yield {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}
+        return
+    with serving(Settings(database_url=database_url, redis_url=redis_url)) as url:
+        yield {"ORCHESTRATOR_API_URL": url}
+
+
 @pytest.fixture
-def in_empty_folder(database_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def in_empty_folder(addresses: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where commands run, on the servers of the tests."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", database_url)
-    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", redis_url)
+    for name, value in addresses.items():
+        monkeypatch.setenv(name, value)
     return tmp_path
 
 

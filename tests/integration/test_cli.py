@@ -49,6 +49,7 @@ ERROR = json.dumps({"kind": "ValueError", "message": "oh [no]", "traceback": "Tr
 NOBODY = "00000000-0000-7000-8000-000000000000"
 SHOP = """
 from orchestrator import Orchestrator
+from tests.integration.serving import both_ways  # noqa: F401
 app = Orchestrator()
 
 @app.task(queue="typed", retries=2)

@@ -239,6 +239,7 @@ def test_workflows_as_code_are_listed(system: System, engine_: Engine, order: Co
 
 APPLICATION = """
 from orchestrator import Orchestrator, WorkflowContext
+from tests.integration.serving import both_ways  # noqa: F401
 
 app = Orchestrator()
 

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from orchestrator.cli import main
+from tests.integration.serving import both_ways  # noqa: F401
 from tests.integration.stage import System
 from tests.integration.test_dag_runs import apply, begin, finish
 

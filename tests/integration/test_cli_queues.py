@@ -14,6 +14,7 @@ from orchestrator.cli import main
 from orchestrator.domain.dag.definition import Definition, Step
 from orchestrator.store import fleet
 from orchestrator.store.fleet import WorkerRow
+from tests.integration.serving import both_ways  # noqa: F401
 from tests.integration.stage import System
 
 

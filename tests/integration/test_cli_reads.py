@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from orchestrator.cli import main
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.store import database
 from tests.integration.filled import STEPS, fill, fill_oddly, fill_with_code, rows
+from tests.integration.serving import both_ways  # noqa: F401
 from tests.integration.stage import System
 from tests.unit.test_cli_help import READS
 
@@ -52,6 +54,9 @@ def read(*words: str) -> None:
     """Run a command that reads, as text and as JSON."""
     may_say_no = words[1:2] in (("watch",), ("diff",))
     shown = invoke(*words)
+    if words[0] == "db" and "ORCHESTRATOR_API_URL" in os.environ:
+        assert "Error: This needs Postgres and Redis themselves" in shown.stderr
+        return
     assert shown.exit_code == 0 or (may_say_no and shown.exit_code == 1), (words, shown.output, shown.exception)
     assert shown.output.strip()
     found = invoke(*words, "--json")

@@ -24,6 +24,7 @@ tasks: {only: {task: shop.job}}
 CODE = """
 from datetime import timedelta
 from orchestrator import Orchestrator
+from tests.integration.serving import both_ways  # noqa: F401
 
 app = Orchestrator()
 

@@ -19,6 +19,7 @@ from orchestrator.cli.terminal.ids import IdOf
 from orchestrator.store.insights import ids
 from tests.integration.filled import fill, fill_with_code
 from tests.integration.planning import explained
+from tests.integration.serving import both_ways  # noqa: F401
 from tests.integration.stage import System
 from tests.integration.test_cli_reads import LISTS
 from tests.unit.test_cli_help import ALL

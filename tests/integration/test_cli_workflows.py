@@ -187,7 +187,7 @@ def test_a_workflow_is_applied_listed_shown_compared_and_deleted(
     assert kept.exit_code == 1
     deleted = run("workflows", "delete", "story", "--yes")
     assert deleted.output == "Deleted workflow 'story' and its schedules. Its runs and their history stay.\n"
-    assert run("workflows", "show", "story").stderr == "Error: There is no workflow 'story'.\n"
+    assert run("workflows", "show", "story").stderr.startswith("Error: There is no workflow 'story'. Apply it with")
     assert run("workflows", "show", "story", "--version", "2").exit_code == 0
 
 
@@ -553,6 +553,7 @@ def test_events_are_posted(engine: Engine, run: Callable[..., Result]) -> None:
 
 ORDERS = """
 from orchestrator import Orchestrator, WorkflowContext
+from tests.integration.serving import both_ways  # noqa: F401
 
 app = Orchestrator()
 

@@ -23,6 +23,7 @@ from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader.streams import LeaderStreams
 from tests.chaos.cutting import Cutting
+from tests.stores import backend_of
 from tests.waiting import eventually
 
 _LIMIT = 0.5
@@ -78,7 +79,7 @@ def test_a_key_and_a_request_end_too(app: Orchestrator, line: Cutting) -> None:
 
 def test_a_commit_that_is_not_answered_is_uncertain(app: Orchestrator, line: Cutting) -> None:
     task = app.task(name="job")(lambda number: number)
-    writing = app._client.backend.connections.writing("run 7 was stored", transaction=True)
+    writing = backend_of(app).connections.writing("run 7 was stored", transaction=True)
     with pytest.raises(Uncertain, match=r"run 7 was stored: no answer within"), writing as connection:
         connection.exec_driver_sql("SELECT 1")
         line.hang()
@@ -88,7 +89,7 @@ def test_a_commit_that_is_not_answered_is_uncertain(app: Orchestrator, line: Cut
 
 def test_a_statement_just_within_the_limit_is_left_alone(app: Orchestrator) -> None:
     for _ in range(5):
-        with app._client.backend.connections.reading() as connection:
+        with backend_of(app).connections.reading() as connection:
             connection.exec_driver_sql(f"SELECT pg_sleep({_LIMIT * 0.5})")
             connection.exec_driver_sql(f"SELECT pg_sleep({_LIMIT * 0.5})")
             assert connection.exec_driver_sql("SELECT 1").scalar() == 1

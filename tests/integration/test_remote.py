@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import uvicorn
 from sqlalchemy import Engine, text
 
 from orchestrator import (
@@ -32,7 +31,6 @@ from orchestrator import (
     WrongState,
 )
 from orchestrator.api import access
-from orchestrator.api.app import create_app
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.domain.tasks.task import NewTask, TaskOptions, UniqueKey
 from orchestrator.sdk.backend import Backend
@@ -42,6 +40,7 @@ from orchestrator.sdk.values.payload import encode_call
 from orchestrator.settings import load_settings
 from orchestrator.store import keys
 from orchestrator.store.database import engine_for
+from tests.integration.serving import serving
 
 ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
 
@@ -67,14 +66,8 @@ def settings(engine: Engine, database_url: str, redis_url: str) -> Settings:
 def api(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a server in this process, on real tables."""
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None))
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(20)
-    listener.close()
+    with serving(settings) as url:
+        yield url
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from sqlalchemy import Engine, text
 
 from orchestrator import Orchestrator
 from orchestrator.store import database
+from tests.stores import backend_of
 
 _OURS = ("/orchestrator/sdk/", "/orchestrator/store/driver", "/orchestrator/transport/client", "/sqlalchemy/pool/")
 _STEP = 5
@@ -58,7 +59,7 @@ def test_enqueue_in_a_signal_handler_that_interrupts_enqueue(
     try:
         while interruptions == (target - 1) // _STEP:  # until no place is left
             if opens:
-                app._client.backend.connections._links().engine.pool.dispose()  # type: ignore[attr-defined]
+                backend_of(app).connections._links().engine.pool.dispose()
             places = 0
             sys.settrace(trace)
             made.add(task.enqueue().id)

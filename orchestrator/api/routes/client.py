@@ -13,9 +13,11 @@ from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint, Routes
 from orchestrator.api.problems import refused
 from orchestrator.domain.access import Reach, Scope
+from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.calls.code import CodeCalls
 from orchestrator.sdk.calls.declaring import Declared, declared
 from orchestrator.sdk.calls.insights import InsightCalls
+from orchestrator.sdk.calls.quarantine import QuarantineCalls
 from orchestrator.sdk.calls.queues import QueueCalls
 from orchestrator.sdk.calls.runs import RunCalls
 from orchestrator.sdk.calls.schedules import ScheduleCalls
@@ -33,6 +35,7 @@ PARTS: dict[str, type] = {
     "schedules": ScheduleCalls,
     "queues": QueueCalls,
     "insights": InsightCalls,
+    "quarantine": QuarantineCalls,
 }
 _LINGER = 2e-5
 """Seconds, for each id that is asked for, in which further ends are gathered once there is one."""
@@ -95,7 +98,10 @@ def _endpoint(call: Declared) -> Endpoint:
             given["within"] = reach.queues
         if check is not None:
             check(api.settings, **given)
-        done = getattr(getattr(api.backend, call.part), call.name)(**given)
+        try:
+            done = getattr(getattr(api.backend, call.part), call.name)(**given)
+        except msgspec.MsgspecError as error:
+            raise OrchestratorError(f"What is stored cannot be read by this release: {error}.") from error
         return _wait_for(call, done) if call.waits else call.answer(done)
 
     answer.__name__ = f"{call.part}_{call.name}"

@@ -9,14 +9,11 @@ import click
 
 from orchestrator.cli.terminal.options import app_option, json_option, moment, require_app
 from orchestrator.cli.terminal.output import counted, echo, print_json
-from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.reading import looking
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import DeterminismViolation, NotDeterministic, did_you_mean
-from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.replaying import replay
 from orchestrator.settings import load_settings
-from orchestrator.store import insights
-from orchestrator.store.code import histories
 from orchestrator.workers.functions.loading import load_app
 
 
@@ -43,19 +40,19 @@ def replay_check(app: str | None, since: datetime | None, elsewhere: tuple[str, 
     known = load_app(require_app(settings)).code_workflows
     checked = misfits = waiting = 0
     problems: list[dict[str, str | None]] = []
-    with reading() as connection:
-        for run in insights.open_runs(connection, sorted(known), since):
+    with looking() as calls:
+        for run in calls.insights.open_runs(sorted(known), since):
             if run.pinned and f"{run.workflow}@{run.version}" not in known._announced:
                 waiting += 1
                 continue
             checked += 1
             try:
-                replay(known.find(run.workflow, run.version), Recording(run.id, histories.read(connection, run.id)))
+                replay(known.find(run.workflow, run.version), calls.code.history(run.id))
             except (DeterminismViolation, NotDeterministic) as error:
                 misfits += 1
                 problems.append({"workflow": run.workflow, "run": to_text(run.id), "problem": str(error)})
                 echo(f"{run.workflow}, run {to_text(run.id)}: {error}", colour="red", err=True)
-        gone = insights.count_open_others(connection, sorted({*known, *elsewhere}), since)
+        gone = calls.insights.count_open_others(sorted({*known, *elsewhere}), since)
     for name, count in gone.items():
         checked, misfits = checked + count, misfits + count
         problems.append({"workflow": name, "run": None, "problem": "The application has no workflow of this name."})

@@ -11,28 +11,25 @@ from typing import Any
 
 import click
 import msgspec
-from sqlalchemy import Connection
 
 from orchestrator.cli.code.replay_check import replay_check
 from orchestrator.cli.terminal.options import app_option, json_option, yes_option
 from orchestrator.cli.terminal.output import confirm, counted, echo, print_json, print_table
-from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.times import ago, present
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.errors import (
     InvalidWorkflow,
     NotFound,
     OrchestratorError,
-    did_you_mean,
 )
 from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.dag import definitions
 from orchestrator.sdk.dag.registered import take_over
 from orchestrator.settings import load_settings
-from orchestrator.store.dag import workflows
 from orchestrator.store.dag.workflows import Stored
-from orchestrator.store.insights import CodeWorkflowView, list_code_workflows
-from orchestrator.store.schedules import definitions as schedules
+from orchestrator.store.insights import CodeWorkflowView
 from orchestrator.workers.functions.loading import load_app
 
 files_argument = click.argument(
@@ -130,11 +127,11 @@ def list_(as_json: bool) -> None:
       orchestrator workflows list
       orchestrator workflows list --json | jq -r '.workflows[].name'
     """
-    with reading() as connection:
-        found = workflows.list_latest(connection)
-        code = list_code_workflows(connection)
+    with looking() as calls:
+        found = calls.workflows.list_latest()
+        code = calls.insights.list_code_workflows()
         times: dict[str, list[str]] = {}
-        for one in schedules.list_all(connection):
+        for one in calls.schedules.list_all():
             times.setdefault(one.workflow, []).append(one.schedule.words())
     if as_json:
         print_json({"workflows": [_summary(stored) for stored in found], "code": code})
@@ -182,8 +179,8 @@ def show(name: str, version: int | None, as_json: bool) -> None:
     Example:
       orchestrator workflows show nightly --version 3 > nightly.yaml
     """
-    with reading() as connection:
-        stored = _stored(connection, name, version)
+    with looking() as calls:
+        stored = _stored(calls, name, version)
     if as_json:
         print_json(_summary(stored) | {"hash": stored.hash, "definition": stored.definition})
     else:
@@ -208,8 +205,8 @@ def diff(file: str, app: str | None, elsewhere: tuple[str, ...], as_json: bool) 
     try:
         with closing(_application(app)) as application:
             definition = _loaded(file, application, elsewhere)
-        with reading() as connection:
-            stored = workflows.latest(connection, definition.name)
+        with looking() as calls:
+            stored = _latest(calls, definition.name)
     except OrchestratorError as error:
         raise _Trouble(str(error)) from error
     lines = list(_diff(stored, definition, file))
@@ -232,10 +229,10 @@ def delete(name: str, yes: bool) -> None:
     Example:
       orchestrator workflows delete nightly --yes
     """
-    with reading() as connection:  # which commits every statement
-        stored = _stored(connection, name)
+    with looking() as calls:
+        stored = _stored(calls, name)
         confirm(f"Delete workflow {name!r}, version {stored.version} and all before it?", yes=yes)
-        workflows.delete(connection, name)
+        calls.workflows.delete(name)
     echo(f"Deleted workflow {name!r} and its schedules. Its runs and their history stay.")
 
 
@@ -287,15 +284,15 @@ def _verdict(file: str, result: Definition | InvalidWorkflow) -> dict[str, Any]:
     return {"file": file, "valid": False, "name": None, "tasks": None, "problems": str(result).splitlines()}
 
 
-def _stored(connection: Connection, name: str, version: int | None = None) -> Stored:
-    stored = workflows.read(connection, name, version) if version else workflows.latest(connection, name)
-    if stored is None:
-        names = [other.name for other in workflows.list_latest(connection)]
-        if version and name in names:
-            newest = workflows.latest(connection, name)
-            raise NotFound(f"Workflow {name!r} has no version {version}; the newest is {newest and newest.version}.")
-        raise NotFound(f"There is no workflow {name!r}.{did_you_mean(name, names)}")
-    return stored
+def _stored(calls: Calls, name: str, version: int | None = None) -> Stored:
+    return calls.workflows.read(name, version) if version else calls.workflows.latest(name)
+
+
+def _latest(calls: Calls, name: str) -> Stored | None:
+    try:
+        return calls.workflows.latest(name)
+    except NotFound:
+        return None
 
 
 def _summary(stored: Stored) -> dict[str, Any]:

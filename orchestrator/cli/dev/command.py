@@ -245,6 +245,7 @@ class _Team:
         environment = {
             "ORCHESTRATOR_DATABASE_URL": self._settings.database_url,
             "ORCHESTRATOR_REDIS_URL": self._settings.redis_url,
+            "ORCHESTRATOR_API_URL": "",  # whatever others use, these use what is started here
             "ORCHESTRATOR_LOG_LEVEL": self._settings.log_level,
             "ORCHESTRATOR_LOG_FORMAT": self._settings.log_format,
         }

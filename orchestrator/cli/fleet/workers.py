@@ -7,9 +7,8 @@ import click
 from orchestrator.cli.system.trouble import stands_still
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import echo, print_json, print_table, state
-from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.times import ago, present
-from orchestrator.store import insights
 
 
 @click.command("workers")
@@ -22,8 +21,8 @@ def command(as_json: bool) -> None:
       orchestrator workers
       orchestrator workers --json | jq '.workers[] | {host, pid, names}'
     """
-    with reading() as connection:
-        workers = insights.list_workers(connection)
+    with looking() as calls:
+        workers = calls.insights.list_workers()
     if as_json:
         print_json({"workers": workers})
         return

@@ -19,7 +19,7 @@ from orchestrator.cli.terminal.output import (
     print_table,
     text_column,
 )
-from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import sending
 from orchestrator.cli.terminal.times import duration
 from orchestrator.domain.durations import parse_duration
@@ -27,9 +27,7 @@ from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.tasks.options import check_name
 from orchestrator.settings import load_settings
-from orchestrator.store import insights
 from orchestrator.store.insights import QueueCounts
-from orchestrator.store.limits import queues
 from orchestrator.workers.functions.loading import load_app
 
 _HEADERS = (
@@ -55,8 +53,8 @@ def command(context: click.Context, as_json: bool) -> None:
 
 
 def _show(as_json: bool) -> None:
-    with reading() as connection:
-        found = insights.list_queues(connection)
+    with looking() as calls:
+        found = calls.insights.list_queues()
     if as_json:
         print_json({"queues": found})
         return
@@ -102,8 +100,8 @@ def check_named(name: str, new: bool) -> None:
     if new:
         return
     check_name("queue", name)
-    with reading() as connection:
-        known = queues.named(connection)
+    with looking() as calls:
+        known = {*calls.queues.named()}
     if name in known:
         return
     where = load_settings().app
@@ -225,8 +223,8 @@ def purge(name: str, yes: bool) -> None:
       orchestrator queues purge mail --yes
     """
     check_named(name, new=False)
-    with reading() as connection:
-        found = next((queue for queue in insights.list_queues(connection) if queue.queue == name), None)
+    with looking() as calls:
+        found = next((queue for queue in calls.insights.list_queues() if queue.queue == name), None)
     waiting = 0 if found is None else found.ready + found.delayed + found.unknown + found.blocked
     if not waiting:
         echo(f"Nothing waits in queue {name}.")

@@ -23,7 +23,7 @@ from orchestrator.cli.terminal.data import parse_value
 from orchestrator.cli.terminal.ids import Shown
 from orchestrator.cli.terminal.options import app_option, json_option, moment, page_options, status_option
 from orchestrator.cli.terminal.output import console, echo, on_terminal, print_json, print_table
-from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import ask_each, sending
 from orchestrator.cli.terminal.times import ago, between, present
 from orchestrator.cli.terminal.waiting import wait_with_notices
@@ -32,11 +32,10 @@ from orchestrator.domain.runs.verdict import RESET
 from orchestrator.domain.states import RunState
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.calls.insights import list_runs
 from orchestrator.sdk.dag.workflows import StoredWorkflow
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.settings import load_settings
-from orchestrator.store import insights
-from orchestrator.store.code import keys as run_keys
 from orchestrator.store.insights import RunFilter, RunView, StepView
 from orchestrator.workers.functions.loading import load_app
 
@@ -133,9 +132,9 @@ def list_(statuses: tuple[str, ...], limit: int, before: UUID | None, as_json: b
       orchestrator runs list --tag customer:42 --json
     """
     matching = RunFilter(statuses=tuple(RunState(status) for status in statuses), **wanted)
-    with reading() as connection:
-        runs, more = insights.list_runs(connection, matching, limit=limit, before=before)
-        shown = Shown(connection, "run", [run.id for run in runs])
+    with looking() as calls:
+        runs, more = list_runs(calls.insights, matching, limit=limit, before=before)
+        shown = Shown(calls, "run", [run.id for run in runs])
     if as_json:
         print_json({"runs": runs, "next": more})
         return
@@ -160,17 +159,17 @@ def show(run: UUID, as_json: bool) -> None:
       orchestrator runs show 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
       orchestrator runs show 0199b2f4-… --json | jq '.steps[] | select(.state == "failed")'
     """
-    with reading() as connection:
+    with looking() as calls:
         if as_json:
-            print_json(run_document(connection, find_run(connection, run)))
+            print_json(run_document(calls, find_run(calls, run)))
             return
-        found = find_run(connection, run)
-        steps = insights.list_steps(connection, run)
-        children = children_of(connection, run)
-        code = insights.show_code(connection, run) if found.code else None
+        found = find_run(calls, run)
+        steps = calls.insights.list_steps(run)
+        children = children_of(calls, run)
+        code = calls.insights.show_code(run) if found.code else None
         successor = UUID(bytes=successor_id(run.bytes))
-        successor_view = insights.show_code(connection, successor) if found.reason == RESET else None
-        shown = Shown(connection, "run", [child.id for child in children])
+        successor_view = calls.insights.show_code(successor) if found.reason == RESET else None
+        shown = Shown(calls, "run", [child.id for child in children])
     now = present()
     print_run(found, code, successor_view, now)
     if steps:
@@ -298,8 +297,8 @@ def _wait(application: Orchestrator, handle: RunHandle[Any]) -> str:
 
 def _runs_under(key: str) -> set[str]:
     """Return the runs that have been started with a key."""
-    with reading() as connection:
-        return {str(found.run) for found in run_keys.find(connection, key)}
+    with looking() as calls:
+        return {str(found.run) for found in calls.insights.runs_under(key)}
 
 
 def _params(words: Sequence[str]) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from uuid import UUID
 import click
 
 from orchestrator.cli.terminal.ids import IdOf
-from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.reading import looking
 from orchestrator.errors import NotFound
-from orchestrator.store.code import keys as run_keys
 
 
 class RunId(IdOf):
@@ -17,8 +16,8 @@ class RunId(IdOf):
 
     def find(self, beginning: str) -> UUID | None:
         """Return the run that was started under this id or key, else the only one whose id begins with it."""
-        with reading() as connection:
-            found = run_keys.find(connection, beginning)
+        with looking() as calls:
+            found = calls.insights.runs_under(beginning)
         if len(found) > 1:
             names = ", ".join(sorted(f"{one.workflow}/{one.key} is {one.run}" for one in found))
             raise NotFound(f"Runs of several workflows were started under {beginning!r}: {names}. Say which.")

@@ -12,9 +12,8 @@ import msgspec
 from orchestrator.cli.runs.progress import watch_backfill
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import counted, echo, print_json, print_table
-from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import sending
-from orchestrator.store.schedules import backfills
 from orchestrator.store.schedules.backfills import BackfillView, NewBackfill
 
 _HEADERS = (
@@ -81,8 +80,8 @@ def backfills_(limit: int, as_json: bool) -> None:
     Example:
       orchestrator schedules backfills
     """
-    with reading() as connection:
-        found = backfills.list_newest(connection, limit)
+    with looking() as calls:
+        found = calls.schedules.list_backfills(limit)
     if as_json:
         print_json(
             {

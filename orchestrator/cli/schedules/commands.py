@@ -17,14 +17,13 @@ from orchestrator.cli.schedules.backfilling import key_argument
 from orchestrator.cli.terminal.data import hidden, parse_value, short_text
 from orchestrator.cli.terminal.options import app_option, json_option, require_app, yes_option
 from orchestrator.cli.terminal.output import confirm, counted, echo, print_fields, print_json, print_table, state
-from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import ask_each, sending
 from orchestrator.cli.terminal.times import ago, present
 from orchestrator.domain.schedules.schedule import Overlap, Schedule, from_data
 from orchestrator.sdk.backend.schedules import upcoming
 from orchestrator.sdk.dag.schedule_fields import checked_schedule
 from orchestrator.settings import load_settings
-from orchestrator.store.schedules import definitions as schedules
 from orchestrator.store.schedules.definitions import StoredSchedule
 from orchestrator.workers.functions.loading import load_app
 
@@ -69,8 +68,8 @@ def list_(as_json: bool) -> None:
       orchestrator schedules list
       orchestrator schedules list --json | jq -r '.schedules[] | select(.error) | .key'
     """
-    with reading() as connection:
-        found = schedules.list_all(connection)
+    with looking() as calls:
+        found = calls.schedules.list_all()
     if as_json:
         print_json({"schedules": [_document(stored) for stored in found]})
         return

@@ -7,13 +7,12 @@ from datetime import datetime
 
 import click
 import msgspec
-from sqlalchemy import Connection
 
 from orchestrator.cli.terminal.options import json_option, moment
 from orchestrator.cli.terminal.output import echo, echo_json, print_json, print_table
-from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.reading import looking
 from orchestrator.domain.plain import stored_json
-from orchestrator.store import audit
+from orchestrator.sdk.calls.interface import Calls
 from orchestrator.store.audit import AuditEntry, AuditFilter
 
 _LOOK_AGAIN = 1.0
@@ -57,10 +56,10 @@ def command(
     if follow and (before is not None or until is not None):
         raise click.UsageError("--follow is about what comes: leave out --before and --until.")
     wanted = AuditFilter(who=who, act=act, kind=kind, target=target, since=since, until=until)
-    with reading() as connection:
-        found = audit.list_page(connection, wanted, limit=limit, before=before)
+    with looking() as calls:
+        found = calls.insights.audit(wanted, limit=limit, before=before)
         if follow:
-            _follow(connection, wanted, found, as_json)
+            _follow(calls, wanted, found, as_json)
             return
     if as_json:
         print_json({"entries": found})
@@ -75,7 +74,7 @@ def command(
     )
 
 
-def _follow(connection: Connection, wanted: AuditFilter, found: list[AuditEntry], as_json: bool) -> None:
+def _follow(calls: Calls, wanted: AuditFilter, found: list[AuditEntry], as_json: bool) -> None:
     """Print what is there, the oldest first, and what comes."""
     seen: dict[int, None] = {}
     last = found[0].id if found else 0
@@ -90,7 +89,7 @@ def _follow(connection: Connection, wanted: AuditFilter, found: list[AuditEntry]
             del seen[old]
         time.sleep(_LOOK_AGAIN)
         first = min((one.id for one in found), default=0)
-        lines = audit.newer(connection, wanted, max(first, last - _LATE))
+        lines = calls.insights.audit_after(wanted, max(0, first, last - _LATE))
 
 
 def _print(one: AuditEntry, as_json: bool) -> None:

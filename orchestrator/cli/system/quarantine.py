@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import click
 import msgspec
-from redis import Redis
 
 from orchestrator.cli.terminal.data import data_text
 from orchestrator.cli.terminal.options import json_option, yes_option
 from orchestrator.cli.terminal.output import confirm, counted, echo, print_fields, print_json, print_table
-from orchestrator.cli.terminal.reading import writing
+from orchestrator.cli.terminal.sending import sending
 from orchestrator.cli.terminal.times import ago, present, when
 from orchestrator.errors import NotFound
-from orchestrator.settings import load_settings
-from orchestrator.transport import quarantine
-from orchestrator.transport.connection import connect
-from orchestrator.transport.keys import Keys
 from orchestrator.transport.quarantine import SetAside
 from orchestrator.transport.signing import OFF
 
@@ -66,8 +59,8 @@ def list_(limit: int, as_json: bool) -> None:
       orchestrator quarantine list
       orchestrator quarantine list --json | jq -r '.messages[].error'
     """
-    with _redis() as (redis, keys):
-        found = quarantine.newest(redis, keys, limit)
+    with sending() as app:
+        found = app._client.backend.quarantine.newest(limit)
     if as_json:
         print_json({"messages": [_document(message) for message in found]})
         return
@@ -100,8 +93,8 @@ def show(message: str, as_json: bool) -> None:
       orchestrator quarantine show 1731600000000-0
       orchestrator quarantine show 1731600000000-0 --json | jq -r .body | base64 -d
     """
-    with _redis() as (redis, keys):
-        found = quarantine.find(redis, keys, message)
+    with sending() as app:
+        found = app._client.backend.quarantine.find(message)
     if found is None:
         raise NotFound(f"Nothing was set aside under {message}. It may have been cleared, or made room for later ones.")
     if as_json:
@@ -129,22 +122,9 @@ def clear(yes: bool) -> None:
     Example:
       orchestrator quarantine clear --yes
     """
-    with _redis() as (redis, keys):
-        confirm("Drop everything that was set aside?", yes=yes)
-        with writing() as (_, record):
-            record("clear", "quarantine", "")
-            dropped = quarantine.clear(redis, keys)
-        echo(f"Dropped {counted(dropped, 'message')}.")
-
-
-@contextmanager
-def _redis() -> Iterator[tuple[Redis, Keys]]:
-    settings = load_settings()
-    redis = connect(settings.require_redis())
-    try:
-        yield redis, Keys.of(settings)
-    finally:
-        redis.close()
+    confirm("Drop everything that was set aside?", yes=yes)
+    with sending() as app:
+        echo(f"Dropped {counted(app._client.backend.quarantine.clear(), 'message')}.")
 
 
 def _document(message: SetAside) -> dict[str, Any]:

@@ -10,13 +10,12 @@ import msgspec
 from orchestrator.cli.system import trouble
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import counted, echo, print_fields, print_json
-from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.times import ago, duration, present
 from orchestrator.errors import Unavailable
 from orchestrator.settings import Settings, load_settings
-from orchestrator.store import database, insights
+from orchestrator.store import database
 from orchestrator.store.insights import Events, Leader, QueueCounts, Storage
-from orchestrator.store.insights.pressure import lock_holders
 from orchestrator.transport.health import RedisHealth
 
 
@@ -31,24 +30,22 @@ def command(as_json: bool) -> None:
       orchestrator status --json | jq '.open, .trouble[].kind'
     """
     settings = load_settings()
-    with reading() as connection:
+    with looking() as calls:
         try:
-            overview = insights.overview(connection)
-        except database.UNAVAILABLE as error:
-            holders = lock_holders(connection)
+            overview = calls.insights.overview()
+        except (*database.UNAVAILABLE, Unavailable) as error:
+            holders = calls.insights.lock_holders()
             if not holders:
                 raise
             who = "; ".join(f"process {pid} ({name or 'unnamed'}: {query})" for pid, name, query in holders)
             raise Unavailable(
                 f"The tables cannot be read: {who} holds a lock. End it: SELECT pg_terminate_backend({holders[0][0]})"
             ) from error
-        counts = insights.list_queues(connection)
+        counts = calls.insights.list_queues()
         queues = [queue.queue for queue in counts]
-        transactions = insights.long_transactions(connection, settings.long_transaction)
-        on_postgres = trouble.of_postgres(
-            insights.connections(connection), transactions, insights.dead_rows(connection)
-        )
-    health, held = trouble.check_redis(settings, overview.events, queues)
+        transactions = calls.insights.long_transactions(settings.long_transaction)
+        on_postgres = trouble.of_postgres(calls.insights.connections(), transactions, calls.insights.dead_rows())
+        health, held = calls.insights.redis(overview.events.generation if overview.events else None, queues)
     on_redis = [*trouble.of_redis(health), *trouble.of_what_redis_holds(held)]
     troubles = [*trouble.of_the_system(overview, settings.lease, health.complaint), *on_redis, *on_postgres]
     if as_json:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from orchestrator.cli.terminal.output import counted
 from orchestrator.cli.terminal.times import ago, duration, present
 from orchestrator.domain.tasks import obstacles
-from orchestrator.errors import ConfigurationError
 from orchestrator.harmless import sentence
-from orchestrator.settings import Settings
-from orchestrator.store.insights import Connections, Events, LongTransaction, Overview, UnknownTasks, WorkerView
-from orchestrator.transport.connection import UNAVAILABLE, connect
-from orchestrator.transport.health import RedisHealth, check_health
-from orchestrator.transport.inspection import RedisView, inspect
-from orchestrator.transport.keys import Keys
+from orchestrator.store.insights import Connections, LongTransaction, Overview, UnknownTasks, WorkerView
+from orchestrator.transport.health import RedisHealth
+from orchestrator.transport.inspection import RedisView
 
-_TIMEOUT = 2.0
 _NEARLY = 0.9
 """From this part on, what is limited is said to run out."""
 
@@ -34,18 +28,6 @@ class Trouble:
     """What is wrong, what it means, and what to do."""
     about: str = ""
     """The queue or the task, where there may be several such troubles."""
-
-
-def check_redis(settings: Settings, events: Events | None, queues: Iterable[str]) -> tuple[RedisHealth, RedisView]:
-    """Return how Redis is doing and what it holds; that it cannot be used is part of the answer."""
-    try:
-        with closing(connect(settings.require_redis(), timeout=_TIMEOUT)) as redis:
-            keys = Keys.of(settings)
-            health = check_health(redis, keys)
-            generation = events.generation if events else None
-            return health, inspect(redis, keys, generation, queues) if health.reachable else RedisView()
-    except (*UNAVAILABLE, ConfigurationError) as error:
-        return RedisHealth(reachable=False, error=str(error)), RedisView()
 
 
 def of_the_system(overview: Overview, lease: float, complaint: str | None = None) -> Iterator[Trouble]:

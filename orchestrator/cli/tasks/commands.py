@@ -10,7 +10,6 @@ from uuid import UUID
 
 import click
 from rich.text import Text
-from sqlalchemy import Connection
 
 from orchestrator.cli.runs.ids import RUN
 from orchestrator.cli.tasks.progress import bar, last_words, print_log, watch_task
@@ -28,16 +27,15 @@ from orchestrator.cli.terminal.output import (
     print_table,
     state,
 )
-from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import ask_each, sending
 from orchestrator.cli.terminal.times import ago, between, present, when
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import error_text
+from orchestrator.sdk.calls.insights import list_tasks
+from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.tasks.progress import TaskProgress
-from orchestrator.settings import load_settings
-from orchestrator.store import insights
 from orchestrator.store.insights import AttemptView, TaskDetail, TaskFilter, TaskView
-from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.redrive import FailedFilter
 
 
@@ -76,9 +74,9 @@ def list_(
     """
     wanted = TaskFilter(statuses=tuple(TaskState(status) for status in statuses), **matching)
     _check_filter(wanted, before, after)
-    with reading() as connection:
-        tasks, more = insights.list_tasks(connection, wanted, limit=limit, before=after or before)
-        shown = Shown(connection, "task", [task.id for task in tasks])
+    with looking() as calls:
+        tasks, more = list_tasks(calls.insights, wanted, limit=limit, before=after or before)
+        shown = Shown(calls, "task", [task.id for task in tasks])
     if as_json:
         print_json({"tasks": tasks, "next": more})
         return
@@ -128,9 +126,9 @@ def show(task: UUID, as_json: bool) -> None:
     Example:
       orchestrator tasks show 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
-    with reading() as connection:
-        detail = _found(connection, task)
-    progress = last_words(load_settings(), task.bytes)
+    with looking() as calls:
+        detail = _found(calls, task)
+        progress = last_words(calls, task.bytes)
     if as_json:
         print_json(_document(detail) | {"progress": progress})
     else:
@@ -147,15 +145,15 @@ def watch(task: UUID, as_json: bool) -> None:
     Example:
       orchestrator tasks watch 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
-    with sending() as app, reading() as connection:
-        detail = _found(connection, task)
+    with sending() as app, looking() as calls:
+        detail = _found(calls, task)
         try:
             ended = watch_task(app, task.bytes, detail.name, quiet=as_json)
         except KeyboardInterrupt:
             echo(f"\nThe task goes on. To cancel it: orchestrator tasks cancel {task}", err=True)
             sys.exit(130)
         if as_json:
-            print_json(_document(_found(connection, task)))
+            print_json(_document(_found(calls, task)))
     sys.exit(0 if ended == TaskState.SUCCESS else 1)
 
 
@@ -225,8 +223,8 @@ def retry(tasks: tuple[UUID, ...], dry_run: bool, yes: bool, **wanted: Any) -> N
 
 def _preview(wanted: FailedFilter) -> int:
     """Show what would be tried again; return how many tasks that is."""
-    with reading() as connection:
-        groups = redrive.preview(connection, wanted)
+    with looking() as calls:
+        groups = calls.tasks.preview_retry(wanted)
     print_table(
         ("tasks>", "name…", "queue…", "error…"),
         [
@@ -238,8 +236,8 @@ def _preview(wanted: FailedFilter) -> int:
     return sum(group.tasks for group in groups)
 
 
-def _found(connection: Connection, task: UUID) -> TaskDetail:
-    return existing(insights.show_task(connection, task), "task", task)
+def _found(calls: Calls, task: UUID) -> TaskDetail:
+    return existing(calls.insights.show_task(task), "task", task)
 
 
 def _state(task: TaskView, now: datetime) -> Text:

@@ -16,27 +16,22 @@ from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.errors import OrchestratorError
 from orchestrator.harmless import indented, one_line
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.sdk.tasks.progress import TaskProgress, read_progress
+from orchestrator.sdk.calls.interface import Calls
+from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.waiting.steps import complete
-from orchestrator.settings import Settings
 from orchestrator.transport.codec import LogLine
-from orchestrator.transport.connection import connect
-from orchestrator.transport.journal import LOSSES, read_log
-from orchestrator.transport.keys import Keys
 
 _WIDTH = 20
 _REFRESH = 0.25
 """Seconds between two looks at a task; its end is announced."""
 _TIMEOUT = 1.0
-"""Seconds that a look may wait for Redis, or for the next line of a log."""
+"""Seconds that a look may wait for the next line of a log."""
 
 
-def last_words(settings: Settings, task: bytes) -> TaskProgress | None:
+def last_words(calls: Calls, task: bytes) -> TaskProgress | None:
     """Return a task's progress, or None where Redis cannot tell."""
-    if not settings.redis_url:
-        return None
     with suppress(OrchestratorError):
-        return read_progress(connect(settings.redis_url, timeout=_TIMEOUT), Keys.of(settings), task)
+        return calls.tasks.progress(task)
     return None
 
 
@@ -129,20 +124,14 @@ def print_log(app: Orchestrator, task: bytes, *, follow: bool, as_json: bool) ->
 
 
 def _lines(app: Orchestrator, task: bytes, *, follow: bool) -> Iterator[LogLine]:
-    redis, keys = connect(app.settings.require_redis()), Keys.of(app.settings)
-    last = "0-0"
-    try:
-        while True:
-            over = not follow or app._client.backend.tasks.status(task) in ENDED_TASK_STATES
-            said = read_log(redis, keys, task, last, 0.0 if over else _TIMEOUT)
-            yield from (line for _, line in said)
-            last = said[-1].entry if said else last
-            if over:
-                return
-    except LOSSES as error:
-        raise OrchestratorError(f"Redis, which keeps the logs of tasks, cannot tell: {error}") from error
-    finally:
-        redis.close()
+    tasks = app._client.backend.tasks
+    last = ""
+    while True:
+        over = not follow or tasks.status(task) in ENDED_TASK_STATES
+        lines, last = tasks.log(task, last, 0.0 if over else _TIMEOUT)
+        yield from lines
+        if over:
+            return
 
 
 def _document(line: LogLine) -> dict[str, object]:

@@ -8,14 +8,13 @@ from typing import TypeVar
 from uuid import UUID
 
 import click
-from sqlalchemy import Connection
 
 from orchestrator.cli.terminal.output import on_terminal
-from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.times import ago, present
 from orchestrator.errors import NotFound
 from orchestrator.harmless import one_line
-from orchestrator.store.insights import ids
+from orchestrator.sdk.calls.interface import Calls
 from orchestrator.store.insights.ids import Kind
 
 T = TypeVar("T")
@@ -54,8 +53,8 @@ class IdOf(click.ParamType):  # type: ignore[type-arg]  # which older releases o
         digits = beginning.replace("-", "").lower()
         if not _BEGINNING.fullmatch(digits):
             return None
-        with reading() as connection:
-            found = ids.begin_with(connection, self.kind, digits, _MOST + 1)
+        with looking() as calls:
+            found = calls.insights.ids_begin_with(self.kind, digits, _MOST + 1)
         if not found:
             raise NotFound.by_id(self.kind, f"{beginning}…")
         if len(found) == 1:
@@ -87,8 +86,8 @@ def of_another_kind(kind: str, sought: str) -> str | None:
     """
     other: Kind = "run" if kind == "task" else "task"
     digits = sought.rstrip("…").replace("-", "").lower()
-    with reading() as connection:
-        found = ids.begin_with(connection, other, digits, 2)
+    with looking() as calls:
+        found = calls.insights.ids_begin_with(other, digits, 2)
     if not found:
         return None
     command = f"orchestrator {other}s show {found[0].id if len(found) == 1 else sought.rstrip('…')}"
@@ -98,8 +97,8 @@ def of_another_kind(kind: str, sought: str) -> str | None:
 class Shown:
     """Shows ids: on a terminal as much of each as is enough, elsewhere all of it."""
 
-    def __init__(self, connection: Connection, kind: Kind, shown: Iterable[UUID]) -> None:
-        self._length = ids.enough(connection, kind, list(shown)) if on_terminal() else None
+    def __init__(self, calls: Calls, kind: Kind, shown: Iterable[UUID]) -> None:
+        self._length = calls.insights.enough_of_ids(kind, list(shown)) if on_terminal() else None
 
     def __call__(self, identifier: UUID) -> str:
         return str(identifier)[: self._length]

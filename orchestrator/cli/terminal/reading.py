@@ -1,13 +1,15 @@
-"""A connection for commands that look, or that change what no client of the SDK does."""
+"""What commands look at, over an API where one is set; and connections for those that change what no client does."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 
 from sqlalchemy import Connection
 
 from orchestrator.sdk import acting
+from orchestrator.sdk.calls.interface import Calls
 from orchestrator.settings import Settings, load_settings
 from orchestrator.store import audit, database
 
@@ -52,3 +54,22 @@ def _connected(settings: Settings, *, autocommit: bool) -> Iterator[Connection]:
             yield connection
     finally:
         engine.dispose()
+
+
+@contextmanager
+def looking() -> Iterator[Calls]:
+    """Yield what can be asked, over the way that the settings name; nothing is asked before its answer is needed."""
+    settings = load_settings()
+    if settings.api_url:
+        from orchestrator.sdk.remote import RemoteBackend
+
+        with closing(RemoteBackend(settings)) as remote:
+            yield remote
+        return
+    from orchestrator.sdk.backend import Backend
+    from orchestrator.sdk.backend.insights import InsightBackend
+
+    os.environ.setdefault("PGTZ", "UTC")  # in which libpq has Postgres tell the time
+    with reading(settings) as connection, closing(Backend(settings)) as backend:
+        backend.__dict__["insights"] = InsightBackend(lambda: nullcontext(connection), settings)
+        yield backend

@@ -25,6 +25,7 @@ from orchestrator.settings import Settings
 if TYPE_CHECKING:
     from orchestrator.sdk.backend.code import CodeBackend
     from orchestrator.sdk.backend.insights import InsightBackend
+    from orchestrator.sdk.backend.quarantine import QuarantineBackend
     from orchestrator.sdk.backend.queues import QueueBackend
     from orchestrator.sdk.backend.runs import RunBackend
     from orchestrator.sdk.backend.schedules import ScheduleBackend
@@ -100,7 +101,14 @@ class Backend:
         """What people see."""
         from orchestrator.sdk.backend.insights import InsightBackend
 
-        return InsightBackend(self.connections)
+        return InsightBackend(self.connections.reading, self._settings)
+
+    @_Part
+    def quarantine(self) -> QuarantineBackend:
+        """Messages that were set aside."""
+        from orchestrator.sdk.backend.quarantine import QuarantineBackend
+
+        return QuarantineBackend(self.connections)
 
     def close(self) -> None:
         """Close every connection."""

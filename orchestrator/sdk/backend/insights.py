@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
 from datetime import datetime
 from uuid import UUID
 
+from sqlalchemy import Connection
+
 from orchestrator.domain.dag.definition import Definition
-from orchestrator.sdk.backend.connections import Connections
-from orchestrator.store import insights
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import Settings
+from orchestrator.store import audit, insights
+from orchestrator.store.audit import AuditEntry, AuditFilter
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code.keys import KeyedRun
 from orchestrator.store.dag import workflows
@@ -31,13 +36,21 @@ from orchestrator.store.insights import (
 from orchestrator.store.insights.ids import IdMatch, Kind
 from orchestrator.store.insights.runs import RunPage, page_of_runs
 from orchestrator.store.insights.tasks import TaskPage, page_of_tasks
+from orchestrator.transport.connection import UNAVAILABLE, connect
+from orchestrator.transport.health import RedisHealth, check_health
+from orchestrator.transport.inspection import RedisView, inspect
+from orchestrator.transport.keys import Keys
+
+_TIMEOUT = 2.0
+"""Seconds that a look at Redis may take."""
 
 
 class InsightBackend:
     """What can be looked at."""
 
-    def __init__(self, connections: Connections) -> None:
-        self._reading = connections.reading
+    def __init__(self, reading: Callable[[], AbstractContextManager[Connection]], settings: Settings) -> None:
+        self._reading = reading
+        self._settings = settings
 
     def page_of_tasks(self, wanted: TaskFilter, *, limit: int, before: UUID | None) -> TaskPage:
         """Return a page of tasks, open and ended, newest first; those of a run from the first."""
@@ -119,6 +132,16 @@ class InsightBackend:
         with self._reading() as connection:
             return insights.overview(connection)
 
+    def audit(self, wanted: AuditFilter, *, limit: int, before: int | None) -> list[AuditEntry]:
+        """Return lines of the audit log, newest first."""
+        with self._reading() as connection:
+            return audit.list_page(connection, wanted, limit=limit, before=before)
+
+    def audit_after(self, wanted: AuditFilter, after: int) -> list[AuditEntry]:
+        """Return the lines that came after one."""
+        with self._reading() as connection:
+            return audit.newer(connection, wanted, after)
+
     def connections(self) -> insights.Connections:
         """Return how many connections Postgres has open."""
         with self._reading() as connection:
@@ -138,3 +161,13 @@ class InsightBackend:
         """Return who holds a lock on the tables."""
         with self._reading() as connection:
             return pressure.lock_holders(connection)
+
+    def redis(self, generation: str | None, queues: Sequence[str]) -> tuple[RedisHealth, RedisView]:
+        """Return how Redis is doing and what it holds; that it cannot be used is part of the answer."""
+        try:
+            with closing(connect(self._settings.require_redis(), timeout=_TIMEOUT)) as redis:
+                keys = Keys.of(self._settings)
+                health = check_health(redis, keys)
+                return health, inspect(redis, keys, generation, queues) if health.reachable else RedisView()
+        except (*UNAVAILABLE, ConfigurationError) as error:
+            return RedisHealth(reachable=False, error=str(error)), RedisView()

@@ -9,8 +9,10 @@ from uuid import UUID
 
 from msgspec import Meta
 
+from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.sdk.calls.declaring import call
+from orchestrator.store.audit import AuditEntry, AuditFilter
 from orchestrator.store.code.keys import KeyedRun
 from orchestrator.store.insights import (
     CodeView,
@@ -32,8 +34,11 @@ from orchestrator.store.insights import (
 from orchestrator.store.insights.ids import IdMatch, Kind
 from orchestrator.store.insights.runs import RunPage
 from orchestrator.store.insights.tasks import TaskPage
+from orchestrator.transport.health import RedisHealth
+from orchestrator.transport.inspection import RedisView
 
-Limit = Annotated[int, Meta(ge=0, le=10_000)]
+Limit = Annotated[int, Meta(ge=1, le=10_000)]
+Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Digits = Annotated[str, Meta(pattern="^[0-9a-f]{1,32}$")]
 
 
@@ -103,6 +108,18 @@ class InsightCalls(Protocol):
     @call()
     def overview(self) -> Overview:
         """Show how the system is doing."""
+
+    @call()
+    def redis(self, generation: str | None, queues: Sequence[str]) -> tuple[RedisHealth, RedisView]:
+        """Return how Redis is doing and what it holds; that it cannot be used is part of the answer."""
+
+    @call(Scope.ADMIN, repeatable=True)
+    def audit(self, wanted: AuditFilter, *, limit: Limit, before: Number | None) -> list[AuditEntry]:
+        """Return lines of the audit log, newest first."""
+
+    @call(Scope.ADMIN, repeatable=True)
+    def audit_after(self, wanted: AuditFilter, after: Number) -> list[AuditEntry]:
+        """Return the lines that came after one."""
 
     @call()
     def connections(self) -> Connections:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from orchestrator.sdk.calls.code import CodeWork
 from orchestrator.sdk.calls.insights import InsightCalls
+from orchestrator.sdk.calls.quarantine import QuarantineCalls
 from orchestrator.sdk.calls.queues import QueueCalls
 from orchestrator.sdk.calls.runs import RunWork
 from orchestrator.sdk.calls.schedules import ScheduleCalls
@@ -30,6 +31,8 @@ class Calls(Protocol):
     def queues(self) -> QueueCalls: ...
     @property
     def insights(self) -> InsightCalls: ...
+    @property
+    def quarantine(self) -> QuarantineCalls: ...
 
     def close(self) -> None:
         """Close every connection."""

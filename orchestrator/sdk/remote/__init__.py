@@ -12,6 +12,7 @@ from typing import cast
 
 from orchestrator.sdk.calls.code import CodeWork
 from orchestrator.sdk.calls.insights import InsightCalls
+from orchestrator.sdk.calls.quarantine import QuarantineCalls
 from orchestrator.sdk.calls.queues import QueueCalls
 from orchestrator.sdk.calls.runs import RunWork
 from orchestrator.sdk.calls.schedules import ScheduleCalls
@@ -41,6 +42,7 @@ class RemoteBackend:
         self.workflows = cast(WorkflowCalls, remote_part("workflows", WorkflowCalls)(asking))
         self.schedules = cast(ScheduleCalls, remote_part("schedules", ScheduleCalls)(asking))
         self.queues = cast(QueueCalls, remote_part("queues", QueueCalls)(asking))
+        self.quarantine = cast(QuarantineCalls, remote_part("quarantine", QuarantineCalls)(asking))
         self.insights = cast(InsightCalls, remote_part("insights", InsightCalls)(asking))
 
     def close(self) -> None:

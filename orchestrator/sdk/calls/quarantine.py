@@ -1,0 +1,30 @@
+"""Messages that could not be understood or applied, set aside for people."""
+
+from __future__ import annotations
+
+from typing import Annotated, Protocol
+
+from msgspec import Meta
+
+from orchestrator.domain.access import Scope
+from orchestrator.sdk.calls.declaring import call
+from orchestrator.transport.quarantine import CAP, SetAside
+
+Limit = Annotated[int, Meta(ge=1, le=CAP)]
+EntryId = Annotated[str, Meta(pattern=r"^[0-9]{1,19}(-[0-9]{1,19})?$")]
+
+
+class QuarantineCalls(Protocol):
+    """What can be asked of what was set aside."""
+
+    @call(Scope.OPERATE, repeatable=True)
+    def newest(self, limit: Limit) -> list[SetAside]:
+        """Return what was set aside last."""
+
+    @call(Scope.OPERATE, repeatable=True)
+    def find(self, entry: EntryId) -> SetAside | None:
+        """Return one message."""
+
+    @call(Scope.OPERATE)
+    def clear(self) -> int:
+        """Drop everything; return how much that was."""

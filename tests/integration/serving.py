@@ -1,0 +1,39 @@
+"""The HTTP API, served in the process of the tests, for commands and programs that are to go over it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import pytest
+import uvicorn
+
+from orchestrator.api.app import create_app
+from orchestrator.settings import Settings
+
+Way = Literal["database", "http"]
+
+
+@pytest.fixture(scope="module", params=["database", "http"], name="way")
+def both_ways(request: pytest.FixtureRequest) -> Way:
+    """Import this into a module whose commands are to be run over both."""
+    way: Way = request.param
+    return way
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[str]:
+    """Serve the API on real tables; yield its address."""
+    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None))
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
