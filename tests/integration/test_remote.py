@@ -10,8 +10,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -148,6 +150,20 @@ def test_errors_come_as_they_were_raised(engine: Engine, api: str) -> None:
         with pytest.raises(PayloadError, match="at most 1,000,000"):
             app.enqueue("remote.double", "x" * 1_000_001)
         assert first.progress() is None
+
+
+def test_what_is_secret_does_not_leave_the_server(engine: Engine, settings: Settings) -> None:
+    with serving(replace(settings, redact="password")) as url, client(url) as (app, _):
+
+        @app.task(name="remote.login")
+        def login(user: str, password: str) -> str:
+            return user + password
+
+        task = login.enqueue("ann", password="hunter22")
+        seen = app._client.backend.insights.show_task(UUID(task.id))
+        assert seen is not None
+        assert b"ann" in seen.payload
+        assert b"hunter22" not in seen.payload
 
 
 def test_what_needs_the_stores_says_so(engine: Engine, api: str) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from orchestrator.api.client_checks import CHECKS
 from orchestrator.api.client_reach import KEEPS_WITHIN, WAITS, about
+from orchestrator.api.client_views import hide
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint, Routes
 from orchestrator.api.problems import refused
@@ -47,7 +48,7 @@ Find = Callable[[Sequence[bytes]], Sequence[Ended]]
 routes = Routes("waiting")
 
 
-@routes.post(PATH, about=WAITS, scope=Scope.READ, examples=[{"tasks": ["AZmy9H1ceji8QVsNbyqOFw=="], "timeout": 20}])
+@routes.post(PATH, about=WAITS, scope=Scope.ENQUEUE, examples=[{"tasks": ["AZmy9H1ceji8QVsNbyqOFw=="], "timeout": 20}])
 def wait_for_ends(api: Api, body: Waiting) -> Steps[Ends]:
     """Wait for the first of many tasks and runs to end, and return all that have ended by then."""
     kinds = (
@@ -102,7 +103,7 @@ def _endpoint(call: Declared) -> Endpoint:
             done = getattr(getattr(api.backend, call.part), call.name)(**given)
         except msgspec.MsgspecError as error:
             raise OrchestratorError(f"What is stored cannot be read by this release: {error}.") from error
-        return _wait_for(call, done) if call.waits else call.answer(done)
+        return _wait_for(call, done) if call.waits else call.answer(hide(api, done))
 
     answer.__name__ = f"{call.part}_{call.name}"
     return Endpoint(

@@ -82,7 +82,7 @@ class CodeCalls(Protocol):
     def find(self, workflow: str, key: str) -> Id | None:
         """Return the newest run that was started under a chosen id."""
 
-    @call()
+    @call(Scope.OPERATE, repeatable=True)
     def history(self, run: Id) -> Recording:
         """Return everything that happened in a run."""
 

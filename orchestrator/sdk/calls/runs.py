@@ -37,11 +37,11 @@ class RunCalls(Protocol):
     def progress(self, run: Id) -> tuple[str, RunCounters]:
         """Return a run's state and counters."""
 
-    @call()
+    @call(Scope.ENQUEUE, repeatable=True)
     def ends_after(self, run: Id, position: int) -> list[EndedAt]:
         """Return how the tasks of a run have ended that come after a position, a page of them."""
 
-    @call()
+    @call(Scope.ENQUEUE, repeatable=True)
     def encoded_outputs(self, run: Id) -> bytes:
         """Return the outputs of a run's steps by name, as one encoded value."""
 
