@@ -73,7 +73,7 @@ class Doorkeeper:
         if self.asks:
             key = self._check(given, needed, origin)
             return Caller(Actor(f"{key.name} ({key.id})", origin), key.reach)
-        check_sender(headers)
+        check_sender(peer, headers)
         return Caller(Actor("anyone on this machine", origin))
 
     @property

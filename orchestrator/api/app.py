@@ -23,11 +23,13 @@ from orchestrator.api.access import Doorkeeper
 from orchestrator.api.conditions import expected_tag, is_known
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.headers import AMBIGUOUS, is_ambiguous, safely
+from orchestrator.api.patience import LONGEST_BODY
 from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, refused
 from orchestrator.api.reach import WHOLE
 from orchestrator.api.refusals import Refusals
 from orchestrator.api.routes import ROUTES
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import Reach, masked
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.exposition import OTHER
 from orchestrator.sdk.acting import Actor, served
@@ -76,8 +78,11 @@ class _Application(Starlette):
     known: Mapping[str, _Path] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        served = self.known.get(scope["path"]) if scope["type"] == "http" else None
-        await (super().__call__ if served is None else served)(scope, receive, send)
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        served = AMBIGUOUS if is_ambiguous(scope) else self.known.get(scope["path"])
+        await (super().__call__ if served is None else served)(scope, receive, safely(send, scope))
 
 
 async def _constant(data: bytes, media_type: str, _: Request) -> Response:
@@ -231,18 +236,29 @@ async def _body(request: Request) -> bytes:
     """Read what was sent, but no more than anybody needs to send."""
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > LARGEST_BODY:
-            raise refused(413, "The body is too large", f"At most {LARGEST_BODY:,} bytes are read.")
-        parts.append(part)
+    try:
+        with anyio.fail_after(LONGEST_BODY):
+            async for part in request.stream():
+                size += len(part)
+                if size > LARGEST_BODY:
+                    raise _closing(413, "The body is too large", f"At most {LARGEST_BODY:,} bytes are read.")
+                parts.append(part)
+    except TimeoutError:
+        raise _closing(408, "The body is late", f"It has to be here within {LONGEST_BODY:g} seconds.") from None
     return b"".join(parts)
+
+
+def _closing(status: int, title: str, detail: str) -> Refused:
+    """Return a refusal after which nothing more is read on the connection."""
+    return Refused(Problem(title=title, status=status, detail=detail), {"Connection": "close"})
 
 
 def _problem(error: Exception, request: Request) -> Response:
     found = of_error(error)
     if found is None:
-        log.exception("%s %s failed, which should not have happened", request.method, request.url.path, exc_info=error)
+        log.exception(
+            "%s %s failed, which should not have happened", request.method, masked(request.url.path), exc_info=error
+        )
         found = refused(500, "A defect", "This should not have happened; the server's log says more.")
     data = msgspec.json.encode(found.problem)
     return Response(data, found.problem.status, headers=found.headers, media_type=MEDIA_TYPE)

@@ -20,17 +20,26 @@ def is_loopback(host: str) -> bool:
         return host in ("localhost", "localhost.localdomain") or host.endswith(".localhost")
 
 
-def check_address(host: str, asks: bool) -> None:
-    """Refuse to serve where everybody could come in, because nobody is asked who they are."""
-    if not asks and not is_loopback(host):
+def check_address(host: str, address: str, asks: bool) -> None:
+    """Refuse to serve an address where everybody could come in, because nobody is asked who they are.
+
+    What `host` is called says nothing: any name may lead anywhere.
+    """
+    if not asks and not is_loopback(address):
         raise ConfigurationError(
-            f"There is no key yet, and others can reach {host!r}. Make one with `orchestrator keys create NAME`, or "
+            f"There is no key yet, and others can reach {host!r} ({address}). Make one "
+            f"with `orchestrator keys create NAME`, or "
             f"serve this machine only, at 127.0.0.1."
         )
 
 
-def check_sender(headers: Headers) -> None:
-    """Refuse what a browser sends for a page of somebody else's: by its origin, or by a name that leads here."""
+def check_sender(peer: str, headers: Headers) -> None:
+    """Refuse who is not on this machine, and what a browser on it sends for a page of somebody else's.
+
+    Such a page is known by its origin, or by a name that leads here.
+    """
+    if not is_loopback(peer):
+        raise refused(403, "Not from there", "There is no key yet, and so only this machine is served.")
     if is_forwarded(headers):
         detail = (
             "A proxy has passed this on, and so anybody may have sent it: make a key with `orchestrator keys create`."

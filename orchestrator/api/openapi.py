@@ -22,6 +22,7 @@ _PROBLEMS = {
     404: "There is no such thing.",
     409: "It is in a state that does not allow this, or another has the key.",
     412: "It was changed meanwhile.",
+    408: "The body did not come in time.",
     413: "The body is too large.",
     422: "The request does not fit; `errors` names the fields.",
     429: "Too much at once; come again after `Retry-After` seconds.",

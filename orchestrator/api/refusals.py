@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from orchestrator.api.context import Api
+from orchestrator.domain.access import masked
 from orchestrator.sdk.acting import Actor
 from orchestrator.store import audit
 from orchestrator.telemetry import get_logger
@@ -39,6 +40,7 @@ class Refusals:
 
     def write(self, actor: Actor, method: str, path: str, status: int) -> None:
         """Write a line; a request has been refused by then, whatever becomes of this."""
+        path = masked(path)
         left_out, self._left_out = self._left_out, 0
         detail = {"status": status} | ({"left_out": left_out} if left_out else {})
         log.warning("refused %s %s with %d: %s from %s", method, path, status, *actor)

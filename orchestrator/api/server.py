@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import signal
 import socket
+import ssl
 import sys
+from typing import NamedTuple
 
 import uvicorn
 
@@ -13,6 +15,7 @@ from orchestrator.api.access import Doorkeeper
 from orchestrator.api.app import create_app
 from orchestrator.api.context import Api
 from orchestrator.api.guard import check_address
+from orchestrator.api.patience import PatientProtocol
 from orchestrator.errors import ConfigurationError
 from orchestrator.prerequisites import Prerequisites
 from orchestrator.settings import Settings
@@ -26,22 +29,36 @@ _LAST_REQUESTS = 10
 """Seconds that requests under way have to end when the server stops."""
 
 
-def serve(settings: Settings, host: str, port: int, *, or_any: bool = False) -> None:
+class Certificate(NamedTuple):
+    """What TLS is spoken with: files in PEM format."""
+
+    chain: str
+    key: str | None
+    """None if it stands in the same file."""
+
+
+def serve(
+    settings: Settings, host: str, port: int, *, or_any: bool = False, certificate: Certificate | None = None
+) -> None:
     """Serve until SIGTERM or Ctrl-C; what is under way is finished. If the port is taken, another may do."""
     if not _wait_for_postgres(settings):
         return
-    check_address(host, _asks(settings))
-    listener = _listen(host, port, or_any)
+    _check_certificate(certificate)
+    listener = _listen(host, port, or_any, asks=_asks(settings))
     config = uvicorn.Config(
         create_app(settings),
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,  # whom to believe is for the settings to say
+        http=PatientProtocol,
+        ws="none",
+        ssl_certfile=certificate and certificate.chain,
+        ssl_keyfile=certificate and certificate.key,
         timeout_graceful_shutdown=_LAST_REQUESTS,
     )
     place = f"[{host}]" if ":" in host else host
-    log.info("serving http://%s:%d/docs", place, listener.getsockname()[1])
+    log.info("serving %s://%s:%d/docs", "https" if certificate else "http", place, listener.getsockname()[1])
     with listener:
         uvicorn.Server(config).run(sockets=[listener])
 
@@ -76,16 +93,31 @@ def _asks(settings: Settings) -> bool:
         api.close()
 
 
-def _listen(host: str, port: int, or_any: bool) -> socket.socket:
+def _check_certificate(certificate: Certificate | None) -> None:
+    """Say what is wrong with the files before anything is served."""
+    if certificate is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate.chain, certificate.key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(
+            f"--tls-cert {certificate.chain}: expected a certificate and its key in PEM format, the key in the same "
+            f"file or in that of --tls-key: {error}."
+        ) from error
+
+
+def _listen(host: str, port: int, or_any: bool, *, asks: bool) -> socket.socket:
+    """Listen at the first address that a name leads to, unless everybody could come in there."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        check_address(host, str(address[0]), asks)
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:
         if or_any and error.errno == errno.EADDRINUSE:
-            return _listen(host, 0, or_any=False)
+            return _listen(host, 0, or_any=False, asks=asks)
         raise ConfigurationError(
             f"The API cannot listen at {host}:{port}: {error.strerror or error}. Choose another by --host and --port, "
             f"where 0 takes any that is free."

@@ -13,6 +13,8 @@ _PREFIX = "orc"
 _KEY = re.compile(rf"{_PREFIX}_([0-9a-f]{{12}})_([\w-]{{43}})")
 """Something to find it by, and 256 random bits; the prefix lets scanners of secrets know it."""
 
+_LOOKS_LIKE_ONE = re.compile(rf"{_PREFIX}_([0-9a-f]{{12}})_[\w-]+")
+
 
 class Scope(StrEnum):
     """What a key may do; each includes those before it."""
@@ -82,6 +84,11 @@ def parse(text: str) -> Secret | None:
     """Return a key from its text, or None if it is none."""
     found = _KEY.fullmatch(text)
     return Secret(*found.groups()) if found else None
+
+
+def masked(text: str) -> str:
+    """Return a text in which no key stands, wherever somebody has put it."""
+    return _LOOKS_LIKE_ONE.sub(rf"{_PREFIX}_\1_•••", text)
 
 
 class Key(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from orchestrator.domain.access import masked
 from orchestrator.domain.plain import stored_json
 from orchestrator.store.sql import Statement
 
@@ -59,7 +60,7 @@ def add(
 ) -> None:
     """Write a line; the connection is in the transaction of what it tells."""
     texts = {"who": who, "origin": origin, "act": act, "kind": kind, "target": target}
-    cut = {name: text.replace("\0", "")[:_LONGEST] for name, text in texts.items()}
+    cut = {name: masked(text.replace("\0", ""))[:_LONGEST] for name, text in texts.items()}
     _ADD(connection, cut, detail=stored_json(dict(detail)))
 
 

@@ -37,10 +37,7 @@ RETURNING {_COLUMNS}
 """)
 _FIND = Statement[_Row](f"SELECT /* keys.find */ {_COLUMNS} FROM orchestrator.api_keys WHERE id = %(id)s")
 _LIST = Statement[_Row](f"SELECT /* keys.list */ {_COLUMNS} FROM orchestrator.api_keys ORDER BY created_at, id")
-_HAS_ANY = Statement[bool]("""
-SELECT /* keys.has_any */ EXISTS (
-       SELECT FROM orchestrator.api_keys WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()))
-""")
+_HAS_ANY = Statement[bool]("SELECT /* keys.has_any */ EXISTS (SELECT FROM orchestrator.api_keys)")
 _REVOKE = Statement[None]("""
 UPDATE /* keys.revoke */ orchestrator.api_keys SET revoked_at = coalesce(revoked_at, now()) WHERE id = %(id)s
 """)
@@ -73,7 +70,7 @@ def list_all(connection: Connection) -> list[Key]:
 
 
 def has_any(connection: Connection) -> bool:
-    """Say whether there is a key that lets somebody in."""
+    """Say whether there is a key, or ever was one: that the last is revoked or has expired opens no door."""
     return _HAS_ANY.one(connection)
 
 

@@ -17,8 +17,18 @@ PORT = 8000
 @click.option("--host", default="127.0.0.1", help="The address to serve.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=PORT, help="The port; 0 takes any that is free.")
 @click.option("--or-any", is_flag=True, help="Take any port if that one is taken.")
+@click.option("--tls-cert", metavar="FILE", help="Speak TLS with this certificate, in PEM format.")
+@click.option("--tls-key", metavar="FILE", help="Its key, if that is not in the same file.")
 @log_options
-def command(host: str, port: int, or_any: bool, log_level: str | None, log_format: str | None) -> None:
+def command(
+    host: str,
+    port: int,
+    or_any: bool,
+    tls_cert: str | None,
+    tls_key: str | None,
+    log_level: str | None,
+    log_format: str | None,
+) -> None:
     """Serve the HTTP API: what this command line can do, for browsers, scripts and other languages.
 
     As soon as there is a key (orchestrator keys create), it asks everybody for one. Before that, it serves this machine
@@ -28,17 +38,21 @@ def command(host: str, port: int, or_any: bool, log_level: str | None, log_forma
     Example:
       orchestrator api --port 8000
       curl -s localhost:8000/api/v1/tasks?status=failed
+      orchestrator api --host 0.0.0.0 --port 8443 --tls-cert api.pem --tls-key api.key
     """
+    if tls_key is not None and tls_cert is None:
+        raise click.UsageError("--tls-key belongs to a certificate: give --tls-cert too.")
     follow_parent()
     settings = load_settings(log_level=log_level, log_format=log_format)
     configure_logging(settings.log_level, settings.log_format)
     settings.require_database()
     settings.require_redis()
     try:
-        from orchestrator.api.server import serve
+        from orchestrator.api.server import Certificate, serve
     except ImportError as error:
         raise ConfigurationError(
             f"The HTTP API needs a package that is not installed, {error.name}. Install it with the extra `api`: "
             f"pip install 'durable-orchestrator[api]'"
         ) from error
-    serve(settings, host, port, or_any=or_any)
+    certificate = None if tls_cert is None else Certificate(tls_cert, tls_key)
+    serve(settings, host, port, or_any=or_any, certificate=certificate)

@@ -1,0 +1,56 @@
+"""Headers that every answer has: nothing is guessed, framed, or kept on the way; and two that no request may have."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Message, Scope, Send
+
+from orchestrator.api.problems import MEDIA_TYPE, Problem
+
+_SAFE = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+)
+_KEPT_NOWHERE = (b"cache-control", b"no-store")
+_ASKED_AGAIN = (b"cache-control", b"private, no-cache")
+_ALWAYS_TLS = (b"strict-transport-security", b"max-age=31536000")
+
+
+def safely(send: Send, scope: Scope) -> Send:
+    """Return what sends an answer with these headers, beside those that it has."""
+
+    async def send_safely(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            given = message["headers"]
+            names = {name.lower() for name, _ in given}
+            added = [pair for pair in _SAFE if pair[0] not in names]
+            if b"cache-control" not in names:  # what has a tag may be kept by who asked, who asks each time
+                added.append(_ASKED_AGAIN if b"etag" in names else _KEPT_NOWHERE)
+            if scope["scheme"] == "https":
+                added.append(_ALWAYS_TLS)
+            message["headers"] = [*given, *added]
+        await send(message)
+
+    return send_safely
+
+
+def is_ambiguous(scope: Scope) -> bool:
+    """Say whether a request says twice how long it is: a proxy in front may have believed the other."""
+    names = {name for name, _ in scope["headers"]}
+    return b"content-length" in names and b"transfer-encoding" in names
+
+
+AMBIGUOUS = Response(
+    msgspec.json.encode(
+        Problem(
+            title="The request is ambiguous",
+            status=400,
+            detail="It has both Content-Length and Transfer-Encoding: send one of them.",
+        )
+    ),
+    400,
+    headers={"Connection": "close"},
+    media_type=MEDIA_TYPE,
+)

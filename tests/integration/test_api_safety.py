@@ -1,0 +1,296 @@
+"""The server by itself: where it refuses to start, what it answers to nonsense, and how long it waits for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from click.testing import CliRunner
+from sqlalchemy import Engine
+
+from orchestrator.api import access, app, patience, server
+from orchestrator.api.app import create_app
+from orchestrator.api.patience import PatientProtocol
+from orchestrator.cli import main
+from orchestrator.domain.access import Scope, Secret, masked
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import Settings, load_settings
+from orchestrator.store import audit, keys
+from orchestrator.store.audit import AuditFilter
+from orchestrator.store.database import engine_for
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = engine_for(database_url, autocommit=True)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys, orchestrator.audit")
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def settings(engine: Engine, database_url: str, redis_url: str) -> Settings:
+    del engine
+    return load_settings(environ={}, database_url=database_url, redis_url=redis_url)
+
+
+@contextlib.contextmanager
+def serving(settings: Settings, **options: Any) -> Iterator[int]:
+    """Serve in a thread; yield the port."""
+    config = uvicorn.Config(
+        create_app(settings), port=0, log_config=None, http=PatientProtocol, ws="none", proxy_headers=False, **options
+    )
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    until = time.monotonic() + 10
+    while not running.started and time.monotonic() < until:
+        thread.join(0.01)
+    try:
+        yield running.servers[0].sockets[0].getsockname()[1]
+    finally:
+        running.should_exit = True
+        thread.join(15)
+
+
+def make(engine: Engine, expires_at: datetime | None = None) -> Secret:
+    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+    with engine.connect() as connection:
+        keys.add(connection, secret, "test", Scope.ADMIN, expires_at)
+    return secret
+
+
+def ask(settings: Settings, path: str, peer: str = "127.0.0.1", method: str = "GET", **headers: str) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(settings), client=(peer, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, headers=headers)
+
+    return asyncio.run(ask())
+
+
+# -- where it refuses to serve
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", socket.gethostname(), ""])
+def test_without_a_key_it_does_not_start_where_others_could_come(settings: Settings, host: str) -> None:
+    environment = {
+        "ORCHESTRATOR_DATABASE_URL": settings.database_url,
+        "ORCHESTRATOR_REDIS_URL": settings.redis_url,
+    }
+    addresses = {"127.0.0.1", "::1"}
+    with contextlib.suppress(OSError):
+        addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, 0)}
+    if host == socket.gethostname() and addresses <= {"127.0.0.1", "127.0.1.1", "::1"}:
+        pytest.skip("this machine's name leads to itself")
+    result = CliRunner().invoke(main, ["api", "--host", host, "--port", "0"], env=environment)
+    assert result.exit_code != 0
+    assert "keys create" in result.output or "cannot listen" in result.output
+
+
+def test_what_a_host_is_called_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("0.0.0.0", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    for host in ("localhost", "api.localhost"):
+        with pytest.raises(ConfigurationError, match=r"0\.0\.0\.0"):
+            server._listen(host, 0, False, asks=False)
+    server._listen("localhost", 0, False, asks=True).close()
+
+
+def test_who_is_not_on_this_machine_needs_a_key_whatever_they_say(settings: Settings) -> None:
+    assert ask(settings, "/api/v1/tasks").status_code == 200
+    for peer in ("203.0.113.9", "10.0.0.1", "::ffff:203.0.113.9", ""):
+        assert ask(settings, "/api/v1/tasks", peer, Host="localhost").status_code == 403
+
+
+def test_that_the_last_key_is_over_opens_no_door(
+    settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    make(engine, datetime.now(UTC) - timedelta(seconds=1))
+    assert ask(settings, "/api/v1/tasks").status_code == 401
+    with engine.connect() as connection:
+        keys.revoke(connection, make(engine).id)
+    assert ask(settings, "/api/v1/tasks").status_code == 401
+
+
+def test_a_name_that_leads_here_and_a_page_of_others_are_refused(settings: Settings) -> None:
+    assert ask(settings, "/api/v1/tasks", Host="evil.example").status_code == 421
+    assert ask(settings, "/api/v1/tasks", Origin="https://evil.example").status_code == 403
+    assert ask(settings, "/api/v1/tasks", Origin="null").status_code == 403
+
+
+# -- what every answer has
+
+
+def test_every_answer_says_what_must_not_be_done_with_it(settings: Settings, engine: Engine) -> None:
+    key = make(engine)
+    bearer = {"Authorization": f"Bearer {key}"}
+    for path, given, status in (
+        ("/api/v1/tasks", bearer, 200),
+        ("/api/v1/tasks", {}, 401),
+        ("/api/v1/nothing", bearer, 404),
+        ("/docs", {}, 200),
+        ("/openapi.json", {}, 200),
+    ):
+        answer = ask(settings, path, **given)
+        assert answer.status_code == status
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Cache-Control"] == "no-store"
+        assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+
+
+def test_no_page_of_others_may_read_anything(settings: Settings, engine: Engine) -> None:
+    given = {"Authorization": f"Bearer {make(engine)}", "Origin": "https://evil.example"}
+    for method in ("GET", "OPTIONS"):
+        answer = ask(settings, "/api/v1/tasks", method=method, **given)
+        assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+    assert answer.status_code == 405
+
+
+def test_keys_stand_in_no_log_and_in_no_audit(
+    settings: Settings, engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    key = make(engine)
+    with caplog.at_level(logging.DEBUG):
+        ask(settings, f"/api/v1/queues/{key}/pause", method="POST")
+        ask(settings, f"/api/v1/tasks?key={key}")
+        ask(settings, "/api/v1/tasks", Authorization=f"Bearer {key}")
+        ask(settings, f"/api/v1/workflows/{key}", Authorization=f"Bearer {key}")
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("orchestrator")]
+    assert said
+    assert key.secret not in "".join(said)
+    with engine.connect() as connection:
+        lines = audit.list_page(connection, AuditFilter(), limit=10)
+    assert lines
+    assert key.secret not in str(lines)
+    assert masked(f"a {key} b") == f"a orc_{key.id}_••• b"
+
+
+# -- on the wire
+
+
+def exchange(port: int, sent: bytes, *, patience: float = 5.0) -> bytes:
+    """Send bytes, and return all that comes back until the other side closes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=patience) as link:
+        link.sendall(sent)
+        got = b""
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            while part := link.recv(65_536):
+                got += part
+        return got
+
+
+_HOST = b"Host: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /api/v1/tasks HTTP/1.1\r\n"
+        + _HOST
+        + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST + b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcd",
+        b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST + b"Content-Length: +4\r\n\r\nabcd",
+        b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST + b"Content-Length : 4\r\n\r\nabcd",
+        b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n\r\n",
+        b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + _HOST + _HOST + b"\r\n",
+        b"GET /healthz HTTP/1.1\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + _HOST + b"X: " + b"a" * 1_000_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\n" + _HOST + b"\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+    ids=range(11),
+)
+def test_what_two_readers_could_read_differently_is_refused_and_ends_the_connection(
+    settings: Settings, sent: bytes
+) -> None:
+    smuggled = b"GET /healthz HTTP/1.1\r\n" + _HOST + b"Connection: close\r\n\r\n"
+    with serving(settings) as port:
+        got = exchange(port, sent + smuggled)
+    assert got.startswith((b"HTTP/1.1 400", b"HTTP/1.1 501", b"HTTP/1.1 422")), got
+    assert got.count(b"HTTP/1.1 ") == 1, got
+
+
+def test_who_sends_a_request_by_drops_is_let_go(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "LONGEST_HEAD", 0.4)
+    with serving(settings, timeout_keep_alive=60) as port:
+        for begun in (
+            b"",
+            b"GET /healthz HTTP/1.1\r\nHost: loc",
+            b"GET /healthz HTTP/1.1\r\n" + _HOST + b"\r\nGET /he",
+        ):
+            began = time.monotonic()
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as link:
+                link.sendall(begun)
+                link.settimeout(0.1)
+                assert _drip(link, until=began + 5), "it is still open"
+            assert time.monotonic() - began < 3
+
+
+def test_who_sends_a_body_by_drops_is_answered_and_let_go(
+    settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "LONGEST_BODY", 0.3)
+    monkeypatch.setattr(patience, "LONGEST_HEAD", 0.4)
+    head = b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST + b"Content-Length: 100000\r\n"
+    with serving(settings, timeout_keep_alive=60) as port:
+        got = exchange(port, head + b"\r\n{")
+        assert got.startswith(b"HTTP/1.1 408"), got
+        make(engine)
+        began = time.monotonic()
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as link:  # answered with 401 before it is read
+            link.sendall(head + b"Authorization: Bearer orc_x\r\n\r\n{")
+            link.settimeout(0.1)
+            assert _drip(link, until=began + 5), "it is still open"
+
+
+def _drip(link: socket.socket, until: float) -> bool:
+    """Send a byte now and then; say whether the other side has closed by then."""
+    while time.monotonic() < until:
+        try:
+            if not link.recv(65_536):
+                return True
+        except TimeoutError:
+            with contextlib.suppress(ConnectionError):
+                link.sendall(b"a")
+        except ConnectionError:
+            return True
+    return False
+
+
+def test_it_speaks_tls(settings: Settings, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    chain, key = tmp_path / "api.pem", tmp_path / "api.key"
+    words = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout {key} -out {chain}"
+    subprocess.run([*words.split(), "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True)
+    server._check_certificate(server.Certificate(str(chain), str(key)))
+    for wrong in (server.Certificate(str(chain), None), server.Certificate(str(tmp_path / "none"), str(key))):
+        with pytest.raises(ConfigurationError, match="--tls-cert"):
+            server._check_certificate(wrong)
+    with serving(settings, ssl_certfile=str(chain), ssl_keyfile=str(key)) as port:
+        trusted = ssl.create_default_context(cafile=str(chain))
+        answer = httpx.get(f"https://localhost:{port}/healthz", verify=trusted)
+        assert answer.status_code == 200
+        assert "max-age" in answer.headers["Strict-Transport-Security"]
+        assert not exchange(port, b"GET /healthz HTTP/1.1\r\n" + _HOST + b"\r\n").startswith(b"HTTP/1.1 200")
