@@ -19,7 +19,8 @@ from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import command_id
 from orchestrator.domain.dag.definition import Definition, Step
 from orchestrator.domain.dag.graph import Graph
-from orchestrator.domain.dag.plan import Plan, StepState
+from orchestrator.domain.dag.plan import Plan
+from orchestrator.domain.dag.state import StepState
 from orchestrator.domain.ids import derived_id
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import NewTask

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator import RunHandle
 from orchestrator.domain.dag.definition import Definition, Step
-from orchestrator.domain.dag.plan import DagState, StepState
+from orchestrator.domain.dag.state import DagState, StepState
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.errors import WrongState
 from tests.integration.stage import System, Worker

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from orchestrator.domain.dag.definition import Definition, Step, Trigger
 from orchestrator.domain.dag.graph import Graph
-from orchestrator.domain.dag.plan import DagState, Plan, StepState
+from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.retrying import to_retry
+from orchestrator.domain.dag.state import DagState, StepState
 
 TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 COMPLETE = ("all_success", "all_ended", "none_failed")

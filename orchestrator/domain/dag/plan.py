@@ -13,87 +13,13 @@ cost of an event is the number of its edges.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from orchestrator.domain.dag.definition import Trigger
+from orchestrator.domain.dag.firing import decide
 from orchestrator.domain.dag.graph import Graph
-
-
-class StepState(IntEnum):
-    """Where a step of a run stands; one byte of the run's state."""
-
-    WAITING = 0
-    OPEN = 1
-    SUCCESS = 2
-    FAILED = 3
-    SKIPPED = 4
-    CANCELLED = 5
-
-
-ENDED = (StepState.SUCCESS, StepState.FAILED, StepState.SKIPPED, StepState.CANCELLED)
-_COUNTER = {
-    StepState.SUCCESS: "success",
-    StepState.FAILED: "failed",
-    StepState.SKIPPED: "skipped",
-    StepState.CANCELLED: "cancelled",
-}
-STATE_OF_TASK = {name: state for state, name in _COUNTER.items()}
-
-
-class Fan(msgspec.Struct, array_like=True):
-    """How far a fan-out has come."""
-
-    total: int
-    created: int = 0
-    success: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    skipped: int = 0
-    held: int = 0
-    """Tasks that did not succeed and are to be opened again, as soon as there is room."""
-
-    @property
-    def ended(self) -> int:
-        return self.success + self.failed + self.cancelled + self.skipped
-
-
-class DagState(msgspec.Struct, array_like=True):
-    """All that is remembered of a run between two ticks."""
-
-    steps: bytes
-    fans: dict[int, Fan] = {}
-    reasons: dict[int, str] = {}
-    """Why steps were skipped, or failed without a task."""
-    stopping: bool = False
-    """Nothing new is started: the run is being cancelled or has timed out."""
-    retried: int = 0
-    """How often it was tried again."""
-    retried_at: float = 0.0
-    """When that was the last time, in seconds since 1970."""
-
-    @property
-    def successes(self) -> list[int]:
-        """The steps that have succeeded."""
-        return [place for place, state in enumerate(self.steps) if state == StepState.SUCCESS]
-
-
-@dataclass
-class Delta:
-    """What a plan changes in the counters of its run."""
-
-    total: int = 0
-    opened: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def end(self, state: StepState, number: int = 1) -> None:
-        self.opened -= number
-        name = _COUNTER[state]
-        self.counts[name] = self.counts.get(name, 0) + number
+from orchestrator.domain.dag.state import COUNTER_OF, ENDED, DagState, Delta, Fan, StepState
 
 
 class Plan:
@@ -148,7 +74,7 @@ class Plan:
         if fan is None:
             self._end(place, state)
             return
-        name = _COUNTER[state]
+        name = COUNTER_OF[state]
         setattr(fan, name, getattr(fan, name) + number)
         if fan.ended >= fan.total:
             self._end(place, StepState.FAILED if fan.failed or fan.cancelled else StepState.SUCCESS)
@@ -217,7 +143,7 @@ class Plan:
             self._steps[place] = StepState.OPEN
             fan = self._fans.get(place)
             if fan is not None:
-                name = _COUNTER[before]
+                name = COUNTER_OF[before]
                 setattr(fan, name, getattr(fan, name) - 1)
         for place in self.graph.below(opened):
             if self._steps[place] == StepState.SKIPPED:
@@ -246,7 +172,7 @@ class Plan:
             else:
                 fan.held = fan.failed + fan.cancelled + fan.skipped - (fan.total - fan.created)
                 for state in (StepState.FAILED, StepState.CANCELLED, StepState.SKIPPED):
-                    self._uncount(state, getattr(fan, _COUNTER[state]))
+                    self._uncount(state, getattr(fan, COUNTER_OF[state]))
                 fan.failed = fan.cancelled = fan.skipped = 0
                 self.fans_with_room[place] = None
             self._reasons.pop(place, None)
@@ -273,7 +199,7 @@ class Plan:
         if fan is None:
             self._uncount(StepState(self._steps[place]), 1)
         else:
-            for state, name in _COUNTER.items():
+            for state, name in COUNTER_OF.items():
                 self._uncount(state, getattr(fan, name))
             self.delta.total += 1 - fan.total
             self.delta.opened += 1 - fan.total
@@ -281,7 +207,7 @@ class Plan:
         self._steps[place] = StepState.WAITING
 
     def _uncount(self, state: StepState, number: int) -> None:
-        name = _COUNTER[state]
+        name = COUNTER_OF[state]
         self.delta.opened += number
         self.delta.counts[name] = self.delta.counts.get(name, 0) - number
 
@@ -453,55 +379,8 @@ class Plan:
     def _why_skipped(self, place: int) -> str:
         trigger = self.graph.steps[place].trigger
         unhappy = [
-            f"{self.graph.steps[parent].name} {_COUNTER[StepState(self._steps[parent])]}"
+            f"{self.graph.steps[parent].name} {COUNTER_OF[StepState(self._steps[parent])]}"
             for parent in self.graph.upstream[place]
             if self._steps[parent] in ENDED and self._steps[parent] != StepState.SUCCESS
         ]
         return f"{trigger}: {', '.join(unhappy[:3])}{' …' if len(unhappy) > 3 else ''}" if unhappy else str(trigger)
-
-
-def kept_state(graph: Graph, state: DagState, from_step: str) -> DagState:
-    """Return the state with which a run is started over from a step: all that succeeded and is not below it stays."""
-    start = graph.index[from_step]
-    below = {start, *graph.below([start])}
-    steps = bytes(
-        StepState.SUCCESS if now == StepState.SUCCESS and place not in below else StepState.WAITING
-        for place, now in enumerate(state.steps)
-    )
-    return DagState(steps, {place: fan for place, fan in state.fans.items() if steps[place]})
-
-
-def step_output(
-    state: int, fan: Fan | None, results: Iterable[tuple[int, bytes | None]], decode: Callable[[bytes], Any]
-) -> Any:
-    """Return a step's output from the results of its tasks, by position.
-
-    Of a fan-out that is the ordered list, with None for what did not succeed; of a step that did not succeed, None.
-    """
-    if fan is not None:
-        values: list[Any] = [None] * fan.total
-        for position, result in results:
-            values[position] = None if result is None else decode(result)
-        return values
-    if state != StepState.SUCCESS:
-        return None
-    return next((decode(result) for _, result in results if result is not None), None)
-
-
-def decide(trigger: Trigger, parents: int, tally: Mapping[int, int] | list[int]) -> bool | None:
-    """Say whether a trigger fires (True), can no longer fire (False), or is not certain yet (None)."""
-    success = tally[StepState.SUCCESS]
-    failed = tally[StepState.FAILED] + tally[StepState.CANCELLED]
-    skipped = tally[StepState.SKIPPED]
-    complete = success + failed + skipped == parents
-    if not parents:
-        return True
-    if trigger == "all_success":
-        return False if failed or skipped else complete or None
-    if trigger == "none_failed":
-        return False if failed else complete or None
-    if trigger == "any_success":
-        return True if success else (False if complete else None)
-    if trigger == "any_failed":
-        return True if failed else (False if complete else None)
-    return complete or None

@@ -14,7 +14,7 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from orchestrator.domain.dag.graph import Graph
-from orchestrator.domain.dag.plan import StepState
+from orchestrator.domain.dag.state import StepState
 
 
 class Retry(NamedTuple):

@@ -11,8 +11,8 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain import zoned
-from orchestrator.domain.dag.plan import StepState, step_output
 from orchestrator.domain.dag.scope import EvaluationBudget, Scope
+from orchestrator.domain.dag.state import StepState, step_output
 from orchestrator.domain.dag.steps import StepProgram
 from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.planned import DagRun

@@ -19,8 +19,9 @@ from orchestrator.domain import zoned
 from orchestrator.domain.dag.checks import MOST_STEPS
 from orchestrator.domain.dag.definition import Definition, check_size, resolve_params
 from orchestrator.domain.dag.placement import Origin
-from orchestrator.domain.dag.plan import STATE_OF_TASK, DagState, Delta, Plan
+from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.scope import Scope, Work
+from orchestrator.domain.dag.state import STATE_OF_TASK, DagState, Delta
 from orchestrator.domain.dag.steps import FanOut, Skip
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.plain import REFUSALS

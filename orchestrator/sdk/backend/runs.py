@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy.exc import IntegrityError
 
 from orchestrator.domain.dag.graph import Graph
-from orchestrator.domain.dag.plan import DagState, StepState, kept_state, step_output
+from orchestrator.domain.dag.state import DagState, StepState, kept_state, step_output
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.verdict import RunCounters

@@ -13,7 +13,8 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.dag.definition import Definition, Step
 from orchestrator.domain.dag.graph import Graph
-from orchestrator.domain.dag.plan import ENDED, DagState, Fan, Plan, StepState
+from orchestrator.domain.dag.plan import Plan
+from orchestrator.domain.dag.state import ENDED, DagState, Fan, StepState
 from orchestrator.domain.states import ENDED_RUN_STATES
 from orchestrator.store.dag import workflows
 from orchestrator.store.insights.tasks import ErrorView, error_view

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from orchestrator.domain.dag.graph import Graph
-from orchestrator.domain.dag.plan import DagState, StepState
+from orchestrator.domain.dag.state import DagState, StepState
 from orchestrator.domain.runs.verdict import RunCounters, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, TASK_TRANSITIONS
 from tests.chaos.simulator.clients import DAG
