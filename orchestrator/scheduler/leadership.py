@@ -66,20 +66,16 @@ class Leadership:
 
         `abandoned` is the end of a lease that has not been renewed, though it seems to last.
         """
-        connection = self._connect()
-        with connection.begin():
-            address = f"{socket.gethostname()}:{os.getpid()}"
-            idle_limit = self.idle_limit if depose else None
-            term = leases.acquire(
-                connection,
-                self._shard,
-                self._owner,
-                self._lease,
-                address,
-                trouble=self.trouble,
-                idle_limit=idle_limit,
-                abandoned=abandoned,
-            )
+        term = leases.acquire(
+            self._connect(),
+            self._shard,
+            self._owner,
+            self._lease,
+            f"{socket.gethostname()}:{os.getpid()}",
+            trouble=self.trouble,
+            idle_limit=self.idle_limit if depose else None,
+            abandoned=abandoned,
+        )
         if term is None:
             return False
         self.term = term
@@ -88,9 +84,7 @@ class Leadership:
 
     def lease_view(self) -> LeaseView:
         """Return how the lease stands."""
-        connection = self._connect()
-        with connection.begin():
-            return leases.lease_view(connection, self._shard, self._owner)
+        return leases.lease_view(self._connect(), self._shard, self._owner)
 
     def cursor(self) -> Cursor | None:
         """Return how far events have been applied."""
@@ -99,9 +93,7 @@ class Leadership:
 
     def identity(self) -> str:
         """Return a name for this life of the database; empty where it has none."""
-        connection = self._connect()
-        with connection.begin():
-            return leases.identity(connection)
+        return leases.identity(self._connect())
 
     def has_claimed(self, task: bytes, attempt: int) -> bool:
         """Say whether a task has come to an attempt."""
@@ -119,8 +111,9 @@ class Leadership:
         `with_agenda` also reads what waits for the leader, which costs no round trip of its own.
         """
         renew = monotonic >= self._renew_at
-        with self._transaction() as connection:
-            lease = self._lease if renew else None
+        lease = self._lease if renew else None
+        connection = self._connect()
+        try:
             begun = leases.begin(
                 connection, self._shard, self.term, renew=lease, with_agenda=with_agenda, trouble=self.trouble
             )
@@ -130,33 +123,27 @@ class Leadership:
             writing = Writing(connection, now + self._clock_offset, agenda)
             yield writing
             leases.commit(connection, self._shard, writing.cursor)
+        except BaseException:
+            _roll_back(connection)
+            raise
         if renew:
             self._renew_at = monotonic + self._lease / 3
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Open a transaction that only reads."""
-        with self._transaction() as connection:
+        connection = self._connect()
+        try:
             send(connection, "BEGIN")
             yield connection
             send(connection, "COMMIT")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        """Let the block begin and end a transaction by itself; roll it back if it does not come to its end."""
-        connection = self._connect()
-        with connection.begin():
-            try:
-                yield connection
-            except BaseException:
-                if not connection.invalidated:
-                    send(connection, "ROLLBACK")
-                raise
+        except BaseException:
+            _roll_back(connection)
+            raise
 
     def release(self) -> None:
         """Give the lease up, so that a standby takes over at once."""
-        with self._connect().begin():
-            leases.release(self._connect(), self._shard, self.term)
+        leases.release(self._connect(), self._shard, self.term)
 
     def disconnect(self) -> None:
         """Drop the connection, whatever state it is in; the next use opens another."""
@@ -166,6 +153,9 @@ class Leadership:
             self._connection = None
 
     def _connect(self) -> Connection:
+        """Return the connection. To SQLAlchemy its life is one transaction; Postgres is told where each one ends."""
+        if self._connection is not None and self._connection.invalidated:
+            self.disconnect()
         if self._connection is None:
             # BEGIN and COMMIT are sent by hand, with the statements beside them: the driver would send them alone.
             connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
@@ -181,3 +171,9 @@ class Leadership:
             connection.commit()
             self._connection = connection
         return self._connection
+
+
+def _roll_back(connection: Connection) -> None:
+    """End what was begun by hand and has not come to its end."""
+    if not connection.invalidated:
+        send(connection, "ROLLBACK")

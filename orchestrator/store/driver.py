@@ -16,6 +16,7 @@ from orchestrator.store.database import as_outage
 from orchestrator.store.deadlines import deadlines_of, limited
 from orchestrator.store.namespaces import in_namespace, namespace_of
 
+_CHANNEL = "orchestrator_channel"
 _BLOCK = 65_536
 """Characters that are sent at once."""
 
@@ -53,27 +54,56 @@ _TYPES = {2950: new_type((2950,), "UUID", _id), 17: new_type((17,), "BYTES", _by
 """How the driver is to read ids and byte strings, by the number that Postgres has for the type."""
 
 
+class Channel:
+    """A connection of the driver with its cursor, kept as long as it lives: to find and make them takes a while."""
+
+    __slots__ = ("_connection", "_cursor", "_deadlines", "prepared")
+
+    def __init__(self, connection: Connection) -> None:
+        lent: Any = connection.connection
+        self._connection = lent.dbapi_connection
+        self._cursor = lent.cursor()
+        self._cursor.string_types = _TYPES
+        self._deadlines = deadlines_of(connection)
+        self.prepared: set[str] = set()
+        """The names of statements that it knows."""
+
+    def send(self, connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Answer:
+        """Run SQL on the connection that it is of."""
+        global _statements
+        _statements += 1
+        if not connection.in_transaction():
+            connection.begin()  # as SQLAlchemy would have done by itself
+        cursor, deadlines = self._cursor, self._deadlines
+        watched = 0 if deadlines is None else deadlines.begin(self._connection)
+        try:
+            cursor.execute(sql, parameters)
+            columns = cursor.description
+            return Answer(cursor.fetchall() if columns else (), columns, cursor.rowcount)
+        except connection.dialect.loaded_dbapi.Error as error:
+            known = _known(error, connection.dialect, self._connection, sql, None)
+            if deadlines is not None and not deadlines.end(watched):
+                known = deadlines.missed(sql)
+            if known.connection_invalidated:
+                connection.invalidate(error)
+            raise known from error
+        finally:
+            if deadlines is not None:
+                deadlines.end(watched)
+
+
+def channel(connection: Connection) -> Channel:
+    """Return the channel of a connection; it is forgotten with the driver's connection."""
+    kept = connection.info
+    found: Channel | None = kept.get(_CHANNEL)
+    if found is None:
+        found = kept[_CHANNEL] = Channel(connection)
+    return found
+
+
 def send(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Answer:
     """Run SQL on a connection. It must name no table: nothing is said of namespaces here."""
-    global _statements
-    _statements += 1
-    if not connection.in_transaction():
-        connection.begin()  # as SQLAlchemy would have done by itself
-    lent = connection.connection
-    cursor: Any = lent.cursor()
-    cursor.string_types = _TYPES
-    try:
-        with limited(connection, sql):
-            cursor.execute(sql, parameters)
-        columns = cursor.description
-        return Answer(cursor.fetchall() if columns else (), columns, cursor.rowcount)
-    except connection.dialect.loaded_dbapi.Error as error:
-        known = _known(error, connection.dialect, lent.dbapi_connection, sql, None)
-        if known.connection_invalidated:
-            connection.invalidate(error)
-        raise known from error
-    finally:
-        cursor.close()
+    return channel(connection).send(connection, sql, parameters)
 
 
 def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> Answer:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_t
 
 from sqlalchemy import Connection, Engine, TextClause, text
 
-from orchestrator.store.driver import Answer, execute, send
+from orchestrator.store.driver import Answer, channel, execute
 
 R = TypeVar("R")
 Row = Any
@@ -137,18 +137,18 @@ class Prepared(Statement[R]):
 
     def begin(self, connection: Connection, /, **values: Any) -> list[R]:
         """Begin a transaction with it, in one round trip. The connection must be in autocommit mode."""
-        return self._rows(self._send(connection, self._encoded((), values), "BEGIN; {}"))
+        return self._rows(self._send(connection, self._encoded((), values), self._begin))
 
     def commit(self, connection: Connection, /, **values: Any) -> None:
         """End a transaction with it, in one round trip; if it fails, nothing is committed."""
-        self._send(connection, self._encoded((), values), "{}; COMMIT")
+        self._send(connection, self._encoded((), values), self._commit)
 
-    def _send(self, connection: Connection, values: dict[str, Any], wrapped: str = "{}") -> Answer:
-        prepared: set[str] = connection.info.setdefault("orchestrator_prepared", set())
-        if self.name not in prepared:
+    def _send(self, connection: Connection, values: dict[str, Any], sql: str = "") -> Answer:
+        line = channel(connection)
+        if self.name not in line.prepared:
             connection.exec_driver_sql(self._prepare)
-            prepared.add(self.name)
-        return send(connection, wrapped.format(self._execute), values or None)
+            line.prepared.add(self.name)
+        return line.send(connection, sql or self._execute, values or None)
 
     @cached_property
     def _prepare(self) -> str:
@@ -159,6 +159,14 @@ class Prepared(Statement[R]):
     def _execute(self) -> str:
         arguments = ", ".join(f"%({name})s{cast}" for name, cast in self._casts.items())
         return f'EXECUTE "{self.name}"' + (f"({arguments})" if arguments else "")
+
+    @cached_property
+    def _begin(self) -> str:
+        return f"BEGIN; {self._execute}"
+
+    @cached_property
+    def _commit(self) -> str:
+        return f"{self._execute}; COMMIT"
 
 
 # -- batches

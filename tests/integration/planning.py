@@ -15,7 +15,7 @@ from sqlalchemy import Connection, create_engine, event, text
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.store import database
-from orchestrator.store.driver import Answer, send
+from orchestrator.store.driver import Answer, Channel
 from orchestrator.store.sql import Statement
 from orchestrator.store.tables import metadata
 
@@ -37,15 +37,19 @@ class Leader:
         """Return the plan by which the statement of a store function really ran, and undo what it did."""
         sent: list[tuple[str, Any]] = []
 
-        def noting(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Answer:
+        send = Channel.send
+
+        def noting(
+            channel: Channel, connection: Connection, sql: str, parameters: dict[str, Any] | None = None
+        ) -> Answer:
             sent.append((sql, parameters))
-            return send(connection, sql, parameters)
+            return send(channel, connection, sql, parameters)
 
         def note(*arguments: Any) -> None:
             if not arguments[2].startswith("PREPARE"):
                 sent.append((arguments[2], arguments[3]))
 
-        with self.connection.begin_nested() as savepoint, patch("orchestrator.store.sql.send", noting):
+        with self.connection.begin_nested() as savepoint, patch.object(Channel, "send", noting):
             event.listen(self.connection, "before_cursor_execute", note)
             try:
                 call(self.connection)

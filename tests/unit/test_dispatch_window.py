@@ -50,6 +50,10 @@ class Postgres:
         return self
 
     @property
+    def dbapi_connection(self) -> Postgres:
+        return self
+
+    @property
     def dialect(self) -> Postgres:
         return self
 
@@ -61,9 +65,6 @@ class Postgres:
         if parameters is not None and "queue_room" in parameters:
             names, rooms = (parameters[name].strip("{}").split(",") for name in ("queue_name", "queue_room"))
             self.rooms.append({name.strip('"'): int(room) for name, room in zip(names, rooms, strict=True)})
-
-    def close(self) -> None:
-        pass
 
 
 def fleet_of(**slots: int) -> Fleet:
