@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import NamedTuple, Protocol, Self, TypeVar
 
@@ -40,12 +39,12 @@ class Paged(NamedTuple):
     unshown: Unshown
 
 
-class _Mergeable:
-    """Fields that grow."""
+class _Mergeable(msgspec.Struct):
+    """Fields that grow. Every tick makes all of them, which takes dataclasses three times as long."""
 
     def merge(self, other: Self) -> None:
         """Add what another one has."""
-        for name in (one.name for one in fields(self)):  # type: ignore[arg-type]  # all below are dataclasses
+        for name in self.__struct_fields__:
             mine, more = getattr(self, name), getattr(other, name)
             if isinstance(mine, _Mergeable):
                 mine.merge(more)
@@ -57,56 +56,52 @@ class _Mergeable:
                 setattr(self, name, more or mine)
 
 
-@dataclass
 class TaskNews(_Mergeable):
     """Tasks that moved, as far as something is still to follow in the same transaction."""
 
-    moved: list[Moved] = field(default_factory=list)
+    moved: list[Moved] = []
     """Tasks whose state changed and whose runs have not been counted yet."""
-    outcomes: dict[bytes, tuple[bytes | None, TaskError | None]] = field(default_factory=dict)
+    outcomes: dict[bytes, tuple[bytes | None, TaskError | None]] = {}
     """Results and errors of tasks that ended in a run, for its code to be told if it has any."""
-    follow_ups: list[NewTask] = field(default_factory=list)
+    follow_ups: list[NewTask] = []
     """Tasks that were asked for when others end."""
-    keys: list[tuple[str, bytes]] = field(default_factory=list)
+    keys: list[tuple[str, bytes]] = []
     """Unique keys of tasks that ended, and those tasks."""
 
 
-@dataclass
 class RunNews(_Mergeable):
     """Runs to be told or ended in the same transaction."""
 
-    children: list[tuple[bytes, str, str | Outcome]] = field(default_factory=list)
+    children: list[tuple[bytes, str, str | Outcome]] = []
     """Child runs that ended: parent, state, and its step, or what its code learns."""
-    turn_task_ends: list[TurnTaskEnd] = field(default_factory=list)
+    turn_task_ends: list[TurnTaskEnd] = []
     """Turn tasks that ended, and whose runs have not been ended yet."""
-    continuing: dict[bytes, ContinueRun] = field(default_factory=dict)
+    continuing: dict[bytes, ContinueRun] = {}
     """Of those runs, the ones that end to go on in another."""
 
     def __bool__(self) -> bool:
         return bool(self.children or self.turn_task_ends)
 
 
-@dataclass
 class Capacity(_Mergeable):
     """What came free, and who turned out not to be of use."""
 
-    landed: Counter[str] = field(default_factory=Counter)
+    landed: Counter[str] = msgspec.field(default_factory=Counter)
     """By queue, how many tasks are no longer in flight."""
-    finished: Counter[str] = field(default_factory=Counter)
+    finished: Counter[str] = msgspec.field(default_factory=Counter)
     """By queue, how many tasks a worker finished."""
-    left_lanes: list[str] = field(default_factory=list)
+    left_lanes: list[str] = []
     """Lanes, once for each of their tasks that is no longer in flight."""
-    lingering: list[tuple[bytes, int, str]] = field(default_factory=list)
+    lingering: list[tuple[bytes, int, str]] = []
     """Attempts, with their lanes, that have ended and whose code may still run."""
-    turns_over: list[tuple[bytes, int]] = field(default_factory=list)
+    turns_over: list[tuple[bytes, int]] = []
     """Activations that are no longer in flight: run and attempt."""
-    denied: list[tuple[str, str]] = field(default_factory=list)
+    denied: list[tuple[str, str]] = []
     """Workers that handed a task back because they do not know it, and its name."""
-    crowds: dict[Crowd, bool] = field(default_factory=dict)
+    crowds: dict[Crowd, bool] = {}
     """Of tasks that only some workers know, whether some are kept back now."""
 
 
-@dataclass
 class WakeUps(_Mergeable):
     """Why the leader has to look again, in this tick or the next."""
 
@@ -124,35 +119,33 @@ class WakeUps(_Mergeable):
     """Runs were counted or planned, and may wait for the leader in some other way now."""
 
 
-@dataclass
 class CodeNews(_Mergeable):
     """What the leader remembers of runs of code once this stands."""
 
-    asked: list[tuple[bytes, Query]] = field(default_factory=list)
+    asked: list[tuple[bytes, Query]] = []
     """Runs, and what is asked of their code."""
-    heard: list[bytes] = field(default_factory=list)
+    heard: list[bytes] = []
     """Runs whose code is being shown what was asked, or will not be."""
     freed: tuple[frozenset[str], bytes] | None = None
     """For which workers stuck runs were freed, and up to which run; empty if all were."""
 
 
-@dataclass
 class Outgoing(_Mergeable):
     """What others are told after the commit."""
 
-    claimed: list[Claimed] = field(default_factory=list)
+    claimed: list[Claimed] = []
     """Tasks to push."""
-    paged: list[Paged] = field(default_factory=list)
+    paged: list[Paged] = []
     """Activations to send page by page."""
-    ended: list[Ended] = field(default_factory=list)
+    ended: list[Ended] = []
     """Tasks and runs that ended, for waiting clients."""
-    revoked: list[Moved] = field(default_factory=list)
+    revoked: list[Moved] = []
     """Attempts that a worker may still be running and that no longer count."""
-    withdrawn: dict[str, list[str]] = field(default_factory=dict)
+    withdrawn: dict[str, list[str]] = {}
     """By queue, messages that nobody is to receive any more."""
-    key_holders: dict[bytes, KeyHolder] = field(default_factory=dict)
+    key_holders: dict[bytes, KeyHolder] = {}
     """By the id of a task that a running task wants, which one has its key; for that running task."""
-    set_aside: list[Refused] = field(default_factory=list)
+    set_aside: list[Refused] = []
     """Events that could not be applied."""
 
 
@@ -177,17 +170,16 @@ def sampled(batch: Sequence[T]) -> Iterator[tuple[T, int]]:
         yield batch[place], min(step, len(batch) - place)
 
 
-@dataclass
 class Counts(_Mergeable):
     """What is counted for monitoring, once it stands."""
 
-    moved: Counter[tuple[str, str]] = field(default_factory=Counter)
+    moved: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
     """By queue and state, how many tasks have come to that."""
-    retried: Counter[str] = field(default_factory=Counter)
+    retried: Counter[str] = msgspec.field(default_factory=Counter)
     """By queue, attempts that failed and are tried again."""
-    lost: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = msgspec.field(default_factory=Counter)
     """By queue, attempts that were lost with their workers."""
-    ran: list[tuple[str, float, int]] = field(default_factory=list)
+    ran: list[tuple[str, float, int]] = []
     """Queues, how long an attempt of theirs ran, and for how many it stands."""
     reports: int = 0
     """How many reports were applied."""
@@ -206,18 +198,17 @@ class Counts(_Mergeable):
                     self.ran.append((queue, row.duration, times))
 
 
-@dataclass
 class News(_Mergeable):
     """All that one transaction, or a part of it, has brought about."""
 
-    tasks: TaskNews = field(default_factory=TaskNews)
-    runs: RunNews = field(default_factory=RunNews)
-    capacity: Capacity = field(default_factory=Capacity)
-    wakeups: WakeUps = field(default_factory=WakeUps)
-    code: CodeNews = field(default_factory=CodeNews)
-    outgoing: Outgoing = field(default_factory=Outgoing)
-    counts: Counts = field(default_factory=Counts)
-    failed_parts: list[str] = field(default_factory=list)
+    tasks: TaskNews = msgspec.field(default_factory=TaskNews)
+    runs: RunNews = msgspec.field(default_factory=RunNews)
+    capacity: Capacity = msgspec.field(default_factory=Capacity)
+    wakeups: WakeUps = msgspec.field(default_factory=WakeUps)
+    code: CodeNews = msgspec.field(default_factory=CodeNews)
+    outgoing: Outgoing = msgspec.field(default_factory=Outgoing)
+    counts: Counts = msgspec.field(default_factory=Counts)
+    failed_parts: list[str] = []
     """What a careful tick could not do, and nobody in particular is at fault."""
 
     def note(
