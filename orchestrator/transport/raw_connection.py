@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from hiredis import pack_command
 from redis import Redis
 from redis.exceptions import NoScriptError, ResponseError
 
@@ -23,6 +24,11 @@ def open_connection(redis: Redis) -> Any:
     """Return a connection like those of a client's pool, which the pool need not count; it connects on first use."""
     pool = redis.connection_pool
     return pool.connection_class(**pool.connection_kwargs)
+
+
+def packed(words: tuple[Argument, ...]) -> list[bytes]:
+    """Return a command as it is sent. The driver would look at each word first, which takes it three times as long."""
+    return [pack_command(words)]  # type: ignore[arg-type]  # its stub says that there is one word
 
 
 class Script:
@@ -42,7 +48,7 @@ class RawConnection:
     def call(self, *words: Argument) -> Any:
         """Send a command; return its answer as it came."""
         try:
-            self._connection.send_command(*words)
+            self._connection.send_packed_command(packed(words))
             return self._connection.read_response()
         except ResponseError:
             raise

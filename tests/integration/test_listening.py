@@ -106,6 +106,6 @@ def test_a_question_that_is_never_answered_is_given_up(streams: LeaderStreams, m
     monkeypatch.setattr("orchestrator.transport.listening._LONGEST", 0.001)
     monkeypatch.setattr("orchestrator.transport.listening._ANSWER_TIMEOUT", 0.02)
     assert streams.read(G, "0-0", 10, 0.0005).entries == []
-    monkeypatch.setattr(streams._listening._connection, "can_read", lambda timeout: bool(time.sleep(timeout)))
+    monkeypatch.setattr(streams._listening, "_has_come", lambda seconds: bool(time.sleep(seconds)))
     with pytest.raises(TimeoutError):
         eventually(lambda: streams.read(G, "0-0", 10, 0.01).entries, "it is given up", 5)
