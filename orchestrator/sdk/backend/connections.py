@@ -17,7 +17,8 @@ from orchestrator.sdk import acting
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
 from orchestrator.store import audit, database, deadlines
-from orchestrator.store.tasks import enqueue, shared
+from orchestrator.store.tasks import enqueue, results, shared
+from orchestrator.store.tasks.results import TaskOutcome
 from orchestrator.transport.client import Nudges
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
@@ -88,6 +89,21 @@ class Connections:
             enqueue.insert_alone(self._links().engine, task)
         except exc.SQLAlchemyError as error:
             self._raise_known(error, f"task {to_text(task.id)} was stored")
+            raise
+        finally:
+            thread.is_busy = False
+
+    def outcomes(self, tasks: Sequence[bytes]) -> dict[bytes, TaskOutcome]:
+        """Return where tasks stand, on the shortest way."""
+        thread = self._thread
+        if thread.is_busy:
+            with self.reading() as connection:
+                return results.outcomes(connection, tasks)
+        thread.is_busy = True
+        try:
+            return results.outcomes_alone(self._links().engine, tasks)
+        except exc.SQLAlchemyError as error:
+            self._raise_known(error, "")
             raise
         finally:
             thread.is_busy = False

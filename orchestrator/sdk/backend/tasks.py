@@ -179,8 +179,7 @@ class TaskBackend:
 
     def status(self, task: bytes) -> str:
         """Return a task's state."""
-        with self._connections.reading() as connection:
-            found = results.outcome(connection, task)
+        found = self._connections.outcomes([task]).get(task)
         if found is None:
             raise NotFound.by_id("task", to_text(task))
         return found.status
@@ -216,8 +215,7 @@ class TaskBackend:
 
     def find_ends(self, tasks: Sequence[bytes]) -> list[Ended]:
         """Return those that have ended, or do not exist."""
-        with self._connections.reading() as connection:
-            found = results.outcomes(connection, tasks)
+        found = self._connections.outcomes(tasks)
         ends: list[Ended] = []
         for task in tasks:
             outcome = found.get(task)

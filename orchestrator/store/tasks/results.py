@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
 from orchestrator.domain.runs.verdict import RunCounters
+from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tasks.redrive import IS_ASKED_FOR
+
+_TRIED_AGAIN = (TaskState.FAILED, TaskState.SKIPPED)
+"""Ends of which somebody may want another one."""
 
 
 class TaskOutcome(NamedTuple):
@@ -30,9 +34,15 @@ def name_of(connection: Connection, task: bytes) -> str:
     return _NAME.first(connection, id=task) or "task"
 
 
-# Both halves see one snapshot, so a task that is moving is found in exactly one of them. A task that somebody has
-# asked to be tried again, by itself, with its run or with others, is not ended for its caller, although the leader has
-# yet to open it.
+# Both halves see one snapshot, so a task that is moving is found in exactly one of them.
+_STATES = Statement[Row]("""
+SELECT /* results.states */ id, status, result, error FROM orchestrator.ended_tasks WHERE id = ANY (%(ids)s::uuid[])
+ UNION ALL
+SELECT id, status, NULL, NULL FROM orchestrator.tasks WHERE id = ANY (%(ids)s::uuid[])
+""")
+
+# A task that somebody has asked to be tried again, by itself, with its run or with others, is not ended for its caller,
+# although the leader has yet to open it.
 _OUTCOMES = Statement[Row](f"""
 WITH /* results.outcomes */ requests AS MATERIALIZED (
     SELECT kind, target, body, created_at FROM orchestrator.inbox WHERE kind IN ('retry task', 'retry run', 'redrive')
@@ -48,14 +58,21 @@ SELECT id, status, NULL, NULL FROM orchestrator.tasks WHERE id = ANY (%(ids)s::u
 """)
 
 
-def outcome(connection: Connection, task: bytes) -> TaskOutcome | None:
-    """Return where a task stands, or None if there is no such task."""
-    return outcomes(connection, [task]).get(task)
-
-
 def outcomes(connection: Connection, tasks: Sequence[bytes]) -> dict[bytes, TaskOutcome]:
     """Return where those of these tasks stand that exist."""
     return {row.id.bytes: _outcome(row) for row in _OUTCOMES(connection, ids=tasks)}
+
+
+def outcomes_alone(engine: Engine, tasks: Sequence[bytes]) -> dict[bytes, TaskOutcome]:
+    """Return the same on the shortest way, as whoever begins to wait does: only of failures it is asked who wants them.
+
+    The engine is in autocommit mode.
+    """
+    rows = _STATES.alone(engine, ids=tasks)
+    found = {row.id.bytes: _outcome(row) for row in rows}
+    if unhappy := [task for task, outcome in found.items() if outcome.status in _TRIED_AGAIN]:
+        found |= {row.id.bytes: _outcome(row) for row in _OUTCOMES.alone(engine, ids=unhappy)}
+    return found
 
 
 def _outcome(row: Row) -> TaskOutcome:

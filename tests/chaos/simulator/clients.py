@@ -134,7 +134,7 @@ class Clients:
         target = self._random.choice(targets)
         connection = self._world.database.connection
         if kind in (RequestKind.CANCEL_TASK, RequestKind.RETRY_TASK):
-            outcome = results.outcome(connection, target)
+            outcome = results.outcomes(connection, [target]).get(target)
             state = outcome.status if outcome is not None else "unknown"
         else:
             progress = results.progress(connection, target)
