@@ -219,6 +219,19 @@ def searches(house: House) -> None:
     assert ids(house.get("/api/v1/search?text=secret%20of")["failures"]) == {str(house.failed["mail"])}
 
 
+def shows_throughput(house: House) -> None:
+    with house.engine.connect() as connection:
+        for queue in (OWN, OTHERS):
+            connection.exec_driver_sql(
+                "INSERT INTO orchestrator.throughput"
+                " VALUES (now() - interval '1 minute', %s, 1, 1, 0, 0, 0, 1, 0, 0, '{}', '{}')",
+                (queue,),
+            )
+    for query in ("", f"?queue={OTHERS}"):
+        found = house.get(f"/api/v1/throughput{query}")["buckets"]
+        assert {row["queue"] for row in found} == (set() if query else {OWN})
+
+
 WITHIN_TESTS: dict[str, list[Callable[[House], None]]] = {
     "GET /api/v1/tasks": [lists_tasks],
     "POST /api/v1/tasks": [enqueues, enqueues_under_a_key_of_somebody_else],
@@ -231,6 +244,7 @@ WITHIN_TESTS: dict[str, list[Callable[[House], None]]] = {
     "GET /api/v1/runs": [lists_runs],
     "GET /api/v1/schedules": [lists_schedules],
     "GET /api/v1/search": [searches],
+    "GET /api/v1/throughput": [shows_throughput],
     "GET /workflows": [lists_workflows_of_the_seed],
     "POST /workflows": [applies_at_the_seed],
     "GET /runs": [lists_runs_of_the_seed],

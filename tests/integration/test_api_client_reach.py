@@ -1,0 +1,129 @@
+"""Calls of the Python client with a key that is for some queues and workflows only."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.routes import ROUTES
+from orchestrator.domain.access import Scope
+from orchestrator.domain.code.history import RunStarted
+from orchestrator.domain.tasks.starts import CodeTarget
+from orchestrator.sdk.dag import definitions
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.by_name import call_by_name
+from orchestrator.sdk.values.payload import encode_call
+from orchestrator.store.code.signals import Sent
+from tests.integration.api_house import OTHERS, House, changes, definition, furnished
+
+CALLS = [one for one in ROUTES if one.path.startswith(("/api/v1/client/", "/api/v1/waits"))]
+PLAIN: dict[str, Any] = {
+    "again": False,
+    "after": 0,
+    "before": None,
+    "concurrency": None,
+    "count": 1,
+    "data": {"cron": "0 6 * * *"},
+    "definitions": [],
+    "digits": "0",
+    "end": None,
+    "entry": "1-0",
+    "event": "e",
+    "failed": None,
+    "from_step": None,
+    "generation": None,
+    "keys": [],
+    "kind": "task",
+    "limit": 1,
+    "most": 1,
+    "of_code": [],
+    "on_conflict": "reject",
+    "origin": "o",
+    "params": {},
+    "paused": True,
+    "payload": base64.b64encode(encode_call("a", [], {}, 1_000)).decode(),
+    "pinned": False,
+    "position": 0,
+    "promise": "p",
+    "prune": False,
+    "queues": [],
+    "rate": None,
+    "reason": "r",
+    "seconds": 1.0,
+    "shown": [],
+    "signal": None,
+    "since": None,
+    "start": "2026-01-01",
+    "step": "s",
+    "success": None,
+    "timeout": 1.0,
+    "to": 1,
+    "value": base64.b64encode(b"\xc0").decode(),
+    "version": 1,
+    "workflow": "bank-flow",
+    "workflows": [],
+}
+"""What does not say whose something is, but for the workflow."""
+
+
+@pytest.fixture(scope="module")
+def house(database_url: str, redis_url: str) -> Iterator[House]:
+    with furnished(database_url, redis_url) as found:
+        yield found
+
+
+def data(identifier: UUID | bytes) -> str:
+    return base64.b64encode(identifier if isinstance(identifier, bytes) else identifier.bytes).decode()
+
+
+def body(call: Endpoint, house: House) -> dict[str, Any]:
+    """Return a call about something that is beside the key's reach."""
+    part = call.path.split("/")[-2]
+    task = call_by_name(house.settings, "t.a", [], {}, options={"queue": OTHERS}, queue="default")
+    started = RunStarted("bank-code", 1, encode_call("a", [], {}, 1_000), "mail.out")
+    given = PLAIN | {
+        "definition": definitions.from_data(definition("bank-flow", OTHERS)),
+        "event_id": data(new_id()),
+        "key": "bank-flow/default" if part == "schedules" else None if "start" in call.path else "k",
+        "name": {"queues": OTHERS, "workflows": "bank-flow"}.get(part, "a"),
+        "new": data(new_id()),
+        "number": house.backfills["bank"],
+        "run": str(house.runs["bank"]) if part == "insights" else data(house.runs["bank"]),
+        "run_id": data(new_id()),
+        "sent": Sent(house.runs["bank"].bytes, new_id(), 1),
+        "started": started,
+        "tags": "[]" if part == "code" else [],
+        "target": CodeTarget(version=1, queue="mail.out") if part == "schedules" else data(house.tasks["bank"]),
+        "task": task if call.path.endswith("enqueue") else data(house.tasks["bank"]),
+        "tasks": [task],
+        "wanted": {"queue": OTHERS} if "retry" in call.path else {},
+    }
+    if call.path.endswith("log"):
+        given["after"] = "0-0"
+    if part == "insights":
+        given["task"] = str(house.tasks["bank"])
+    if call.path.endswith("waits"):
+        given |= {"tasks": [data(house.tasks["bank"])], "runs": [data(house.runs["bank"])], "code": []}
+    return {field.name: given[field.name] for field in msgspec.structs.fields(call.body) if field.name in given}
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.path)
+def test_what_is_beside_the_prefix_is_refused_or_not_there(house: House, call: Endpoint) -> None:
+    before = changes(house)
+    answer = house.send("POST", call.path, content=msgspec.json.encode(body(call, house)))
+    assert answer.status_code in (403, 404), answer.text
+    assert changes(house) == before
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if call.scope == Scope.READ], ids=lambda call: call.path)
+def test_and_it_is_the_key_that_keeps_it_from_being_done(house: House, call: Endpoint) -> None:
+    """The same call of somebody who may do everything gets as far as what it is about."""
+    whole = house.make_key(None, None)
+    answer = house.send("POST", call.path, whole, content=msgspec.json.encode(body(call, house)))
+    assert answer.status_code not in (400, 401, 403, 422), answer.text
