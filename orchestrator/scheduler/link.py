@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from orchestrator.scheduler.changes import ChangeLog
 from orchestrator.scheduler.code.paging import Paging
 from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
 from orchestrator.scheduler.fleet.generations import Generations
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.fleet.watch import FleetWatch
 from orchestrator.scheduler.leadership import Leadership
-from orchestrator.scheduler.news import News, Outgoing
+from orchestrator.scheduler.news import News
 from orchestrator.scheduler.remembering import Remembering
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.telemetry import Outage, first_line, get_logger
@@ -23,7 +24,7 @@ from orchestrator.transport import connection as transport
 from orchestrator.transport.batch_sizes import MOST_BYTES
 from orchestrator.transport.codec import Attempt, encode
 from orchestrator.transport.leader.queues import StreamsDamaged
-from orchestrator.transport.leader.streams import Inbound, LeaderStreams
+from orchestrator.transport.leader.streams import NO_CHANGES, Inbound, LeaderStreams
 from orchestrator.transport.quarantine import Refused
 
 log = get_logger("scheduler")
@@ -53,6 +54,7 @@ class Link(Remembering):
     watch: FleetWatch
     dispatcher: Dispatcher
     paging: Paging
+    changes: ChangeLog
     batch: int
     monotonic: Callable[[], float]
     _read_at: float = 0.0
@@ -81,9 +83,11 @@ class Link(Remembering):
             generation = self.generations.cursor.generation
             log.error("a stream of generation %s cannot be used: %s", generation, first_line(error))
             self.generations.give_up()
+            self.changes.interrupted()
             self.watch.due_at = 0.0
         except transport.UNAVAILABLE as error:
             miss_redis(self.outage, self.leadership, error)
+            self.changes.interrupted()
             self._write_at = self.monotonic() + _PAUSE
             if not isinstance(error, transport.REFUSED):
                 self._read_at = self._write_at
@@ -133,12 +137,14 @@ class Link(Remembering):
 
     def publish(self, news: News, *, moved_on: bool) -> None:
         """After a commit: hand out, withdraw, and tell everyone; `moved_on` if events were applied."""
-        self.talk(lambda: self._publish(news.outgoing, moved_on))
+        self.talk(lambda: self._publish(news, moved_on))
 
-    def _publish(self, outgoing: Outgoing, moved_on: bool) -> None:
+    def _publish(self, news: News, moved_on: bool) -> None:
+        outgoing = news.outgoing
         generation, position, _ = self.generations.cursor
         has_news = moved_on or bool(outgoing.ended)
-        if outgoing.claimed or has_news:
+        changes = self.changes.of(generation, news)
+        if outgoing.claimed or has_news or changes is not NO_CHANGES:
             self.streams.publish(
                 generation,
                 self.leadership.term,
@@ -146,6 +152,7 @@ class Link(Remembering):
                 position if has_news else None,
                 outgoing.ended,
                 encode(None if moved_on else self._last_claimed),
+                changes,
             )
         if has_news:
             self.generations.confirmed = position

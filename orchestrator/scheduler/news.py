@@ -22,6 +22,7 @@ from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_succ
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.fleet.capabilities import Crowd
 from orchestrator.store.code.turns import Unshown
+from orchestrator.store.runs.life import RunRow
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.transitions import Moved
 from orchestrator.transport.codec import Attempt, Ended
@@ -147,6 +148,12 @@ class Outgoing(_Mergeable):
     """By the id of a task that a running task wants, which one has its key; for that running task."""
     set_aside: list[Refused] = []
     """Events that could not be applied."""
+    moved: list[Moved] = []
+    """Tasks that changed their state, turn tasks included, for people who watch."""
+    runs: list[RunRow] = []
+    """Runs that have begun or ended."""
+    counted: list[bytes] = []
+    """Runs of which something else has changed."""
 
 
 _LOOKS = 25
@@ -227,6 +234,7 @@ class News(_Mergeable):
         """
         tasks, capacity, ended = self.tasks, self.capacity, self.outgoing.ended
         self.counts.moved.update(map(_queue_and_state, moved))
+        self.outgoing.moved.extend(moved)
         for task in moved:
             if task.before in IN_FLIGHT_STATES:
                 capacity.landed[task.queue] += 1

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.scheduler.agenda import Agenda
 from orchestrator.scheduler.budget import Pace
+from orchestrator.scheduler.changes import ChangeLog
 from orchestrator.scheduler.code.runs import CodeRuns
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
@@ -118,6 +119,7 @@ class Term:
             watch=watch,
             dispatcher=dispatcher,
             paging=code.paging,
+            changes=ChangeLog(),
             batch=settings.batch,
             monotonic=monotonic,
         )
@@ -252,7 +254,8 @@ class Term:
         try:
             with self._leadership.writing(self._monotonic(), with_agenda=with_agenda) as writing:
                 self._began = self._due_since = self._monotonic()
-                tx = Transaction(writing.connection, writing.now, budget, self._is_careful, self._rolled_back)
+                watched, undone = self._streams.fleet.is_watched, self._rolled_back
+                tx = Transaction(writing.connection, writing.now, budget, self._is_careful, watched, undone)
                 yield tx, news, writing.agenda
                 writing.cursor = cursor if cursor is not self.generations.cursor else None
         except Exception as error:

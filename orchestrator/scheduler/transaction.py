@@ -24,5 +24,7 @@ class Transaction:
     budget: TickBudget = field(default_factory=TickBudget)
     is_careful: bool = False
     """The one before it failed: what belongs to runs is tried, so that the one at fault is found."""
+    is_watched: bool = False
+    """Somebody listens to what moves."""
     rolled_back: Callable[[], None] = _nobody
     """Tell everyone who remembers something that a part of it was undone."""

@@ -134,6 +134,48 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
+class TaskChange(msgspec.Struct, frozen=True, array_like=True):
+    """A task that is in another state now, for people who watch."""
+
+    id: Id
+    queue: Word
+    name: Word
+    status: Word
+    attempt: AttemptNumber
+    run: Id | None
+
+
+class RunChange(msgspec.Struct, frozen=True, array_like=True):
+    """A run that has begun or ended, or of which something else has changed."""
+
+    id: Id
+    status: str = ""
+    """Its new state; empty if that is the old one."""
+    workflow: str | None = None
+
+
+class WorkerChange(msgspec.Struct, frozen=True, array_like=True):
+    """A worker that has come, gone, or is about to."""
+
+    id: Word
+    state: Word
+    """`live`, `draining`, `still` or `gone`."""
+
+
+class Changes(msgspec.Struct, frozen=True, array_like=True):
+    """What one commit of the leader has brought about, for people who watch."""
+
+    generation: Word
+    is_first: bool = False
+    """Nobody was told of what came before it: who watches reads again what there is."""
+    tasks: list[TaskChange] = []
+    """In the order in which they happened."""
+    runs: list[RunChange] = []
+    workers: list[WorkerChange] = []
+    queues: bool = False
+    """Somebody has paused, resumed or limited a queue."""
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
@@ -177,10 +219,12 @@ prepare(
     ProgressMark,
     LogLine,
     list[NewTask],
+    list[Id],
     dict[bytes, KeyHolder],
     list[EndReport],
     tuple[str, bytes],
     int,
+    Changes,
 )
 
 

@@ -13,7 +13,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from orchestrator.transport.codec import LogLine, Malformed, ProgressMark, decode, encode
-from orchestrator.transport.keys import JOURNAL_TTL, LOG_CAP, Keys
+from orchestrator.transport.keys import JOURNAL_TTL, LOG_CAP, SPOKEN_CAP, Keys
 
 LOSSES = (RedisError, OSError)
 """Whatever goes wrong with Redis, a key that a stranger has taken included: some words are lost, and that is all."""
@@ -42,6 +42,9 @@ def write(
         pipeline.xadd(place, {"d": keys.signing.sign(place, encode(line))}, maxlen=LOG_CAP, approximate=False)
     for task in {task for task, _ in lines}:
         pipeline.expire(keys.log(task), JOURNAL_TTL)
+    tasks = {*marks, *(task for task, _ in lines)}
+    spoken = keys.signing.sign(keys.spoken, encode(list(tasks)))
+    pipeline.xadd(keys.spoken, {"d": spoken}, maxlen=SPOKEN_CAP, approximate=True)
     pipeline.execute()
 
 
@@ -67,16 +70,50 @@ class Said(NamedTuple):
     line: LogLine
 
 
+class Heard(NamedTuple):
+    """What a task has said of itself since it was last listened to."""
+
+    mark: ProgressMark | None
+    lines: list[Said]
+
+
+def read_many(redis: Redis, keys: Keys, after: Mapping[bytes, str]) -> dict[bytes, Heard]:
+    """Return how far tasks have come, and what each said after an entry of its log."""
+    pipeline = redis.pipeline(transaction=False)
+    for task, entry in after.items():
+        pipeline.get(keys.progress(task))
+        pipeline.xrange(keys.log(task), min=f"({entry}")
+    answers = pipeline.execute(raise_on_error=False)
+    heard: dict[bytes, Heard] = {}
+    for number, task in enumerate(after):
+        mark, lines = answers[2 * number : 2 * number + 2]
+        heard[task] = Heard(_mark(keys, task, mark), _said(keys, task, lines) if isinstance(lines, list) else [])
+    return heard
+
+
+def _mark(keys: Keys, task: bytes, value: object) -> ProgressMark | None:
+    if not isinstance(value, bytes):
+        return None
+    try:
+        return decode(ProgressMark, keys.signing.body(keys.progress(task), value))
+    except Malformed:
+        return None  # another release's
+
+
+def _said(keys: Keys, task: bytes, items: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[Said]:
+    said: list[Said] = []
+    for entry, fields in items:
+        try:
+            body = keys.signing.body(keys.log(task), (fields or {}).get(b"d", b""))
+            said.append(Said(entry.decode(), decode(LogLine, body)))
+        except Malformed:
+            continue  # another release's, or a stranger's
+    return said
+
+
 def read_log(redis: Redis, keys: Keys, task: bytes, after: str = "0-0", block: float = 0.0) -> list[Said]:
     """Return what a task said after an entry; wait up to `block` seconds for it."""
     wait = max(1, int(block * 1000)) if block > 0 else None
     reply = redis.xread({keys.log(task): after}, block=wait)
-    said: list[Said] = []
-    for _, items in cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or []):
-        for entry, fields in items:
-            try:
-                body = keys.signing.body(keys.log(task), (fields or {}).get(b"d", b""))
-                said.append(Said(entry.decode(), decode(LogLine, body)))
-            except Malformed:
-                continue  # another release's, or a stranger's
-    return said
+    streams = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or [])
+    return [said for _, items in streams for said in _said(keys, task, items)]

@@ -27,6 +27,9 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:holder:<task>      string   which task has the key that a running task wanted this one for, expires
     {orchestrator:0}:progress:<task>    string   how far a task says it has come, expires
     {orchestrator:0}:log:<task>         stream   what a task said last, capped, expires
+    {orchestrator:0}:spoken             stream   which tasks have said something, capped
+    {orchestrator:0}:watched            string   somebody listens to what moves, expires
+    {orchestrator:0}:changes            stream   what moved, one entry per tick while somebody listens, capped
     {orchestrator:0}:done:<0..15>       channel  tasks and runs that ended, once per tick, by hash of the id
     {orchestrator:0}:applied            channel  the same as the key, once per tick
 """
@@ -50,6 +53,10 @@ LOG_CAP = 200
 """Lines that are kept of each task."""
 KEY_HOLDER_TTL = 60
 """Seconds for which a running task can read which task has the key that it wanted; it asks again before."""
+SPOKEN_CAP = 1_000
+"""Entries that are kept of who has said something."""
+WATCHED_TTL = 30
+"""Seconds after its last word for which the leader believes that somebody listens to what moves."""
 JOURNAL_TTL = 3_600
 """Seconds that a task's progress and log are kept after the last word."""
 
@@ -122,6 +129,18 @@ class Keys:
         return f"{self.prefix}:quarantine"
 
     @property
+    def spoken(self) -> str:
+        return f"{self.prefix}:spoken"
+
+    @property
+    def watched(self) -> str:
+        return f"{self.prefix}:watched"
+
+    @property
+    def changes(self) -> str:
+        return f"{self.prefix}:changes"
+
+    @property
     def workers(self) -> str:
         return f"{self.prefix}:workers"
 
@@ -158,8 +177,11 @@ class Keys:
 
     def types(self, generation: str | None, queues: Iterable[str]) -> dict[str, str]:
         """Return the type that Redis should show for each key that is shared: all but those of single workers."""
-        strings = (self.generation, self.server, self.database, self.term, self.applied, self.canary, self.complaint)
-        streams = [self.nudges, self.quarantine]
+        strings = (
+            *(self.generation, self.server, self.database, self.term, self.applied),
+            *(self.canary, self.complaint, self.watched),
+        )
+        streams = [self.nudges, self.quarantine, self.spoken, self.changes]
         if generation:
             streams += [self.events(generation), *(self.queue(generation, queue) for queue in queues)]
         return {**dict.fromkeys(strings, "string"), **dict.fromkeys(streams, "stream"), self.workers: "set"}

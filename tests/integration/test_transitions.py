@@ -207,7 +207,7 @@ def test_what_a_function_returns_is_what_it_moved(connection: Connection, name: 
         task = put(connection, source)
         attempt = row(connection, task).attempt
         (moved,) = move.call(connection, task, attempt)
-        assert moved._replace(before="") == Moved(task, move.target, task.hex(), None, attempt, "")
+        assert moved._replace(before="") == Moved(task, move.target, task.hex(), None, attempt, "", "job")
         assert (moved.before in IN_FLIGHT_STATES) == (source in IN_FLIGHT_STATES)
         assert (moved.before in ENDED_TASK_STATES) == (source in ENDED_TASK_STATES)
 

@@ -51,6 +51,7 @@ class FleetCheck:
                 if self.generations.is_rewound:
                     self.watch.doubt_all()
             self.watch.read_heartbeats()
+            self.link.changes.look(self.streams.fleet.is_watched, self.fleet.beats.values())
             if self.monotonic() >= self._count_at:
                 suspicion = self._suspects()
             self.link.worked()

@@ -66,6 +66,7 @@ class Runs:
         begun, waiting, cancelled = runs.begin_or_park(tx.connection, tx.now, ids)
         self.follow_ends(tx, news, cancelled, silent={row.id for row in cancelled})
         self._refuse_cycles(tx, news, [row.id for row in waiting if row.parent_run is not None], limit)
+        news.outgoing.runs += begun
         self.conclude(tx, news, [row for row in begun if not row.is_planned])
         planned = [row for row in begun if row.is_planned]
         self.backlog.release(tx, [row.id for row in planned if row.again])
@@ -238,6 +239,7 @@ class Runs:
         if not ended:
             return
         over = [row for row in ended if not row.goes_on]
+        news.outgoing.runs.extend(ended)
         news.outgoing.ended.extend(_announced(row, turn_task_ends.get(row.id)) for row in ended)
         giving: list[bytes] = []
         for row in over:
@@ -272,6 +274,7 @@ class Runs:
         if not deltas:
             return
         news.wakeups.has_advanced = True
+        news.outgoing.counted.extend(deltas)
         # What code waits for has a derived id, and so has a step of a plan. One statement tells and counts; runs that
         # turn out to be none of code, or to have ended, are counted like all others.
         of_code = {run: some for run, some in facts.items() if run not in saved and _is_for_code(some[0])}

@@ -121,6 +121,7 @@ class Backlog(Remembering):
         if runs:
             log.info("%d stuck runs try again", len(runs))
             self._forget()
+            news.outgoing.counted += runs
             news.wakeups.has_requests = True
 
     def add(
@@ -145,6 +146,7 @@ class Backlog(Remembering):
         log.error("run %s is stuck, and nobody waits for it: %s", to_text(run), told, extra=about_run(run))
         stuck.set_aside(tx.connection, [(run, msgspec.json.encode(reason).decode().replace("\\u0000", " "))])
         self._note(wait=[run])
+        news.outgoing.counted.append(run)
         self.add(tx, news, [(run, one) for one in changes])
 
     def next(self, tx: Transaction, sizes: Sizes) -> list[Waited]:

@@ -44,4 +44,5 @@ def retry_tasks(tx: Transaction, news: News, runs: Runs, ids: list[bytes], *, ca
     if run_ids:
         runs.advance(tx, news)
         store.reopen(tx.connection, run_ids)
+        news.outgoing.counted += run_ids
     return revived

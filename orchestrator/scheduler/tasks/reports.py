@@ -133,7 +133,7 @@ class Reports:
         if succeeded:
             _succeed(tx, news, succeeded, self.inline_result)
         if started:
-            transitions.start(tx.connection, started, tx.now)
+            news.outgoing.moved += transitions.start(tx.connection, started, tx.now, told=tx.is_watched)
         if activated:
             apply_activations(tx, news, self.code, activated, self.inline_result)
         endings = _decide(tx, news, unhappy, again, self.loss_limit) if unhappy else []

@@ -75,9 +75,9 @@ WITH /* revival.revive */ wanted AS MATERIALIZED (
 ), arrived AS (
     {arrivals("back WHERE lane IS NOT NULL")}
 )
-SELECT id, 'pending' AS state, queue, run_id, attempt, status AS before, step, lane FROM back
+SELECT id, 'pending' AS state, queue, run_id, attempt, status AS before, name, step, lane FROM back
  UNION ALL
-SELECT id, 'contested', NULL, NULL, NULL, NULL, NULL, NULL FROM first WHERE NOT is_mine
+SELECT id, 'contested', NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM first WHERE NOT is_mine
 """)
 
 

@@ -55,6 +55,8 @@ class Moved(NamedTuple):
     attempt: int
     before: str
     """The state it came from."""
+    name: str = ""
+    """What it calls; left out of turn tasks."""
     step: str | None = None
     """The step of the workflow that it belongs to."""
     lane: str | None = None
@@ -82,18 +84,31 @@ class AttemptStart(NamedTuple):
 
 
 _BEGINNINGS = Batch("r", AttemptStart)
-_START = Prepared[None](f"""
-UPDATE /* tasks.start */ orchestrator.tasks t
+
+
+def _start_statement(name: str) -> str:
+    return f"""
+UPDATE /* {name} */ orchestrator.tasks t
    SET status = 'running', started_at = %(now)s::timestamptz - r.age * interval '1 second', worker = r.worker
   FROM {_BEGINNINGS}
  {current_attempt(sources_of(TaskState.RUNNING))}
  WHERE t.ctid = found.place
-""")
+"""
 
 
-def start(connection: Connection, rows: Sequence[AttemptStart], now: datetime) -> None:
-    """Record that attempts are running."""
+_START = Prepared[None](_start_statement("tasks.start"))
+_START_TOLD = Prepared[Moved](
+    _start_statement("tasks.start_told")
+    + "RETURNING t.id, 'running' AS state, t.queue, t.run_id, t.attempt, 'dispatched' AS before, t.name"
+)
+
+
+def start(connection: Connection, rows: Sequence[AttemptStart], now: datetime, *, told: bool = False) -> list[Moved]:
+    """Record that attempts are running; return them only if they are to be told of, for nothing follows."""
+    if told:
+        return _START_TOLD(connection, _BEGINNINGS(rows), now=now)
     _START(connection, _BEGINNINGS(rows), now=now)
+    return []
 
 
 # -- in flight → pending
@@ -128,7 +143,7 @@ WITH /* tasks.requeue */ back AS (
       FROM {_ATTEMPTS}
      {current_attempt(sources_of(TaskState.PENDING)[:2])}
      WHERE t.ctid = found.place AND t.completion IS NULL
-    RETURNING t.id, t.queue, t.run_id, t.attempt, t.step, t.lane, t.wake_at, r.outcome, r.error, r.duration,
+    RETURNING t.id, t.queue, t.run_id, t.attempt, t.name, t.step, t.lane, t.wake_at, r.outcome, r.error, r.duration,
               found.began, coalesce(r.worker, found.runner) AS worker
 ), kept AS (
     INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
@@ -138,7 +153,7 @@ WITH /* tasks.requeue */ back AS (
 ), arrived AS (
     {arrivals("back WHERE wake_at IS NULL AND lane IS NOT NULL")}
 )
-SELECT id, 'pending' AS state, queue, run_id, attempt, 'dispatched' AS before, step, lane FROM back
+SELECT id, 'pending' AS state, queue, run_id, attempt, 'dispatched' AS before, name, step, lane FROM back
 """)
 
 
@@ -180,7 +195,8 @@ WITH /* tasks.succeed */ gone AS (
            callbacks
       FROM gone
 )
-SELECT id, 'success' AS state, queue, run_id, attempt, status AS before, step, lane, unique_key, callbacks FROM gone
+SELECT id, 'success' AS state, queue, run_id, attempt, status AS before, name, step, lane, unique_key, callbacks
+  FROM gone
 """)
 
 
@@ -225,7 +241,8 @@ WITH /* tasks.end_{state} */ gone AS (
            lane, unique_key, callbacks
       FROM gone
 )
-SELECT id, '{state}' AS state, queue, run_id, attempt, status AS before, step, lane, unique_key, callbacks FROM gone
+SELECT id, '{state}' AS state, queue, run_id, attempt, status AS before, name, step, lane, unique_key, callbacks
+  FROM gone
 """)
 
 

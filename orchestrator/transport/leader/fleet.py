@@ -47,6 +47,8 @@ class FleetKeys:
         self._keys = keys
         self._forget_silent = redis.register_script(_FORGET_SILENT)
         self._forget_consumers = redis.register_script(_FORGET_CONSUMERS)
+        self.is_watched = False
+        """Somebody listened to what moves when the heartbeats were last read."""
         self._refused_beats: dict[bytes, Refused] = {}
         """Heartbeats that make no sense; each is set aside once, although it is read every second."""
         self._beat_numbers: dict[str, int] = {}
@@ -64,7 +66,8 @@ class FleetKeys:
         self.write_canary()
         members = cast("set[bytes]", self._redis.smembers(self._keys.workers))
         keys = [self._keys.worker("").encode() + member for member in members]
-        found = cast("list[bytes | None]", self._redis.mget(keys)) if keys else []
+        watched, *found = cast("list[bytes | None]", self._redis.mget([self._keys.watched, *keys]))
+        self.is_watched = watched is not None
         beats: list[Heartbeat] = []
         refused: dict[bytes, Refused] = {}
         for key, value in zip(keys, found, strict=True):

@@ -24,9 +24,10 @@ from orchestrator.transport.raw_connection import Argument, RawConnection, Scrip
 from orchestrator.transport.signing import Signing
 
 # What was applied is told before anything is handed out, each thing for itself: where Redis is full and takes neither,
-# forgetting applied events still makes room.
+# forgetting applied events still makes room. The stream of changes is there for people who watch: where it cannot be
+# added to, because it is not what it should be or Redis is full, it is begun anew, or given up.
 _PUBLISH = Script("""
-if #KEYS > 4 then
+if #KEYS > 5 or ARGV[3] ~= '' then
   local mark = redis.pcall('GET', KEYS[1])
   if mark ~= ARGV[1] then return type(mark) == 'string' and 0 or -1 end
 end
@@ -35,18 +36,26 @@ local function try(...)
   local answer = redis.pcall(...)
   if type(answer) == 'table' and answer.err then refusal = refusal or answer end
 end
-local next = 6
-if ARGV[3] ~= '' then
-  try('SET', KEYS[2], ARGV[3])
-  try('PUBLISH', KEYS[2], ARGV[3])
-  for _ = 1, tonumber(ARGV[5]) do
+local next = 8
+if ARGV[5] ~= '' then
+  try('SET', KEYS[2], ARGV[5])
+  try('PUBLISH', KEYS[2], ARGV[5])
+  for _ = 1, tonumber(ARGV[7]) do
     try('PUBLISH', ARGV[next], ARGV[next + 1])
     next = next + 2
   end
-  try('XTRIM', KEYS[3], 'MINID', ARGV[4])
+  try('XTRIM', KEYS[3], 'MINID', ARGV[6])
 end
 if ARGV[2] ~= '' then try('SET', KEYS[4], ARGV[2]) end
-for stream = 5, #KEYS do
+if ARGV[3] ~= '' then
+  local words = {'XADD', KEYS[5], 'MAXLEN', '~', ARGV[4], '*', 'd', ARGV[3]}
+  local answer = redis.pcall(unpack(words))
+  if type(answer) == 'table' and answer.err then
+    redis.pcall('DEL', KEYS[5])
+    try(unpack(words))
+  end
+end
+for stream = 6, #KEYS do
   for _ = 1, tonumber(ARGV[next]) do
     next = next + 1
     redis.call('XADD', KEYS[stream], '*', 'd', ARGV[next])
@@ -57,6 +66,7 @@ return refusal or 1
 """)
 
 _NOTHING_SAID: list[Argument] = ["", "", 0]
+NO_CHANGES = (b"", 0)
 _PUSH_BYTES = 1_000_000
 _COMPLAINT_TTL = 5
 
@@ -166,18 +176,23 @@ class LeaderStreams:
         cursor: str | None = None,
         ended: Sequence[Ended] = (),
         claimed: bytes = b"",
+        changes: tuple[bytes, int] = NO_CHANGES,
     ) -> None:
         """Say how far events are applied, tell waiting clients, forget applied events, and hand tasks out: one call.
 
         `claimed` is an attempt, encoded, by which to know the last commit, or None where the cursor does; empty leaves
         what Redis has. `messages` go by queue; refused if another leader has taken over. Many large ones go in several
-        calls: a Redis that is nearly full then takes at least some of them.
+        calls: a Redis that is nearly full then takes at least some of them. `changes` are for people who watch: what
+        moved, encoded, and how many such entries are kept.
         """
         said = self._said(generation, cursor, ended) if cursor is not None else _NOTHING_SAID
         signing = self._keys.signing
+        if changes[0] and signing.is_on:
+            changes = signing.sign(self._keys.changes, changes[0]), changes[1]
         for part in _in_parts(messages):
             keys = [self._keys.term, self._keys.applied, self._keys.events(generation), self._keys.claimed]
-            arguments: list[Argument] = [self.terms.mark(term), claimed, *said]
+            keys.append(self._keys.changes)
+            arguments: list[Argument] = [self.terms.mark(term), claimed, *changes, *said]
             for queue, bodies in part.items():
                 stream = self._keys.queue(generation, queue)
                 keys.append(stream)
@@ -187,7 +202,7 @@ class LeaderStreams:
                 accepted = self._connection.run(_PUBLISH, keys, arguments)
             if accepted != 1:
                 raise Deposed if accepted == 0 else TermForgotten
-            said = _NOTHING_SAID
+            said, changes = _NOTHING_SAID, NO_CHANGES
 
     def _said(self, generation: str, cursor: str, ended: Sequence[Ended]) -> list[Argument]:
         by_channel: dict[str, list[Ended]] = {}

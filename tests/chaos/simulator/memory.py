@@ -26,7 +26,7 @@ from orchestrator.transport.codec import (
 )
 from orchestrator.transport.keys import is_private, private_queue
 from orchestrator.transport.leader.queues import Message
-from orchestrator.transport.leader.streams import Inbound
+from orchestrator.transport.leader.streams import NO_CHANGES, Inbound
 from orchestrator.transport.leader.terms import Deposed, ServerState
 from orchestrator.transport.quarantine import Refused
 from orchestrator.transport.signing import OFF
@@ -202,6 +202,7 @@ class MemoryLeaderStreams:
     """What `LeaderStreams` does, in memory. Each call is a boundary at which the scheduler may crash or be paused."""
 
     signing = OFF
+    is_watched = False
 
     def __init__(self, server: MemoryRedis, caller: str, boundary: Callable[[str], None]) -> None:
         self._server = server
@@ -307,8 +308,9 @@ class MemoryLeaderStreams:
         cursor: str | None = None,
         ended: Sequence[Ended] = (),
         claimed: bytes = b"",
+        changes: tuple[bytes, int] = NO_CHANGES,
     ) -> None:
-        del ended, claimed
+        del ended, claimed, changes
 
         def effect() -> None:
             data = self._server.data

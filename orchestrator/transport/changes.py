@@ -1,0 +1,164 @@
+"""The listener's side of what moves: follow the stream of changes, and show the leader that somebody does.
+
+One follower serves all listeners of a process. What it has missed, because Redis lost it, or because it stood still for
+so long that it was cut off the stream, it says: who listens reads again what there is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, cast
+
+from redis import Redis
+
+from orchestrator.domain.tasks.task import Id
+from orchestrator.transport.codec import Changes, Malformed, decode, stream_position
+from orchestrator.transport.connection import UNAVAILABLE
+from orchestrator.transport.keys import NUDGE_CAP, SPOKEN_CAP, WATCHED_TTL, Keys
+
+_REFRESH = 2.0
+"""Seconds between two signs that somebody listens."""
+_COUNT = 200
+"""Entries that are read at once."""
+NOWHERE = "0-0"
+
+Entries = list[tuple[bytes, dict[bytes, bytes]]]
+
+
+class Entry(NamedTuple):
+    """One commit of the leader, and its place in the stream."""
+
+    id: str
+    changes: Changes
+
+
+class Heard(NamedTuple):
+    """What a look at the streams has brought."""
+
+    entries: list[Entry] = []
+    spoken: set[bytes] = set()
+    """Tasks that have said something."""
+    has_gap: bool = False
+    """Something may have been missed before these entries."""
+    all_spoken: bool = False
+    """Any task may have said something."""
+
+
+class Follower:
+    """Follows the streams on a connection of its own; for one thread."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._refresh_at = 0.0
+        self._is_connected = False
+        self._spoken = NOWHERE
+        self.position = NOWHERE
+        """The last entry that was read; `0-0` where there is none."""
+        self.generation = ""
+        """In which it was written."""
+
+    def begin(self) -> None:
+        """Begin at the ends of the streams, and have the leader write down what moves."""
+        self._go_to_end()
+        self._show_interest()
+        self._is_connected = True
+
+    def wait(self) -> Heard:
+        """Return what has come, after two seconds at the latest; raises what is wrong with Redis."""
+        try:
+            return self._wait()
+        except UNAVAILABLE:
+            self._is_connected = False
+            raise
+
+    def _wait(self) -> Heard:
+        has_gap = all_spoken = False
+        if not self._is_connected or time.monotonic() >= self._refresh_at:
+            has_gap = self._has_lost()
+            all_spoken = has_gap or not self._is_connected
+            self._show_interest()
+            self._is_connected = True
+        after: dict[Any, Any] = {self._keys.changes: self.position, self._keys.spoken: self._spoken}
+        reply = self._redis.xread(after, count=_COUNT, block=int(_REFRESH * 1000))
+        entries: list[Entry] = []
+        spoken: set[bytes] = set()
+        for key, items in cast("list[tuple[bytes, Entries]]", reply or []):
+            if key == self._keys.changes.encode():
+                self.position = items[-1][0].decode()
+                entries = list(read_entries(self._keys, items))
+                self.generation = entries[-1].changes.generation if entries else self.generation
+                has_gap |= len(entries) < len(items)
+            else:
+                self._spoken = items[-1][0].decode()
+                all_spoken |= len(items) >= SPOKEN_CAP
+                for _, fields in items:
+                    spoken.update(_tasks(self._keys, fields))
+        return Heard(entries, spoken, has_gap, all_spoken)
+
+    def _has_lost(self) -> bool:
+        """Say whether the stream no longer has what was read last; then go on from its end."""
+        if self.position == NOWHERE:
+            return False
+        if self._redis.xrange(self._keys.changes, min=self.position, max=self.position, count=1):
+            return False
+        self._go_to_end()
+        return True
+
+    def _go_to_end(self) -> None:
+        items = _last(self._redis, self._keys.changes)
+        self.position = items[0][0].decode() if items else NOWHERE
+        self.generation = next((entry.changes.generation for entry in read_entries(self._keys, items)), "")
+        spoken = _last(self._redis, self._keys.spoken)
+        self._spoken = spoken[0][0].decode() if spoken else NOWHERE
+
+    def _show_interest(self) -> None:
+        """Tell the leader that somebody listens; if it does not know yet, have it look at once."""
+        before = self._redis.set(self._keys.watched, b"1", ex=WATCHED_TTL, get=True)
+        if before is None:
+            self._redis.xadd(self._keys.nudges, {"fleet": b""}, maxlen=NUDGE_CAP, approximate=True)
+        self._refresh_at = time.monotonic() + _REFRESH
+
+
+def find_entries(redis: Redis, keys: Keys, ids: Iterable[str]) -> dict[str, Changes]:
+    """Return those entries that still stand in the stream of changes, and so everything after them."""
+    pipeline = redis.pipeline(transaction=False)
+    for id in ids:
+        pipeline.xrange(keys.changes, min=id, max=id, count=1)
+    return {entry.id: entry.changes for items in pipeline.execute() for entry in read_entries(keys, items)}
+
+
+def history(redis: Redis, keys: Keys, after: str, until: str) -> Iterator[Entry]:
+    """Yield what stands behind one entry, up to another; a malformed one is told as a first one."""
+    while stream_position(after) < stream_position(until):
+        items = cast("Entries", redis.xrange(keys.changes, min=f"({after}", max=until, count=_COUNT))
+        if not items:
+            return
+        found = {entry.id: entry for entry in read_entries(keys, items)}
+        for raw, _ in items:
+            name = raw.decode()
+            yield found.get(name) or Entry(name, Changes("?", is_first=True))
+        after = items[-1][0].decode()
+
+
+def read_entries(keys: Keys, items: Entries) -> Iterator[Entry]:
+    """Yield what entries say; those that are none of ours are left out."""
+    for entry, fields in items:
+        try:
+            body = keys.signing.body(keys.changes, (fields or {}).get(b"d", b""))
+            yield Entry(entry.decode(), decode(Changes, body))
+        except Malformed:
+            continue
+
+
+def _last(redis: Redis, key: str) -> Entries:
+    """Return the last entry of a stream, if it has any."""
+    return cast("Entries", redis.xrevrange(key, count=1))
+
+
+def _tasks(keys: Keys, fields: dict[bytes, bytes]) -> list[bytes]:
+    try:
+        return decode(list[Id], keys.signing.body(keys.spoken, (fields or {}).get(b"d", b"")))
+    except Malformed:
+        return []

@@ -1,0 +1,222 @@
+"""What the leader writes down for people who watch: everything that moves, while somebody listens, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from orchestrator.domain.tasks.task import Failed, Started, Succeeded
+from orchestrator.scheduler import changes as change_log
+from orchestrator.transport.changes import Entry, Follower, find_entries, history, read_entries
+from orchestrator.transport.codec import Changes, encode
+from orchestrator.transport.keys import SPOKEN_CAP, WATCHED_TTL
+from tests.integration.stage import ERROR, KEYS, ONE, System, engine, system  # fixtures
+
+__all__ = ["engine", "system"]
+
+
+def told(redis: Redis) -> list[Changes]:
+    entries: Any = redis.xrange(KEYS.changes)
+    return [entry.changes for entry in read_entries(KEYS, entries)]
+
+
+def firsts(redis: Redis) -> list[str]:
+    entries: Any = redis.xrange(KEYS.changes)
+    return [entry.id for entry in read_entries(KEYS, entries) if entry.changes.is_first]
+
+
+def watch(system: System) -> Follower:
+    """Begin to listen, and let the leader know."""
+    follower = Follower(system.redis, KEYS)
+    follower.begin()
+    system.pass_seconds()
+    return follower
+
+
+def test_with_nobody_listening_nothing_is_written(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_log, "TaskChange", None)  # so that building one would fail
+    worker = system.worker()
+    system.dispatch(3)
+    worker.report(*(Succeeded(task.id, task.attempt, 0.1, ONE) for task in worker.take()))
+    system.tick()
+    assert not system.redis.exists(KEYS.changes)
+
+
+def test_what_moves_is_told_from_a_first_entry_on(system: System) -> None:
+    worker = system.worker("w1")
+    watch(system)
+    first, *rest = told(system.redis)
+    assert (first.is_first, first.generation, rest) == (True, system.generation, [])
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    worker.report(Started(task.id, task.attempt, 0.0))
+    system.tick()
+    worker.report(Succeeded(task.id, task.attempt, 0.1, ONE))
+    system.tick()
+    moves = [move for entry in told(system.redis) for move in entry.tasks]
+    assert [(move.status, move.name, move.queue, move.attempt, move.run) for move in moves] == [
+        (status, "job", "default", 1, None) for status in ("dispatched", "running", "success")
+    ]
+    assert {move.id.hex() for move in moves} == {handle.id.replace("-", "")}
+
+
+def test_runs_workers_and_queues_are_told_of(system: System) -> None:
+    watch(system)
+    worker = system.worker("w1")
+    system.pass_seconds()
+    run = system.app.start_many(system.job, range(2))
+    system.pass_seconds()
+    worker.report(*(Succeeded(task.id, task.attempt, 0.1, ONE) for task in worker.take()))
+    system.tick()
+    system.app.queue("default").pause()
+    system.tick()
+    worker.die()
+    system.pass_seconds(2)
+    entries = told(system.redis)
+    runs = [change for entry in entries for change in entry.runs]
+    assert {change.id.hex() for change in runs} == {run.id.replace("-", "")}
+    assert [change.status for change in runs if change.status][-1] == "success"
+    assert any(entry.queues for entry in entries)
+    assert [(w.id, w.state) for entry in entries for w in entry.workers] == [("w1", "live"), ("w1", "gone")]
+
+
+def test_a_retry_goes_back_to_pending_and_on(system: System) -> None:
+    worker = system.worker()
+    watch(system)
+    system.job.options(retries=1).enqueue()
+    system.pass_seconds()
+    (task,) = worker.take()
+    worker.report(Failed(task.id, task.attempt, 0.1, ERROR, retryable=True))
+    system.tick()
+    moves = [move.status for entry in told(system.redis) for move in entry.tasks]
+    assert moves[:2] == ["dispatched", "pending"]
+
+
+def test_another_leader_begins_with_a_first_entry(system: System) -> None:
+    """The one before may have died between a commit and its publication."""
+    worker = system.worker()
+    watch(system)
+    system.dispatch()
+    (task,) = worker.take()
+    worker.report(Succeeded(task.id, task.attempt, 0.1, ONE))
+    system.scheduler.term.link.publish = lambda *_, **__: None  # type: ignore[method-assign]
+    system.tick()
+    assert all(move.status != "success" for entry in told(system.redis) for move in entry.tasks)
+    system.lead()
+    system.pass_seconds()
+    assert told(system.redis)[-1].is_first
+
+
+def test_what_redis_did_not_take_makes_the_next_entry_a_first_one(system: System) -> None:
+    system.worker()
+    watch(system)
+    before = firsts(system.redis)
+    system.redis.config_set("maxmemory", 1)
+    try:
+        system.job.enqueue()
+        system.pass_seconds()
+    finally:
+        system.redis.config_set("maxmemory", 0)
+    system.pass_seconds(2)
+    assert [entry for entry in firsts(system.redis) if entry not in before]
+    system.dispatch()
+    assert [move.status for move in told(system.redis)[-1].tasks] == ["dispatched"]
+
+
+@pytest.mark.parametrize("rubbish", ["string", "last entry"])
+def test_a_stream_that_somebody_has_spoilt_is_begun_anew(system: System, rubbish: str) -> None:
+    system.worker()
+    watch(system)
+    generation = system.generation
+    system.redis.delete(KEYS.changes)
+    if rubbish == "string":
+        system.redis.set(KEYS.changes, b"banana")
+    else:
+        system.redis.xadd(KEYS.changes, {"d": b""}, id=f"{2**64 - 1}-{2**64 - 1}")
+    system.dispatch()
+    assert [move.status for entry in told(system.redis) for move in entry.tasks] == ["dispatched"]
+    assert system.generation == generation
+
+
+def test_when_nobody_listens_any_more_it_ends(system: System) -> None:
+    system.worker()
+    watch(system)
+    assert 0 < system.redis.ttl(KEYS.watched) <= WATCHED_TTL
+    system.redis.delete(KEYS.watched)
+    system.pass_seconds()
+    before = len(told(system.redis))
+    system.dispatch()
+    assert len(told(system.redis)) == before
+    watch(system)
+    assert told(system.redis)[-1].is_first
+
+
+def test_few_bytes_are_kept(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_log, "_MOST_BYTES", 5_000)
+    worker = system.worker(slots=100)
+    watch(system)
+    for _ in range(400):
+        system.job.enqueue()
+        system.pass_seconds()
+        worker.report(*(Succeeded(task.id, task.attempt, 0.1, ONE) for task in worker.take()))
+    system.tick()
+    assert system.redis.xlen(KEYS.changes) < 300, "of some 800 entries"
+
+
+# -- the listener's side
+
+
+def test_a_follower_hears_what_comes_and_says_when_it_has_missed_something(system: System) -> None:
+    system.worker()
+    follower = watch(system)
+    assert [entry.changes.is_first for entry in follower.wait().entries] == [True]
+    system.dispatch()
+    heard = follower.wait()
+    assert [move.status for entry in heard.entries for move in entry.changes.tasks] == ["dispatched"]
+    assert (heard.has_gap, follower.generation) == (False, system.generation)
+    system.redis.delete(KEYS.changes, KEYS.watched)
+    follower._refresh_at = 0.0
+    nudges = system.redis.xlen(KEYS.nudges)
+    assert follower._has_lost()
+    follower._show_interest()
+    assert system.redis.xlen(KEYS.nudges) == nudges + 1, "the leader is to look at once"
+
+
+def test_what_stands_behind_an_entry_can_be_read_again(system: System) -> None:
+    system.worker()
+    watch(system)
+    system.dispatch()
+    system.dispatch()
+    entries: Any = system.redis.xrange(KEYS.changes)
+    ids = [entry.decode() for entry, _ in entries]
+    assert [entry.id for entry in history(system.redis, KEYS, ids[0], ids[2])] == ids[1:3]
+    assert [entry.id for entry in history(system.redis, KEYS, ids[0], ids[1])] == ids[1:2]
+    system.redis.xadd(KEYS.changes, {"d": b"rubbish"})
+    last = system.redis.xrevrange(KEYS.changes, count=1)[0][0].decode()  # type: ignore[index,union-attr]
+    assert list(history(system.redis, KEYS, ids[-1], last)) == [Entry(last, Changes("?", is_first=True))]
+    assert find_entries(system.redis, KEYS, [ids[0], "1-1"]).keys() == {ids[0]}
+    system.redis.xtrim(KEYS.changes, maxlen=1, approximate=False)
+    assert not find_entries(system.redis, KEYS, [ids[0]])
+
+
+def test_rubbish_in_the_streams_is_a_gap(system: System) -> None:
+    follower = watch(system)
+    follower.wait()
+    system.redis.xadd(KEYS.changes, {"d": b"rubbish"})
+    system.redis.xadd(KEYS.spoken, {"d": b"rubbish"})
+    heard = follower.wait()
+    assert (heard.entries, heard.spoken, heard.has_gap) == ([], set(), True)
+
+
+def test_where_too_many_have_spoken_any_may_have(system: System) -> None:
+    follower = watch(system)
+    follower.wait()
+    pipeline = system.redis.pipeline()
+    for number in range(SPOKEN_CAP):
+        pipeline.xadd(KEYS.spoken, {"d": encode([number.to_bytes(16, "big")])})
+    pipeline.execute()
+    heard = [follower.wait() for _ in range(10)]
+    spoken = {task for one in heard for task in one.spoken}
+    assert len(spoken) == SPOKEN_CAP or any(one.all_spoken for one in heard)
