@@ -24,6 +24,9 @@ from orchestrator.api.conditions import expected_tag, is_known
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.headers import AMBIGUOUS, is_ambiguous, safely
+from orchestrator.api.live.answer import Admit
+from orchestrator.api.live.answer import answer as live
+from orchestrator.api.live.hub import Hub
 from orchestrator.api.patience import LONGEST_BODY
 from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, refused
 from orchestrator.api.reach import WHOLE
@@ -52,14 +55,15 @@ _MOST_WAITING = 1_000
 def create_app(settings: Settings) -> Starlette:
     """Return the application, as any ASGI server takes it."""
     api = Api(settings)
-    door, refusals, turns = Doorkeeper(api), Refusals(api), _Turns()
+    door, refusals, turns, hub = Doorkeeper(api), Refusals(api), _Turns(), Hub(api)
 
     @asynccontextmanager
     async def alive(_: Starlette) -> AsyncIterator[None]:
         yield
+        hub.let_go()
         await anyio.to_thread.run_sync(api.close)
 
-    paths = {path: _Path(api, door, refusals, turns, found) for path, found in _by_path(ROUTES).items()}
+    paths = {path: _Path(api, door, refusals, turns, hub, found) for path, found in _by_path(ROUTES).items()}
     document = msgspec.json.encode(openapi.document(ROUTES))
     routes = [
         Route("/openapi.json", partial(_constant, document, "application/json"), methods=["GET"]),
@@ -69,6 +73,7 @@ def create_app(settings: Settings) -> Starlette:
     handlers = {HTTPException: _not_served, Exception: _defect}
     app = _Application(routes=routes, lifespan=alive, exception_handlers=handlers)
     app.known = {path: served for path, served in paths.items() if "{" not in path}
+    app.state.let_go = hub.let_go
     return app
 
 
@@ -130,12 +135,13 @@ class _Path:
     """All that is served under one path: an ASGI application."""
 
     def __init__(
-        self, api: Api, door: Doorkeeper, refusals: Refusals, turns: _Turns, endpoints: Mapping[str, Endpoint]
+        self, api: Api, door: Doorkeeper, refusals: Refusals, turns: _Turns, hub: Hub, endpoints: Mapping[str, Endpoint]
     ) -> None:
         self._api = api
         self._door = door
         self._refusals = refusals
         self._turns = turns
+        self._hub = hub
         self._endpoints = endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,9 +151,13 @@ class _Path:
         observed.under_way += 1
         try:
             endpoint = self._endpoint(request.method)
-            caller = await self._door.admit(peer, request.headers, endpoint.scope, self._turns.run)
+            admit = partial(self._door.admit, peer, request.headers, endpoint.scope, self._turns.run)
+            caller = await admit()
             served.set(caller.actor)
-            response = await _answer(self._api, self._turns, endpoint, request, caller.reach)
+            if endpoint.is_live:
+                response = await self._listen(endpoint, request, caller.reach, admit)
+            else:
+                response = await _answer(self._api, self._turns, endpoint, request, caller.reach)
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001  # a defect is one request's, and is told without a traceback
@@ -158,6 +168,12 @@ class _Path:
             observed.under_way -= 1
         self._observe(request.method, response.status_code, time.monotonic() - began)
         await response(scope, receive, send)
+
+    async def _listen(self, endpoint: Endpoint, request: Request, reach: Reach, admit: Admit) -> Response:
+        given = endpoint.read_path(request.path_params) | endpoint.read_query(request.url.query)
+        call = partial(_call, self._api, endpoint, given, reach)
+        wanted = await self._turns.run(call) if reach.is_bound else call()  # only a look at whose it is takes a thread
+        return await live(self._hub, wanted, request, admit)
 
     def _observe(self, method: str, status: int, seconds: float) -> None:
         known = next(iter(self._endpoints.values()))

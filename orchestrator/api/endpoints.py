@@ -26,6 +26,7 @@ from orchestrator.domain.access import Scope
 
 F = TypeVar("F", bound=Callable[..., Any])
 JSON = "application/json"
+EVENTS = "text/event-stream"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,11 @@ class Endpoint:
     """Of the body."""
     repeated: frozenset[str] = frozenset()
     """Names in the query that may be given more than once."""
+
+    @property
+    def is_live(self) -> bool:
+        """Say whether it is answered with events as they happen; then the call says what is listened to."""
+        return self.media_type == EVENTS
 
     def read_path(self, found: Mapping[str, str]) -> dict[str, Any]:
         """Return what stands in the path, in its types."""
@@ -126,6 +132,10 @@ class Routes:
     ) -> Callable[[F], F]:
         """Declare a route that looks at something."""
         return self._add("GET", path, about, scope, 200, etag=etag, media_type=media_type)
+
+    def live(self, path: str, *, about: Subject) -> Callable[[F], F]:
+        """Declare a route on which one listens to something."""
+        return self._add("GET", path, about, Scope.READ, 200, media_type=EVENTS)
 
     def post(
         self,

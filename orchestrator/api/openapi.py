@@ -108,7 +108,7 @@ def _types(endpoint: Endpoint) -> Iterable[Any]:
 
 
 def _is_described(endpoint: Endpoint) -> bool:
-    return endpoint.answer is not None and endpoint.answer is not Response
+    return endpoint.answer is not None and endpoint.answer is not Response and not endpoint.is_live
 
 
 def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
@@ -127,6 +127,15 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
                 "description": "The same key does it once, however often it is tried.",
             }
         )
+    if endpoint.is_live:
+        parameters.append(
+            {
+                "name": "Last-Event-ID",
+                "in": "header",
+                "schema": {"type": "string"},
+                "description": "The `id` of the last event that was received: the stream goes on behind it.",
+            }
+        )
     parameters += [_tag_header(name) for name in _tag_headers(endpoint)]
     found: dict[str, Any] = {
         "operationId": endpoint.call.__name__ if endpoint.path.startswith("/api") else f"root_{endpoint.call.__name__}",
@@ -134,12 +143,8 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
         "tags": [endpoint.tag],
         "parameters": parameters,
         "responses": {
-            str(endpoint.status): {
-                "description": endpoint.summary,
-                "content": {
-                    endpoint.media_type: {"schema": known[id(endpoint.answer)] if _is_described(endpoint) else {}}
-                },
-            },
+            str(endpoint.status): {"description": endpoint.summary, "content": _content(endpoint, known)},
+            **({"204": {"description": "The end has been told already."}} if endpoint.is_live else {}),
             **({"304": {"description": "It is as it was."}} if endpoint.etag is not None else {}),
             **{
                 str(status): {"description": words, "content": {MEDIA_TYPE: {"schema": known[id(Problem)]}}}
@@ -161,6 +166,14 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
             "content": {"application/json": content},
         }
     return found
+
+
+def _content(endpoint: Endpoint, known: dict[int, Any]) -> dict[str, Any]:
+    if endpoint.is_live:
+        schema = {"type": "string", "description": "Server-sent events, with JSON as data."}
+    else:
+        schema = known[id(endpoint.answer)] if _is_described(endpoint) else {}
+    return {endpoint.media_type: {"schema": schema}}
 
 
 _TAG_HEADERS = {

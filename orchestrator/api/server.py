@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import sys
+from collections.abc import Callable
 from typing import NamedTuple
 
 import uvicorn
@@ -45,8 +46,9 @@ def serve(
         return
     _check_certificate(certificate)
     listener = _listen(host, port, or_any, asks=_asks(settings))
+    app = create_app(settings)
     config = uvicorn.Config(
-        create_app(settings),
+        app,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -60,7 +62,19 @@ def serve(
     place = f"[{host}]" if ":" in host else host
     log.info("serving %s://%s:%d/docs", "https" if certificate else "http", place, listener.getsockname()[1])
     with listener:
-        uvicorn.Server(config).run(sockets=[listener])
+        _Server(config, app.state.let_go).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Ends the streams of those who listen before it waits for requests to end, for these would not."""
+
+    def __init__(self, config: uvicorn.Config, let_go: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._let_go = let_go
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._let_go()
+        await super().shutdown(sockets)
 
 
 def _wait_for_postgres(settings: Settings) -> bool:

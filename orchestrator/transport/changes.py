@@ -19,6 +19,8 @@ from orchestrator.transport.keys import NUDGE_CAP, SPOKEN_CAP, WATCHED_TTL, Keys
 
 _REFRESH = 2.0
 """Seconds between two signs that somebody listens."""
+_FIRST_ENTRY = 1.0
+"""Seconds that a leader may take to notice that somebody listens, before nobody waits for it any more."""
 _COUNT = 200
 """Entries that are read at once."""
 NOWHERE = "0-0"
@@ -60,10 +62,12 @@ class Follower:
         """In which it was written."""
 
     def begin(self) -> None:
-        """Begin at the ends of the streams, and have the leader write down what moves."""
+        """Begin at the ends of the streams, and have the leader write down what moves; wait a moment until it does."""
         self._go_to_end()
-        self._show_interest()
+        is_new = self._show_interest()
         self._is_connected = True
+        if is_new:
+            self._read(_FIRST_ENTRY)
 
     def wait(self) -> Heard:
         """Return what has come, after two seconds at the latest; raises what is wrong with Redis."""
@@ -80,8 +84,13 @@ class Follower:
             all_spoken = has_gap or not self._is_connected
             self._show_interest()
             self._is_connected = True
+        heard = self._read(_REFRESH)
+        return heard._replace(has_gap=heard.has_gap or has_gap, all_spoken=heard.all_spoken or all_spoken)
+
+    def _read(self, seconds: float) -> Heard:
+        has_gap = all_spoken = False
         after: dict[Any, Any] = {self._keys.changes: self.position, self._keys.spoken: self._spoken}
-        reply = self._redis.xread(after, count=_COUNT, block=int(_REFRESH * 1000))
+        reply = self._redis.xread(after, count=_COUNT, block=int(seconds * 1000))
         entries: list[Entry] = []
         spoken: set[bytes] = set()
         for key, items in cast("list[tuple[bytes, Entries]]", reply or []):
@@ -113,12 +122,13 @@ class Follower:
         spoken = _last(self._redis, self._keys.spoken)
         self._spoken = spoken[0][0].decode() if spoken else NOWHERE
 
-    def _show_interest(self) -> None:
-        """Tell the leader that somebody listens; if it does not know yet, have it look at once."""
+    def _show_interest(self) -> bool:
+        """Tell the leader that somebody listens; if it does not know yet, have it look at once, and say so."""
         before = self._redis.set(self._keys.watched, b"1", ex=WATCHED_TTL, get=True)
         if before is None:
             self._redis.xadd(self._keys.nudges, {"fleet": b""}, maxlen=NUDGE_CAP, approximate=True)
         self._refresh_at = time.monotonic() + _REFRESH
+        return before is None
 
 
 def find_entries(redis: Redis, keys: Keys, ids: Iterable[str]) -> dict[str, Changes]:

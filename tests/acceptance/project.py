@@ -84,6 +84,14 @@ def says(ctx: TaskContext, text: str) -> None:
 
 
 @app.task
+def narrates(ctx: TaskContext, go: str) -> None:
+    ctx.log("begins")
+    ctx.progress(0.5, "half of it")
+    wait_for(go)
+    ctx.log("is done")
+
+
+@app.task
 def logged(path: str, number: int) -> int:
     log(path, str(number))
     return number

@@ -22,7 +22,16 @@ from orchestrator.store.insights.pressure import (
     dead_rows,
     long_transactions,
 )
-from orchestrator.store.insights.runs import RunDetail, RunFilter, RunPage, RunView, list_runs, page_of_runs, show_run
+from orchestrator.store.insights.runs import (
+    RunDetail,
+    RunFilter,
+    RunPage,
+    RunView,
+    find_runs,
+    list_runs,
+    page_of_runs,
+    show_run,
+)
 from orchestrator.store.insights.search import Found, search
 from orchestrator.store.insights.steps import StepView, find_step_task, list_steps
 from orchestrator.store.insights.system import (
@@ -41,6 +50,7 @@ from orchestrator.store.insights.tasks import (
     TaskFilter,
     TaskPage,
     TaskView,
+    find_tasks,
     list_tasks,
     page_of_tasks,
     show_task,
@@ -79,8 +89,10 @@ __all__ = [
     "dead_rows",
     "find_obstacles",
     "find_run_owner",
+    "find_runs",
     "find_step_task",
     "find_task_owner",
+    "find_tasks",
     "list_code_workflows",
     "list_queues",
     "list_runs",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -177,6 +177,16 @@ def list_runs(connection: Connection, wanted: RunFilter, *, limit: int = 50, bef
         before = page.next
         if before is None or len(found) == limit:
             return RunPage(found, before)
+
+
+_FIND = Statement[Row](f"""
+SELECT /* insights.runs.find */ {_COLUMNS} FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[])
+""")
+
+
+def find_runs(connection: Connection, ids: Sequence[bytes]) -> list[RunView]:
+    """Return those of these runs that there are."""
+    return [RunView(**_columns(row)) for row in _FIND(connection, ids=ids)]
 
 
 _HOLDERS = Statement[UUID]("""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -278,6 +278,18 @@ def _parameters(wanted: TaskFilter, limit: int, before: UUID | None) -> dict[str
         "limit": limit,
         "most": MOST_ENDS_LOOKED_AT if wanted.by_end else MOST_LOOKED_AT,
     }
+
+
+_FIND = Statement[Row](f"""
+SELECT /* insights.tasks.find */ {_OPEN} FROM orchestrator.tasks WHERE id = ANY(%(ids)s::uuid[])
+ UNION ALL
+SELECT {_ENDED} FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[])
+""")
+
+
+def find_tasks(connection: Connection, ids: Sequence[bytes]) -> list[TaskView]:
+    """Return those of these tasks that there are."""
+    return [TaskView(**_columns(row)) for row in _FIND(connection, ids=ids)]
 
 
 _SHOW = Statement[Row](f"""

@@ -1,0 +1,62 @@
+"""Many who want to know something at the same time are answered by one read, in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+import anyio
+import anyio.to_thread
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_PAUSE = 0.02
+"""Seconds between two reads, in which more may gather."""
+
+
+class Batches(Generic[K, V]):
+    """Reads for all who have asked since the last read began; nobody gets an answer that is older than the question."""
+
+    def __init__(self, read: Callable[[Sequence[K]], Mapping[K, V]]) -> None:
+        self._read = read
+        self._asked: dict[K, asyncio.Future[V]] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self._free: anyio.CapacityLimiter | None = None
+
+    async def get(self, key: K) -> V:
+        """Return what a read says of this; raises what went wrong with it."""
+        answer = self._asked.get(key)
+        if answer is None:
+            answer = self._asked[key] = asyncio.get_running_loop().create_future()
+            answer.add_done_callback(_looked_at)
+        if self._reader is None:
+            self._reader = asyncio.create_task(self._answer())
+        return await asyncio.shield(answer)
+
+    async def _answer(self) -> None:
+        self._free = self._free or anyio.CapacityLimiter(1)
+        try:
+            await asyncio.sleep(0)  # those who ask in the same moment are read for together
+            while self._asked:
+                asked, self._asked = self._asked, {}
+                try:
+                    keys = list(asked)
+                    found = await anyio.to_thread.run_sync(partial(self._read, keys), limiter=self._free)
+                except Exception as error:  # noqa: BLE001  # it is for those who asked
+                    for answer in asked.values():
+                        answer.set_exception(error)
+                else:
+                    for key, answer in asked.items():
+                        answer.set_result(found[key])
+                await asyncio.sleep(_PAUSE)
+        finally:
+            self._reader = None
+
+
+def _looked_at(answer: asyncio.Future[V]) -> None:
+    """Whoever asked may be gone by now, and an error is nobody's defect then."""
+    if not answer.cancelled():
+        answer.exception()

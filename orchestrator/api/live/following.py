@@ -1,0 +1,128 @@
+"""The thread that follows Redis, once for all listeners of a process, while there are any."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from redis import Redis
+
+from orchestrator.api.live.places import Place
+from orchestrator.telemetry import Outage, get_logger
+from orchestrator.transport.changes import Follower, Heard
+from orchestrator.transport.connection import UNAVAILABLE, connect, describe
+from orchestrator.transport.keys import Keys
+
+log = get_logger("api")
+
+_PAUSE = 0.5
+"""Seconds before Redis is tried again."""
+
+
+class Following:
+    """Follows while it is wanted, and passes on what it hears to the event loop, before it listens again."""
+
+    def __init__(self, redis_url: str, keys: Keys, heard: Callable[[Heard, Place], bool]) -> None:
+        self._url = redis_url
+        self._keys = keys
+        self._heard = heard
+        """Called in the loop; says whether anybody listens."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wanted = threading.Event()
+        self._is_closed = False
+        self._place: asyncio.Future[Place] | None = None
+        self._redis: Redis | None = None
+
+    async def begin(self) -> None:
+        """Follow, unless that is done already; returns when everything that comes from now on is heard."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            threading.Thread(target=self._run, name="orchestrator-live", args=(loop,), daemon=True).start()
+        if self._place is None:
+            self._place = loop.create_future()
+            self._place.add_done_callback(_looked_at)
+            self._wanted.set()
+        await asyncio.shield(self._place)
+
+    def close(self) -> None:
+        """End the thread when it comes round."""
+        self._is_closed = True
+        self._wanted.set()
+
+    # -- in the thread
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        redis = connect(self._url)
+        outage = Outage(log, "Redis", "listeners hear nothing")
+        try:
+            while not self._is_closed and not loop.is_closed():
+                self._wanted.wait()
+                try:
+                    self._follow(loop, Follower(redis, self._keys), outage)
+                except Exception:  # a defect: say so loudly, and go on rather than leave everybody deaf
+                    if not loop.is_closed():
+                        log.exception("this should not have happened; listeners go on from what there is")
+        finally:
+            redis.close()
+
+    def _follow(self, loop: asyncio.AbstractEventLoop, follower: Follower, outage: Outage) -> None:
+        """Follow until nobody listens any more."""
+        pause = threading.Event()
+        is_first = True
+        while not self._is_closed:
+            try:
+                if is_first:
+                    follower.begin()
+                heard = Heard() if is_first else follower.wait()
+                outage.worked()
+            except UNAVAILABLE as error:
+                outage.failed(describe(error))
+                if is_first:
+                    self._wanted.clear()
+                    _in(loop, self._failed, error)
+                    return
+                pause.wait(_PAUSE)
+                continue
+            place = Place(follower.generation, follower.position)
+            if not _in(loop, self._pass_on, heard, place, is_first):
+                return
+            is_first = False
+
+    # -- in the loop
+
+    def _pass_on(self, heard: Heard, place: Place, is_first: bool) -> bool:
+        goes_on = self._heard(heard, place) or is_first
+        if self._place is not None and not self._place.done():
+            self._place.set_result(place)
+        if not goes_on:
+            self._place = None
+            self._wanted.clear()
+        return goes_on
+
+    def _failed(self, error: Exception) -> bool:
+        waiting, self._place = self._place, None
+        if waiting is not None:
+            waiting.set_exception(error)
+        return False
+
+
+def _in(loop: asyncio.AbstractEventLoop, call: Callable[..., bool], *arguments: object) -> bool:
+    """Call something in the loop; return what it says."""
+
+    async def do() -> bool:
+        return call(*arguments)
+
+    coroutine = do()
+    try:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+    except RuntimeError:
+        coroutine.close()
+        raise
+
+
+def _looked_at(place: asyncio.Future[Place]) -> None:
+    """Whoever wanted to listen may be gone by now."""
+    if not place.cancelled():
+        place.exception()

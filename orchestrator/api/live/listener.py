@@ -1,0 +1,107 @@
+"""One who listens: what is to be sent to it waits here, up to a limit.
+
+Who does not read for so long that more gathers than the limit is not waited for. What has gathered is thrown away, and
+when it reads again it is given a snapshot, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from orchestrator.api.live.places import Place
+from orchestrator.api.live.subjects import Subject
+from orchestrator.transport.changes import NOWHERE
+from orchestrator.transport.codec import ProgressMark
+
+_MOST_BYTES = 262_144
+"""That may wait for one listener."""
+
+
+class Listener:
+    """The end of one stream of events, in this process."""
+
+    def __init__(self, subject: Subject, since: Place) -> None:
+        self.subject = subject
+        self.since = since
+        """It is given what comes after this."""
+        self.log = self._sent_log = since.log
+        """How far it has been given the log of its task."""
+        self.mark: ProgressMark | None = None
+        """The last progress that it was given."""
+        self.age = (-1, 0)
+        """How far the task had come of which it was told last."""
+        self.hearing = asyncio.Lock()
+        self.will_hear = False
+        self.turn = 0
+        """How often it has begun."""
+        self.end: object = None
+        """How it has ended, as far as that came while it had not begun yet."""
+        self.is_ending = False
+        self.is_lagging = False
+        """It was too slow, and what waited for it was thrown away."""
+        self.is_closed = False
+        self._waiting: list[bytes] = []
+        self._size = 0
+        self._held: list[bytes] | None = []
+        """What came while it is not known yet what it begins with."""
+        self._has_more = asyncio.Event()
+
+    @property
+    def is_held(self) -> bool:
+        """Say whether it is not known yet what it begins with."""
+        return self._held is not None
+
+    def hold(self, since: Place) -> int:
+        """Give it nothing until it begins anew, from this place; return the number of that beginning."""
+        self._waiting, self._size, self._held = [], 0, []
+        self.since, self.log, self.is_lagging, self.end = since, self._sent_log, False, None
+        self.turn += 1
+        return self.turn
+
+    def begin(self, said: bytes, *, is_whole: bool = False) -> None:
+        """Give it what it begins with, however long, and then what has come meanwhile; nothing if it is whole."""
+        held, self._held = self._held or [], None
+        self._waiting.append(said)
+        if not is_whole:
+            self._waiting += held
+        self._has_more.set()
+
+    def give(self, said: bytes) -> None:
+        """Have something sent."""
+        if not said or self.is_closed or self.is_lagging:
+            return
+        self._size += len(said)
+        if self._size > _MOST_BYTES:
+            self.is_lagging = True
+            self._waiting, self.log = [], self._sent_log
+            if self._held is not None:
+                self._held = []
+                return  # and when it has begun, it begins once more
+        elif self._held is not None:
+            self._held.append(said)
+            return
+        else:
+            self._waiting.append(said)
+        self._has_more.set()
+
+    def close(self) -> None:
+        """Send what there is, and then no more."""
+        self.is_closed = True
+        self._has_more.set()
+
+    async def take(self, seconds: float) -> bytes:
+        """Return what is to be sent, or nothing if there was nothing for so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._has_more.wait()
+        except TimeoutError:
+            return b""
+        self._has_more.clear()
+        said = b"".join(self._waiting)
+        self._waiting, self._size, self._sent_log = [], 0, self.log
+        return said
+
+    @property
+    def is_new_to_task(self) -> bool:
+        """Say whether its task has said nothing yet, as far as it knows."""
+        return self.log == NOWHERE and self.mark is None

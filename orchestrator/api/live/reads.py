@@ -1,0 +1,124 @@
+"""What a listener begins with, what it has missed, and what tasks say: read for many listeners at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+from orchestrator.api.context import Api
+from orchestrator.api.live.places import Place
+from orchestrator.api.live.subjects import SYSTEM, Kind, State, Subject, missed
+from orchestrator.store import insights
+from orchestrator.store.insights import QueueCounts
+from orchestrator.transport import journal
+from orchestrator.transport.changes import find_entries, history
+from orchestrator.transport.codec import TaskChange, stream_position
+from orchestrator.transport.journal import Heard
+
+
+class Missed(NamedTuple):
+    """Who wants to know what happened between two places."""
+
+    subject: Subject
+    after: Place
+    until: Place
+
+
+class Past(NamedTuple):
+    """What happened there."""
+
+    tasks: list[TaskChange]
+    """Moves of the one task."""
+    said: bytes
+    """Events, of all other subjects."""
+
+
+class Reads:
+    """What is read in threads."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def states(self, subjects: Sequence[Subject]) -> dict[Subject, State | None]:
+        """Return what there is of subjects; None of those that there are not."""
+        found: dict[Subject, State | None] = dict.fromkeys(subjects)
+        tasks, runs, queues = (
+            [subject for subject in subjects if subject.kind is kind] for kind in (Kind.TASK, Kind.RUN, Kind.QUEUE)
+        )
+        with self._api.reading() as connection:
+            if tasks:
+                for task in insights.find_tasks(connection, _ids(tasks)):
+                    found[Subject(Kind.TASK, task.id.bytes)] = task
+            if runs:
+                for run in insights.find_runs(connection, _ids(runs)):
+                    found[Subject(Kind.RUN, run.id.bytes)] = run
+            if queues:
+                known = {one.queue: one for one in insights.list_queues(connection)}
+                found |= {subject: known.get(str(subject.key)) or _empty(str(subject.key)) for subject in queues}
+            if SYSTEM in found:
+                found[SYSTEM] = insights.overview(connection)
+        return found
+
+    def journals(self, asked: Sequence[tuple[bytes, str]]) -> dict[tuple[bytes, str], Heard]:
+        """Return what tasks have said, each after an entry of its log."""
+        connections = self._api.backend.connections
+        heard: dict[tuple[bytes, str], Heard] = {}
+        rest = list(asked)
+        while rest:  # a task whose listeners stand at different entries is read for each of them
+            now = dict(rest)
+            found = journal.read_many(connections.redis, connections.keys, now)
+            heard |= {(task, after): found[task] for task, after in now.items()}
+            rest = [one for one in rest if one not in heard]
+        return heard
+
+    def pasts(self, asked: Sequence[Missed]) -> dict[Missed, Past | None]:
+        """Return what listeners have missed; None where nobody knows, and they begin again."""
+        connections = self._api.backend.connections
+        redis, keys = connections.redis, connections.keys
+        standing = find_entries(redis, keys, {one.after.entry for one in asked})
+        pasts: dict[Missed, Past | None] = dict.fromkeys(asked)
+        known = [
+            one
+            for one in asked
+            if one.after.entry in standing and standing[one.after.entry].generation == one.after.generation
+        ]
+        if not known:
+            return pasts
+        after = min((one.after.entry for one in known), key=stream_position)
+        until = max((one.until.entry for one in known), key=stream_position)
+        placed = [(stream_position(entry.id), entry) for entry in history(redis, keys, after, until)]
+        by_task: dict[bytes, list[tuple[tuple[int, int], TaskChange]]] = {}
+        for place, entry in placed:
+            for task in entry.changes.tasks:
+                by_task.setdefault(task.id, []).append((place, task))
+        firsts = [place for place, entry in placed if entry.changes.is_first]
+        for one in known:
+            begin, end = stream_position(one.after.entry), stream_position(one.until.entry)
+            if any(begin < place <= end for place in firsts):
+                continue
+            if one.subject.kind is Kind.TASK:
+                moves = by_task.get(cast("bytes", one.subject.key), ())
+                pasts[one] = Past([task for place, task in moves if begin < place <= end], b"")
+                continue
+            theirs = [entry for place, entry in placed if begin < place <= end]
+            pasts[one] = Past([], missed(one.subject, theirs).events(str(one.until)))
+        return pasts
+
+
+def _ids(subjects: Sequence[Subject]) -> list[bytes]:
+    return [cast("bytes", subject.key) for subject in subjects]
+
+
+def _empty(queue: str) -> QueueCounts:
+    return QueueCounts(
+        queue=queue,
+        ready=0,
+        delayed=0,
+        unknown=0,
+        blocked=0,
+        dispatched=0,
+        running=0,
+        oldest_ready=None,
+        workers=0,
+        slots=0,
+    )

@@ -1,0 +1,207 @@
+"""What can be listened to, and what is told of it: events as bytes, made once for all who listen to the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, TaskState
+from orchestrator.store.insights import Overview, QueueCounts, RunView, TaskView
+from orchestrator.transport.changes import Entry
+from orchestrator.transport.codec import LogLine, ProgressMark, RunChange, TaskChange, WorkerChange
+
+State = TaskView | RunView | QueueCounts | Overview
+"""What there is of a subject."""
+
+
+class Kind(StrEnum):
+    """What can be listened to."""
+
+    TASK = "task"
+    RUN = "run"
+    QUEUE = "queue"
+    SYSTEM = "system"
+
+
+class Subject(NamedTuple):
+    """One thing to listen to."""
+
+    kind: Kind
+    key: bytes | str = b""
+    """The id of a task or run, or the name of a queue."""
+
+
+SYSTEM = Subject(Kind.SYSTEM)
+
+
+class TaskMove(msgspec.Struct, frozen=True):
+    """A task that is in another state now."""
+
+    id: UUID
+    name: str
+    queue: str
+    status: str
+    attempt: int
+    run_id: UUID | None
+
+
+class TaskMoves(msgspec.Struct, frozen=True):
+    """Tasks of one queue or run that changed their states, in order."""
+
+    tasks: list[TaskMove]
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a task says it has come."""
+
+    attempt: int
+    fraction: float
+    text: str
+
+
+class Line(msgspec.Struct, frozen=True):
+    """Something that a task said."""
+
+    at: datetime
+    attempt: int
+    level: str
+    text: str
+
+
+class Activity(msgspec.Struct, frozen=True):
+    """How many tasks and runs came into which state."""
+
+    queues: dict[str, dict[str, int]]
+    """Tasks, by queue and state."""
+    runs: dict[str, int]
+    """Runs, by state."""
+
+
+class WorkerMove(msgspec.Struct, frozen=True):
+    """A worker that has come, gone, or is about to."""
+
+    id: str
+    state: str
+    """`live`, `draining`, `still` or `gone`."""
+
+
+class WorkerMoves(msgspec.Struct, frozen=True):
+    """Workers that have come and gone."""
+
+    workers: list[WorkerMove]
+
+
+def event(name: str, data: object, id: str = "") -> bytes:
+    """Return an event as it is sent; without an id, the last one counts."""
+    head = f"id: {id}\nevent: {name}\ndata: " if id else f"event: {name}\ndata: "
+    return head.encode() + msgspec.json.encode(data) + b"\n\n"
+
+
+def move(task: TaskChange) -> TaskMove:
+    """Return what is told of a task that has moved."""
+    run = None if task.run is None else UUID(bytes=task.run)
+    return TaskMove(UUID(bytes=task.id), task.name, task.queue, task.status, task.attempt, run)
+
+
+def move_of(task: TaskView) -> TaskMove:
+    """Return the state of a task as if it had just come into it."""
+    return TaskMove(task.id, task.name, task.queue, task.status, task.attempt, task.run_id)
+
+
+def progress(mark: ProgressMark) -> Progress:
+    """Return what is told of how far a task has come."""
+    return Progress(mark.attempt, mark.fraction, mark.text)
+
+
+def line(said: LogLine) -> Line:
+    """Return what is told of a line."""
+    return Line(datetime.fromtimestamp(said.at, UTC), said.attempt, said.level, said.text)
+
+
+_ORDER = {TaskState.DISPATCHED: 0, TaskState.RUNNING: 1, TaskState.PENDING: 2}
+
+
+def age(task: TaskChange | TaskView) -> tuple[int, int]:
+    """Return what grows with every move of a task: its attempt, and how far that has come; one that waits comes last.
+
+    A snapshot may know more than what is told after it. By this, nobody is told what is over already.
+    """
+    return task.attempt, _ORDER.get(TaskState(task.status), 3)
+
+
+def has_ended(state: State) -> bool:
+    """Say whether nothing more happens to this."""
+    if isinstance(state, TaskView):
+        return state.status in ENDED_TASK_STATES
+    return isinstance(state, RunView) and state.status in ENDED_RUN_STATES
+
+
+def final(state: State) -> Any:
+    """Return what the last event says."""
+    return move_of(state) if isinstance(state, TaskView) else state
+
+
+class Fold:
+    """What is told at once of a queue, a run or the system, gathered from several commits."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self.tasks: list[TaskChange] = []
+        self._counts: dict[str, Counter[str]] = {}
+        self._runs: Counter[str] = Counter()
+        self._workers: dict[str, str] = {}
+
+    def add_tasks(self, tasks: Iterable[TaskChange]) -> None:
+        """Add tasks that moved."""
+        if self._kind is not Kind.SYSTEM:
+            self.tasks.extend(tasks)
+            return
+        for task in tasks:
+            self._counts.setdefault(task.queue, Counter())[task.status] += 1
+
+    def add_runs(self, runs: Iterable[RunChange]) -> None:
+        """Add runs that have begun or ended."""
+        self._runs.update(run.status for run in runs if run.status)
+
+    def add_workers(self, workers: Iterable[WorkerChange]) -> None:
+        """Add workers that have come and gone."""
+        self._workers.update((worker.id, worker.state) for worker in workers)
+
+    def events(self, place: str) -> bytes:
+        """Return the events of what was gathered up to a place."""
+        said = b""
+        if self.tasks:
+            said += event("tasks", TaskMoves([move(task) for task in self.tasks]), place)
+        if self._counts or self._runs:
+            counts = {queue: dict(found) for queue, found in self._counts.items()}
+            said += event("activity", Activity(counts, dict(self._runs)), place)
+        if self._workers:
+            moves = [WorkerMove(worker, state) for worker, state in self._workers.items()]
+            said += event("workers", WorkerMoves(moves), place)
+        return said
+
+
+def missed(subject: Subject, entries: Sequence[Entry]) -> Fold:
+    """Return what entries say of a queue, a run or the system."""
+    fold = Fold(subject.kind)
+    for _, changes in entries:
+        fold.add_tasks(task for task in changes.tasks if is_about(subject, task))
+        if subject.kind is Kind.SYSTEM:
+            fold.add_runs(changes.runs)
+            fold.add_workers(changes.workers)
+    return fold
+
+
+def is_about(subject: Subject, task: TaskChange) -> bool:
+    """Say whether who listens to this is told of a task."""
+    if subject.kind is Kind.TASK:
+        return task.id == subject.key
+    if subject.kind is Kind.RUN:
+        return task.run == subject.key
+    return subject.kind is Kind.SYSTEM or task.queue == subject.key

@@ -1,0 +1,162 @@
+"""The parts of live events that need no server: places, buffers, shared reads, and what is folded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from orchestrator.api.live import listener as listeners
+from orchestrator.api.live.batches import Batches
+from orchestrator.api.live.listener import Listener
+from orchestrator.api.live.places import Place, parse
+from orchestrator.api.live.subjects import SYSTEM, Kind, Subject, age, event, missed
+from orchestrator.transport.changes import Entry
+from orchestrator.transport.codec import Changes, RunChange, TaskChange, WorkerChange
+
+TASK, RUN = b"t" * 16, b"r" * 16
+START = Place("1-1-abc", "5-0")
+
+
+def change(
+    status: str, attempt: int = 1, *, id: bytes = TASK, queue: str = "a", run: bytes | None = None
+) -> TaskChange:
+    return TaskChange(id, queue, "job", status, attempt, run)
+
+
+@pytest.mark.parametrize("place", [START, Place("1-1-abc", "17-3", "9-1"), Place("1-1", "17-3")])
+def test_a_place_is_read_as_it_is_written(place: Place) -> None:
+    assert parse(str(place)) == place
+
+
+@pytest.mark.parametrize("text", ["", "end", "5-0", "a:b", "1-1:5-0~", "1-1:5-0\n", "1-1:" + "9" * 30 + "-0", ":5-0"])
+def test_what_is_no_place_is_none(text: str) -> None:
+    assert parse(text) is None
+
+
+def test_nowhere_has_no_id() -> None:
+    assert str(Place("1-1", "0-0")) == ""
+    assert event("a", 1, "") == b"event: a\ndata: 1\n\n"
+    assert event("a", "x\ny", "5") == b'id: 5\nevent: a\ndata: "x\\ny"\n\n'
+
+
+def test_moves_of_a_task_only_grow() -> None:
+    life = [("pending", 0), ("dispatched", 1), ("running", 1), ("pending", 1), ("dispatched", 2), ("failed", 2)]
+    ages = [age(change(status, attempt)) for status, attempt in life]
+    assert ages == sorted(set(ages))
+
+
+def test_what_came_meanwhile_follows_what_a_listener_begins_with() -> None:
+    async def listen() -> bytes:
+        listener = Listener(Subject(Kind.QUEUE, "a"), START)
+        listener.give(b"later ")
+        assert await listener.take(0.001) == b""
+        listener.begin(b"first ")
+        listener.give(b"last")
+        return await listener.take(1)
+
+    assert asyncio.run(listen()) == b"first later last"
+
+
+def test_who_is_too_slow_loses_what_waited_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "_MOST_BYTES", 10)
+
+    async def listen() -> None:
+        listener = Listener(Subject(Kind.TASK, TASK), START)
+        listener.begin(b"a snapshot may be as long as it likes")
+        assert not listener.is_lagging
+        listener.log = "7-0"
+        listener.give(b"12345678")
+        listener.give(b"12345678")
+        assert listener.is_lagging
+        listener.give(b"1")
+        assert await listener.take(1) == b""
+        assert listener.log == "0-0", "lines that were thrown away are read again"
+        assert listener.hold(START._replace(entry="6-0")) == 1
+        listener.give(b"12345678")
+        listener.begin(b"anew ")
+        assert await listener.take(1) == b"anew 12345678"
+
+    asyncio.run(listen())
+
+
+def test_who_is_too_slow_before_it_has_begun_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "_MOST_BYTES", 10)
+
+    async def listen() -> None:
+        listener = Listener(Subject(Kind.QUEUE, "a"), START)
+        listener.give(b"12345678")
+        listener.give(b"12345678")
+        listener.begin(b"a snapshot that is too old by now")
+        await listener.take(1)
+        assert listener.is_lagging
+
+    asyncio.run(listen())
+
+
+def test_many_are_answered_by_one_read_and_none_by_one_that_has_begun() -> None:
+    reads: list[list[int]] = []
+    begun, go = threading.Event(), threading.Event()
+
+    def read(keys: Sequence[int]) -> dict[int, int]:
+        reads.append(sorted(keys))
+        begun.set()
+        assert go.wait(10)
+        return {key: len(reads) for key in keys}
+
+    async def ask() -> list[int]:
+        batches = Batches(read)
+        early = [asyncio.create_task(batches.get(key)) for key in (1, 2, 1)]
+        assert await asyncio.to_thread(begun.wait, 10)
+        late = asyncio.create_task(batches.get(1))
+        await asyncio.sleep(0)
+        go.set()
+        return await asyncio.gather(*early, late)
+
+    assert asyncio.run(ask()) == [1, 1, 1, 2]
+    assert reads == [[1, 2], [1]]
+
+
+def test_what_goes_wrong_is_for_those_who_asked() -> None:
+    failures = [ValueError("no")]
+
+    def read(keys: Sequence[int]) -> dict[int, int]:
+        if failures:
+            raise failures.pop()
+        return dict.fromkeys(keys, 7)
+
+    async def ask() -> list[object]:
+        batches = Batches(read)
+        first = await asyncio.gather(batches.get(1), batches.get(2), return_exceptions=True)
+        return [*map(type, first), await batches.get(1)]
+
+    assert asyncio.run(ask()) == [ValueError, ValueError, 7]
+
+
+def data_of(said: bytes) -> list[object]:
+    return [msgspec.json.decode(line[6:]) for line in said.split(b"\n") if line.startswith(b"data: ")]
+
+
+def test_what_was_missed_is_told_by_what_it_is_about() -> None:
+    entries = [
+        Entry("6-0", Changes("g", tasks=[change("dispatched", run=RUN), change("dispatched", id=b"u" * 16)])),
+        Entry("7-0", Changes("g", tasks=[change("success", run=RUN), change("success", queue="b")])),
+        Entry(
+            "8-0", Changes("g", runs=[RunChange(RUN, "success"), RunChange(RUN)], workers=[WorkerChange("w", "gone")])
+        ),
+    ]
+    (told,) = data_of(missed(Subject(Kind.RUN, RUN), entries).events("8-0"))
+    assert [(task["id"], task["status"], task["run_id"]) for task in told["tasks"]] == [  # type: ignore[index]
+        (str(UUID(bytes=TASK)), status, str(UUID(bytes=RUN))) for status in ("dispatched", "success")
+    ]
+    (told,) = data_of(missed(Subject(Kind.QUEUE, "b"), entries).events("8-0"))
+    assert [task["status"] for task in told["tasks"]] == ["success"]  # type: ignore[index]
+    assert data_of(missed(SYSTEM, entries).events("8-0")) == [
+        {"queues": {"a": {"dispatched": 2, "success": 1}, "b": {"success": 1}}, "runs": {"success": 1}},
+        {"workers": [{"id": "w", "state": "gone"}]},
+    ]
+    assert missed(Subject(Kind.QUEUE, "c"), entries).events("8-0") == b""
