@@ -85,6 +85,7 @@ def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...
         "queues": (),
         "workers": (),
         "status": (),
+        "top": (),
         "quarantine list": (),
         "quarantine show": (message,),
     }
