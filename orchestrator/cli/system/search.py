@@ -6,9 +6,8 @@ import click
 
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import echo, print_json, print_table, state
-from orchestrator.cli.terminal.reading import reading
+from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.times import ago, present
-from orchestrator.store import insights
 from orchestrator.store.insights import RunView, TaskView
 from orchestrator.store.insights.ids import IdMatch
 
@@ -25,8 +24,8 @@ def command(text: str, limit: int, as_json: bool) -> None:
       orchestrator search 0199b2f4
       orchestrator search "connection refused" --json | jq -r '.failures[].id'
     """
-    with reading() as connection:
-        found = insights.search(connection, text, limit)
+    with looking() as calls:
+        found = calls.insights.search(text, limit)
     if as_json:
         print_json(found)
         return

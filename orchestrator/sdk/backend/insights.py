@@ -20,6 +20,7 @@ from orchestrator.store.dag import workflows
 from orchestrator.store.insights import (
     CodeView,
     CodeWorkflowView,
+    Found,
     LongTransaction,
     OpenRun,
     Overview,
@@ -111,6 +112,11 @@ class InsightBackend:
         """Count the open runs of all other workflows as code."""
         with self._reading() as connection:
             return insights.count_open_others(connection, workflows, since)
+
+    def search(self, text: str, limit: int) -> Found:
+        """Find tasks and runs by id, name, tag, or the text of an error."""
+        with self._reading() as connection:
+            return insights.search(connection, text, limit)
 
     def ids_begin_with(self, kind: Kind, digits: str, most: int) -> list[IdMatch]:
         """Return the newest tasks or runs whose ids begin with these hexadecimal digits."""

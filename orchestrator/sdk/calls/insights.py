@@ -18,6 +18,7 @@ from orchestrator.store.insights import (
     CodeView,
     CodeWorkflowView,
     Connections,
+    Found,
     LongTransaction,
     OpenRun,
     Overview,
@@ -39,6 +40,7 @@ from orchestrator.transport.inspection import RedisView
 
 Limit = Annotated[int, Meta(ge=1, le=10_000)]
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Text = Annotated[str, Meta(min_length=1, max_length=500)]
 Digits = Annotated[str, Meta(pattern="^[0-9a-f]{1,32}$")]
 
 
@@ -92,6 +94,10 @@ class InsightCalls(Protocol):
     @call()
     def count_open_others(self, workflows: Sequence[str], since: datetime | None) -> dict[str, int]:
         """Count the open runs of all other workflows as code."""
+
+    @call()
+    def search(self, text: Text, limit: Limit) -> Found:
+        """Find tasks and runs by id, name, tag, or the text of an error."""
 
     @call()
     def ids_begin_with(self, kind: Kind, digits: Digits, most: Limit) -> list[IdMatch]:
