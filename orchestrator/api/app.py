@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -208,7 +209,7 @@ async def _answer(api: Api, turns: _Turns, endpoint: Endpoint, request: Request,
         given["match"] = expected_tag(request.headers.get("If-Match"))
     answer = await (turns.count if endpoint.is_async else turns.run)(partial(_call, api, endpoint, given, reach))
     if isinstance(answer, Generator):
-        answer = await _wait_for(turns, answer)
+        answer = await _wait_for(turns, answer, request)
     if isinstance(answer, Response):
         return answer
     headers = {} if endpoint.etag is None else {"ETag": f'"{endpoint.etag(answer)}"'}
@@ -226,19 +227,34 @@ def _call(api: Api, endpoint: Endpoint, given: dict[str, Any], reach: Reach) -> 
     return endpoint.call(api, **given)
 
 
-async def _wait_for(turns: _Turns, steps: Steps[Any]) -> Any:
-    """Take the steps of a call that waits; none of the threads is held in between."""
+async def _wait_for(turns: _Turns, steps: Steps[Any], request: Request) -> Any:
+    """Take the steps of a call that waits; none of the threads is held in between.
+
+    It ends where nobody is there any more to be answered.
+    """
+    gone = asyncio.create_task(_hang_up(request))
     try:
         with anyio.fail_after(_LONGEST_WAIT):
             while True:
                 pause, found = await turns.run(partial(_step, steps))
                 if pause is None:
                     return found
-                await pause.wait_async()
+                waiting = asyncio.create_task(pause.wait_async())
+                await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    waiting.cancel()
+                    raise ClientDisconnect
     except TimeoutError:
         raise refused(504, "It takes longer", f"There was no answer within {_LONGEST_WAIT:g} s.") from None
     finally:
+        gone.cancel()
         steps.close()
+
+
+async def _hang_up(request: Request) -> None:
+    """Return when the client has left; its request has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _step(steps: Steps[Any]) -> tuple[Pause | None, Any]:

@@ -8,7 +8,9 @@ import json
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -271,6 +273,27 @@ def test_a_task_that_was_created_in_the_last_moment_is_not_created_again(
     assert backend.tasks.enqueue(task, repeated=True) == task.id
     assert count(engine) == 0
     backend.close()
+
+
+def test_who_leaves_is_waited_for_no_longer(engine: Engine, settings: Settings) -> None:
+    with serving(settings) as url:
+        with client(url) as (_, double):
+            task = UUID(double.enqueue(2).id).bytes
+        connection = http.client.HTTPConnection(url.removeprefix("http://"))
+        connection.request("POST", "/api/v1/waits", msgspec.json.encode({"tasks": [task], "timeout": 60}))
+        connection.close()
+        left = time.monotonic()
+    assert time.monotonic() - left < 5, "the server has waited for somebody who is gone"
+
+
+def test_a_wait_goes_on_when_the_application_is_closed_and_used_again(engine: Engine, api: str) -> None:
+    with client(api) as (app, double), ThreadPoolExecutor(1) as pool:
+        handle = double.enqueue(2)
+        waiting = pool.submit(handle.result, 30)
+        app.close()
+        end_all(engine)
+        assert handle.result(20) is None
+        assert waiting.result(20) is None
 
 
 # -- who answers

@@ -44,11 +44,8 @@ class Reply(NamedTuple):
     body: bytes
 
 
-class _Idle(deque[tuple[Connection, float]]):
-    """Connections that nobody uses, and since when."""
-
-    is_over = False
-    """What is given back now is closed."""
+_Idle = deque[tuple[Connection, float]]
+"""Connections that nobody uses, and since when."""
 
 
 class Http:
@@ -75,15 +72,14 @@ class Http:
         }
         if settings.api_key:
             self._headers["Authorization"] = f"Bearer {_as_header(settings.api_key)}"
-        self._idle = PerProcess(_Idle)
+        self._idle: PerProcess[_Idle] = PerProcess(deque)
+        self._is_over = False
+        """Nobody closes what is opened now, so it is not kept."""
 
     def close(self) -> None:
         """Close what is open; what is in use is closed after it."""
-        idle = self._idle.take()
-        if idle is not None:
-            idle.is_over = True
-            for connection, _ in idle:
-                connection.close()
+        self._is_over = True
+        _keep(self._idle(), 0)
 
     def post(self, path: str, body: bytes, timeout: float, under_way: set[Connection] | None = None) -> Reply:
         """Send a request and return what comes back; Unreached or Broken if nothing does.
@@ -109,10 +105,11 @@ class Http:
         finally:
             if under_way is not None:
                 under_way.discard(connection)
-        if answer.will_close or idle.is_over:
+        if answer.will_close:
             connection.close()
         else:
-            _give_back(idle, connection)
+            idle.append((connection, time.monotonic()))
+            _keep(idle, 0 if self._is_over else _MOST_IDLE)
         return Reply(
             answer.status, answer.headers.get_content_type(), _seconds(answer.headers.get("Retry-After")), data
         )
@@ -154,10 +151,10 @@ def _take(idle: _Idle) -> Connection | None:
         connection.close()
 
 
-def _give_back(idle: _Idle, connection: Connection) -> None:
-    idle.append((connection, time.monotonic()))
-    if len(idle) > _MOST_IDLE:
-        with contextlib.suppress(IndexError):
+def _keep(idle: _Idle, most: int) -> None:
+    """Close the oldest of those that are too many; other threads may do the same."""
+    with contextlib.suppress(IndexError):
+        while len(idle) > most:
             idle.popleft()[0].close()
 
 

@@ -94,6 +94,9 @@ class Waits:
                     if news is not None and news.id in left:
                         del left[news.id]
                         yield news
+                if polls is not self._polls():
+                    polls = self._polls()
+                    polls.listen(((kind, identifier) for identifier in left), waiter)
                 pause.seconds = deadline - time.monotonic() + (0.0 if has_looked else _GRACE)
                 if not left or pause.seconds <= 0:
                     return
@@ -124,6 +127,9 @@ class _Polls:
             self._changed.notify_all()
             for connection in list(self._under_way):
                 hang_up(connection)
+            waiters = {waiter for waiting in self._waiting.values() for waiter in waiting}
+        for waiter in waiters:
+            waiter.wake(None)  # and go on with those who come after
 
     def listen(self, keys: Iterable[Key], waiter: _Waiter) -> None:
         """Tell somebody from now on when one of these ends."""
