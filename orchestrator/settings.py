@@ -40,7 +40,7 @@ CHOICES = {
     "webhooks": ("public", "allowed", "off"),
     "signing": ("sign", "require"),
 }
-_SECRETS = ("signing_keys", "api_key")
+_SECRETS = ("signing_keys", "data_keys", "api_key")
 _LISTS = ("redact", "webhook_allow", "api_proxies")
 """Texts that may be given as lists of texts."""
 _FOR_EVER_IF_ZERO = ("retention_success", "retention_failed", "retention_audit")
@@ -151,6 +151,10 @@ class Settings:
     signing_keys: str = ""
     """Secrets with which messages in Redis are signed, in base64; the first one signs, and all are believed."""
     signing_keys_file: str = ""
+    """A file that holds them instead."""
+    data_keys: str = ""
+    """Keys that seal arguments, results and errors at rest, as id:secret, by comma; the first seals, and all open."""
+    data_keys_file: str = ""
     """A file that holds them instead."""
 
     def __repr__(self) -> str:

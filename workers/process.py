@@ -17,6 +17,7 @@ import msgspec
 from orchestrator.domain.tasks.task import Returned
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.modules import ImportFailed
+from orchestrator.sealing import key_names, vault_of
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.codec import LARGEST_BUNDLE, Attempt, Malformed, decode, encode, prepare
@@ -135,7 +136,7 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     )
     # In a thread: a handler interrupts the main thread anywhere, also while it holds the lock that draining needs.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())
-    names = sorted({*app.tasks, *app.code_workflows._announced, *allowed.patterns, *spec.means})
+    names = sorted({*app.tasks, *app.code_workflows._announced, *allowed.patterns, *spec.means, *key_names(settings)})
     pipe.send_bytes(encode(Hello(names, spec.served(named), spec.unserved(named))))
     start_critical_thread("orders", process.obey)
     finished = process.run()
@@ -173,7 +174,7 @@ class WorkerProcess:
         self._queues = (*queues, private_queue(worker))
         keys = Keys.of(settings)
         self._streams = WorkerStreams(connect(url), keys)
-        self.reporter = Reporter(WorkerStreams(connect(url), keys), worker, held)
+        self.reporter = Reporter(WorkerStreams(connect(url), keys), worker, held, vault_of(settings))
         self.journal = Journal(connect(url), keys)
         self.pages = Pages(connect(url), keys)
         self._redis = Outage(log, "Redis", "no tasks are received")

@@ -13,6 +13,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
+from orchestrator import sealing
+
 _CODE = 1
 _TIMESTAMPS = (b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff")
 """With which a timestamp begins; they may stand for something else, but without them there is none."""
@@ -43,9 +45,23 @@ def _extension(time: datetime) -> Any:
     return msgspec.msgpack.Ext(_CODE, to_text(time).encode())
 
 
+class _Unopened:
+    number = 0
+
+
+unopened = _Unopened()
+"""How many sealed values could not be opened so far: whoever decodes sees whether there was one."""
+
+
 def restore(code: int, data: memoryview) -> Any:
-    """Return what an extension stands for."""
-    return from_text(bytes(data).decode()) if code == _CODE else msgspec.msgpack.Ext(code, bytes(data))
+    """Return what an extension stands for; a sealed value stays one where this process cannot open it."""
+    if code == _CODE:
+        return from_text(bytes(data).decode())
+    if code == sealing.CODE and sealing.can_open(sealed := bytes(data)):
+        return decode(sealing.open_extension(sealed, sealing.VALUE))
+    if code == sealing.CODE:
+        unopened.number += 1
+    return msgspec.msgpack.Ext(code, bytes(data))
 
 
 def to_text(time: datetime) -> str:

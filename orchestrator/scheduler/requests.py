@@ -28,6 +28,7 @@ from orchestrator.scheduler.runs.triggers import Posted, Triggers
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
 from orchestrator.scheduler.tasks.starts import start_runs
 from orchestrator.scheduler.transaction import Transaction
+from orchestrator.sealing import open_json
 from orchestrator.store import inbox
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered
@@ -97,7 +98,7 @@ class Requests:
                 contested = retry_tasks(tx, news, runs, ids).contested
                 unfinished.update(item.id for item in same if item.target in contested)
             elif kind == RequestKind.EVENT:
-                posted = [Posted(item.target, item.body["name"], item.body["payload"]) for item in same]
+                posted = [Posted(item.target, item.body["name"], open_json(item.body["payload"])) for item in same]
                 self.triggers.events(tx, news, posted)
             elif kind == RequestKind.COMPLETE_TASK:
                 complete_tasks(tx, news, same)

@@ -141,7 +141,8 @@ def _overlap(
 def _run(tx: Transaction, row: DueSchedule, schedule: Schedule, fire: datetime, place: int) -> NewRun:
     if row.target.code is not None:
         target = msgspec.json.decode(row.target.code, type=CodeTarget)
-        return code_fires.run_of(row.workflow, target, schedule, fire, code_fires.run_id(row.key, fire), row.key)
+        identifier = code_fires.run_id(row.key, fire)
+        return code_fires.run_of(row.workflow, target, schedule, fire, identifier, row.key, tx.vault)
     run = store.run_of(row.target, schedule, fire, _run_id(tx.now, row.key, fire, place), row.key)
     return run._replace(key=fire_key(row.key, fire))
 

@@ -44,6 +44,7 @@ from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tasks.reports import Reports
 from orchestrator.scheduler.throughput import ThroughputRecord
 from orchestrator.scheduler.transaction import Transaction
+from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
 from orchestrator.store import database
 from orchestrator.store.leases import Cursor
@@ -79,6 +80,7 @@ class Term:
         monotonic: Callable[[], float],
     ) -> None:
         self._settings = settings
+        self._vault = vault_of(settings)
         self._streams = streams
         self._leadership = leadership
         self._pace = pace
@@ -256,6 +258,7 @@ class Term:
                 self._began = self._due_since = self._monotonic()
                 watched, undone = self._streams.fleet.is_watched, self._rolled_back
                 tx = Transaction(writing.connection, writing.now, budget, self._is_careful, watched, undone)
+                tx.vault = self._vault
                 yield tx, news, writing.agenda
                 writing.cursor = cursor if cursor is not self.generations.cursor else None
         except Exception as error:

@@ -9,6 +9,7 @@ from datetime import datetime
 from sqlalchemy import Connection
 
 from orchestrator.scheduler.budget import TickBudget
+from orchestrator.sealing import Vault
 
 
 def _nobody() -> None:
@@ -28,3 +29,5 @@ class Transaction:
     """Somebody listens to what moves."""
     rolled_back: Callable[[], None] = _nobody
     """Tell everyone who remembers something that a part of it was undone."""
+    vault: Vault | None = None
+    """What seals the values that are made here: the inputs of steps, the parameters of runs."""

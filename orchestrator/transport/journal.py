@@ -7,13 +7,17 @@ more important things to carry; the scheduler and Postgres never see it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
+import msgspec
 from redis import Redis
 from redis.exceptions import RedisError
 
+from orchestrator.sealing import is_sealed_text, open_text
 from orchestrator.transport.codec import LogLine, Malformed, ProgressMark, decode, encode
 from orchestrator.transport.keys import JOURNAL_TTL, LOG_CAP, SPOKEN_CAP, Keys
+
+W = TypeVar("W", ProgressMark, LogLine)
 
 LOSSES = (RedisError, OSError)
 """Whatever goes wrong with Redis, a key that a stranger has taken included: some words are lost, and that is all."""
@@ -36,16 +40,27 @@ def write(
     pipeline = redis.pipeline(transaction=False)
     for task, mark in marks.items():
         place = keys.progress(task)
-        pipeline.set(place, keys.signing.sign(place, encode(mark)), ex=JOURNAL_TTL)
+        pipeline.set(place, keys.signing.sign(place, encode(_sealed(keys, mark))), ex=JOURNAL_TTL)
     for task, line in lines:
         place = keys.log(task)
-        pipeline.xadd(place, {"d": keys.signing.sign(place, encode(line))}, maxlen=LOG_CAP, approximate=False)
+        body = keys.signing.sign(place, encode(_sealed(keys, line)))
+        pipeline.xadd(place, {"d": body}, maxlen=LOG_CAP, approximate=False)
     for task in {task for task, _ in lines}:
         pipeline.expire(keys.log(task), JOURNAL_TTL)
     tasks = {*marks, *(task for task, _ in lines)}
     spoken = keys.signing.sign(keys.spoken, encode(list(tasks)))
     pipeline.xadd(keys.spoken, {"d": spoken}, maxlen=SPOKEN_CAP, approximate=True)
     pipeline.execute()
+
+
+def _sealed(keys: Keys, said: W) -> W:
+    """Return what a task says with its text sealed."""
+    return said if keys.vault is None else msgspec.structs.replace(said, text=keys.vault.seal_text(said.text))
+
+
+def _opened(said: W) -> W:
+    """Return what a task said with its text opened; one that cannot be says why."""
+    return msgspec.structs.replace(said, text=open_text(said.text)) if is_sealed_text(said.text) else said
 
 
 def read_progress(redis: Redis, keys: Keys, task: bytes) -> tuple[ProgressMark, float] | None:
@@ -57,7 +72,7 @@ def read_progress(redis: Redis, keys: Keys, task: bytes) -> tuple[ProgressMark, 
     if value is None:
         return None
     try:
-        mark = decode(ProgressMark, keys.signing.body(keys.progress(task), value))
+        mark = _opened(decode(ProgressMark, keys.signing.body(keys.progress(task), value)))
         return mark, max(0.0, JOURNAL_TTL - left / 1000)  # by one clock, that of Redis
     except Malformed:
         return None  # another release's, or a stranger's
@@ -95,7 +110,7 @@ def _mark(keys: Keys, task: bytes, value: object) -> ProgressMark | None:
     if not isinstance(value, bytes):
         return None
     try:
-        return decode(ProgressMark, keys.signing.body(keys.progress(task), value))
+        return _opened(decode(ProgressMark, keys.signing.body(keys.progress(task), value)))
     except Malformed:
         return None  # another release's
 
@@ -105,7 +120,7 @@ def _said(keys: Keys, task: bytes, items: Sequence[tuple[bytes, dict[bytes, byte
     for entry, fields in items:
         try:
             body = keys.signing.body(keys.log(task), (fields or {}).get(b"d", b""))
-            said.append(Said(entry.decode(), decode(LogLine, body)))
+            said.append(Said(entry.decode(), _opened(decode(LogLine, body))))
         except Malformed:
             continue  # another release's, or a stranger's
     return said

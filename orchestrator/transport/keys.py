@@ -39,6 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from orchestrator.sealing import Vault, vault_of
 from orchestrator.settings import DEFAULT_NAMESPACE, Settings
 from orchestrator.transport.signing import OFF, Signing, signing_of
 
@@ -78,11 +79,13 @@ class Keys:
     namespace: str = DEFAULT_NAMESPACE
     shard: int = 0
     signing: Signing = OFF
+    vault: Vault | None = None
+    """What seals the words of tasks."""
 
     @classmethod
     def of(cls, settings: Settings) -> Keys:
         """Return what the settings say."""
-        return cls(settings.namespace, signing=signing_of(settings))
+        return cls(settings.namespace, signing=signing_of(settings), vault=vault_of(settings))
 
     @property
     def prefix(self) -> str:

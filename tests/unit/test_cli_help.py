@@ -67,7 +67,7 @@ def test_the_commands_are_these() -> None:
         *(f"queues {verb}" for verb in ("pause", "resume", "limit", "retain", "purge", "drain")),
         *(f"schedules {verb}" for verb in ("list", "show", "next", "set", "apply", "pause", "resume", "trigger")),
         *(f"schedules {verb}" for verb in ("delete", "backfill", "backfills", "cancel-backfill")),
-        *(f"keys {verb}" for verb in ("create", "list", "revoke", "generate-signing")),
+        *(f"keys {verb}" for verb in ("create", "list", "revoke", "generate-signing", "generate-data", "rotate-data")),
         "events post",
         *(f"quarantine {verb}" for verb in ("list", "show", "clear")),
     }

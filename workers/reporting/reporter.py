@@ -18,9 +18,11 @@ from typing import NamedTuple
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import command_size
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.sealed import seal_struct
 from orchestrator.domain.tasks.reports import Flush, Report
 from orchestrator.domain.tasks.task import Enqueued, KeyHolder, NewTask, Noted, Succeeded
 from orchestrator.errors import Uncertain
+from orchestrator.sealing import Vault
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.codec import Applied, encode, stream_position
 from orchestrator.transport.connection import FULL, UNAVAILABLE, describe
@@ -63,7 +65,8 @@ class _Flight(NamedTuple):
 class Reporter:
     """Owns the events stream on the worker's side, and with it the generation."""
 
-    def __init__(self, streams: WorkerStreams, worker: str, held: HeldAttempts) -> None:
+    def __init__(self, streams: WorkerStreams, worker: str, held: HeldAttempts, vault: Vault | None = None) -> None:
+        self._vault = vault
         self._streams = streams
         self._worker = worker
         self._held = held
@@ -196,7 +199,10 @@ class Reporter:
                 threading.Event().wait(0.2)  # no leader has begun yet
                 return batch
         done = self._finished_messages(batch)
-        body = encode(Flush(self._worker, [item.report for item in batch])) if batch else None
+        reports = [item.report for item in batch]
+        if self._vault is not None:
+            reports = [seal_struct(report, self._vault) for report in reports]
+        body = encode(Flush(self._worker, reports)) if batch else None
         receipt = self._streams.flush(self.generation, body, done)
         if receipt.applied is not None:
             self.note_applied(receipt.applied)

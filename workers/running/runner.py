@@ -13,6 +13,7 @@ from orchestrator.domain import redaction
 from orchestrator.domain.code.activation import Activated, Activation
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.redaction import Redaction
+from orchestrator.domain.sealed import open_activation
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.retry import is_worth_retrying
 from orchestrator.domain.tasks.task import Failed, Returned, Succeeded
@@ -25,6 +26,7 @@ from orchestrator.sdk.tasks.failure import describe, without_secrets
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_call, encode_value
+from orchestrator.sealing import Sealed
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Malformed, decode
 from orchestrator.workers.functions.allowed import Allowed
@@ -117,6 +119,7 @@ class Runner:
             activation = self._gather(job, decode(Activation, dispatch.payload))
             if activation is None:
                 return Activated(dispatch.id, dispatch.attempt, time.monotonic() - job.started_at, missing=True)
+            activation = open_activation(activation)
             job.interruptible(lambda reason: interrupt_thread(thread, reason))
             return self._engine.activate(activation, dispatch.id, dispatch.attempt)
         except BaseException as error:  # noqa: BLE001  # no fault of the code: that would be in the report
@@ -216,6 +219,11 @@ class Runner:
         elif _timed_out(job, time.monotonic()):
             late, error = error, interruption(job, TaskTimeout)
             error.__cause__ = late
+        elif isinstance(error, Sealed) and not _frames(error):
+            if job.dispatch.name not in self._told:
+                self._told.add(job.dispatch.name)
+                log.error("%s It is handed back, and waits for a worker with that key.", error, extra=job.fields)
+            return unknown(job, "no data key")
         elif isinstance(error, NoDatabase):
             if job.dispatch.name not in self._told:
                 self._told.add(job.dispatch.name)

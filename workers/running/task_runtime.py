@@ -29,6 +29,8 @@ from orchestrator.errors import (
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.tasks.context import Level, TaskContext
 from orchestrator.sdk.values.payload import decode_value, encode_value
+from orchestrator.sdk.values.sealing import sealed
+from orchestrator.sealing import VALUE
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import LARGEST_MESSAGE, LogLine, ProgressMark
 from orchestrator.transport.connection import UNAVAILABLE, describe
@@ -191,7 +193,8 @@ class JobRuntime:
                 with job.commit() as is_allowed:
                     if not is_allowed:
                         raise self._over()
-                    transaction.commit(job.result, time.monotonic() - job.started_at)
+                    result = sealed(job.result, VALUE, database.settings)
+                    transaction.commit(result, time.monotonic() - job.started_at)
                     job.completion = job.result
                     job.children.clear()
             except BaseException:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 import click
 
+from orchestrator.cli.system.rotation import rotate_data
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import echo, print_json, print_table
 from orchestrator.cli.terminal.reading import reading, writing
@@ -16,6 +17,7 @@ from orchestrator.domain.access import Key, Scope, Secret
 from orchestrator.domain.durations import parse_duration
 from orchestrator.errors import NotFound
 from orchestrator.sdk.tasks.options import check_label, check_name
+from orchestrator.sealing import check_key_id
 from orchestrator.store import keys
 
 _SHOWN = ("id", "name", "created_at", "expires_at", "revoked_at", "queues", "workflows")
@@ -111,6 +113,19 @@ def generate_signing() -> None:
     echo(base64.b64encode(secrets.token_bytes(32)).decode())
 
 
+@command.command("generate-data")
+@click.argument("id", default="")
+def generate_data(id: str) -> None:
+    """Print a new key that seals data at rest, for the setting data_keys. It is kept nowhere: lose it, and what it
+    has sealed is lost.
+
+    \b
+    Example:
+      orchestrator keys generate-data 2026-11
+    """
+    echo(f"{check_key_id(id or secrets.token_hex(4))}:{base64.b64encode(secrets.token_bytes(32)).decode()}")
+
+
 @command.command()
 @click.argument("id")
 def revoke(id: str) -> None:
@@ -125,6 +140,9 @@ def revoke(id: str) -> None:
             raise NotFound(f"There is no key {id!r}. See: orchestrator keys list")
         record("revoke", "key", id)
     echo(f"Key {id} opens nothing any more.")
+
+
+command.add_command(rotate_data)
 
 
 def _period(text: str) -> timedelta:

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from orchestrator.sdk import acting
 from orchestrator.sdk.calls.interface import Calls
+from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings, load_settings
 from orchestrator.store import audit, database
 
@@ -40,6 +41,7 @@ def reading(settings: Settings | None = None) -> Iterator[Connection]:
 
 @contextmanager
 def _connected(settings: Settings, *, autocommit: bool) -> Iterator[Connection]:
+    vault_of(settings)  # so that what is sealed can be opened
     engine = database.engine_for(
         settings.require_database(),
         autocommit=autocommit,

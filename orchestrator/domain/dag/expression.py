@@ -27,7 +27,7 @@ from orchestrator.errors import ExpressionError
 class Expression:
     """An expression that has been read and can be evaluated any number of times."""
 
-    __slots__ = ("_evaluate", "paths", "roots", "text")
+    __slots__ = ("_evaluate", "_is_name", "paths", "roots", "text")
 
     def __init__(self, text: str, evaluate: Evaluate, paths: Iterable[Path]) -> None:
         self.text = text
@@ -35,14 +35,18 @@ class Expression:
         """The first name of each path in it and, where it is plain, the field asked of that."""
         self.roots = frozenset(root for root, _ in self.paths)
         self._evaluate = evaluate
+        self._is_name = text.strip().strip("`") in self.roots
 
     def __repr__(self) -> str:
         return f"<Expression {self.text}>"
 
     def evaluate(self, names: Names) -> Any:
         """Return the value, or say what does not fit."""
+        scope = scope_of(names)
+        if scope.sealed and not self._is_name:
+            scope.check_readable(self.roots, f"Expression {shortened(self.text)}")
         try:
-            return self._evaluate(scope_of(names))
+            return self._evaluate(scope)
         except Fault as fault:
             raise ExpressionError(f"Expression {shortened(self.text)}: {fault}") from None
         except TooMuch as reason:

@@ -13,6 +13,9 @@ from datetime import date, datetime
 from enum import IntEnum
 from typing import Any
 
+import msgspec
+
+from orchestrator import sealing
 from orchestrator.domain.dag.scope import EvaluationBudget, Scope
 from orchestrator.errors import did_you_mean
 
@@ -296,6 +299,8 @@ def describe(value: Any) -> str:
         return f"a list of {len(value):,}" if value else "an empty list"
     if isinstance(value, Mapping):
         return f"an object with {listed(value)}" if value else "an empty object"
+    if isinstance(value, msgspec.msgpack.Ext) and value.code == sealing.CODE:
+        return "a sealed value, and the scheduler has no data key for it (setting data_keys)"
     return f"a {type(value).__name__}"
 
 

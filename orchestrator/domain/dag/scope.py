@@ -7,11 +7,11 @@ costs too much fails the step that asks for it, not the leader that evaluates it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
-from orchestrator.errors import InvalidWorkflow
+from orchestrator.errors import ExpressionError, InvalidWorkflow
 
 MOST_WORK = 5_000_000
 """What one evaluation may cost; a unit is a simple comparison, some tens of nanoseconds."""
@@ -122,8 +122,11 @@ class Scope(dict[str, Any]):
         names: Mapping[str, Any],
         budget: EvaluationBudget | None = None,
         unreadable: dict[str, str] | None = None,
+        sealed: set[str] | None = None,
     ) -> None:
         super().__init__(names)
+        self.sealed = set() if sealed is None else sealed
+        """Names whose values are sealed, and this process has no key: they can be copied, and not looked at."""
         self.budget = budget or EvaluationBudget()
         self.unreadable = {} if unreadable is None else unreadable
 
@@ -132,9 +135,17 @@ class Scope(dict[str, Any]):
             raise InvalidWorkflow(f"The output of task {name!r} cannot be read: {self.unreadable[name]}.")
         raise KeyError(name)
 
+    def check_readable(self, roots: Set[str], what: str) -> None:
+        """Refuse to compute with sealed values, for which there is no key."""
+        if self.sealed and not self.sealed.isdisjoint(roots):
+            raise ExpressionError(
+                f"{what}: {', '.join(sorted(self.sealed & roots))} is sealed, and the scheduler has no data key to "
+                f"look into it. Give it the setting data_keys, or only pass the value on as a whole."
+            )
+
     def extended(self, more: Mapping[str, Any]) -> Scope:
         """Return a scope that knows more names, at the same expense."""
-        wider = Scope(self, self.budget, self.unreadable)
+        wider = Scope(self, self.budget, self.unreadable, self.sealed)
         wider.update(more)
         return wider
 

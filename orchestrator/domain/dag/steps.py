@@ -78,8 +78,10 @@ class StepProgram:
     def decide(self, names: Scope) -> Skip | Single | FanOut:
         """Evaluate the condition and the fan-out."""
         names.budget.begin()
-        if self._when is not None and not self._when.evaluate(names):
-            return Skip(f"when: {self.step.when}")
+        if self._when is not None:
+            names.check_readable(self._when.roots, f"when: {self.step.when}")
+            if not self._when.evaluate(names):
+                return Skip(f"when: {self.step.when}")
         if self._foreach is not None:
             return FanOut(len(self._items(names)))
         if isinstance(self.step.parallel, int):

@@ -9,6 +9,7 @@ import msgspec
 
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.tasks.task import NewTask, TaskError
+from orchestrator.sealing import as_data, is_sealed_text
 
 _NO_RESULT = b"\xc0"
 
@@ -62,7 +63,11 @@ def after_success(task: bytes, attempt: int, callbacks: Callbacks, result: bytes
 def after_end(task: bytes, attempt: int, callbacks: Callbacks, error: TaskError | None) -> Iterable[NewTask]:
     """Return the tasks that follow a failure."""
     what = error or TaskError("", "")
-    failure = TaskFailure(to_text(task), callbacks.task, what.kind, what.message, what.traceback, what.attributes)
+    failure: Any = TaskFailure(to_text(task), callbacks.task, what.kind, what.message, what.traceback, what.attributes)
+    if is_sealed_text(what.message):  # then its worker opens it, and nobody before
+        texts = {"message": what.message, "traceback": what.traceback, "data": what.data}
+        parts = {name: msgspec.Raw(as_data(text)) for name, text in texts.items() if is_sealed_text(text)}
+        failure = msgspec.structs.asdict(failure) | parts
     return _tasks(task, attempt, "failure", callbacks.failure, msgspec.msgpack.encode(((failure,), {})))
 
 

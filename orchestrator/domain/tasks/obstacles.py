@@ -26,7 +26,8 @@ def no_database(queue: str, what: str) -> str:
     """Say that those who serve a queue and know something were not given what it needs."""
     return (
         f"No live worker of queue {queue!r} was given the database, which ctx.transaction() needs in {what}. "
-        f"Start one: orchestrator worker --app module:app --queues {queue} --database"
+        f"Start one: orchestrator worker --app module:app --queues {queue} --database. "
+        f"If its values are sealed, it may be their data key that nobody has: the log of the workers says so"
     )
 
 

@@ -16,6 +16,7 @@ from orchestrator.domain.dag.state import StepState, step_output
 from orchestrator.domain.dag.steps import StepProgram
 from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.planned import DagRun
+from orchestrator.sealing import Sealed
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Key
 
@@ -76,7 +77,9 @@ class Outputs:
         for run, place in wanted:
             if run.id not in found.names:
                 found.names[run.id] = Scope(
-                    {"params": run.params, "run": run.info}, EvaluationBudget(self._max_payload)
+                    {"params": run.params, "run": run.info},
+                    EvaluationBudget(self._max_payload),
+                    sealed=set() if isinstance(run.params, dict) else {"params"},
                 )
             keys: list[Key] = []
             for other in [place] if needs is None else needs(run.compiled.programs[place]):
@@ -141,13 +144,16 @@ class Outputs:
         for key, results in found.items():
             run, place = needed[key]
             state = run.plan.step_state(place)
+            before = zoned.unopened.number
             try:
                 value = step_output(state, run.plan.fan(place), results, _decode)
-            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            except (msgspec.DecodeError, ValueError, RecursionError, Sealed) as error:
                 names[run.id].unreadable[key[1]] = str(error)
                 continue
             names[run.id][key[1]] = value
-            if key in again and state is StepState.SUCCESS:
+            if zoned.unopened.number != before:
+                names[run.id].sealed.add(key[1])
+            elif key in again and state is StepState.SUCCESS:
                 self._kept.put(key, value, sum(len(result or b"") for _, result in results))
 
 

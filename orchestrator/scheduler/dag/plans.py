@@ -39,6 +39,7 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
+from orchestrator.sealing import VALUE
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.dag.workflows import Stored
@@ -146,7 +147,8 @@ class Dags(Remembering):
         last = [(run, place) for run in runs for place in run.compiled.graph.leaves]
         names = self._outputs.names(tx.connection, last, is_urgent=True).names
         leaves = {run.id: [run.compiled.graph.steps[place].name for place in run.compiled.graph.leaves] for run in runs}
-        return {run: _encode({step: names[run].get(step) for step in steps}) for run, steps in leaves.items()}
+        outputs = {run: _encode({step: names[run].get(step) for step in steps}) for run, steps in leaves.items()}
+        return outputs if tx.vault is None else {run: tx.vault.seal(VALUE, data) for run, data in outputs.items()}
 
     # -- loading and saving
 
@@ -205,7 +207,7 @@ class Dags(Remembering):
                 with work.on(found.names[run.id].budget) as may_be_done:
                     if not may_be_done:
                         found.late.append((run, place))
-                    elif self._open(run, place, found.names[run.id]):
+                    elif self._open(tx, run, place, found.names[run.id]):
                         singles.append((run, place))
             for run, place in found.late:
                 run.plan.put_back(place)
@@ -213,12 +215,12 @@ class Dags(Remembering):
                 return singles, 0
         return singles, room
 
-    def _open(self, run: DagRun, place: int, names: Scope) -> bool:
+    def _open(self, tx: Transaction, run: DagRun, place: int, names: Scope) -> bool:
         """Decide what a candidate becomes; True if that is a single task."""
         try:
             decision = run.compiled.programs[place].decide(names)
         except InvalidWorkflow as error:
-            run.plan.fail(place, str(error))
+            run.plan.fail(place, _reason(tx, error))
             return False
         if isinstance(decision, Skip):
             run.plan.skip(place, decision.reason)
@@ -309,7 +311,7 @@ class Dags(Remembering):
                 if not tx.budget.has_room_for_data(run.id):
                     break
         except (InvalidWorkflow, *REFUSALS) as error:
-            failed.append((run, place, len(positions), str(error)))
+            failed.append((run, place, len(positions), _reason(tx, error)))
             return
         tasks.extend(new_tasks)
         children.extend(new_runs)
@@ -353,6 +355,11 @@ class Dags(Remembering):
             depth=run.depth + 1,
             root=run.root,
         )
+
+
+def _reason(tx: Transaction, error: Exception) -> str:
+    """Return why a step cannot be evaluated, which may quote a value."""
+    return str(error) if tx.vault is None else tx.vault.seal_text(str(error))
 
 
 def _apply_to_plan(run: DagRun, changes: RunChanges) -> None:

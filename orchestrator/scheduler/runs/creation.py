@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.transaction import Transaction
+from orchestrator.store.dag import plans as dags
 from orchestrator.store.runs import ancestry, creation
 from orchestrator.store.runs.creation import NewRun
 
@@ -18,7 +19,7 @@ def create_runs(tx: Transaction, news: News, new: Sequence[NewRun]) -> set[bytes
         return set()
     news.wakeups.runs_to_begin |= any(run.code is None for run in new)
     news.wakeups.delayed |= any(run.code is not None and run.timeout is not None for run in new)
-    return creation.create(tx.connection, new, tx.now)
+    return creation.create(tx.connection, [dags.sealed(run, tx.vault) for run in new] if tx.vault else new, tx.now)
 
 
 def full_trees(tx: Transaction, new: Iterable[NewRun], nesting: Nesting) -> set[bytes]:

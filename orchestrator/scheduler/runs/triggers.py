@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from orchestrator.domain import zoned
 from orchestrator.domain.dag.definition import Definition, EventTrigger, resolve_params
 from orchestrator.domain.dag.expression import parse, parse_template
 from orchestrator.domain.dag.placement import Origin, of_hook
+from orchestrator.domain.dag.scope import Scope
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.runs.nesting import Nesting
@@ -22,6 +24,7 @@ from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
+from orchestrator.sealing import CALL, CODE, Sealed, extension_of, open_data
 from orchestrator.store.code import histories
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
@@ -112,7 +115,7 @@ class Triggers:
         try:
             if depth > self._nesting.depth:
                 raise InvalidWorkflow(self._nesting.too_deep(waiting.name, depth))
-            given = parse_template(waiting.triggers[place].params).render({"event": event.body})
+            given = parse_template(waiting.triggers[place].params).render(_names(event))
             definition = self._dags.definition(tx, waiting.name, waiting.version)
             params = resolve_params(definition, given, tx.now)
             run = derived_id(event.id, "on", waiting.name, place)
@@ -153,7 +156,7 @@ def _matches(trigger: EventTrigger, event: Posted, workflow: str) -> bool:
     if not right or trigger.filter is None:
         return right
     try:
-        return bool(parse(trigger.filter).evaluate({"event": event.body}))
+        return bool(parse(trigger.filter).evaluate(_names(event)))
     except (InvalidWorkflow, *REFUSALS) as error:
         log.warning(
             "workflow %s is not started by event %s: its filter %s does not fit it: %s",
@@ -163,12 +166,21 @@ def _matches(trigger: EventTrigger, event: Posted, workflow: str) -> bool:
         return False
 
 
+def _names(event: Posted) -> Scope:
+    """Return what the expressions of a trigger may name."""
+    params = event.body.get("params") if isinstance(event.body, dict) else event.body
+    return Scope({"event": event.body}, sealed={"event"} if isinstance(params, msgspec.msgpack.Ext) else set())
+
+
 def _may_have_hooks(run: RunRow) -> bool:
     return run.is_planned and run.state is not RunState.CANCELLED
 
 
 def _end_of_code(run: RunRow, call: bytes) -> dict[str, Any]:
-    args, params = msgspec.msgpack.decode(call)
+    try:
+        args, params = zoned.decode(open_data(call, CALL))
+    except Sealed:  # by a key that is not here: what only passes it on can
+        args = params = msgspec.msgpack.Ext(CODE, extension_of(call))
     return {"run_id": to_text(run.id), "workflow": run.workflow, "state": run.status, "args": args, "params": params}
 
 
@@ -181,5 +193,5 @@ def _hooks(
         context = {"workflow": definition.name, "step": f"on_{state}", "index": place, "count": None}
         identifier = derived_id(run.id, "hook", state, place, now.isoformat())  # a retried run may end again
         key = hook.registered.key if hook.registered is not None else None
-        payload = msgspec.msgpack.encode(((), given, context))
+        payload = zoned.encode(((), given, context))
         yield of_hook(hook, definition.queue).new(identifier, payload, key, Origin())

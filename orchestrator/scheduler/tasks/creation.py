@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.transaction import Transaction
+from orchestrator.sealing import CALL
 from orchestrator.store.tasks import enqueue, results, transitions, unique
 from orchestrator.store.tasks.transitions import AttemptEnd
 from orchestrator.telemetry import get_logger
@@ -34,6 +37,8 @@ def create_tasks(
     if children:
         news.wakeups.delayed |= any(child.delay > 0 or child.expires is not None for child in children)
         news.wakeups.has_requests |= any(child.lane is not None for child in children)
+        if tx.vault is not None:
+            children = [msgspec.structs.replace(new, payload=tx.vault.seal(CALL, new.payload)) for new in children]
         enqueue.create_tasks(tx.connection, children, tx.now, attempts)
 
 

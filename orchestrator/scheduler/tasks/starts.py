@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -18,6 +19,7 @@ from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
+from orchestrator.sealing import open_json
 from orchestrator.store.code import expectations
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
@@ -70,8 +72,19 @@ def _run_of_steps(tx: Transaction, run: bytes, start: StartSteps, definitions: d
     if stored is None:
         raise NotFound(f"There is no workflow {start.workflow!r}. Apply it with `orchestrator workflows apply FILE`.")
     definitions[start.workflow] = stored
-    params = resolve_params(stored.definition, msgspec.json.decode(start.params), tx.now)
+    params = resolve_params(stored.definition, _given(start), tx.now)
     return dags.new_run(stored.definition, stored.version, run, params, start.tags)._replace(key=start.key)
+
+
+def _given(start: StartSteps) -> Any:
+    """Return the parameters that a run is to be started with."""
+    given = open_json(msgspec.json.decode(start.params))
+    if isinstance(given, msgspec.msgpack.Ext):
+        raise PayloadError(
+            f"The parameters of workflow {start.workflow!r} are sealed, and the scheduler has no data key for them "
+            f"(setting data_keys)."
+        )
+    return given
 
 
 def _start_steps(tx: Transaction, news: News, steps: Sequence[tuple[NewRun, StartSteps]]) -> dict[bytes, KeyHolder]:
@@ -81,7 +94,7 @@ def _start_steps(tx: Transaction, news: News, steps: Sequence[tuple[NewRun, Star
         answers[run.id] = KeyHolder(run.id)
         if run.id not in started and run.key is not None:
             try:
-                other = dags.find_same(tx.connection, run, msgspec.json.decode(start.params))
+                other = dags.find_same(tx.connection, run, _given(start))
             except Duplicate as error:
                 answers[run.id] = _refused(run.id, error)
             else:

@@ -15,6 +15,7 @@ from orchestrator.domain.code.activation import NO_HANDLER
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.runs.verdict import GOES_ON
+from orchestrator.domain.sealed import open_error, reveal_event, seal_struct
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.domain.tasks.task import TaskError, error_text
@@ -35,7 +36,9 @@ from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import check_name
 from orchestrator.sdk.values.payload import decode_value
+from orchestrator.sdk.values.sealing import opened
 from orchestrator.sdk.waiting.steps import Steps
+from orchestrator.sealing import CALL, VALUE, open_text
 from orchestrator.store import inbox
 from orchestrator.store.code import expectations, histories, signals
 from orchestrator.store.code import keys as run_keys
@@ -57,6 +60,7 @@ class CodeBackend:
 
     def __init__(self, connections: Connections, waiting: EndWaiters) -> None:
         self._connections = connections
+        self._vault = connections.keys.vault
         self._waiting = waiting
 
     # -- starting
@@ -84,6 +88,9 @@ class CodeBackend:
             return run_id, None
         if repeated and signal is not None:
             raise Uncertain(f"It is not known whether signal {signal.name!r} was sent to the run under the id {key!r}.")
+        if self._vault is not None:
+            started = seal_struct(started, self._vault)
+            signal = signal and seal_struct(signal, self._vault)
         sent: Sent | None = None
         facts: list[history.RunStarted | history.SignalReceived] = [started]
         if signal is not None:
@@ -129,26 +136,31 @@ class CodeBackend:
 
     def signal(self, run: bytes, name: str, value: bytes) -> None:
         """Send a signal to the run, or to the one in which it goes on."""
-        self._send(run, RequestKind.SIGNAL, "signal", name=check_name("signal", name), value=value)
+        self._send(run, RequestKind.SIGNAL, "signal", name=check_name("signal", name), value=self._sealed(VALUE, value))
 
     def resolve(self, run: bytes, promise: str, value: bytes) -> Steps[bytes]:
         """Resolve the oldest open promise of a name.
 
         Return None or, where that is kept for one to come, the names of the first promises that are open, encoded.
         """
+        value = self._sealed(VALUE, value)
         return self._request(run, RequestKind.RESOLVE, "resolve a promise of", None, name=promise, value=value)
 
     def reject(self, run: bytes, promise: str, reason: str) -> Steps[bytes]:
         """Reject the oldest open promise of a name; return the same."""
+        reason = reason if self._vault is None else self._vault.seal_text(reason)
         return self._request(run, RequestKind.REJECT, "reject a promise of", None, name=promise, reason=reason)
 
     def query(self, run: bytes, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
         """Ask the code something; its arguments and the answer are encoded."""
-        return self._request(run, RequestKind.QUERY, "query", timeout, name=name, value=payload)
+        return self._request(run, RequestKind.QUERY, "query", timeout, name=name, value=self._sealed(CALL, payload))
 
     def update(self, run: bytes, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
         """Ask the code to do something; its arguments and the answer are encoded."""
-        return self._request(run, RequestKind.UPDATE, "update", timeout, name=name, value=payload)
+        return self._request(run, RequestKind.UPDATE, "update", timeout, name=name, value=self._sealed(CALL, payload))
+
+    def _sealed(self, kind: bytes, data: bytes) -> bytes:
+        return data if self._vault is None else self._vault.seal(kind, data)
 
     def cancel(self, run: bytes) -> None:
         """Ask the run, or the one in which it goes on, to cancel itself; one that has been cancelled stays so."""
@@ -242,7 +254,7 @@ class CodeBackend:
         if found is None:
             return None
         state = RunState.FAILED if found.error is not None else RunState.SUCCESS
-        return Ended(request, state, found.result or b"\xc0", found.error)
+        return Ended(request, state, opened(found.result or b"\xc0"), found.error and open_error(found.error))
 
     # -- reading
 
@@ -263,7 +275,7 @@ class CodeBackend:
         except Unavailable:
             return "Postgres cannot be asked how it is"
         if reason is not None:
-            return f"It is stuck: {reason['kind']}: {reason['message']}".removesuffix(".")
+            return f"It is stuck: {reason['kind']}: {open_text(reason['message'])}".removesuffix(".")
         waiting_updates: list[str] = waiting.get("updates", [])
         without = next((text for text in waiting_updates if text.startswith(f"{update}{NO_HANDLER}")), None)
         return overdue(self._connections, last) if without is None else f"It has got update {without}"
@@ -278,7 +290,7 @@ class CodeBackend:
         """Return everything that happened in a run."""
         self._outcome(run)
         with self._connections.reading() as connection:
-            return Recording(run, histories.read(connection, run))
+            return Recording(run, [reveal_event(event) for event in histories.read(connection, run)])
 
     def wait(self, run: bytes, timeout: float | None, sent: Sent | None = None) -> Steps[Ended | None]:
         """Wait until a run, or the last of those in which it goes on, has ended; None if it has not by then.
@@ -320,7 +332,8 @@ class CodeBackend:
                 return None
             if outcome.reason in GOES_ON:
                 return Ended(run, RunState.SUCCESS, None, TaskError("Continued", "It goes on in another run."))
-            return Ended(run, outcome.status, outcome.result, outcome.error)
+            error = outcome.error and open_error(outcome.error)
+            return Ended(run, outcome.status, opened(outcome.result), error)
 
         return find_end
 

@@ -23,6 +23,7 @@ from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.calls.runs import walk_ends
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.values.payload import decode_value, encode_value
+from orchestrator.sdk.values.sealing import seal_task
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
@@ -44,6 +45,7 @@ class RunBackend:
 
     def __init__(self, connections: Connections, waiting: EndWaiters, code: CodeBackend) -> None:
         self._connections = connections
+        self._vault = connections.keys.vault
         self._waiting = waiting
         self._code = code
 
@@ -53,6 +55,8 @@ class RunBackend:
             with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
                 if repeated and results.run_states(connection, [run_id]):
                     return
+                if (vault := self._vault) is not None:
+                    tasks = (seal_task(task, vault) for task in tasks)
                 total = enqueue.copy_tasks(connection, tasks)
                 if not creation.create(connection, [NewRun(run_id, name, total)]) and repeated:
                     connection.rollback()  # the first time has come to its end meanwhile
@@ -83,7 +87,7 @@ class RunBackend:
             kept = kept_state(graph, state, from_step) if from_step is not None and state is not None else None
             again = dags.new_run(definition, found.version, new, found.params)
             again = again._replace(fire_time=found.fire_time.isoformat(), tags=stored_json(found.tags))
-            creation.create(connection, [again])
+            creation.create(connection, [dags.sealed(again, self._vault)])
             if kept is not None:
                 names = [graph.steps[place].name for place in kept.successes]
                 dags.keep(connection, run, new, names, msgspec.msgpack.encode(kept))

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import Duplicate, InvalidTask, NotFound, WrongState
@@ -20,6 +21,7 @@ from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.tasks.options import shown
 from orchestrator.sdk.tasks.progress import LogPage, TaskProgress, read_log, read_progress
+from orchestrator.sdk.values.sealing import opened, seal_task
 from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.namespaces import borrowed
@@ -36,6 +38,7 @@ class TaskBackend:
 
     def __init__(self, connections: Connections, waiting: EndWaiters) -> None:
         self._connections = connections
+        self._vault = connections.keys.vault
         self._waiting = waiting
         self._shared = SharedCommits(connections)
 
@@ -59,6 +62,8 @@ class TaskBackend:
         """
         if repeated:
             return self.enqueue_many([task], within, repeated=True)[0]
+        if self._vault is not None:
+            task = seal_task(task, self._vault)
         created = task.id
         if task.unique is None:
             self._connections.insert(task)
@@ -70,6 +75,8 @@ class TaskBackend:
 
     async def aenqueue(self, task: NewTask, within: str = "") -> bytes:
         """Do the same on an event loop, where those who come at the same time share a commit."""
+        if self._vault is not None:
+            task = seal_task(task, self._vault)
         return await self._shared.enqueue(task, partial(self.enqueue, task, within))
 
     def enqueue_in(self, given: object, task: NewTask) -> bytes:
@@ -92,6 +99,8 @@ class TaskBackend:
         """
         if repeated and self._has_any(tasks):
             return [task.id for task in tasks]
+        if self._vault is not None:
+            tasks = [seal_task(task, self._vault) for task in tasks]
         try:
             return self._create(tasks, within, repeated)
         except IntegrityError:
@@ -222,7 +231,8 @@ class TaskBackend:
             if outcome is None:
                 ends.append(Ended(task, MISSING))
             elif outcome.status in ENDED_TASK_STATES:
-                ends.append(Ended(task, outcome.status, outcome.result, outcome.error))
+                error = outcome.error and open_error(outcome.error)
+                ends.append(Ended(task, outcome.status, opened(outcome.result), error))
         return ends
 
 

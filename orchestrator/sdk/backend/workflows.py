@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from orchestrator.domain.dag.definition import Definition, check_size, resolve_params
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import read_json, stored_json, unstorable
@@ -23,6 +25,7 @@ class WorkflowBackend:
 
     def __init__(self, connections: Connections, max_payload: int) -> None:
         self._connections = connections
+        self._vault = connections.keys.vault
         self._limit = max_payload
 
     def apply(self, definition: Definition, expected: str | None = None) -> workflows.Application:
@@ -85,7 +88,7 @@ class WorkflowBackend:
         run = dags.new_run(stored.definition, stored.version, run_id, resolved, tags)._replace(key=key)
         check_size(run.params or "", f"The parameters of workflow {name!r}", self._limit)
         with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
-            if not creation.create(connection, [run]) and key is not None:
+            if not creation.create(connection, [dags.sealed(run, self._vault)]) and key is not None:
                 run_id = dags.find_same(connection, run, params) or run_id
         self._connections.nudge()
         return run_id
@@ -103,12 +106,15 @@ class WorkflowBackend:
         """Tell the leader that something happened."""
         if problem := unstorable(payload):
             raise PayloadError(f"The payload of event {name!r} cannot be kept as JSON: {problem}.")
-        body = stored_json({"name": name, "payload": payload})
+        content = stored_json(payload)
+        body = stored_json({"name": name, "payload": msgspec.Raw(content.encode())})
         if len(body) > self._limit:
             raise PayloadError(
                 f"The payload of event {name!r} has {len(body):,} bytes, and at most {self._limit:,} are allowed. "
                 f"Pass a reference to the data instead, or raise the setting max_payload."
             )
+        if self._vault is not None:
+            body = stored_json({"name": name, "payload": self._vault.seal_text(content)})
         with self._connections.writing(f"event {name!r} was stored") as connection:
             inbox.add(connection, RequestKind.EVENT, event_id, body)
         self._connections.nudge()

@@ -19,7 +19,9 @@ from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.options import check_label, check_name, check_tags
 from orchestrator.sdk.values.payload import encode_value
+from orchestrator.sdk.values.sealing import sealed
 from orchestrator.sdk.waiting.twins import twin
+from orchestrator.sealing import VALUE
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,5 +95,6 @@ class Starting(Generic[P, R]):
         if self._signal is None:
             return None
         name, value = self._signal
-        limit = self._client.settings.max_payload
-        return history.SignalReceived(check_name("signal", name), encode_value(value, f"Signal {name!r}", limit))
+        settings = self._client.settings
+        data = encode_value(value, f"Signal {name!r}", settings.max_payload)
+        return history.SignalReceived(check_name("signal", name), sealed(data, VALUE, settings))

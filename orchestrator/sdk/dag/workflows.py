@@ -20,6 +20,7 @@ from orchestrator.sdk.tasks.context import TaskRuntime, current_runtime
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.tasks.options import check_label, check_name, check_tags
 from orchestrator.sdk.waiting.twins import twin
+from orchestrator.sealing import vault_of
 
 if TYPE_CHECKING:
     from orchestrator.sdk.dag.builder import Workflow
@@ -119,6 +120,8 @@ class StoredWorkflow:
         if problem := unstorable(params):
             raise PayloadError(f"{what} cannot be kept as JSON: {problem}.")
         check_size(stored_json(params), what, self._client.settings.max_payload)
-        start = StartSteps(self.name, stored_json(params), self._options.key, tuple(self._options.tags))
+        vault = vault_of(self._client.settings)
+        given = stored_json(params) if vault is None else vault.seal_json(stored_json(params))
+        start = StartSteps(self.name, given, self._options.key, tuple(self._options.tags))
         wanted = runtime.next_id()
         return runtime.enqueue([as_task(wanted, start)]).get(wanted, wanted)

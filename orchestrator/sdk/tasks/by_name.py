@@ -10,6 +10,7 @@ from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import CallOptions, Placed, check_name, once, with_options
 from orchestrator.sdk.values.payload import encode_call
+from orchestrator.sdk.values.sealing import sealed_task
 from orchestrator.settings import Settings
 
 
@@ -30,7 +31,7 @@ def call_by_name(
     else:  # all but this is the same for many calls
         chosen, placed = _placed(name, {option: options[option] for option in options if option != _ONCE}, period)
         placed = placed._replace(unique=once(name, key, period))
-    return NewTask(
+    task = NewTask(
         id=new_id(),
         name=name,
         queue=chosen.queue or queue,
@@ -42,6 +43,7 @@ def call_by_name(
         expires=chosen.expiry_seconds,
         unique=placed.unique,
     )
+    return sealed_task(task, settings)
 
 
 def _placed(name: str, options: Mapping[str, Any], period: float) -> tuple[CallOptions, Placed]:

@@ -29,6 +29,7 @@ from orchestrator.sdk.tasks.options import CallOptions, Placed, check_name, show
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import digest_call, encode_call
+from orchestrator.sdk.values.sealing import sealed_task
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -112,6 +113,7 @@ class Task(Generic[P, R]):
         ordinal, identifier = commander.next("task")
         scheduled = self._as_scheduled(commander.started.queue)
         described = scheduled._described(identifier, args, kwargs, commander.run_id, ordinal)
+        described = sealed_task(described, self._client.settings)
         commander.issue(ScheduleTask(ordinal, described, digest_call(args, kwargs)))
         restore = self._signature.restore_kept
         return DurableFuture(commander, identifier, f"Task {self.name!r}", restore, CancelTask(identifier))
@@ -209,7 +211,7 @@ class Task(Generic[P, R]):
         identifier = new_id() if runtime is None else runtime.next_id()
         task = self._described(identifier, args, kwargs, run_id, position, in_task=runtime is not None)
         self._signature.check_types(args, kwargs, task.payload)
-        return task
+        return sealed_task(task, self._client.settings)
 
     def _described(
         self,

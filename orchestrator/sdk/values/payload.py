@@ -17,6 +17,7 @@ from orchestrator.domain import zoned
 from orchestrator.domain.plain import MOST_LEVELS, REFUSALS, is_too_deep
 from orchestrator.errors import PayloadError
 from orchestrator.sdk.values.conversion import convert, encode_other
+from orchestrator.sealing import CALL, CODE, VALUE, open_data, open_extension
 
 __all__ = ["convert", "decode_call", "decode_value", "digest_call", "encode_call", "encode_other", "encode_value"]
 
@@ -32,13 +33,23 @@ _SHORT = MOST_LEVELS
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_other)
 _orderly = msgspec.msgpack.Encoder(enc_hook=encode_other, order="deterministic")
-_decoder = msgspec.msgpack.Decoder(ext_hook=zoned.restore)
+
+
+def _restore(code: int, data: memoryview) -> Any:
+    """Return what an extension stands for, or say why it cannot be opened."""
+    return _decoder.decode(open_extension(bytes(data), VALUE)) if code == CODE else zoned.restore(code, data)
+
+
+_decoder = msgspec.msgpack.Decoder(ext_hook=_restore)
 _IN_TIMES = b"\xff"
 """A byte that stands in every timestamp, and rarely in anything else."""
 _WITH_TIMES = (bytes, bytearray, datetime)
-decode_call = _decoder.decode
-"""Decode the arguments of a call: by place, by name and, for a step of a workflow, what it knows of itself."""
 _parts = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
+
+
+def decode_call(data: bytes) -> Any:
+    """Decode the arguments of a call: by place, by name and, for a step of a workflow, what it knows of itself."""
+    return _decoder.decode(open_data(data, CALL))
 
 
 def encode_call(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any], limit: int) -> bytes:

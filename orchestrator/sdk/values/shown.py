@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.sdk.values.payload import decode_value
+from orchestrator.sealing import CALL, Sealed, open_data
 
 
 def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
@@ -16,6 +17,10 @@ def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
     """
     if not payload:
         return [], {}
+    try:
+        payload = open_data(payload, CALL)
+    except Sealed as error:
+        return [str(error)], {}
     match stored_value(payload):
         case [list(arguments), dict(keywords), *_]:
             return arguments, keywords
@@ -24,9 +29,11 @@ def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
 
 
 def stored_value(data: bytes) -> Any:
-    """Return the value that is stored, or the bytes themselves where they are none."""
+    """Return the value that is stored, or the bytes themselves where they are none, or why they cannot be opened."""
     try:
         return decode_value(data)
+    except Sealed as error:
+        return str(error)
     except ValueError:
         return data
 

@@ -12,16 +12,26 @@ from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.ids import time_ordered_id, to_text
 from orchestrator.domain.schedules.schedule import Schedule, fire_key
 from orchestrator.domain.tasks.starts import CodeTarget
+from orchestrator.sealing import CALL, Vault
 from orchestrator.store.code.runs import new_run
 from orchestrator.store.runs.creation import NewRun
 
 
-def run_of(workflow: str, target: CodeTarget, schedule: Schedule, fire: datetime, run: bytes, key: str) -> NewRun:
+def run_of(
+    workflow: str,
+    target: CodeTarget,
+    schedule: Schedule,
+    fire: datetime,
+    run: bytes,
+    key: str,
+    vault: Vault | None = None,
+) -> NewRun:
     """Return the run of one fire; the parameters of the schedule are its arguments, by name."""
     fire_time = fire.astimezone(UTC).isoformat()
     info = {"id": to_text(run), "workflow": workflow, "version": target.version, "fire_time": fire_time}
     given = parse_template(schedule.params).render({"run": info})
     payload = msgspec.msgpack.encode(((), given))
+    payload = payload if vault is None else vault.seal(CALL, payload)
     started = history.RunStarted(workflow, target.version, payload, target.queue)
     return new_run(run, [started])._replace(timeout=target.timeout, schedule=key, fire_time=fire_time)
 

@@ -8,14 +8,17 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import Connection
 
+from orchestrator import sealing
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.plain import is_same, read_json, stored_json
 from orchestrator.errors import Duplicate
+from orchestrator.sealing import Vault
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.runs.round_robin import RoundRobin
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
@@ -50,7 +53,17 @@ SELECT /* dags.load */ r.id, r.workflow, r.version, r.params::text AS params, r.
 def load(connection: Connection, ids: Sequence[bytes]) -> list[WorkflowRun]:
     """Return those of these runs that have a definition."""
     rows = _LOAD(connection, ids=ids)
-    return [WorkflowRun(*row)._replace(params=read_json(row.params or "{}"), tags=tuple(row.tags)) for row in rows]
+    return [WorkflowRun(*row)._replace(params=read_params(row.params or "{}"), tags=tuple(row.tags)) for row in rows]
+
+
+def read_params(text: str) -> Any:
+    """Return parameters as they are stored; a sealed value where this process cannot open them."""
+    return sealing.open_json(read_json(text))
+
+
+def sealed(run: NewRun, vault: Vault | None) -> NewRun:
+    """Return a run that is to be created with its parameters sealed."""
+    return run if vault is None or run.params is None else run._replace(params=vault.seal_json(run.params))
 
 
 _VERSIONS = Prepared[Row]("""
@@ -187,8 +200,10 @@ def find_same(connection: Connection, run: NewRun, given: Container[str]) -> byt
     found = _BY_KEY.first(connection, workflow=run.workflow, key=run.key)
     if found is None:
         return None
-    holder, known, wanted = found[0].bytes, read_json(found[1]), read_json(run.params or "{}")
-    if all(name in known and is_same(known[name], value) for name, value in wanted.items() if name in given):
+    holder, known, wanted = found[0].bytes, read_params(found[1]), read_json(run.params or "{}")
+    if isinstance(known, msgspec.msgpack.Ext) or all(  # sealed, and nobody here can compare them
+        name in known and is_same(known[name], value) for name, value in wanted.items() if name in given
+    ):
         return holder
     raise Duplicate(
         f"Run {to_text(holder)} of workflow {run.workflow!r} was started under the key {run.key!r} with other "

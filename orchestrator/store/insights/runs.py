@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import RunState
+from orchestrator.sealing import open_json, open_text
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.sql import Row, Statement
 
@@ -208,11 +209,18 @@ def show_run(connection: Connection, run: UUID) -> RunDetail | None:
     row = _SHOW.first(connection, id=run.hex)
     if row is None:
         return None
-    columns = _columns(row) | {"params": row.params or {}}
+    columns = _columns(row) | {"params": _shown_params(row.params or {})}
     waits = row.status == RunState.PENDING and row.limit is not None
     held_by = _HOLDERS(connection, id=run.hex) if waits else ()
     return RunDetail(**columns | {"held_by": tuple(held_by)})
 
 
+def _shown_params(stored: Any) -> Any:
+    """Return parameters, opened if they are sealed; where they cannot be, why."""
+    opened = open_json(stored)
+    return opened if isinstance(opened, dict) else {"sealed": open_text(stored)}
+
+
 def _columns(row: Any) -> dict[str, Any]:
-    return {**row._asdict(), "tags": tuple(row.tags)}
+    stuck = row.stuck and {name: open_text(text) if isinstance(text, str) else text for name, text in row.stuck.items()}
+    return {**row._asdict(), "tags": tuple(row.tags), "stuck": stuck}

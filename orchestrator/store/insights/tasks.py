@@ -10,6 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, OPEN_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.store.sql import Row, Statement
@@ -350,6 +351,7 @@ def error_view(known: TaskError | Mapping[str, str] | None) -> ErrorView | None:
     error = known if isinstance(known, TaskError) else TaskError.stored(known)
     if error is None:
         return None
+    error = open_error(error)
     return ErrorView(
         kind=error.kind,
         message=error.message,

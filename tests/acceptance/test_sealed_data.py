@@ -1,0 +1,289 @@
+"""With data keys, a copy of Postgres and of Redis has none of the arguments, results, errors and words of tasks."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import vaulted
+
+from orchestrator import Settings, TaskFailed
+from orchestrator.sdk.dag.definitions import loads
+from orchestrator.sealing import vault_of
+from tests.acceptance.conftest import fresh_stack
+from tests.acceptance.stack import Stack, using
+from tests.waiting import eventually
+
+MARK = "xyzzy-PLUGH"
+FIRST = f"first:{base64.b64encode(b'1' * 32).decode()}"
+WORKER = ("--app", "vaulted:app", "--database")
+DAG = """
+name: dag
+params: {word: {type: string}}
+on_failure: [{task: vaulted.ended}]
+tasks:
+  one:  {task: vaulted.keep, input: {text: "${params.word}"}}
+  each: {task: vaulted.keep, depends_on: [one], foreach: one.list, input: {text: "${item}", more: "${one.said}"}}
+  some: {task: vaulted.keep, depends_on: [one], when: "${one.said == params.word}", input: {text: "${one.said}"}}
+  none: {task: vaulted.keep, depends_on: [one], foreach: one.said, input: {text: "${item}"}}
+"""
+
+
+@pytest.fixture
+def sealed(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Stack]:
+    """Services without processes, whose values are sealed."""
+    with fresh_stack(database_url, redis_url, tmp_path, data_keys=FIRST) as stack, using(vaulted.app, stack):
+        yield stack
+
+
+def forms(text: str) -> list[bytes]:
+    """Return a text in the forms in which a store may hold it."""
+    data = text.encode()
+    coded = [base64.b64encode(b"\0" * shift + data)[4:-4] for shift in range(3)]
+    return [data, data.hex().encode(), *coded]
+
+
+def dump_postgres(stack: Stack) -> dict[str, str]:
+    """Return every row of every table, as text."""
+    tables = stack.sql("SELECT table_name FROM information_schema.tables WHERE table_schema = 'orchestrator'")
+    return {
+        name: "\n".join(str(row) for (row,) in stack.sql(f'SELECT row_to_json(t)::text FROM orchestrator."{name}" t'))
+        for (name,) in tables
+    }
+
+
+def dump_redis(stack: Stack) -> dict[str, bytes]:
+    """Return every key, as bytes."""
+    read: dict[str, Any] = {
+        "string": stack.redis.get,
+        "hash": stack.redis.hgetall,
+        "stream": stack.redis.xrange,
+        "set": stack.redis.smembers,
+    }
+    found: dict[str, bytes] = {}
+    for key in stack.redis.scan_iter():
+        kind: Any = stack.redis.type(key)
+        value = read[kind.decode()](key)
+        found[key.decode()] = b"\n".join(_pieces(value))
+    return found
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    if isinstance(value, bytes):
+        yield value
+    elif isinstance(value, dict):
+        for pair in value.items():
+            yield from _pieces(pair)
+    elif isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from _pieces(item)
+
+
+def assert_sealed(stack: Stack) -> None:
+    assert_sealed_in_postgres(stack)
+    for key, data in dump_redis(stack).items():
+        for form in forms(MARK):
+            assert form not in data, f"in {key}: …{_around(data, form)}…"
+
+
+def assert_sealed_in_postgres(stack: Stack) -> None:
+    for name, text in dump_postgres(stack).items():
+        for form in forms(MARK):
+            assert form not in text.encode(), f"in table {name}: …{_around(text.encode(), form)}…"
+
+
+def _around(data: bytes, form: bytes) -> str:
+    place = data.index(form)
+    return repr(data[max(0, place - 300) : place + 100])
+
+
+def shown(stack: Stack, *command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", *command],
+        cwd=stack.folder,
+        env=stack.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_what_is_sealed_is_readable_only_with_the_keys(sealed: Stack, tmp_path: Path) -> None:
+    vaulted.app.workflows.apply(loads(DAG))
+    kept = vaulted.keep.options(on_success=vaulted.follow).enqueue(MARK)
+    failing = vaulted.fail.enqueue(MARK)
+    dag = vaulted.app.workflows["dag"].start(word=MARK)
+    code = vaulted.flow.start(MARK)
+    broken = vaulted.breaks.start(MARK)
+    stuck = vaulted.sticks.start(MARK)
+    assert_sealed(sealed)  # while they are queued
+
+    scheduler, worker = sealed.scheduler(), sealed.worker(*WORKER)
+    started, go = tmp_path / "started", tmp_path / "go"
+    held = vaulted.hold.enqueue(str(started), str(go), MARK)
+    assert kept.result(30) == {"said": MARK, "list": [MARK, MARK]}
+    with pytest.raises(TaskFailed, match=MARK) as failure:
+        failing.result(30)
+    assert failure.value.data == {"known": MARK}
+    eventually(started.exists, "a task runs")
+    assert vaulted.in_transaction.enqueue(MARK).result(30) == MARK
+    spawned = vaulted.app.workflow_run(vaulted.spawn.enqueue(MARK).result(30))
+    for run in (code, spawned):
+        assert run.query("word") == MARK
+        assert run.update("tell", MARK) == MARK + MARK
+        run.signal("mail", MARK)
+        run.reject("broken", MARK)
+        run.resolve("word", MARK)
+    assert_sealed(sealed)  # while they run
+
+    go.touch()
+    assert held.result(30) == MARK
+    for run in (code, spawned):
+        said, failed, mail, promised, child = run.result(30)
+        assert (said, mail, promised, child) == (MARK, MARK, MARK, MARK)
+        assert failed.count(MARK) == 3
+    with pytest.raises(Exception, match=MARK):
+        broken.result(30)
+    eventually(lambda: stuck.status() == "stuck", "its code cannot go on")
+    eventually(lambda: dag.status() == "failed", "one step cannot be evaluated")
+    sealed.redis.xadd("{orchestrator:0}:quarantine", {"d": b"x"})
+    assert_sealed(sealed)  # and when they have ended
+
+    assert MARK in shown(sealed, "tasks", "show", kept.id)
+    assert MARK in shown(sealed, "tasks", "show", failing.id)
+    assert MARK in shown(sealed, "tasks", "logs", kept.id)
+    assert MARK in shown(sealed, "runs", "show", dag.id, "--json")
+    assert MARK in shown(sealed, "runs", "history", code.id)
+    assert MARK in shown(sealed, "runs", "show", broken.id)
+    follower = sealed.scalar("SELECT id::text FROM orchestrator.ended_tasks WHERE name = 'vaulted.follow'")
+    assert vaulted.app.handle(follower).result(10) == MARK
+    noted = sealed.scalar("SELECT id::text FROM orchestrator.ended_tasks WHERE name = 'vaulted.note' LIMIT 1")
+    message, data = vaulted.app.handle(noted).result(10)
+    assert MARK in message
+    assert data == {"known": MARK}
+    api = sealed.api()
+    task = httpx.get(f"{api}/api/v1/tasks/{kept.id}").json()
+    assert MARK in json.dumps(task["args"]) + json.dumps(task["result"])
+    assert MARK in httpx.get(f"{api}/api/v1/tasks/{failing.id}").text
+    for process in (scheduler, worker):
+        assert process.is_running()
+
+
+# -- where keys are missing, and how they change
+
+SECOND = f"second:{base64.b64encode(b'2' * 32).decode()}"
+COPYING = """
+name: copying
+params: {word: {type: string, default: none}}
+tasks:
+  one: {task: vaulted.said}
+  two: {task: vaulted.given, depends_on: [one]}
+"""
+LOOKING = """
+name: looking
+tasks:
+  one: {task: vaulted.said}
+  two: {task: vaulted.given, depends_on: [one], when: "${one == 'x'}"}
+"""
+
+
+def with_keys(stack: Stack, keys: str) -> None:
+    """Let processes that are started from now on have these keys."""
+    stack.environment.pop("ORCHESTRATOR_DATA_KEYS", None)
+    if keys:
+        stack.environment["ORCHESTRATOR_DATA_KEYS"] = keys
+
+
+def test_a_scheduler_without_keys_copies_values_and_says_where_it_would_have_to_look(sealed: Stack) -> None:
+    for text in (COPYING, LOOKING):
+        vaulted.app.workflows.apply(loads(text))
+    sealed.worker(*WORKER)
+    with_keys(sealed, "")
+    scheduler = sealed.scheduler()
+    assert vaulted.keep.enqueue(MARK).result(30)["said"] == MARK
+    copying = vaulted.app.workflows["copying"].start(word=MARK)
+    looking = vaulted.app.workflows["looking"].start()
+    eventually(lambda: copying.status() == "success", "it is copied from step to step")
+    eventually(lambda: looking.status() == "failed", "it cannot be looked at")
+    with_keys(sealed, FIRST)
+    found = sealed.scalar(
+        "SELECT id::text FROM orchestrator.ended_tasks WHERE run_id = :id AND step = 'two'", id=copying.id
+    )
+    assert vaulted.app.handle(found).result(10) == {"one": {"word": "xyzzy-PLUGH"}}
+    assert "no data key" in shown(sealed, "runs", "show", looking.id)
+    run = vaulted.child.start(MARK)
+    assert run.result(30) == MARK
+    assert "Traceback" not in scheduler.log.read_text()
+
+
+def test_a_worker_without_keys_hands_back_what_it_cannot_open(sealed: Stack) -> None:
+    sealed.scheduler()
+    with_keys(sealed, "")
+    blind = sealed.worker(*WORKER)
+    handle = vaulted.keep.enqueue(MARK)
+    eventually(lambda: blind.logged("'first'"), "it says which key it lacks")
+    with_keys(sealed, FIRST)
+    sealed.worker(*WORKER)
+    assert handle.result(60)["said"] == MARK
+    assert blind.is_running()
+
+
+def test_a_rotation_under_load_that_is_killed_goes_on(sealed: Stack) -> None:
+    with_keys(sealed, "plain," + FIRST)
+    scheduler, worker = sealed.scheduler(), sealed.worker(*WORKER)
+    old = [vaulted.keep.enqueue(f"{MARK} {number}") for number in range(300)]
+    failing, run = vaulted.fail.enqueue(MARK), vaulted.child.start(MARK)
+    waiting = vaulted.flow.start(MARK)
+    assert [handle.result(60)["said"] for handle in old[-5:]] == [f"{MARK} {number}" for number in range(295, 300)]
+    assert run.result(30) == MARK
+    eventually(lambda: failing.status() == "failed", "it fails")
+    assert worker.stop() == 0
+    assert scheduler.stop() == 0
+    with_keys(sealed, f"{SECOND},{FIRST}")
+    vault_of(Settings(data_keys=f"{FIRST},{SECOND}"))  # what this process opens; it still seals with the first
+    sealed.scheduler()
+    sealed.worker(*WORKER)
+    assert old[0].result(10)["said"] == f"{MARK} 0", "a key that is rotated out still opens"
+    rotation = [sys.executable, "-m", "orchestrator", "keys", "rotate-data"]
+    killed = subprocess.Popen(rotation, cwd=sealed.folder, env=sealed.environment, stderr=subprocess.DEVNULL)
+    eventually(lambda: rows_of(sealed, "second") > 20, "some are sealed anew")
+    killed.kill()
+    killed.wait()
+    load = [vaulted.keep.enqueue(f"{MARK} more {number}") for number in range(50)]  # with the old key
+    for _ in range(3):
+        subprocess.run(rotation, cwd=sealed.folder, env=sealed.environment, check=False, capture_output=True)
+        if not any(form in text for text in dump_postgres(sealed).values() for form in forms_of_key("first")):
+            break
+    assert [handle.result(60)["said"] for handle in load] == [f"{MARK} more {number}" for number in range(50)]
+    subprocess.run(rotation, cwd=sealed.folder, env=sealed.environment, check=True, capture_output=True)
+    for name, text in dump_postgres(sealed).items():
+        for form in forms_of_key("first"):
+            assert form not in text, f"table {name} still needs the old key"
+    assert_sealed_in_postgres(sealed)
+    with_keys(sealed, SECOND)
+    for handle in (old[0], old[150], load[0]):
+        assert MARK in shown(sealed, "tasks", "show", handle.id)
+    assert MARK in shown(sealed, "tasks", "show", failing.id)
+    assert MARK in shown(sealed, "runs", "history", waiting.id)
+
+
+def forms_of_key(id: str) -> list[str]:
+    """Return how the id of a key stands in the dump of a sealed value: after its kind and its length."""
+    plain = [kind + bytes([len(id)]) + id.encode() for kind in (b"c", b"v")]
+    return [data.hex() for data in plain] + [
+        base64.b64encode(b"\0" * shift + data)[4:-4].decode() for data in plain for shift in range(3)
+    ]
+
+
+def rows_of(stack: Stack, id: str) -> int:
+    return int(
+        stack.scalar("SELECT count(*) FROM orchestrator.ended_tasks WHERE position(:id IN payload) > 0", id=id.encode())
+    )

@@ -1,0 +1,198 @@
+"""Values sealed with AES-256-GCM, and what is said where they cannot be opened."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orchestrator import Settings, sealing
+from orchestrator.domain import zoned
+from orchestrator.domain.renewal import renewed_error, renewed_inside, renewed_value
+from orchestrator.domain.sealed import open_error, seal_error
+from orchestrator.domain.tasks.callbacks import Callback, Callbacks, after_end, after_success
+from orchestrator.domain.tasks.task import TaskError
+from orchestrator.errors import ConfigurationError
+from orchestrator.sdk.values.payload import decode_call, decode_value, encode_call, encode_value
+from orchestrator.sdk.values.shown import call_of, stored_value
+from orchestrator.sealing import CALL, VALUE, Sealed, Vault, is_sealed, vault_of
+
+
+def key(id: str, letter: bytes = b"k") -> str:
+    return f"{id}:{base64.b64encode(letter * 32).decode()}"
+
+
+def vault(*keys: str, namespace: str = "orchestrator") -> Vault:
+    found = vault_of(Settings(namespace=namespace, data_keys=",".join(keys)))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def one() -> Vault:
+    return vault(key("unit-1"))
+
+
+def test_what_was_sealed_is_opened(one: Vault) -> None:
+    value = {"text": "secret", "at": datetime(2026, 1, 1, tzinfo=UTC), "many": list(range(100))}
+    data = one.seal(VALUE, encode_value(value, "it", 10_000))
+    assert is_sealed(data)
+    assert b"secret" not in data
+    assert decode_value(data) == value
+    call = one.seal(CALL, encode_call("t", ["secret"], {"a": 1}, 1_000))
+    assert decode_call(call) == [["secret"], {"a": 1}]
+    assert call_of(call) == (["secret"], {"a": 1})
+    assert one.seal(CALL, call) == call, "nothing is sealed twice"
+
+
+def test_the_same_value_looks_different_each_time(one: Vault) -> None:
+    assert one.seal(VALUE, b"\xc3") != one.seal(VALUE, b"\xc3")
+
+
+def test_arguments_open_as_no_result_and_the_other_way_round(one: Vault) -> None:
+    with pytest.raises(Sealed, match="of another place"):
+        decode_value(one.seal(CALL, b"\xc3"))
+    with pytest.raises(Sealed, match="of another place"):
+        decode_call(one.seal(VALUE, b"\x92\x90\x80"))
+
+
+def test_nothing_opens_in_another_namespace() -> None:
+    theirs = vault(key("unit-n"), namespace="theirs").seal(VALUE, b"\xc3")
+    script = f"""
+from orchestrator import Settings
+from orchestrator.sealing import vault_of, Sealed
+from orchestrator.sdk.values.payload import decode_value
+vault_of(Settings(namespace="ours", data_keys={key("unit-n")!r}))
+try:
+    decode_value({theirs!r})
+except Sealed as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "cannot be opened" in said
+
+
+def test_what_was_altered_is_not_opened(one: Vault) -> None:
+    data = one.seal(VALUE, b"\xc3")
+    with pytest.raises(Sealed, match="altered"):
+        decode_value(data[:-1] + bytes([data[-1] ^ 1]))
+    assert "altered" in stored_value(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def test_a_key_that_is_not_here_is_named(one: Vault) -> None:
+    data = one.seal(VALUE, b"\xc3").replace(b"unit-1", b"unit-9")
+    with pytest.raises(Sealed, match="'unit-9'"):
+        decode_value(data)
+    assert "'unit-9'" in stored_value(data)
+    kept = zoned.decode(data)
+    assert zoned.encode(kept) == data, "who only copies it needs no key"
+
+
+def test_a_sealed_value_stands_inside_of_others(one: Vault) -> None:
+    data = one.seal(VALUE, encode_value("secret", "it", 100))
+    payload = b"\x92\x91" + data + b"\x80"
+    assert decode_call(payload) == [["secret"], {}]
+    assert zoned.decode(payload) == [["secret"], {}]
+    (task,) = after_success(bytes(16), 1, Callbacks("t", success=(Callback("c", "q"),)), data)
+    assert decode_call(task.payload) == [["secret"], {}]
+
+
+def test_of_an_error_only_the_kind_is_readable(one: Vault) -> None:
+    error = TaskError("ValueError", "a secret", "File …, secret", '{"known":"secret"}')
+    sealed = seal_error(error, one)
+    assert sealed.kind == "ValueError"
+    assert "secret" not in sealed.to_json()
+    assert open_error(sealed) == error
+    assert open_error(error) == error
+    assert seal_error(sealed, one) == sealed
+    (task,) = after_end(bytes(16), 1, Callbacks("t", failure=(Callback("c", "q"),)), sealed)
+    assert b"secret" not in task.payload
+    ((failure,), _) = decode_call(task.payload)
+    assert (failure["message"], failure["data"]) == ("a secret", {"known": "secret"})
+
+
+def test_a_text_that_only_begins_like_a_sealed_one_is_a_text(one: Vault) -> None:
+    for text in ("sealed: it is not", "sealed:", "sealed:AAAA"):
+        assert sealing.open_text(text) == text
+        assert sealing.open_text(one.seal_text(text)) == text
+
+
+def test_json_is_sealed_as_json(one: Vault) -> None:
+    text = one.seal_json('{"word":"secret"}')
+    assert sealing.open_json(msgspec.json.decode(text)) == {"word": "secret"}
+    assert sealing.open_json({"word": 1}) == {"word": 1}
+    assert one.seal_json(text) == text
+
+
+def test_with_plain_in_front_nothing_is_sealed_and_everything_opens() -> None:
+    assert vault_of(Settings(data_keys=f"plain,{key('unit-p')}")) is None
+    data = vault(key("unit-p")).seal(VALUE, b"\xc3")
+    assert decode_value(data) is True
+
+
+def test_an_old_key_opens_and_the_first_one_seals() -> None:
+    old, new = vault(key("unit-a", b"a")), vault(key("unit-b", b"b"), key("unit-a", b"a"))
+    data = old.seal(VALUE, encode_value("secret", "it", 100))
+    assert decode_value(data) == "secret"
+    again = renewed_value(new, VALUE, data)
+    assert b"unit-b" in again
+    assert b"unit-a" not in again
+    assert decode_value(again) == "secret"
+    assert renewed_value(new, VALUE, again) == again
+    assert decode_value(renewed_value(new, VALUE, encode_value("plain", "it", 100))) == "plain"
+
+
+def test_what_is_sealed_inside_is_renewed_too() -> None:
+    old, new = vault(key("unit-a", b"a")), vault(key("unit-b", b"b"), key("unit-a", b"a"))
+    value = old.seal(VALUE, encode_value("secret", "it", 100))
+    payload = b"\x92\x91" + value + b"\x80"
+    again = renewed_value(new, CALL, payload)
+    assert decode_call(again) == [["secret"], {}]
+    inner = sealing.open_data(again, CALL)
+    assert b"unit-a" not in inner
+    texts = msgspec.msgpack.encode({"reasons": {1: old.seal_text("why")}, "data": value})
+    assert b"unit-a" not in renewed_inside(new, texts)
+    error = seal_error(TaskError("E", "m", "t", '{"k":1}'), old)
+    renewed = renewed_error(new, error)
+    assert open_error(renewed) == TaskError("E", "m", "t", '{"k":1}')
+    assert renewed_error(new, renewed) == renewed
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["nocolon", key("a b"), f"{key('x')},{key('x')}", "id:short", "id:!!!", key("x" * 33)],
+    ids=["no id", "space", "twice", "short", "no base64", "long id"],
+)
+def test_what_is_no_key_is_refused(given: str) -> None:
+    with pytest.raises(ConfigurationError, match="data_keys|data key"):
+        vault_of(Settings(data_keys=given))
+
+
+def test_keys_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(key("unit-f") + "\n" + key("unit-g") + "\n")
+    found = vault_of(Settings(data_keys_file=str(path)))
+    assert found is not None
+    assert found.key == "unit-f"
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        vault_of(Settings(data_keys_file=str(tmp_path / "none")))
+    with pytest.raises(ConfigurationError, match="both set"):
+        vault_of(Settings(data_keys=key("x"), data_keys_file=str(path)))
+
+
+def test_keys_are_shown_nowhere() -> None:
+    assert key("x") not in repr(Settings(data_keys=key("x")))
+
+
+def test_nothing_is_loaded_where_there_are_no_keys() -> None:
+    script = (
+        "import sys, orchestrator, orchestrator.sdk.app, orchestrator.workers.process, orchestrator.scheduler.loop;"
+        "print('cryptography.hazmat.primitives.ciphers.aead' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "False"
