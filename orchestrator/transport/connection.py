@@ -81,6 +81,8 @@ def connect(url: str, *, timeout: float = 10.0) -> Redis:
         )
     scheme = url.partition(":")[0]
     over_network: dict[str, Any] = {"socket_connect_timeout": min(timeout, 5.0), "socket_keepalive": True}
+    if scheme == "rediss" and "ssl_cert_reqs=none" not in url.lower():
+        over_network["ssl_check_hostname"] = True  # drivers before 6 do not, unless they are told to
     return Redis.from_url(
         url,
         connection_class=_CONNECTIONS[scheme],
