@@ -123,18 +123,18 @@ def orchestrator(stack: Stack, *words: str) -> str:
 
 def test_who_does_not_read_is_not_waited_for_and_begins_again(stack: Stack) -> None:
     stack.scheduler()
-    stack.worker("--queues", "n" * 60)
+    stack.worker("--queues", "n" * 120)
     root = stack.api()
     server = next(one for one in stack.processes if "api" in one.log.name)
     host, port = root.removeprefix("http://").split(":")
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect((host, int(port)))
-        slow.sendall(f"GET /api/v1/queues/{'n' * 60}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        slow.sendall(f"GET /api/v1/queues/{'n' * 120}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         slow.settimeout(30)
         heard = bytearray(slow.recv(4096))
         before = memory(server.pid)
-        for handle in [project.noop.options(queue="n" * 60).enqueue() for _ in range(10_000)]:
+        for handle in [project.noop.options(queue="n" * 120).enqueue() for _ in range(10_000)]:
             handle.result(timeout=60)
         assert memory(server.pid) - before < 40_000_000
         deadline = time.monotonic() + 60

@@ -85,7 +85,7 @@ def test_who_is_too_slow_loses_what_waited_and_begins_again(monkeypatch: pytest.
 
 
 def test_who_is_too_slow_before_it_has_begun_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "_MOST_BYTES", 10)
+    monkeypatch.setattr(listeners, "_MOST_HELD", 10)
 
     async def listen() -> None:
         listener = Listener(Subject(Kind.QUEUE, "a"), START)

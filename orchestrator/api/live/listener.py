@@ -13,8 +13,10 @@ from orchestrator.api.live.subjects import Subject
 from orchestrator.transport.changes import NOWHERE
 from orchestrator.transport.codec import ProgressMark
 
-_MOST_BYTES = 262_144
-"""That may wait for one listener."""
+_MOST_BYTES = 1_000_000
+"""That may wait for one listener; those who listen to the same share them."""
+_MOST_HELD = 4 * _MOST_BYTES
+"""While it is read what it begins with: who comes back with thousands of others waits for a while."""
 
 
 class Listener:
@@ -64,6 +66,7 @@ class Listener:
         self._waiting.append(said)
         if not is_whole:
             self._waiting += held
+        self._size = 0  # it is behind by no fault of its own
         self._has_more.set()
 
     def give(self, said: bytes) -> None:
@@ -71,7 +74,7 @@ class Listener:
         if not said or self.is_closed or self.is_lagging:
             return
         self._size += len(said)
-        if self._size > _MOST_BYTES:
+        if self._size > (_MOST_BYTES if self._held is None else _MOST_HELD):
             self.is_lagging = True
             self._waiting, self.log = [], self._sent_log
             if self._held is not None:
