@@ -110,6 +110,8 @@ class LaneService(Remembering):
 
     def committed(self, news: News) -> None:
         """Count what is no longer in flight, unless that was done before claiming."""
+        if not (news.capacity.left_lanes or news.capacity.lingering):
+            return
         for lane, number in Counter(news.capacity.left_lanes).items():
             self._lanes.landed(lane, number)
         news.capacity.left_lanes.clear()

@@ -156,7 +156,7 @@ class Outgoing(_Mergeable):
     """Runs of which something else has changed."""
 
 
-_LOOKS = 25
+_LOOKS = 8
 """Of a batch, how many are looked at for their times, at least."""
 _queue, _queue_and_state = attrgetter("queue"), attrgetter("queue", "state")
 

@@ -198,9 +198,12 @@ class Dispatcher(Remembering):
     def committed(self, news: News) -> None:
         """Move the counts, and measure how fast each queue drains."""
         self._lanes.committed(news)
-        self._outstanding.subtract(news.capacity.landed)
-        self._outstanding.update(task.queue for task in news.sent())
-        self._finished.update(news.capacity.finished)
+        if news.capacity.landed:
+            self._outstanding.subtract(news.capacity.landed)
+        if news.capacity.finished:
+            self._finished.update(news.capacity.finished)
+        if sent := news.sent():
+            self._outstanding.update(task.queue for task in sent)
         self._remember_places(news)
         monotonic = self._monotonic()
         elapsed = monotonic - self._measured_at

@@ -15,7 +15,7 @@ from orchestrator.transport.codec import Applied, Ended, Word, encode
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import KEY_HOLDER_TTL, Keys
 from orchestrator.transport.leader.fleet import FleetKeys
-from orchestrator.transport.leader.queues import Queues, noticing_damage
+from orchestrator.transport.leader.queues import NOTICING_DAMAGE, Queues
 from orchestrator.transport.leader.terms import Deposed, TermForgotten, Terms, entry_after
 from orchestrator.transport.listening import Found, Listening
 from orchestrator.transport.pages import Pages
@@ -198,7 +198,7 @@ class LeaderStreams:
                 keys.append(stream)
                 arguments.append(len(bodies))
                 arguments.extend([signing.sign(stream, body) for body in bodies] if signing.is_on else bodies)
-            with noticing_damage():
+            with NOTICING_DAMAGE:
                 accepted = self._connection.run(_PUBLISH, keys, arguments)
             if accepted != 1:
                 raise Deposed if accepted == 0 else TermForgotten
