@@ -97,7 +97,13 @@ def channel(connection: Connection) -> Channel:
     kept = connection.info
     found: Channel | None = kept.get(_CHANNEL)
     if found is None:
-        found = kept[_CHANNEL] = Channel(connection)
+        try:
+            found = kept[_CHANNEL] = Channel(connection)
+        except connection.dialect.loaded_dbapi.Error as error:  # it was closed meanwhile
+            known = _known(error, connection.dialect, connection.connection.dbapi_connection, "", None)
+            if known.connection_invalidated:
+                connection.invalidate(error)
+            raise known from error
     return found
 
 

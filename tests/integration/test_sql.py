@@ -283,3 +283,12 @@ def test_after_the_session_is_killed_a_new_one_leads_on(engine: Engine, leadersh
     leadership.disconnect()
     with leadership.writing(0.0) as writing:
         assert send(writing.connection, "SELECT 1").rows == [(1,)]
+
+
+def test_a_connection_that_was_closed_before_its_first_statement_is_an_outage(engine: Engine) -> None:
+    with engine.connect() as connection:
+        connection.connection.dbapi_connection.close()  # type: ignore[union-attr]
+        with pytest.raises(exc.DBAPIError, match="connection already closed") as found:
+            Prepared[int]("SELECT /* test.closed */ 1")(connection)
+        assert found.value.connection_invalidated
+        assert connection.invalidated
