@@ -52,13 +52,13 @@ class Meter(Remembering):
     def committed(self, news: News) -> None:
         """Count what a transaction has brought about."""
         counts = news.counts
-        for (queue, state), number in counts.moved.items():
+        for queue, state, number in counts.moved:
             if state != TaskState.PENDING:
                 self.ended[self._label(queue), state] += number
-        for queue, number in counts.retried.items():
-            self.retried[self._label(queue)] += number
-        for queue, number in counts.lost.items():
-            self.lost[self._label(queue)] += number
+        for queue in counts.retried:
+            self.retried[self._label(queue)] += 1
+        for queue in counts.lost:
+            self.lost[self._label(queue)] += 1
         for queue, seconds, times in counts.ran:
             _histogram(self.runs, self._label(queue)).add(seconds, times)
         self.set_aside += len(news.outgoing.set_aside)
@@ -66,7 +66,9 @@ class Meter(Remembering):
             self.reports += counts.reports
             self.batches.add(counts.reports)
         if sent := news.sent():
-            for queue, number in Counter(map(_queue, sent)).items():
+            queues = set(map(_queue, sent))
+            counts_by_queue = dict.fromkeys(queues, len(sent)) if len(queues) == 1 else Counter(map(_queue, sent))
+            for queue, number in counts_by_queue.items():
                 self.dispatched[self._label(queue)] += number
             self._wait(sent, time.time())
 

@@ -156,9 +156,9 @@ class Outgoing(_Mergeable):
     """Runs of which something else has changed."""
 
 
-_LOOKS = 8
+_LOOKS = 4
 """Of a batch, how many are looked at for their times, at least."""
-_queue, _queue_and_state = attrgetter("queue"), attrgetter("queue", "state")
+_queue, _state, _queue_and_state = attrgetter("queue"), attrgetter("state"), attrgetter("queue", "state")
 
 
 class _Timed(Protocol):
@@ -180,21 +180,28 @@ def sampled(batch: Sequence[T]) -> Iterator[tuple[T, int]]:
 class Counts(_Mergeable):
     """What is counted for monitoring, once it stands."""
 
-    moved: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
-    """By queue and state, how many tasks have come to that."""
-    retried: Counter[str] = msgspec.field(default_factory=Counter)
-    """By queue, attempts that failed and are tried again."""
-    lost: Counter[str] = msgspec.field(default_factory=Counter)
-    """By queue, attempts that were lost with their workers."""
+    moved: list[tuple[str, str, int]] = []
+    """Queues, states, and how many tasks have come to that."""
+    retried: list[str] = []
+    """Queues, once for each attempt that failed and is tried again."""
+    lost: list[str] = []
+    """Queues, once for each attempt that was lost with its worker."""
     ran: list[tuple[str, float, int]] = []
     """Queues, how long an attempt of theirs ran, and for how many it stands."""
     reports: int = 0
     """How many reports were applied."""
 
+    def add(self, moved: Sequence[Moved]) -> None:
+        """Take note of tasks that a statement moved: as a rule all in one queue, and to one state."""
+        queues, states = set(map(_queue, moved)), set(map(_state, moved))
+        if len(queues) == len(states) == 1:
+            self.moved.append((queues.pop(), states.pop(), len(moved)))
+        else:
+            self.moved += [(*place, number) for place, number in Counter(map(_queue_and_state, moved)).items()]
+
     def time(self, moved: Sequence[Moved], reported: Sequence[_Timed]) -> None:
         """Take note of how long attempts ran; of many, every n-th is looked at, and stands for n."""
-        queues = set(map(_queue, moved))
-        if len(queues) == 1 and len(moved) == len(reported):  # as a rule; then nobody need be looked for
+        if len(moved) == len(reported) and len(queues := set(map(_queue, moved))) == 1:  # then nobody is looked for
             queue = queues.pop()
             self.ran += [(queue, row.duration, times) for row, times in sampled(reported) if row.duration is not None]
         elif moved:
@@ -233,7 +240,7 @@ class News(_Mergeable):
         `lingering` are tasks whose code may still run although their attempts have ended.
         """
         tasks, capacity, ended = self.tasks, self.capacity, self.outgoing.ended
-        self.counts.moved.update(map(_queue_and_state, moved))
+        self.counts.add(moved)
         self.outgoing.moved.extend(moved)
         for task in moved:
             if task.before in IN_FLIGHT_STATES:

@@ -149,7 +149,7 @@ class Reports:
             moved = transitions.end(tx.connection, TaskState.FAILED, [ending for ending, _ in endings], tx.now)
             news.note(moved, errors=errors, by_worker=True, lingering=lingering)
             lost = {report.id for _, report in unhappy if isinstance(report, Lost)}
-            news.counts.lost.update(task.queue for task in moved if task.id in lost)
+            news.counts.lost += [task.queue for task in moved if task.id in lost]
             news.counts.time(moved, [ending for ending, _ in endings])
             log_failed(tx, {task.id: errors[task.id] for task in moved if task.id in lost})
 
@@ -171,7 +171,7 @@ def _count_repeated(news: News, again: Sequence[Requeue], repeated: Sequence[Mov
     for task in repeated if outcomes else ():
         outcome = outcomes.get(task.id)
         if outcome is not None:
-            (news.counts.lost if outcome == "lost" else news.counts.retried)[task.queue] += 1
+            (news.counts.lost if outcome == "lost" else news.counts.retried).append(task.queue)
     news.counts.time(repeated, again)
 
 
