@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import json
 import os
@@ -19,10 +20,14 @@ from itertools import zip_longest
 
 import pytest
 from click.testing import CliRunner
+from sqlalchemy import Engine
 
 from orchestrator.cli import main
 from orchestrator.cli.top.details import run_lines, task_lines
 from orchestrator.sdk.dag.definitions import loads
+from orchestrator.sealing import vault_of
+from orchestrator.settings import Settings
+from orchestrator.store.insights.activity import failures_lately
 from tests.integration.stage import System
 from tests.waiting import eventually
 
@@ -222,3 +227,14 @@ def test_what_is_secret_is_not_shown_of_an_opened_task_or_run(
     assert "login(" in shown
     assert "•••" in shown
     assert "-secret" not in shown
+
+
+def test_the_text_of_an_error_that_is_sealed_is_opened(busy: System, engine: Engine) -> None:
+    vault = vault_of(Settings(data_keys=f"top:{base64.b64encode(bytes(32)).decode()}"))
+    assert vault is not None
+    message = "the bank has refused " + 20 * "and refused "
+    error = json.dumps({"kind": "Refused", "message": vault.seal_text(message)})
+    busy.sql("UPDATE orchestrator.ended_tasks SET error = CAST(:error AS jsonb) WHERE status = 'failed'", error=error)
+    with engine.connect() as connection:
+        (failure,) = failures_lately(connection)
+    assert failure.message == message

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from sqlalchemy import Connection
 
+from orchestrator.sealing import open_text
 from orchestrator.store.insights.fleet import IS_FRESH
 from orchestrator.store.sql import Statement
 
@@ -14,6 +15,8 @@ MOST_ENDED = 30_000
 MOST_RUNNING = 500
 MOST_WORKERS = 200
 _MOST_FAILURES = 1_000
+_LONGEST = 500
+"""Characters of a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +142,7 @@ class FailureGroup:
 
 _FAILURES = Statement[FailureGroup](f"""
 SELECT /* insights.activity.failures */ name, coalesce(error->>'kind', reason, status) AS kind,
-       (array_agg(left(coalesce(error->>'message', ''), 300) ORDER BY ended_at DESC))[1] AS message,
+       coalesce((array_agg(error->>'message' ORDER BY ended_at DESC))[1], '') AS message,
        count(*)::int AS tasks, max(ended_at) AS last, (array_agg(id::text ORDER BY ended_at DESC))[1] AS latest
   FROM (SELECT id, name, error, reason, status, ended_at FROM orchestrator.ended_tasks
          WHERE status <> 'success' AND ended_at > now() - interval '15 minutes'
@@ -150,4 +153,4 @@ SELECT /* insights.activity.failures */ name, coalesce(error->>'kind', reason, s
 
 def failures_lately(connection: Connection) -> list[FailureGroup]:
     """Return what failed in the last quarter of an hour, by task and type of error; of very many, the latest."""
-    return _FAILURES(connection)
+    return [replace(group, message=open_text(group.message)[:_LONGEST]) for group in _FAILURES(connection)]
