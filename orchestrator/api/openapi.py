@@ -36,8 +36,8 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """Return the document of these routes."""
     types = [kind for endpoint in endpoints for kind in _types(endpoint)]
     schemas, components = msgspec.json.schema_components([*types, Problem], ref_template=_REF)
-    components = _with_places(components)
-    known = {id(kind): _with_places(schema) for kind, schema in zip([*types, Problem], schemas, strict=True)}
+    components = _without_places(components)
+    known = {id(kind): _without_places(schema) for kind, schema in zip([*types, Problem], schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, known, components)
@@ -88,15 +88,15 @@ def _shows(endpoint: Endpoint) -> tuple[str, str] | None:
     return next(((base, pointers[name]) for name in fields if name in pointers), None)
 
 
-def _with_places(schema: Any) -> Any:
-    """Return a schema in which the places of a tuple are called as OpenAPI 3.1 has it."""
+def _without_places(schema: Any) -> Any:
+    """Return a schema in which a tuple is a list of so many of any of its parts: few tools know `prefixItems`."""
     if isinstance(schema, (list, tuple)):
-        return [_with_places(item) for item in schema]
+        return [_without_places(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {name: _with_places(item) for name, item in schema.items()}
-    if isinstance(found.get("items"), list):
-        found["prefixItems"] = found.pop("items")
+    found = {name: _without_places(item) for name, item in schema.items()}
+    if "prefixItems" in found:
+        found["items"] = {"anyOf": found.pop("prefixItems")}
     return found
 
 

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import uvicorn
@@ -25,14 +25,14 @@ def both_ways(request: pytest.FixtureRequest) -> Way:
 
 
 @contextmanager
-def serving(settings: Settings) -> Iterator[str]:
+def serving(settings: Settings, **options: Any) -> Iterator[str]:
     """Serve the API on real tables; yield its address."""
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None))
+    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None, **options))
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"{'https' if options else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(20)

@@ -102,6 +102,7 @@ def body(call: Endpoint, house: House) -> dict[str, Any]:
         "target": CodeTarget(version=1, queue="mail.out") if part == "schedules" else data(house.tasks["bank"]),
         "task": task if call.path.endswith("enqueue") else data(house.tasks["bank"]),
         "tasks": [task],
+        "text": "bank",
         "wanted": {"queue": OTHERS} if "retry" in call.path else {},
     }
     if call.path.endswith("log"):

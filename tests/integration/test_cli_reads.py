@@ -54,7 +54,7 @@ def read(*words: str) -> None:
     """Run a command that reads, as text and as JSON."""
     may_say_no = words[1:2] in (("watch",), ("diff",))
     shown = invoke(*words)
-    if words[0] == "db" and "ORCHESTRATOR_API_URL" in os.environ:
+    if words[0] in ("db", "top") and "ORCHESTRATOR_API_URL" in os.environ:
         assert "Error: This needs Postgres and Redis themselves" in shown.stderr
         return
     assert shown.exit_code == 0 or (may_say_no and shown.exit_code == 1), (words, shown.output, shown.exception)

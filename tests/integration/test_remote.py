@@ -7,6 +7,7 @@ import http.server
 import json
 import secrets
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -28,6 +30,7 @@ from orchestrator import (
     Orchestrator,
     OrchestratorError,
     PayloadError,
+    ResultTimeout,
     Settings,
     Task,
     Unavailable,
@@ -40,6 +43,7 @@ from orchestrator.domain.tasks.task import NewTask, TaskOptions, UniqueKey
 from orchestrator.sdk.backend import Backend
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.remote import http as remote_http
+from orchestrator.sdk.remote import waiting as remote_waiting
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.settings import load_settings
 from orchestrator.store import keys
@@ -294,6 +298,29 @@ def test_a_wait_goes_on_when_the_application_is_closed_and_used_again(engine: En
         end_all(engine)
         assert handle.result(20) is None
         assert waiting.result(20) is None
+
+
+def test_who_waits_is_told_what_is_in_the_way(
+    engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remote_waiting, "_LONG", 0.5)
+    with client(api) as (_, double), pytest.raises(ResultTimeout, match="No scheduler leads"):
+        double.enqueue(2).result(2)
+    assert "No scheduler leads" in caplog.text
+
+
+def test_a_server_with_tls_is_believed_if_somebody_vouches_for_it(settings: Settings, tmp_path: Path) -> None:
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
+    subprocess.run(["openssl", *words, *names], check=True, capture_output=True)
+    with serving(settings, ssl_keyfile=key, ssl_certfile=certificate) as url:
+        with client(url) as (_, double), pytest.raises(ConfigurationError, match="cannot be trusted.*api_ca_file"):
+            double.enqueue(2)
+        with client(url, api_ca_file=certificate) as (_, double):
+            assert double.enqueue(2).status() == "pending"
+        with client(url, api_ca_file=key) as (_, double), pytest.raises(ConfigurationError, match="api_ca_file"):
+            double.enqueue(2)
 
 
 # -- who answers

@@ -6,7 +6,6 @@ that is: then it takes as long as the next look.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +14,10 @@ from typing import TypeVar
 
 import msgspec
 
-from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import Unavailable
 from orchestrator.sdk.values.payload import decode_value
+from orchestrator.sdk.waiting.obstacles import ObstacleLog
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
 from orchestrator.settings import Settings
@@ -32,9 +31,6 @@ log = get_logger("client")
 
 _LOOK_AGAIN = 5.0
 """Seconds after which a waiter looks in Postgres although nothing was announced."""
-
-_SAY_AGAIN = 60.0
-"""Seconds after which those who still wait are told again what is in the way."""
 
 _LOOK_AT_ONCE = 5_000
 """Ids that one look asks for."""
@@ -51,9 +47,7 @@ class EndWaiters:
 
     def __init__(self, settings: Settings, obstacles: Callable[[bytes], list[str]]) -> None:
         """`obstacles` says what keeps something from its end."""
-        self._obstacles = obstacles
-        self._ask_at = 0.0
-        self._told: dict[str, float] = {}
+        self._obstacles = ObstacleLog(obstacles)
         self._announcements = PerProcess(lambda: Announcements(connect(settings.require_redis()), Keys.of(settings)))
         self._postgres = Outage(log, "Postgres", "those who wait for results go on waiting")
 
@@ -88,22 +82,10 @@ class EndWaiters:
                 yield pause
                 found = _complete(heard) or self._try(find_end)
                 if found is None and pause.seconds == _LOOK_AGAIN and not heard:
-                    self._log_why(identifier)
+                    self._obstacles.look(identifier)
             return found
         finally:
             self.announcements.forget(identifier, wake)
-
-    def _log_why(self, identifier: bytes) -> None:
-        """Log what keeps one from its end; one waiter asks in five seconds, and nothing is said twice in sixty."""
-        now = time.monotonic()
-        if now < self._ask_at:
-            return
-        self._ask_at = now + _LOOK_AGAIN
-        with contextlib.suppress(Unavailable):
-            for obstacle in self._obstacles(identifier):
-                if now - self._told.get(obstacle, -_SAY_AGAIN) >= _SAY_AGAIN:
-                    log.warning("waiting for %s: %s", to_text(identifier), obstacle)
-                    self._told[obstacle] = now
 
     def each(self, identifiers: Sequence[bytes], find_ends: FindEnds, timeout: float | None) -> Stream[Ended]:
         """Yield ends as they come, those that have come already first; stop when the time is up."""
@@ -131,7 +113,7 @@ class EndWaiters:
                 yield pause
                 if not heard:
                     heard.append(None)
-                    self._log_why(next(iter(left)))
+                    self._obstacles.look(next(iter(left)))
         finally:
             for identifier in left:
                 self.announcements.forget(identifier, wake)

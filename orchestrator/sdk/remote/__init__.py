@@ -34,7 +34,7 @@ class RemoteBackend:
         self._http = Http(settings)
         asking = Asking(self._http)
         self._asking = asking
-        self.waiting = Waits(asking)
+        self.waiting = Waits(asking, lambda target: self.tasks.obstacles(target))
         # The declared methods are made when the classes are: no type checker sees them.
         self.tasks = cast(TaskWork, RemoteTasks(asking, self.waiting))
         self.runs = cast(RunWork, RemoteRuns(asking, self.waiting))

@@ -6,6 +6,7 @@ alone is long, so that after a moment all are gathered in as few as hold them.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from orchestrator.errors import OrchestratorError, Unavailable, Uncertain
 from orchestrator.sdk.calls.waits import MOST_AT_ONCE, PATH, End, Ends, Waiting
 from orchestrator.sdk.remote.asking import Asking
 from orchestrator.sdk.remote.http import Broken, Connection, Unreached, hang_up
+from orchestrator.sdk.waiting.obstacles import ObstacleLog
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
 from orchestrator.telemetry import Outage, first_line, get_logger
@@ -40,7 +42,7 @@ class _Waiter(NamedTuple):
 
 
 _MOST_POLLS = 8
-_LONG, _SHORT = 20.0, 1.0
+_LONG, _SHORT = 5.0, 1.0
 """Seconds of a poll that is alone, and of one that is not."""
 _GATHER = 0.005
 """Seconds in which those are gathered who come while others are asked for."""
@@ -55,8 +57,9 @@ _GRACE = 5.0
 class Waits:
     """Everyone in this process who waits for something to end."""
 
-    def __init__(self, asking: Asking) -> None:
-        self._polls = PerProcess(lambda: _Polls(asking))
+    def __init__(self, asking: Asking, obstacles: Callable[[bytes], list[str]]) -> None:
+        """`obstacles` says what keeps something from its end."""
+        self._polls = PerProcess(lambda: _Polls(asking, ObstacleLog(obstacles)))
 
     def close(self) -> None:
         """Ask no more."""
@@ -108,8 +111,9 @@ class Waits:
 class _Polls:
     """The polls of one process, each in a thread."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: Asking, obstacles: ObstacleLog) -> None:
         self._asking = asking
+        self._obstacles = obstacles
         self._changed = threading.Condition()
         self._waiting: dict[Key, list[_Waiter]] = {}
         self._unasked: dict[Key, None] = {}
@@ -158,6 +162,7 @@ class _Polls:
     def _run(self) -> None:
         pause = 0.05
         while keys := self._next():
+            began = time.monotonic()
             try:
                 ends = self._poll(keys)
             except (Unavailable, Uncertain) as error:
@@ -174,6 +179,13 @@ class _Polls:
                 self._outage.worked()
                 pause = 0.05
                 self._done(keys, ends)
+                if not ends and time.monotonic() - began >= _LONG:
+                    self._look(keys[0][1])
+
+    def _look(self, identifier: bytes) -> None:
+        """Say what is in the way of one that has not come for a while."""
+        with contextlib.suppress(OrchestratorError):
+            self._obstacles.look(identifier)
 
     def _next(self) -> list[Key]:
         """Return what to ask for next; nothing if this thread is not needed any more."""
