@@ -74,7 +74,7 @@ class Poisons:
         """Let the product's own functions meet the poison."""
         with ExitStack() as stack:
             for owner, name, operation, ids in (
-                (dags.Dags, "_open", "evaluate", lambda given: [given[1].id]),
+                (dags.Dags, "_open", "evaluate", lambda given: [given[2].id]),
                 (dags.Dags, "_instantiate", "create", lambda given: [given[2].id]),
                 (runs, "count", "count", lambda given: given[1]),
                 (Triggers, "runs_ended", "hooks", lambda given: [run.id for run in given[3]]),
