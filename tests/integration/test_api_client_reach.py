@@ -62,6 +62,7 @@ PLAIN: dict[str, Any] = {
     "start": "2026-01-01",
     "step": "s",
     "success": None,
+    "text": "bank",
     "timeout": 1.0,
     "to": 1,
     "value": base64.b64encode(b"\xc0").decode(),

@@ -437,9 +437,11 @@ def test_searches_use_their_indexes(connection: Connection) -> None:
         connection,
         lambda spy: insights.list_runs(spy, RunFilter(workflow="w7")),
         lambda spy: insights.list_runs(spy, RunFilter(tags=("t7",))),
+        lambda spy: insights.list_runs(spy, RunFilter(within="w7")),
     )
     assert "runs_of_workflow" in plans[0]
     assert "runs_by_tag" in plans[1]
+    assert "Seq Scan" not in plans[2]
     connection.rollback()
 
 

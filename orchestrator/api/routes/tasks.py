@@ -64,6 +64,9 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Whom it is for: keys take turns."""
     store_result: bool | UnsetType = UNSET
     """Keep what it returns."""
+    redact: list[str] | UnsetType = UNSET
+    """Names of arguments, and of fields in these and in the result, that nobody is shown; `@0` is the first argument
+    without a name."""
 
     def options(self) -> dict[str, Any]:
         """Return the options that are given."""
