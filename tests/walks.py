@@ -26,6 +26,8 @@ HELPERS = {
     "domain/ids.py",
     "scheduler/isolation.py",
     "scheduler/meter.py",
+    "sdk/values/sealing.py",
+    "sealing.py",
     "store/deadlines.py",
     "store/driver.py",
     "store/sql.py",

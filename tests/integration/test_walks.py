@@ -19,7 +19,7 @@ def test_from_the_call_to_the_row(system: System) -> None:
     system.job.enqueue(0)
     with following("needle") as walk:
         system.job.enqueue("needle")
-    short(walk, files=6, returns=1)
+    short(walk, files=8, returns=3)
 
 
 def test_from_the_report_to_the_row_and_to_the_client(system: System) -> None:
@@ -29,7 +29,7 @@ def test_from_the_report_to_the_row_and_to_the_client(system: System) -> None:
     worker.succeed(task)
     with following(*marks_of(task.id)) as walk:
         system.tick()
-    short(walk, files=8, returns=4)
+    short(walk, files=10, returns=4)
 
 
 def test_from_a_lost_worker_to_the_row(system: System) -> None:
@@ -45,7 +45,7 @@ def test_from_a_lost_worker_to_the_row(system: System) -> None:
         with following(*marks_of(raw(handle))) as walk:
             system.scheduler.tick()
         walks.append(walk)
-    short(walks[-1], files=16, returns=12)
+    short(walks[-1], files=18, returns=14)
 
 
 def test_from_a_run_of_many_to_its_tasks_and_to_its_end(system: System) -> None:
@@ -53,11 +53,11 @@ def test_from_a_run_of_many_to_its_tasks_and_to_its_end(system: System) -> None:
     run = system.app.start_many(system.job, [1, 2, 3])
     with following(*marks_of(raw(run))) as walk:
         system.pass_seconds()
-    short(walk, files=15, returns=13)
+    short(walk, files=17, returns=15)
     worker.succeed(*worker.take())
     with following(*marks_of(raw(run))) as walk:
         system.tick()
-    short(walk, files=13, returns=6)
+    short(walk, files=15, returns=8)
 
 
 def test_from_a_turn_of_code_to_what_it_commands(system: System, engine_: Engine) -> None:
@@ -73,4 +73,4 @@ def test_from_a_turn_of_code_to_what_it_commands(system: System, engine_: Engine
     worker.report(act(engine_, *worker.take()))
     with following(*marks_of(raw(handle))) as walk:
         system.tick()
-    short(walk, files=16, returns=12)
+    short(walk, files=18, returns=14)
