@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import http.server
 import json
@@ -45,6 +46,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.remote import http as remote_http
 from orchestrator.sdk.remote import waiting as remote_waiting
 from orchestrator.sdk.values.payload import encode_call
+from orchestrator.sealing import CALL, vault_of
 from orchestrator.settings import load_settings
 from orchestrator.store import keys
 from orchestrator.store.database import engine_for
@@ -446,6 +448,23 @@ def test_a_task_that_no_client_makes_is_refused(engine: Engine, api: str, number
         answer.read()
     connection.close()
     assert count(engine) == 0
+
+
+def test_what_is_sealed_need_not_be_opened_by_the_server(engine: Engine, api: str) -> None:
+    pytest.importorskip("cryptography")
+    key = base64.b64encode(secrets.token_bytes(32)).decode()
+    vault = vault_of(Settings(data_keys=f"remote-a:{key}"))
+    assert vault is not None
+    sealed = vault.seal(CALL, encode_call("remote.double", [1], {}, 1_000))
+    unknown = sealed[:-1] + bytes([sealed[-1] ^ 1])  # as with a key that the server does not have
+    connection = http.client.HTTPConnection(api.removeprefix("http://"))
+    task = NewTask(new_id(), "remote.double", "default", unknown)
+    connection.request("POST", "/api/v1/client/tasks/enqueue", msgspec.json.encode({"task": task}))
+    answer = connection.getresponse()
+    assert answer.status == 200, answer.read()
+    answer.read()
+    connection.close()
+    assert count(engine) == 1
 
 
 def test_a_time_of_a_list_goes_over_the_line(engine: Engine, api: str) -> None:
