@@ -175,6 +175,31 @@ def test_what_is_sealed_is_readable_only_with_the_keys(sealed: Stack, tmp_path: 
     assert MARK in httpx.get(f"{api}/api/v1/tasks/{failing.id}").text
     for process in (scheduler, worker):
         assert process.is_running()
+    assert remotely(sealed, api) == [MARK, f"odd {MARK}"]
+    assert_sealed(sealed)  # whatever came over HTTP, too
+
+
+REMOTE = """
+import sys
+from orchestrator import Orchestrator, TaskFailed
+app = Orchestrator(api_url=sys.argv[1])
+keep = app.task(name="vaulted.keep")(lambda text: {})
+fail = app.task(name="vaulted.fail")(lambda text: {})
+print(keep.enqueue(sys.argv[2]).result(30)["said"])
+try:
+    fail.enqueue(sys.argv[2]).result(30)
+except TaskFailed as error:
+    print("odd", error.data["known"])
+"""
+
+
+def remotely(stack: Stack, api: str) -> list[str]:
+    """Return what a program says that has no keys, and works over HTTP."""
+    environment = {name: value for name, value in stack.environment.items() if not name.startswith("ORCHESTRATOR_")}
+    command = [sys.executable, "-c", REMOTE, api, MARK]
+    done = subprocess.run(command, cwd=stack.folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 # -- where keys are missing, and how they change

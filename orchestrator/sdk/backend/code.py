@@ -36,9 +36,8 @@ from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import check_name
 from orchestrator.sdk.values.payload import decode_value
-from orchestrator.sdk.values.sealing import opened
 from orchestrator.sdk.waiting.steps import Steps
-from orchestrator.sealing import CALL, VALUE, open_text
+from orchestrator.sealing import CALL, VALUE, open_text, reveal
 from orchestrator.store import inbox
 from orchestrator.store.code import expectations, histories, signals
 from orchestrator.store.code import keys as run_keys
@@ -254,7 +253,7 @@ class CodeBackend:
         if found is None:
             return None
         state = RunState.FAILED if found.error is not None else RunState.SUCCESS
-        return Ended(request, state, opened(found.result or b"\xc0"), found.error and open_error(found.error))
+        return Ended(request, state, reveal(found.result or b"\xc0"), found.error and open_error(found.error))
 
     # -- reading
 
@@ -333,7 +332,7 @@ class CodeBackend:
             if outcome.reason in GOES_ON:
                 return Ended(run, RunState.SUCCESS, None, TaskError("Continued", "It goes on in another run."))
             error = outcome.error and open_error(outcome.error)
-            return Ended(run, outcome.status, opened(outcome.result), error)
+            return Ended(run, outcome.status, reveal(outcome.result), error)
 
         return find_end
 

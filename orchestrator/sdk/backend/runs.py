@@ -13,6 +13,7 @@ from orchestrator.domain.dag.state import DagState, StepState, kept_state, step_
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.verdict import RunCounters
+from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_mean
@@ -25,6 +26,7 @@ from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.values.payload import decode_value, encode_value
 from orchestrator.sdk.values.sealing import seal_task
 from orchestrator.sdk.waiting.steps import Steps
+from orchestrator.sealing import reveal
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.inbox import RequestKind
@@ -140,7 +142,8 @@ class RunBackend:
     def ends_after(self, run: bytes, position: int) -> list[EndedAt]:
         """Return how the tasks of a run have ended that come after a position, a page of them."""
         with self._connections.reading() as connection:
-            return results.run_results(connection, run, position, _PAGE)
+            ends = results.run_results(connection, run, position, _PAGE)
+        return [end._replace(result=reveal(end.result), error=end.error and open_error(end.error)) for end in ends]
 
     def outputs(self, run: bytes) -> dict[str, Any]:
         """Return the output of every step of a workflow's run that was not skipped; none of other runs."""

@@ -21,8 +21,9 @@ from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.tasks.options import shown
 from orchestrator.sdk.tasks.progress import LogPage, TaskProgress, read_log, read_progress
-from orchestrator.sdk.values.sealing import opened, seal_task
+from orchestrator.sdk.values.sealing import seal_task
 from orchestrator.sdk.waiting.steps import Steps, Stream
+from orchestrator.sealing import reveal
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.namespaces import borrowed
 from orchestrator.store.runs import retries as run_retries
@@ -232,7 +233,7 @@ class TaskBackend:
                 ends.append(Ended(task, MISSING))
             elif outcome.status in ENDED_TASK_STATES:
                 error = outcome.error and open_error(outcome.error)
-                ends.append(Ended(task, outcome.status, opened(outcome.result), error))
+                ends.append(Ended(task, outcome.status, reveal(outcome.result), error))
         return ends
 
 

@@ -20,6 +20,7 @@ from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.obstacles import ObstacleLog
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
+from orchestrator.sealing import Sealed, is_sealed, reveal
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport.client import Announcements
@@ -127,7 +128,7 @@ class EndWaiters:
             if ended is None:
                 unclear.update(left)
             elif _is_complete(ended):
-                ends[ended.id] = ended
+                ends[ended.id] = _opened(ended)
             else:
                 unclear[ended.id] = None
         ask = [identifier for identifier in unclear if identifier in left and identifier not in ends]
@@ -153,7 +154,7 @@ def _complete(heard: list[Ended | None]) -> Ended | None:
     """Return an announcement that says everything, so that Postgres need not be asked."""
     for ended in heard:
         if ended is not None and _is_complete(ended):
-            return ended
+            return _opened(ended)
     heard.clear()
     return None
 
@@ -169,6 +170,13 @@ def _is_complete(ended: Ended) -> bool:
         return False
     try:
         decode_value(ended.result)
-    except (msgspec.DecodeError, ValueError, RecursionError):
+    except (msgspec.DecodeError, ValueError, RecursionError, Sealed):
         return False
     return True
+
+
+def _opened(ended: Ended) -> Ended:
+    """Return an announcement with its result opened."""
+    if ended.result is None or not is_sealed(ended.result):
+        return ended
+    return msgspec.structs.replace(ended, result=reveal(ended.result))

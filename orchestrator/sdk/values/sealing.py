@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import overload
-
 import msgspec
 
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.sealing import CALL, VALUE, Sealed, Vault, open_data, vault_of
+from orchestrator.sealing import CALL, Vault, vault_of
 from orchestrator.settings import Settings
 
 
@@ -26,15 +24,3 @@ def sealed(data: bytes, kind: bytes, settings: Settings) -> bytes:
     """Return an encoded value, sealed."""
     vault = vault_of(settings)
     return data if vault is None else vault.seal(kind, data)
-
-
-@overload
-def opened(data: bytes) -> bytes: ...
-@overload
-def opened(data: bytes | None) -> bytes | None: ...
-def opened(data: bytes | None) -> bytes | None:
-    """Return an encoded value, opened where this process can: whoever asked over HTTP may have no keys."""
-    try:
-        return data and open_data(data, VALUE)
-    except Sealed:
-        return data

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code import history
 from orchestrator.domain.runs.verdict import GOES_ON
+from orchestrator.sealing import CALL, reveal
 from orchestrator.store.code import histories
 from orchestrator.store.code import reads as code_reads
 from orchestrator.store.insights.tasks import ErrorView, error_view
@@ -113,11 +114,11 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
     for what in histories.said_by_code(connection, run.bytes, with_timers=has_timers):
         match what:
             case history.RunStarted():
-                payload = what.payload
+                payload = reveal(what.payload, CALL)
             case history.RunReset(run=other, to=to, reason=reason):
                 reset = ResetView(run=UUID(bytes=other), to=to, reason=reason)
             case history.StateSet(key=key, value=value):
-                state[key] = value
+                state[key] = reveal(value)
             case history.StateCleared(key=key):
                 state.pop(key, None)
             case history.TimerStarted():
@@ -126,7 +127,7 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
     waiting = row.waiting or {}
     return CodeView(
         payload=payload,
-        result=outcome.result if outcome.reason not in GOES_ON else None,
+        result=reveal(outcome.result) if outcome.reason not in GOES_ON else None,
         error=error_view(outcome.error),
         state=state,
         turn=row.turn,

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, OPEN_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import TaskError
+from orchestrator.sealing import CALL, reveal
 from orchestrator.store.sql import Row, Statement
 
 
@@ -315,9 +316,9 @@ def show_task(connection: Connection, task: UUID) -> TaskDetail | None:
     error = error_view(row.error)
     return TaskDetail(
         **_columns(row),
-        payload=bytes(row.payload),
+        payload=reveal(bytes(row.payload), CALL),
         options=row.options or {},
-        result=None if row.result is None else bytes(row.result),
+        result=None if row.result is None else reveal(bytes(row.result)),
         error=error,
         attempts=(*_attempts(connection, row, error),),
     )
