@@ -53,6 +53,8 @@ class _Mergeable(msgspec.Struct):
                 mine.extend(more)
             elif isinstance(mine, dict):
                 mine.update(more)  # which adds the numbers of counters
+            elif isinstance(mine, int) and not isinstance(mine, bool):
+                setattr(self, name, mine + more)
             else:
                 setattr(self, name, more or mine)
 

@@ -59,14 +59,17 @@ WITH /* stuck.set_aside */ marked AS (
     UPDATE orchestrator.runs r SET stuck = s.reason, expanding = false
       FROM {_REASONS}
      CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = s.id LIMIT 1) AS found
-     WHERE r.ctid = found.place RETURNING r.id
+     WHERE r.ctid = found.place AND r.ended_at IS NULL
 )
-UPDATE orchestrator.untold SET held = true WHERE run_id = ANY (ARRAY(SELECT id FROM marked))
+UPDATE orchestrator.untold SET held = true WHERE run_id = ANY (ARRAY(SELECT s.id FROM {_REASONS}))
 """)
 
 
 def set_aside(connection: Connection, reasons: Iterable[tuple[bytes, str]]) -> None:
-    """Note that runs cannot be told what happened to them, with the reason as JSON; it waits until they are freed."""
+    """Note that runs cannot be told what happened to them, with the reason as JSON; it waits until they are freed.
+
+    One that has ended in the same tick, before something failed that was still to be done with it, is not stuck.
+    """
     _SET_ASIDE(connection, _REASONS(reasons))
 
 

@@ -58,6 +58,8 @@ class Clients:
         self.tasks: list[bytes] = []
         """Every task that was enqueued by itself or in a run of many."""
         self.runs: list[bytes] = []
+        self.asked: set[tuple[RequestKind, bytes]] = set()
+        """What was ever asked for, of which task or run."""
         with world.database.engine.begin() as connection:
             self._definition = workflows.apply(connection, DAG)
 
@@ -141,6 +143,7 @@ class Clients:
             state = progress[0] if progress is not None else "unknown"
         if state in states or self._random.random() < 0.2:  # or it has changed since it was looked at
             inbox.add(connection, kind, target)
+            self.asked.add((kind, target))
             self._world.trace(f"client: asks to {kind} {target.hex()[-6:]}, now {state}")
 
     def _cancel_task(self, size: int) -> None:

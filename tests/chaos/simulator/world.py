@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from orchestrator.scheduler.tasks import reports as status
 from orchestrator.settings import Settings
+from orchestrator.store.inbox import RequestKind
 from orchestrator.workers.reporting import reporter
 from tests.chaos.simulator.clients import Clients
 from tests.chaos.simulator.leaders import SchedulerProcess
@@ -230,11 +231,21 @@ class World:
             self._stop(f"term {term} wrote after term {self._highest_term}")
         self._highest_term = term
 
+    def _was_taken_back(self, task: bytes) -> bool:
+        """Say whether somebody has cancelled a task, which may run nevertheless for a moment, and retried its run."""
+        if (RequestKind.CANCEL_TASK, task) not in self.clients.asked:
+            return False
+        statement = "SELECT run_id FROM orchestrator.tasks WHERE id = CAST(:id AS uuid) AND run_id IS NOT NULL"
+        rows = self.database.sql(statement, id=task.hex())
+        return any((RequestKind.RETRY_RUN, row["run_id"].bytes) in self.clients.asked for row in rows)
+
     def note_execution(self, execution: Execution) -> None:
         """A worker begins to run a task; no other that is alive and heard may be at it, or be done with it."""
         living = {worker.child.id for worker in self.workers if not worker.is_silent}
         for other in self.executions:
             if other.task != execution.task or not other.heard or other.worker not in living or not execution.heard:
+                continue
+            if self._was_taken_back(execution.task):
                 continue
             if other.ended is None or other.outcome == "success":
                 doing = "is running" if other.ended is None else "has finished"

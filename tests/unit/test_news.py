@@ -1,0 +1,17 @@
+"""What a part of a tick has brought about is added to the whole."""
+
+from __future__ import annotations
+
+from orchestrator.scheduler.news import News
+
+
+def test_what_is_merged_is_added() -> None:
+    whole, part = News(), News()
+    whole.counts.reports = 3
+    part.counts.reports = 2
+    part.wakeups.delayed = True
+    whole.merge(part)
+    assert whole.counts.reports == 5
+    assert whole.wakeups.delayed is True
+    whole.merge(News())
+    assert (whole.counts.reports, whole.wakeups.delayed) == (5, True)
