@@ -33,7 +33,8 @@ def upgrade() -> None:
     op.execute("COMMENT ON COLUMN orchestrator.throughput.waits IS 'how many waited how long, by bounds'")
     op.execute("COMMENT ON COLUMN orchestrator.throughput.runs IS 'how many ran how long, by bounds'")
     op.execute(
-        "CREATE INDEX runs_open_of_code ON orchestrator.runs (workflow, version) WHERE code AND ended_at IS NULL"
+        "CREATE INDEX runs_open_of_code ON orchestrator.runs (workflow, version) "
+        "WHERE code AND ended_at IS NULL AND workflow IS NOT NULL"
     )
 
 

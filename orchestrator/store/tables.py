@@ -230,7 +230,13 @@ Index(
 )
 Index("runs_by_end", runs.c.ended_at, postgresql_where=text("ended_at IS NOT NULL"))
 Index("runs_stuck", runs.c.id, postgresql_where=text("stuck IS NOT NULL AND ended_at IS NULL"))
-Index("runs_open_of_code", runs.c.workflow, runs.c.version, postgresql_where=text("code AND ended_at IS NULL"))
+# Only for those who list them: what looks a run up by its id must not be planned with this, while there are few.
+Index(
+    "runs_open_of_code",
+    runs.c.workflow,
+    runs.c.version,
+    postgresql_where=text("code AND ended_at IS NULL AND workflow IS NOT NULL"),
+)
 Index("runs_closing", runs.c.id, postgresql_where=text("closing"))
 Index("runs_cancelling", runs.c.id, postgresql_where=text("cancelling AND ended_at IS NULL"))
 

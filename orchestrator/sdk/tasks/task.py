@@ -60,7 +60,6 @@ class Task(Generic[P, R]):
         """What it is called everywhere: `module.function`, or the `name=` of its decorator."""
         self.function = function
         """The function itself; a plain call of the task calls it."""
-        options = options.redacting(redaction.words(client.settings.redact), signature.names)
         self._call_options = options
         self._chosen = chosen
         """The options that somebody gave; the others may be decided by where it runs."""
@@ -323,9 +322,15 @@ class Task(Generic[P, R]):
                     f"success, would be given None: {error} Keep the result, or let the follower take None."
                 ) from error
 
+    @functools.cached_property
+    def redacting_options(self) -> CallOptions:
+        """The options, with all that nobody is shown: settings are read when it is called, not when it is declared."""
+        everywhere = redaction.words(self._client.settings.redact)
+        return self._call_options.redacting(everywhere, self._signature.names)
+
     def _place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Placed:
         """Return what the arguments decide, and remember it where they decide nothing."""
-        options, period = self._call_options, self._client.settings.idempotency_period
+        options, period = self.redacting_options, self._client.settings.idempotency_period
         if options.is_computed:
             return options.placed(self.name, self._signature.named(args, kwargs), period)
         self._placed = options.placed(self.name, {}, period)

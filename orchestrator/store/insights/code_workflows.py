@@ -30,7 +30,7 @@ class CodeWorkflowView:
 _LIST = Statement[Row](f"""
 WITH /* insights.code_workflows.list */ open AS (
     SELECT workflow AS name, array_agg(DISTINCT version) AS versions, count(*) AS runs
-      FROM orchestrator.runs WHERE code AND ended_at IS NULL GROUP BY workflow
+      FROM orchestrator.runs WHERE code AND ended_at IS NULL AND workflow IS NOT NULL GROUP BY workflow
 ), announced AS (
     SELECT found[1] AS name, array_agg(DISTINCT found[2]::int) AS versions, count(DISTINCT id) AS workers
       FROM orchestrator.workers CROSS JOIN LATERAL unnest(names) AS known
