@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -28,6 +29,11 @@ _REMEMBERED = 1.0
 """Seconds for which a look into Postgres holds: so long may a key that was revoked still open the door."""
 _MOST_REMEMBERED = 10_000
 _ALL = Reach()
+_NOTHING_SENT = "Send a key: `Authorization: Bearer orc_…`. `orchestrator keys create` makes one."
+_NO_KEY = (
+    "What the header Authorization holds is no key: expected `Bearer orc_…`, all of the 60 characters that "
+    "`orchestrator keys create` has shown."
+)
 
 
 class Caller(NamedTuple):
@@ -49,11 +55,20 @@ class Doorkeeper:
         self._known: dict[str, tuple[float, tuple[Key, datetime] | None]] = {}
         self._looks: dict[str | None, asyncio.Future[Any]] = {}
         """Those that are under way."""
+        self._one_by_one = asyncio.Lock()
+        """For looks at what may be a guess."""
 
     def stranger(self, peer: str, headers: Headers) -> Actor:
-        """Return who somebody says they are, before anything of it is believed."""
-        given = _given(headers)
-        return Actor(f"? ({given.id})" if given is not None else "?", self._proxies.origin(peer, headers))
+        """Return who somebody is who was not let in: by name where that is known, else who they say they are."""
+        given, user = _given(headers), None
+        if given is None:
+            with contextlib.suppress(Refused):
+                user = self._proxies.user(peer, headers)
+            who = "?" if user is None else user.name
+        else:
+            key = self._key(given)
+            who = f"? ({given.id})" if key is None else f"{key.name} ({key.id})"
+        return Actor(who, self._proxies.origin(peer, headers))
 
     async def admit(self, peer: str, headers: Headers, needed: Scope | None, run: Run) -> Caller:
         """Refuse who may not do this, and return who does it, and to what they may.
@@ -67,11 +82,10 @@ class Doorkeeper:
         user = self._proxies.user(peer, headers) if given is None else None
         if user is not None:
             return _check_user(user, needed, origin)
-        self._check_tries(given, origin)
         if not self._is_fresh(given):
-            await self._look(given, run)
+            await self._look_after(given, origin, run)
         if self.asks:
-            key = self._check(given, needed, origin)
+            key = self._check(given, _sent(headers), needed, origin)
             return Caller(Actor(f"{key.name} ({key.id})", origin), key.reach)
         check_sender(peer, headers)
         return Caller(Actor("anyone on this machine", origin))
@@ -80,6 +94,17 @@ class Doorkeeper:
     def asks(self) -> bool:
         """Say whether everybody has to show who they are."""
         return self._has_keys or self._proxies.identify
+
+    async def _look_after(self, given: Secret | None, origin: str, run: Run) -> None:
+        """Read keys; from where many wrong ones came, those that nobody knows yet are looked for one by one.
+
+        So guesses never take more than one connection, and a good key among them waits, but is not refused.
+        """
+        if given is not None and self._key(given) is None and self._strangers.wait(origin):
+            async with self._one_by_one:
+                await self._look(given, run)
+        else:
+            await self._look(given, run)
 
     async def _look(self, given: Secret | None, run: Run) -> None:
         """Read keys; whoever needs the same meanwhile waits for this, so that a crowd looks once."""
@@ -106,25 +131,28 @@ class Doorkeeper:
         self._asked_at = now
         return self._has_keys
 
-    def _check_tries(self, given: Secret | None, origin: str) -> None:
-        """Send away who has tried many wrong keys, unless this one was good before."""
-        seconds = 0.0 if given is None else self._strangers.wait(origin)
-        if not seconds or self._refusal(given) is None:
-            return
-        problem = Problem(title="Too many wrong keys", status=429, detail=f"They came from {origin!r:.100}.")
-        raise Refused(problem, {"Retry-After": str(math.ceil(seconds))})
+    def _key(self, given: Secret) -> Key | None:
+        """Return the key that somebody has, good or not, as far as it is known; None for a guess."""
+        found = self._known.get(given.id, (0.0, None))[1]
+        return found[0] if found is not None and found[0].is_of(given) else None
 
-    def _refusal(self, given: Secret | None) -> str | None:
-        """Return why a key, as far as it is known, lets nobody in."""
-        found = None if given is None else self._known.get(given.id, (0.0, None))[1]
-        return "no such key" if given is None or found is None else found[0].refusal(given, found[1])
-
-    def _check(self, given: Secret | None, needed: Scope, origin: str) -> Key:
-        if given is None:
-            raise _unknown("Send a key: `Authorization: Bearer orc_…`. `orchestrator keys create` makes one.")
-        reason, found = self._refusal(given), self._known[given.id][1]
-        if found is None or reason is not None:
+    def _note_guess(self, origin: str) -> None:
+        """Count a wrong key, and send away who has tried many."""
+        seconds = math.ceil(self._strangers.wait(origin))
+        if not seconds:
             self._strangers.note(origin)
+            return
+        detail = f"Too many wrong keys came from {origin!r:.100}: come again in {seconds} s, or with a good one."
+        raise Refused(Problem(title="Too many wrong keys", status=429, detail=detail), {"Retry-After": str(seconds)})
+
+    def _check(self, given: Secret | None, sent: bool, needed: Scope, origin: str) -> Key:
+        if given is None:
+            raise _unknown(_NO_KEY if sent else _NOTHING_SENT)
+        found = self._known[given.id][1]
+        reason = "no such key" if found is None else found[0].refusal(given, found[1])
+        if found is None or reason is not None:
+            if self._key(given) is None:
+                self._note_guess(origin)
             raise _unknown(f"The key {given.id} opens nothing: {reason}.")
         key = found[0]
         _check_scope(f"key {given.id} ({key.name})", key.scope, needed)
@@ -145,6 +173,10 @@ def _check_scope(who: str, scope: Scope | None, needed: Scope) -> None:
 def _given(headers: Headers) -> Secret | None:
     word, _, text = headers.get("authorization", "").partition(" ")
     return parse(text.strip()) if word.lower() == "bearer" else None
+
+
+def _sent(headers: Headers) -> bool:
+    return bool(headers.get("authorization", "").strip())
 
 
 def _unknown(detail: str) -> Refused:

@@ -111,9 +111,13 @@ class Key(NamedTuple):
         """What it is good for: everything, unless it is bound to something."""
         return Reach.of(self.queues, self.workflows)
 
+    def is_of(self, given: Secret) -> bool:
+        """Say whether somebody has this very key, whatever it is good for; nobody has it by guessing."""
+        return compare_digest(self.hash, given.hash)
+
     def refusal(self, given: Secret, now: datetime) -> str | None:
         """Say why it does not let its bearer in; None if it does."""
-        if not compare_digest(self.hash, given.hash):
+        if not self.is_of(given):
             return "no such key"
         if self.revoked_at is not None:
             return "the key was revoked"

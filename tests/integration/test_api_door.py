@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -48,10 +49,10 @@ class Server:
         return asyncio.run(ask())
 
 
-def new_key(engine: Engine) -> Secret:
+def new_key(engine: Engine, expires_at: datetime | None = None, scope: Scope = Scope.ADMIN) -> Secret:
     secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
     with engine.connect() as connection:
-        keys.add(connection, secret, "test", Scope.ADMIN, None)
+        keys.add(connection, secret, "test", scope, expires_at)
     return secret
 
 
@@ -63,7 +64,28 @@ def test_a_user_of_a_named_proxy_acts_under_their_own_name(engine: Engine, datab
     with engine.connect() as connection:
         refused, done = audit.list_page(connection, AuditFilter(), limit=10)
     assert (done.who, done.origin, done.act) == ("alice", "203.0.113.9", "pause")
-    assert (refused.act, refused.origin) == ("refused", "203.0.113.9")
+    assert (refused.who, refused.act, refused.origin) == ("alice", "refused", "203.0.113.9")
+
+
+def test_whose_key_was_not_let_do_something_is_known_by_name(engine: Engine, database_url: str, redis_url: str) -> None:
+    server, small, revoked = Server(database_url, redis_url), new_key(engine, scope=Scope.READ), new_key(engine)
+    with engine.connect() as connection:
+        keys.revoke(connection, revoked.id)
+    for key in (small, revoked, Secret(small.id, "x" * 43)):
+        server.ask("POST", "/api/v1/queues/mail/pause", Authorization=f"Bearer {key}")
+    with engine.connect() as connection:
+        who = [line.who for line in reversed(audit.list_page(connection, AuditFilter(), limit=10))]
+    assert who == [f"test ({small.id})", f"test ({revoked.id})", f"? ({small.id})"]
+
+
+@pytest.mark.parametrize("sent", ["Bearer orc_0123456789ab_cut", "Basic YTpi", "orc_0123456789ab_cut"])
+def test_what_is_no_key_is_not_taken_for_none(engine: Engine, database_url: str, redis_url: str, sent: str) -> None:
+    new_key(engine)
+    server = Server(database_url, redis_url)
+    answer = server.ask("GET", "/api/v1/tasks", Authorization=sent)
+    assert (answer.status_code, "is no key" in answer.json()["detail"]) == (401, True)
+    assert "cut" not in answer.text
+    assert "Send a key" in server.ask("GET", "/api/v1/tasks").json()["detail"]
 
 
 def test_the_header_of_anybody_else_says_nothing(engine: Engine, database_url: str, redis_url: str) -> None:
@@ -101,8 +123,25 @@ def test_who_tries_many_keys_is_sent_away_and_nobody_else(
     assert [status(wrong) for _ in range(strangers._TRIES)] == [401] * strangers._TRIES
     answer = server.ask("GET", "/api/v1/tasks", "203.0.113.9", Authorization=f"Bearer {wrong}")
     assert (answer.status_code, 0 < int(answer.headers["Retry-After"]) <= 60) == (429, True)
-    assert status(late) == 429  # it cannot be told from a guess
-    assert status(good) == 200  # it was good before
-    assert status(late, "203.0.113.10") == 200
+    assert "wrong keys came from '203.0.113.9'" in answer.json()["detail"]
+    assert status(Secret("0" * 12, "x" * 43)) == 429
+    assert status(good) == 200
+    assert status(late) == 200  # which nobody has seen before
+    assert status(wrong, "203.0.113.10") == 401
     monkeypatch.setattr(strangers, "_PERIOD", 0.0)
-    assert status(late) == 200
+    assert status(wrong) == 401
+
+
+def test_a_client_whose_key_was_revoked_locks_out_nobody(engine: Engine, database_url: str, redis_url: str) -> None:
+    server, good, revoked = Server(database_url, redis_url), new_key(engine), new_key(engine)
+    expired = new_key(engine, datetime.now(UTC) - timedelta(seconds=1))
+    with engine.connect() as connection:
+        keys.revoke(connection, revoked.id)
+
+    def status(key: Secret) -> int:
+        return server.ask("GET", "/api/v1/tasks", Authorization=f"Bearer {key}").status_code
+
+    for known in (revoked, expired):  # it is no guess: nobody has its secret by chance
+        assert {status(known) for _ in range(strangers._TRIES + 5)} == {401}
+    assert status(Secret("0" * 12, "x" * 43)) == 401
+    assert status(good) == 200
