@@ -47,10 +47,13 @@ def check_workflow(reach: Reach, name: str) -> None:
 
 
 def check_definition(reach: Reach, definition: Definition) -> None:
-    """Refuse a definition that would reach out: by its name, its queues, or the workflows that it starts or follows."""
+    """Refuse a definition that would reach out: by its name, its queues, or what it starts or follows."""
     check_workflow(reach, definition.name)
     for queue in sorted(named_queues(definition)):
         check_queue(reach, queue)
+    if reach.is_bound and (event := next((trigger.event for trigger in definition.on if trigger.event), None)):
+        detail = f"Event {event!r:.140}: events are for keys that are bound to nothing, and so is what they start."
+        raise refused(403, "The key is for others", detail)
     named = [*(step.workflow for step in definition.steps), *(trigger.workflow for trigger in definition.on)]
     for workflow in named:
         check_workflow(reach, workflow or definition.name)

@@ -192,11 +192,22 @@ def applies(
         definition("mail-flow", OWN, tasks={"a": {"task": "t.a", "queue": OTHERS}}),
         definition("mail-flow", OWN, tasks={"a": {"workflow": "bank-flow"}}),
         definition("mail-flow", OWN, on=[{"workflow": "bank-flow"}]),
+        definition("mail-flow", OWN, on=[{"event": "paid"}]),
+        definition("mail-flow", "default", tasks={"a": {"task": "t.a", "queue": OWN}, "b": {"task": "t.a"}}),
+        definition("mail-flow", "default", tasks={"a": {"task": "t.a", "queue": OWN}}, on_failure=[{"task": "t.a"}]),
     ):
         before = changes(house)
         assert house.send("POST", path, json=wrap(given)).status_code == 403, given
         assert changes(house) == before
     assert house.send("POST", path, json=wrap(definition("mail-flow", OWN))).json()["new"] is False
+    for given in (
+        {"name": "mail-steps", "tasks": {"a": {"task": "t.a", "queue": OWN}}},
+        {"name": "mail-steps", "tasks": {"a": {"task": "t.a"}}, "defaults": {"queue": OWN}},
+        {"name": "mail-steps", "tasks": {"a": {"workflow": "mail-flow"}}},
+    ):
+        answer = house.send("POST", path, json=wrap(given))
+        assert answer.is_success, answer.text
+    assert house.send("DELETE", "/api/v1/workflows/mail-steps").is_success
 
 
 def applies_at_the_seed(house: House) -> None:

@@ -34,3 +34,15 @@ def test_the_queues_that_a_workflow_names() -> None:
     hook = Hook(task="t", registered=Registered(queue="of-hook"))
     definition = Definition(name="x", queue="flow", steps=steps, on_failure=(hook,))
     assert named_queues(definition) == {"flow", "own", "of-task", "of-hook"}
+
+
+def test_a_queue_in_which_nothing_runs_is_not_among_them() -> None:
+    own = Step(name="a", task="t", queue="own", registered=Registered(queue="of-task"))
+    child = Step(name="b", workflow="y", queue="nothing-runs-here")
+    hook = Hook(task="t", registered=Registered(queue="of-hook"))
+    definition = Definition(name="x", queue="flow", steps=(own, child), on_success=(hook,))
+    assert named_queues(definition) == {"own", "of-hook"}
+    assert named_queues(Definition(name="x", queue="flow", steps=(own,), on_failure=(Hook(webhook="http://a"),))) == {
+        "flow",
+        "own",
+    }

@@ -164,10 +164,9 @@ def content_hash(definition: Definition) -> str:
 
 def named_queues(definition: Definition) -> set[str]:
     """Return the queues that the tasks of a workflow may wait in."""
-    own = {step.queue for step in definition.steps}
-    parts: tuple[Step | Hook, ...] = (*definition.steps, *definition.on_failure, *definition.on_success)
-    own |= {part.registered.queue for part in parts if part.registered is not None}
-    return {definition.queue} | {queue for queue in own if queue is not None}
+    tasks = [(step.queue, step.registered) for step in definition.steps if step.workflow is None]
+    tasks += [(None, hook.registered) for hook in (*definition.on_failure, *definition.on_success)]
+    return {own or (registered and registered.queue) or definition.queue for own, registered in tasks}
 
 
 def queueing_problem(definition: Definition) -> str | None:
