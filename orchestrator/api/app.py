@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from orchestrator.api.access import Doorkeeper
 from orchestrator.api.conditions import expected_tag, is_known
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.finding import Paths
 from orchestrator.api.headers import AMBIGUOUS, is_ambiguous, safely
 from orchestrator.api.live.answer import Admit
 from orchestrator.api.live.answer import answer as live
@@ -73,22 +74,28 @@ def create_app(settings: Settings) -> Starlette:
     ]
     handlers = {HTTPException: _not_served, Exception: _defect}
     app = _Application(routes=routes, lifespan=alive, exception_handlers=handlers)
-    app.known = {path: served for path, served in paths.items() if "{" not in path}
+    app.paths = Paths(paths)
     app.state.let_go = hub.let_go
     return app
 
 
 class _Application(Starlette):
-    """Finds a path by its words where it has no places: the router would hold it against every route in turn."""
+    """Finds a path by its words: the router would hold it, decoded, against every route in turn."""
 
-    known: Mapping[str, _Path] = {}
+    paths: Paths[_Path]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        served = AMBIGUOUS if is_ambiguous(scope) else self.known.get(scope["path"])
-        await (super().__call__ if served is None else served)(scope, receive, safely(send, scope))
+        send = safely(send, scope)
+        if is_ambiguous(scope):
+            await AMBIGUOUS(scope, receive, send)
+        elif (found := self.paths.find(scope)) is None:
+            await super().__call__(scope, receive, send)
+        else:
+            scope["path_params"] = found.places
+            await found.served(scope, receive, send)
 
 
 async def _constant(data: bytes, media_type: str, _: Request) -> Response:
@@ -144,6 +151,11 @@ class _Path:
         self._turns = turns
         self._hub = hub
         self._endpoints = endpoints
+
+    @property
+    def methods(self) -> Collection[str]:
+        """What can be asked here."""
+        return self._endpoints.keys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, observed, began = Request(scope, receive, send), self._api.observed, time.monotonic()

@@ -1,0 +1,96 @@
+"""Which route a request is for: found by the words of its path, as they were sent.
+
+A `%2F` is a part of the word that it stands in, so that whatever has a name can be asked for by it. Where a path fits a
+route with this very word and one with a place for any, the one that has the method is meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, Protocol, TypeVar
+from urllib.parse import unquote
+
+from starlette.types import Scope
+
+
+class Served(Protocol):
+    """What is served under one path."""
+
+    @property
+    def methods(self) -> Collection[str]:
+        """What can be asked of it."""
+
+
+T = TypeVar("T", bound=Served)
+
+
+class Match(NamedTuple, Generic[T]):
+    """What a request is for."""
+
+    served: T
+    places: dict[str, str]
+    """What stands in the places of its path."""
+
+
+@dataclass
+class _Node(Generic[T]):
+    words: dict[str, _Node[T]] = field(default_factory=dict)
+    any: _Node[T] | None = None
+    served: T | None = None
+    names: tuple[str, ...] = ()
+
+
+class Paths(Generic[T]):
+    """Everything that is served, by the words of its path."""
+
+    def __init__(self, paths: Mapping[str, T]) -> None:
+        self._root: _Node[T] = _Node()
+        self._plain = {path: served for path, served in paths.items() if "{" not in path}
+        for path, served in paths.items():
+            self._add(path, served)
+
+    def _add(self, path: str, served: T) -> None:
+        node = self._root
+        for word in path.split("/")[1:]:
+            if word.startswith("{"):
+                node.any = node.any or _Node()
+                node = node.any
+            else:
+                node = node.words.setdefault(word, _Node())
+        node.served, node.names = served, tuple(re.findall(r"{(\w+)", path))
+
+    def find(self, scope: Scope) -> Match[T] | None:
+        """Return what has the path and the method of a request; else what has its path, if anything has."""
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        plain = self._plain.get(scope["path"])
+        if plain is not None and method in plain.methods:
+            return Match(plain, {})
+        first: Match[T] | None = None
+        for match in _matches(self._root, _words(scope), ()):
+            if method in match.served.methods:
+                return match
+            first = first or match
+        return first
+
+
+def _words(scope: Scope) -> list[str]:
+    """Return the words of a path as they were sent, each decoded by itself."""
+    raw: bytes | None = scope.get("raw_path")
+    if raw is None:  # a server need not tell it
+        return [*scope["path"].split("/")[1:]]
+    return [unquote(word) for word in raw.partition(b"?")[0].decode("latin-1").split("/")[1:]]
+
+
+def _matches(node: _Node[T], words: list[str], found: tuple[str, ...]) -> Iterator[Match[T]]:
+    """Yield all that a path fits; a word of its own comes before a place that takes any word."""
+    if not words:
+        if node.served is not None:
+            yield Match(node.served, dict(zip(node.names, found, strict=True)))
+        return
+    word, *rest = words
+    if word in node.words:
+        yield from _matches(node.words[word], rest, found)
+    if word and node.any is not None:
+        yield from _matches(node.any, rest, (*found, word))

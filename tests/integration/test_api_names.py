@@ -1,0 +1,80 @@
+"""Whatever has a name can be asked for by it: with slashes in it, or called like a word of a route."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Engine
+
+from orchestrator.api.app import create_app
+from orchestrator.settings import load_settings
+from orchestrator.store.database import engine_for
+
+
+class Server:
+    """A server in this process."""
+
+    def __init__(self, database_url: str, redis_url: str) -> None:
+        self._app = create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
+
+    def ask(self, method: str, path: str, **given: Any) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await client.request(method, path, **given)
+
+        return asyncio.run(ask())
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = engine_for(database_url, autocommit=True)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys, orchestrator.workflows, orchestrator.workers")
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def server(engine: Engine, database_url: str, redis_url: str) -> Server:
+    return Server(database_url, redis_url)
+
+
+def apply(server: Server, name: str) -> None:
+    document = {"name": name, "tasks": {"a": {"task": "t.a"}}, "schedule": {"cron": "0 6 * * *"}}
+    assert server.ask("POST", "/api/v1/workflows", json={"definition": document}).status_code == 200
+
+
+def test_a_name_may_have_slashes(server: Server) -> None:
+    apply(server, "a/b")
+    assert server.ask("GET", "/api/v1/workflows/a%2Fb").json()["name"] == "a/b"
+    assert server.ask("GET", "/workflows/a%2fb").json()["name"] == "a/b"
+    assert server.ask("GET", "/api/v1/workflows/a%2Fb/versions").status_code == 200
+    assert server.ask("POST", "/api/v1/workflows/a%2Fb/runs").status_code == 201
+    assert server.ask("POST", "/api/v1/queues/a%2Fb/pause").status_code == 200
+    assert "a/b" in [queue["queue"] for queue in server.ask("GET", "/api/v1/queues").json()["queues"]]
+    assert server.ask("POST", "/api/v1/queues/a%2Fb/resume").status_code == 200
+    assert server.ask("POST", "/api/v1/schedules/a%2Fb/default/pause").status_code == 200
+    assert server.ask("GET", "/api/v1/workflows/a/b").status_code == 404
+    assert server.ask("DELETE", "/api/v1/workflows/a%2Fb").status_code == 200
+
+
+@pytest.mark.parametrize("name", ["validate", "diff"])
+def test_a_workflow_may_be_called_like_a_word_of_a_route(server: Server, name: str) -> None:
+    apply(server, name)
+    assert server.ask("GET", f"/api/v1/workflows/{name}").json()["name"] == name
+    assert server.ask("HEAD", f"/api/v1/workflows/{name}").status_code == 200
+    assert server.ask("POST", f"/api/v1/workflows/{name}/runs").status_code == 201
+    checked = server.ask("POST", "/api/v1/workflows/validate", json={"text": "name: x"})
+    assert checked.json()["valid"] is False
+    assert server.ask("DELETE", f"/api/v1/workflows/{name}").json() == {"done": "deleted"}
+
+
+def test_what_nobody_serves_is_told(server: Server) -> None:
+    assert server.ask("PUT", "/api/v1/workflows/validate").headers["Allow"] == "POST"
+    assert server.ask("GET", "/api/v1/workflows//versions").status_code == 404
+    assert server.ask("GET", "/api/v1/nowhere").status_code == 404
