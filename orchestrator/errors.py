@@ -84,8 +84,8 @@ class Duplicate(OrchestratorError):
     def other_call(cls, key: str, task_id: str) -> Duplicate:
         """Say that an idempotency key belongs to another call."""
         return cls(
-            f"Task {task_id} was enqueued under the key {key!r} with other arguments; this one was not enqueued. "
-            f"A repeated call has the same arguments, and another one needs a key of its own.",
+            f"Task {task_id} was enqueued under the key {key!r} with another name or other arguments; this one was "
+            f"not enqueued. A repeated call has the same name and arguments, and another one needs a key of its own.",
             task_id,
         )
 
@@ -257,7 +257,7 @@ def to_problem(error: OrchestratorError) -> tuple[str, dict[str, Any]]:
     """Return a stable name for the kind of an error, and what it knows beside its text, to be told over HTTP."""
     kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
     data: dict[str, Any] = {"attributes": dict(error.data)} if error.data else {}
-    if isinstance(error, Duplicate):
+    if isinstance(error, Duplicate) and error.task_id:
         data["task_id"] = error.task_id
     if isinstance(error, NotFound) and error.sought is not None:
         data["sought"] = list(error.sought)

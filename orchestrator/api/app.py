@@ -25,7 +25,7 @@ from orchestrator.api.conditions import expected_tag, is_known
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.finding import Paths
-from orchestrator.api.headers import AMBIGUOUS, is_ambiguous, safely
+from orchestrator.api.headers import ambiguity, safely
 from orchestrator.api.live.answer import Admit
 from orchestrator.api.live.answer import answer as live
 from orchestrator.api.live.hub import Hub
@@ -89,8 +89,8 @@ class _Application(Starlette):
             await super().__call__(scope, receive, send)
             return
         send = safely(send, scope)
-        if is_ambiguous(scope):
-            await AMBIGUOUS(scope, receive, send)
+        if refusal := ambiguity(scope):
+            await refusal(scope, receive, send)
         elif (found := self.paths.find(scope)) is None:
             await super().__call__(scope, receive, send)
         else:
@@ -212,6 +212,8 @@ class _Path:
 async def _answer(api: Api, turns: _Turns, endpoint: Endpoint, request: Request, reach: Reach) -> Response:
     if reach.is_bound and endpoint.about is WHOLE:
         endpoint.about.check(api, reach, {})
+    if endpoint.method == "POST" and not endpoint.takes_key and "idempotency-key" in request.headers:
+        raise refused(422, "The request does not fit", "Idempotency-Key: this route takes none, and would do it again.")
     given = endpoint.read_path(request.path_params) | endpoint.read_query(request.url.query)
     if endpoint.body is not None:
         given |= endpoint.read_body(await _body(request))
@@ -280,16 +282,22 @@ async def _body(request: Request) -> bytes:
     """Read what was sent, but no more than anybody needs to send."""
     parts: list[bytes] = []
     size = 0
+    if int(request.headers.get("Content-Length", "0")) > LARGEST_BODY:  # who waits to be told to go on need not send it
+        raise _too_large()
     try:
         with anyio.fail_after(LONGEST_BODY):
             async for part in request.stream():
                 size += len(part)
                 if size > LARGEST_BODY:
-                    raise _closing(413, "The body is too large", f"At most {LARGEST_BODY:,} bytes are read.")
+                    raise _too_large()
                 parts.append(part)
     except TimeoutError:
         raise _closing(408, "The body is late", f"It has to be here within {LONGEST_BODY:g} seconds.") from None
     return b"".join(parts)
+
+
+def _too_large() -> Refused:
+    return _closing(413, "The body is too large", f"At most {LARGEST_BODY:,} bytes are read.")
 
 
 def _closing(status: int, title: str, detail: str) -> Refused:

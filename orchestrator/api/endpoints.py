@@ -105,7 +105,9 @@ class Endpoint:
             return {"body": msgspec.json.decode(data or b"{}", type=self.body)}
         except msgspec.ValidationError as error:
             raise misfit(error) from error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except RecursionError:
+            raise refused(422, "The request does not fit", "The body has too many levels within each other.") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise refused(400, "The body is no JSON", str(error)) from error
 
 

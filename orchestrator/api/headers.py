@@ -1,4 +1,4 @@
-"""Headers that every answer has: nothing is guessed, framed, or kept on the way; and two that no request may have."""
+"""Headers that every answer has: nothing is guessed, framed, or kept on the way; and what no request may say twice."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ def safely(send: Send, scope: Scope) -> Send:
     return send_safely
 
 
-def is_ambiguous(scope: Scope) -> bool:
-    """Say whether a request says twice how long it is: a proxy in front may have believed the other."""
-    names = {name for name, _ in scope["headers"]}
-    return b"content-length" in names and b"transfer-encoding" in names
+_ONCE = ((b"authorization", "Authorization"), (b"idempotency-key", "Idempotency-Key"))
+"""Headers that two readers could take differently where they are given twice."""
 
 
-AMBIGUOUS = Response(
-    msgspec.json.encode(
-        Problem(
-            title="The request is ambiguous",
-            status=400,
-            detail="It has both Content-Length and Transfer-Encoding: send one of them.",
-        )
-    ),
-    400,
-    headers={"Connection": "close"},
-    media_type=MEDIA_TYPE,
-)
+def ambiguity(scope: Scope) -> Response | None:
+    """Return what to answer where a request says something twice: a proxy in front may have believed the other."""
+    names = [name for name, _ in scope["headers"]]
+    if b"content-length" in names and b"transfer-encoding" in names:
+        return _ambiguous("It has both Content-Length and Transfer-Encoding: send one of them.")
+    for name, shown in _ONCE:
+        if names.count(name) > 1:
+            return _ambiguous(f"It has the header {shown} more than once: send one of them.")
+    return None
+
+
+def _ambiguous(detail: str) -> Response:
+    problem = Problem(title="The request is ambiguous", status=400, detail=detail)
+    data = msgspec.json.encode(problem)
+    return Response(data, 400, headers={"Connection": "close"}, media_type=MEDIA_TYPE)

@@ -72,6 +72,17 @@ def refused(status: int, title: str, detail: str = "", **fields: Any) -> Refused
     return Refused(Problem(title=title, status=status, detail=detail, **fields), headers)
 
 
+def at(pointer: str, error: Exception) -> Refused:
+    """Return what to say of one part of a request that something is wrong with."""
+    found = of_error(error)
+    assert found is not None, "it was raised on purpose"
+    detail = found.problem.detail
+    problem = msgspec.structs.replace(
+        found.problem, detail=f"{pointer}: {detail}", errors=[FieldError(pointer, detail)]
+    )
+    return Refused(problem, found.headers)
+
+
 _AT = re.compile(r"(?s)(?P<detail>.*?)(?: - at `(?P<place>.*)`)?$")
 
 
@@ -91,7 +102,7 @@ _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (NotFound, 404, "Not found"),
     (Duplicate, 409, "The key is taken"),
     (WrongState, 409, "Not in this state"),
-    (InvalidTask, 422, "The task cannot be accepted"),
+    (InvalidTask, 422, "It cannot be accepted"),
     (InvalidWorkflow, 422, "The workflow cannot be accepted"),
     (ResultTimeout, 504, "It takes longer"),
     (Unavailable, 503, "Postgres cannot be used now"),

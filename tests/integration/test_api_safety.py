@@ -264,6 +264,13 @@ def test_who_sends_a_body_by_drops_is_answered_and_let_go(
             assert _drip(link, until=began + 5), "it is still open"
 
 
+def test_who_asks_before_sending_too_much_is_told_not_to(settings: Settings) -> None:
+    length = b"Content-Length: %d\r\n" % (app.LARGEST_BODY + 1)
+    with serving(settings) as port:
+        got = exchange(port, b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST + length + b"Expect: 100-continue\r\n\r\n")
+    assert got.startswith(b"HTTP/1.1 413"), got
+
+
 def _drip(link: socket.socket, until: float) -> bool:
     """Send a byte now and then; say whether the other side has closed by then."""
     while time.monotonic() < until:

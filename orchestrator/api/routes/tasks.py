@@ -11,14 +11,14 @@ from msgspec import UNSET, Meta, UnsetType
 
 from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked, Page
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.problems import refused
+from orchestrator.api.problems import Refused, at, refused
 from orchestrator.api.reach import TASK, WITHIN, check_queue, has_run
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask
-from orchestrator.errors import NotFound, OrchestratorError
+from orchestrator.errors import InvalidTask, NotFound, OrchestratorError
 from orchestrator.sdk.tasks.by_name import call_by_name
-from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
+from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, once
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.values.shown import as_json, call_of, stored_value
 from orchestrator.store import insights
@@ -32,6 +32,9 @@ routes = Routes("tasks", "/api/v1/tasks")
 Limit = Annotated[int, Meta(ge=1, le=LARGEST_PAGE)]
 _EXAMPLE = {"name": "shop.tasks.resize", "args": ["a.png"], "kwargs": {"width": 200}, "queue": "images"}
 _MOST_AT_ONCE = 10_000
+_MOST_UNDER_A_KEY = 1_000
+"""Each locks a key of its own, and Postgres has room for some thousands of locks."""
+_ONE_KEY = "unique_key and the header Idempotency-Key: give one of them, not both."
 
 
 class NewCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -144,16 +147,50 @@ async def enqueue(api: Api, body: NewCall, key: str | None, reach: Reach) -> Enq
     """Enqueue a task. It is durable when this is answered.
 
     Whether its arguments fit is for the worker to say, who knows it. A repeated request with the same
-    `Idempotency-Key` gives the id of the first.
+    `Idempotency-Key` gives the id of the first, and one with other arguments is refused.
     """
     return Enqueued(UUID(bytes=await api.backend.tasks.aenqueue(new_task(api, body, reach, key), reach.queues)))
 
 
 @routes.post("/bulk", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[{"tasks": [_EXAMPLE, _EXAMPLE]}])
-def enqueue_many(api: Api, body: Calls, reach: Reach) -> EnqueuedMany:
-    """Enqueue many tasks, all or none."""
-    created = api.backend.tasks.enqueue_many([new_task(api, call, reach) for call in body.tasks], reach.queues)
+def enqueue_many(api: Api, body: Calls, key: str | None, reach: Reach) -> EnqueuedMany:
+    """Enqueue many tasks, all or none.
+
+    A repeated request with the same `Idempotency-Key` gives the ids of the first, and other tasks under it are refused.
+    Then there may be a thousand of them. A task with an `idempotency_key` of its own goes by that.
+    """
+    tasks = [_numbered(api, index, call, reach) for index, call in enumerate(body.tasks)]
+    if key is None:
+        created = api.backend.tasks.enqueue_many(tasks, reach.queues)
+    else:
+        created = _enqueue_once(api, tasks, key, reach)
     return EnqueuedMany([UUID(bytes=id) for id in created])
+
+
+def _numbered(api: Api, index: int, call: NewCall, reach: Reach) -> NewTask:
+    """Return one of many tasks; what is wrong with it says which."""
+    try:
+        return new_task(api, call, reach)
+    except (InvalidTask, Refused) as error:
+        raise at(f"#/tasks/{index}", error) from error
+
+
+def _enqueue_once(api: Api, tasks: list[NewTask], key: str, reach: Reach) -> list[bytes]:
+    """Enqueue tasks under one key, of which each has a part: it is no name's own, so that other names meet it, too."""
+    if len(tasks) > _MOST_UNDER_A_KEY:
+        found = f"found {len(tasks):,}. Send them in parts, each with a key of its own."
+        raise refused(
+            422, "The request does not fit", f"#/tasks: expected at most {_MOST_UNDER_A_KEY:,} with a key; {found}"
+        )
+    period = api.settings.idempotency_period
+    keyed = []
+    for index, task in enumerate(tasks):
+        if task.unique is None:
+            task = msgspec.structs.replace(task, unique=once("", f"{key}/{index}", period))
+        elif not task.unique.same_call:
+            raise refused(422, "The request does not fit", f"#/tasks/{index}: {_ONE_KEY}")
+        keyed.append(task)
+    return api.backend.tasks.enqueue_once(keyed, once("", f"{key}/{len(tasks)}", period).key, reach.queues)
 
 
 @routes.get("", about=WITHIN)

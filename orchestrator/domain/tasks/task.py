@@ -86,6 +86,14 @@ class KeyHolder(msgspec.Struct, frozen=True, array_like=True):
     """Why there is nothing under this id, if so."""
 
 
+def given_key(task: str, key: str) -> str:
+    """Return the key of a task as it was given, without what keeps it apart from others."""
+    for prefix in (f"once:{task}:", f"unique:{task}:", "once::"):
+        if key.startswith(prefix):
+            return key[len(prefix) :]
+    return key
+
+
 class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A task to be created. It is part of no cycle, and a million of them are nothing for a collector to go through."""
 

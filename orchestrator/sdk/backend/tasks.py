@@ -109,6 +109,21 @@ class TaskBackend:
                 raise
             return [task.id for task in tasks]  # the first time has come to its end meanwhile
 
+    def enqueue_once(self, tasks: Sequence[NewTask], beyond: str, within: str = "") -> list[bytes]:
+        """Create many tasks under one key, all or none; return their ids, or those of the first time.
+
+        Some may have keys of their own. `beyond` is the key that one more would have: others under it are refused.
+        """
+        if self._vault is not None:
+            tasks = [seal_task(task, self._vault) for task in tasks]
+        prefix = beyond.rpartition("/")[0] + "/"
+        sharing = [task for task in tasks if task.unique is not None and task.unique.key.startswith(prefix)]
+        with self._connections.writing("the tasks were stored, all of them or none", transaction=True) as connection:
+            created = _insert_all(connection, tasks, within)
+            unique.check_batch(connection, sharing, created, beyond)
+        self._connections.nudge()
+        return [created[task.id] for task in tasks]
+
     def _has_any(self, tasks: Sequence[NewTask]) -> bool:
         with self._connections.reading() as connection:
             return bool(results.outcomes(connection, [task.id for task in tasks]))
@@ -117,9 +132,7 @@ class TaskBackend:
         created = {}
         with self._connections.writing("the tasks were stored, all of them or none", transaction=True) as connection:
             if any(task.unique is not None for task in tasks):
-                # In the order of their keys: two such calls that share some cannot then wait for each other.
-                in_order = sorted(tasks, key=lambda task: task.unique.key if task.unique else "")
-                created = {task.id: _insert_in(connection, task, within) for task in in_order}
+                created = _insert_all(connection, tasks, within)
             else:
                 enqueue.copy_tasks(connection, tasks)
             if repeated and results.has_ended(connection, [task.id for task in tasks]):
@@ -263,6 +276,15 @@ def _connection(given: object) -> Connection:
             f"`await task.aenqueue_in(session, …)`."
         )
     raise InvalidTask(f"enqueue_in: expected a connection or a session of SQLAlchemy, found {shown(given)}.")
+
+
+def _insert_all(connection: Connection, tasks: Sequence[NewTask], within: str) -> dict[bytes, bytes]:
+    """Create tasks; return who has the key of each.
+
+    It goes in the order of their keys: two such calls that share some cannot then wait for each other.
+    """
+    in_order = sorted(tasks, key=lambda task: task.unique.key if task.unique else "")
+    return {task.id: _insert_in(connection, task, within) for task in in_order}
 
 
 def _insert_in(connection: Connection, task: NewTask, within: str = "") -> bytes:

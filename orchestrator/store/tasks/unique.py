@@ -9,7 +9,7 @@ asks again later instead of waiting.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +17,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.plain import is_same
-from orchestrator.domain.tasks.task import KeyHolder, NewTask, UniqueKey
+from orchestrator.domain.tasks.task import KeyHolder, NewTask, UniqueKey, given_key
 from orchestrator.errors import Duplicate, OrchestratorError
 from orchestrator.sealing import CALL, Sealed, open_data
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
@@ -52,10 +52,10 @@ _WAIT_FOR_KEY = Statement[None](
 _TRY_KEY = Statement[bool](
     f"SELECT /* keys.try_key */ pg_try_advisory_xact_lock({LOCK_OF.format(key='%(key)s::text')})"
 )
-_PAYLOAD = Statement[memoryview]("""
-SELECT /* keys.payload */ payload FROM orchestrator.tasks WHERE id = %(id)s::uuid
+_CALL = Statement[tuple[str, memoryview]]("""
+SELECT /* keys.call */ name, payload FROM orchestrator.tasks WHERE id = %(id)s::uuid
  UNION ALL
-SELECT payload FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
+SELECT name, payload FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
 """)
 
 
@@ -71,6 +71,7 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey, with
 
     The other one is left alone, and stays unknown, unless the name of its queue begins with `within`.
     """
+    key = given_key(task.name, unique.key)
     for _ in range(_ROUNDS):
         if insert_task(connection, task):
             return task.id
@@ -82,24 +83,24 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey, with
         if is_over:
             _FREE_EXPIRED(connection, key=unique.key)
         elif within and not (_QUEUE.first(connection, id=holder) or "").startswith(within):
-            raise Duplicate(f"A task of another queue has the key {unique.key!r}; this one was not enqueued.", "")
+            raise Duplicate(f"A task of another queue has the key {key!r}; this one was not enqueued.", "")
         elif unique.on_duplicate == "raise":
-            raise Duplicate(f"Task {holder} already has the key {unique.key!r}; this one was not enqueued.", holder)
+            raise Duplicate(f"Task {holder} already has the key {key!r}; this one was not enqueued.", holder)
         elif unique.on_duplicate == "replace":
             if _replace(connection, holder, task):
                 return found.bytes
             if scope != "pending":
                 raise Duplicate(
-                    f"Task {holder} has the key {unique.key!r} and waits no more, so its arguments cannot be replaced; "
+                    f"Task {holder} has the key {key!r} and waits no more, so its arguments cannot be replaced; "
                     f"nothing was enqueued. With unique_for='pending' its key is free from the moment it starts.",
                     holder,
                 )
             # It waited when its key was read and has been claimed since, which frees the key.
         elif unique.same_call and not _is_same_call(connection, holder, task):
-            raise Duplicate.other_call(unique.key, holder)
+            raise Duplicate.other_call(key, holder)
         else:
             return found.bytes
-    raise OrchestratorError(f"The key {unique.key!r} could not be had: other tasks take it and let it go all the time.")
+    raise OrchestratorError(f"The key {key!r} could not be had: other tasks take it and let it go all the time.")
 
 
 def _replace(connection: Connection, holder: str, task: NewTask) -> bool:
@@ -108,9 +109,23 @@ def _replace(connection: Connection, holder: str, task: NewTask) -> bool:
 
 
 def _is_same_call(connection: Connection, holder: str, task: NewTask) -> bool:
-    """Say whether a task was enqueued with the same arguments; of one that is no longer kept, nobody knows better."""
-    found = _PAYLOAD.first(connection, id=holder)
-    return found is None or same_payload(bytes(found), task.payload)
+    """Say whether a task has the same name and arguments; of one that is no longer kept, nobody knows better."""
+    found = _CALL.first(connection, id=holder)
+    return found is None or (found[0] == task.name and same_payload(bytes(found[1]), task.payload))
+
+
+def check_batch(connection: Connection, tasks: Sequence[NewTask], created: Mapping[bytes, bytes], beyond: str) -> None:
+    """Refuse tasks under a key of theirs that others were enqueued under: fewer, or as many and some more.
+
+    `created` has who has the key of each, and `beyond` is the key that one more would have.
+    """
+    new = [created[task.id] == task.id for task in tasks]
+    if any(new) != all(new) or (new and not any(new) and _HOLDER.first(connection, key=beyond)):
+        key = given_key("", beyond).rpartition("/")[0]
+        raise Duplicate(
+            f"Other tasks were enqueued under the key {key!r}; none of these was. A repeated call has the same tasks, "
+            f"and another one needs a key of its own."
+        )
 
 
 def same_payload(one: bytes, other: bytes) -> bool:
