@@ -63,9 +63,9 @@ def delete_workflow(api: Api, name: str) -> Done:
 
 
 @routes.post("/workflows/{name}/runs", about=WORKFLOW, scope=Scope.ENQUEUE, status=201)
-def trigger_run(api: Api, name: str, body: NewRunOf, key: str | None) -> Started:
+def trigger_run(api: Api, name: str, body: NewRunOf, key: str | None, reach: Reach) -> Started:
     """Trigger a run."""
-    return Started(workflows.start(api, name, body, key))
+    return Started(workflows.start(api, name, body, key, reach))
 
 
 @routes.get("/runs", about=WITHIN)

@@ -12,18 +12,23 @@ from msgspec import Meta
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Done
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import refused
-from orchestrator.api.reach import NOTHING, WITHIN, WORKFLOW, check_definition, check_workflow
+from orchestrator.api.reach import NOTHING, WITHIN, WORKFLOW, check_definition, check_queue, check_workflow
 from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.code.history import RunStarted
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState
 from orchestrator.sdk.dag import definitions
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.options import check_label, check_tags
+from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, check_label, check_name, check_tags
+from orchestrator.sdk.values.payload import encode_call
 from orchestrator.store import insights
 from orchestrator.store.dag import workflows
-from orchestrator.store.insights import CodeWorkflowView
+from orchestrator.store.insights import CodeStart, CodeWorkflowView
 
 routes = Routes("workflows", "/api/v1/workflows")
+
+_LONGEST = 100 * 365 * 86_400.0
+"""Seconds of anything."""
 
 _EXAMPLE = {
     "name": "nightly",
@@ -117,12 +122,21 @@ class Versions(msgspec.Struct, frozen=True):
 
 
 class NewRunOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a run is started."""
+    """How a run is started; all but `params`, `key` and `tags` is for a workflow as code."""
 
     params: dict[str, Any] = {}
+    """The parameters; of a workflow as code, the same as `kwargs`."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
     key: str | None = None
     """The same key starts one run, however often it is tried."""
     tags: list[str] = []
+    queue: str | None = None
+    """Where the code runs: the queue of the last run, or one of those who have the code, if none is given."""
+    timeout: Annotated[float, Meta(gt=0, le=_LONGEST)] | None = None
+    """Seconds that the run may take."""
+    pinned: bool = False
+    """Hold it to the newest version that there is now."""
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -165,15 +179,43 @@ def find(api: Api, name: str, version: int | None = None) -> workflows.Stored:
     return found
 
 
-def start(api: Api, name: str, given: NewRunOf, key: str | None) -> UUID:
-    """Start a run of the newest version of a workflow."""
+def start(api: Api, name: str, given: NewRunOf, key: str | None, reach: Reach) -> UUID:
+    """Start a run of the newest version of a workflow: of one that is data, else of one that is code."""
     chosen = given.key or key
-    run = api.backend.workflows.start(
-        name,
-        given.params,
+    key = None if chosen is None else check_label("key", chosen)
+    tags = check_tags(given.tags)
+    with api.reading() as connection:
+        is_data = workflows.latest(connection, name) is not None
+        code = None if is_data else insights.find_code_start(connection, name, DEFAULT_QUEUE)
+    if code is not None:
+        return _start_code(api, name, given, code, reach, key, tags)
+    if is_data and (given.args or given.kwargs or given.queue or given.timeout or given.pinned):
+        raise refused(
+            422,
+            "The request does not fit",
+            f"Workflow {name!r} is a definition: its runs take `params`, `key` and `tags`, and nothing else.",
+        )
+    return UUID(bytes=api.backend.workflows.start(name, given.params, new_id(), key=key, tags=tags))
+
+
+def _start_code(
+    api: Api, name: str, given: NewRunOf, code: CodeStart, reach: Reach, key: str | None, tags: tuple[str, ...]
+) -> UUID:
+    """Start a run of a workflow as code; whether its arguments fit is for the worker to say, who has it."""
+    if twice := given.params.keys() & given.kwargs.keys():
+        raise refused(422, "The request does not fit", f"{min(twice)!r} stands in `params` and in `kwargs`.")
+    queue = code.queue if given.queue is None else check_name("queue", given.queue)
+    check_queue(reach, queue)
+    payload = encode_call(name, given.args, {**given.params, **given.kwargs}, api.settings.max_payload)
+    run, _ = api.backend.code.start(
         new_id(),
-        key=None if chosen is None else check_label("key", chosen),
-        tags=check_tags(given.tags),
+        RunStarted(name, code.version, payload, queue),
+        timeout=given.timeout,
+        tags=msgspec.json.encode(tags).decode(),
+        key=key,
+        on_conflict="return",
+        signal=None,
+        pinned=given.pinned,
     )
     return UUID(bytes=run)
 
@@ -264,6 +306,9 @@ def delete_workflow(api: Api, name: str) -> Done:
 @routes.post(
     "/{name}/runs", about=WORKFLOW, scope=Scope.ENQUEUE, status=201, examples=[{"params": {"day": "2026-01-31"}}]
 )
-def start_run(api: Api, name: str, body: NewRunOf, key: str | None) -> Started:
-    """Start a run of the newest version of a workflow."""
-    return Started(start(api, name, body, key))
+def start_run(api: Api, name: str, body: NewRunOf, key: str | None, reach: Reach) -> Started:
+    """Start a run of the newest version of a workflow: a definition, or code that live workers have or that has run.
+
+    Whether the arguments of a workflow as code fit is for the worker to say, who has it.
+    """
+    return Started(start(api, name, body, key, reach))

@@ -13,11 +13,18 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import read_json, stored_json, unstorable
 from orchestrator.errors import NotFound, PayloadError, did_you_mean
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.store import inbox
+from orchestrator.store import inbox, insights
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.inbox import RequestKind
+from orchestrator.store.insights import CodeWorkflowView
 from orchestrator.store.runs import creation
+
+
+def described(view: CodeWorkflowView) -> str:
+    """Say what is known of a workflow as code."""
+    versions = ", ".join(map(str, view.versions))
+    return f"live workers that have it: {view.workers}; open runs: {view.open_runs}; versions: {versions}"
 
 
 class WorkflowBackend:
@@ -72,9 +79,12 @@ class WorkflowBackend:
         with self._connections.reading() as connection:
             stored = workflows.latest(connection, name)
             if stored is None:
+                code = {view.name: view for view in insights.list_code_workflows(connection)}
                 names = [other.name for other in workflows.list_latest(connection)]
                 raise NotFound(
-                    f"There is no workflow {name!r}.{did_you_mean(name, names)} "
+                    f"Workflow {name!r} is code, and has no definition: {described(code[name])}."
+                    if name in code
+                    else f"There is no workflow {name!r}.{did_you_mean(name, [*names, *code])} "
                     f"Apply it with `orchestrator workflows apply FILE`."
                 )
         return stored

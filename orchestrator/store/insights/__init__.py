@@ -6,9 +6,11 @@ snapshot, so a task that is on its way from `tasks` to `ended_tasks` is seen in 
 
 from orchestrator.store.insights.code import CodeView, OpenView, ResetView, show_code
 from orchestrator.store.insights.code_workflows import (
+    CodeStart,
     CodeWorkflowView,
     OpenRun,
     count_open_others,
+    find_code_start,
     list_code_workflows,
     open_runs,
 )
@@ -59,6 +61,7 @@ from orchestrator.store.insights.tasks import (
 __all__ = [
     "AttemptView",
     "CodeView",
+    "CodeStart",
     "CodeWorkflowView",
     "Connections",
     "ErrorView",
@@ -87,6 +90,7 @@ __all__ = [
     "connections",
     "count_open_others",
     "dead_rows",
+    "find_code_start",
     "find_obstacles",
     "find_run_owner",
     "find_runs",

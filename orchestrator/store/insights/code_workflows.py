@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from orchestrator.store.code.histories import first_event
 from orchestrator.store.insights.fleet import IS_FRESH
 from orchestrator.store.sql import Row, Statement
 
@@ -89,3 +90,36 @@ SELECT /* insights.code_workflows.open_others */ workflow, count(*) FROM orchest
 def count_open_others(connection: Connection, workflows: Sequence[str], since: datetime | None) -> dict[str, int]:
     """Return how many runs of workflows that are none of these are open, by workflow."""
     return dict(_OPEN_OTHERS(connection, workflows=workflows, since=since))
+
+
+_ANNOUNCED = Statement[Row](f"""
+SELECT /* insights.code_workflows.announced */ max(found[1]::int) AS version, array_agg(DISTINCT queue) AS queues
+  FROM orchestrator.workers CROSS JOIN LATERAL unnest(names) AS known CROSS JOIN LATERAL unnest(queues) AS queue
+ CROSS JOIN LATERAL regexp_match(substr(known, length(%(name)s::text) + 1), '^@([0-9]{{1,9}})$') AS found
+ WHERE state = 'live' AND {IS_FRESH} AND starts_with(known, %(name)s::text) AND found IS NOT NULL
+""")
+_LAST_RUN = Statement[Row]("""
+SELECT /* insights.code_workflows.last_run */ r.version, h.data
+  FROM (SELECT id, version, code FROM orchestrator.runs WHERE workflow = %(name)s::text ORDER BY id DESC LIMIT 1) r
+  JOIN orchestrator.histories h ON h.run_id = r.id AND h.number = 1 WHERE r.code
+""")
+
+
+class CodeStart(NamedTuple):
+    """What a run of a workflow as code is started with by somebody who has not got its code."""
+
+    version: int
+    queue: str
+
+
+def find_code_start(connection: Connection, name: str, default: str) -> CodeStart | None:
+    """Return the newest version that live workers have, and a queue of theirs; else what the last run had.
+
+    The queue of the last run goes before the `default`, and that before any other. None if nobody knows the workflow.
+    """
+    announced, last = _ANNOUNCED.first(connection, name=name), _LAST_RUN.first(connection, name=name)
+    queues = [first_event(bytes(last.data)).queue, default] if last is not None else [default]
+    if announced is not None and announced.version is not None:
+        served = sorted(announced.queues)
+        return CodeStart(announced.version, next((queue for queue in queues if queue in served), served[0]))
+    return None if last is None else CodeStart(last.version, queues[0])

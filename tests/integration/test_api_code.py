@@ -1,0 +1,103 @@
+"""Workflows as code over plain HTTP: started by name, and told what they wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator import WorkflowContext
+from orchestrator.api.app import create_app
+from orchestrator.domain.access import Scope, Secret
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.store import keys
+from tests.integration.code_stage import rest
+from tests.integration.stage import System, Worker
+
+Ask = Callable[..., httpx.Response]
+
+
+@pytest.fixture
+def ask(system: System) -> Ask:
+    app = create_app(system.settings)
+
+    def ask(method: str, path: str, **given: Any) -> httpx.Response:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await client.request(method, path, **given)
+
+        return asyncio.run(send())
+
+    return ask
+
+
+@pytest.fixture
+def worker(system: System) -> Worker:
+    @system.app.workflow(name="shop.order")
+    async def order(ctx: WorkflowContext, item: str, count: int = 1) -> str:
+        return f"{count} {item}"
+
+    worker = system.worker(knows=("shop.order", "shop.order@1"), queue="shop")
+    system.tick_until(lambda: system.sql("SELECT FROM orchestrator.workers WHERE 'shop.order@1' = ANY(names)"))
+    return worker
+
+
+def test_a_workflow_as_code_is_started_by_its_name(system: System, ask: Ask, worker: Worker, engine_: Engine) -> None:
+    given = {"args": ["tea"], "params": {"count": 2}, "key": "o-1", "tags": ["new"], "timeout": 60}
+    paths = ("/api/v1/workflows/shop.order/runs", "/workflows/shop.order/runs")
+    answers = [ask("POST", path, json=given) for path in paths]
+    assert [answer.status_code for answer in answers] == [201, 201], answers[0].text
+    run = answers[0].json()["id"]
+    assert answers[1].json() == {"id": run}  # the key is the same
+    rest(system, worker, engine_)
+    shown = ask("GET", f"/api/v1/runs/{run}").json()
+    assert (shown["run"]["status"], shown["code"]["result"]) == ("success", "2 tea")
+    assert (shown["run"]["tags"], shown["run"]["key"], shown["run"]["version"]) == (["new"], "o-1", 1)
+    assert system.sql("SELECT queue FROM orchestrator.ended_tasks")[0]["queue"] == "shop"
+
+
+def test_one_that_has_run_before_is_started_where_it_ran(
+    system: System, ask: Ask, worker: Worker, engine_: Engine
+) -> None:
+    ask("POST", "/api/v1/workflows/shop.order/runs", json={"kwargs": {"item": "tea"}})
+    rest(system, worker, engine_)
+    system.sql("DELETE FROM orchestrator.workers RETURNING id")
+    run = ask("POST", "/api/v1/workflows/shop.order/runs", json={"args": ["milk"]}).json()["id"]
+    assert system.row(run)["queue"] == "shop"
+    assert ask("GET", f"/api/v1/runs/{run}").json()["code"]["args"] == ["milk"]
+
+
+def test_what_is_no_definition_is_said_to_be_code(ask: Ask, worker: Worker) -> None:
+    missing = ask("GET", "/api/v1/workflows/shop.order")
+    assert missing.status_code == 404
+    assert "'shop.order' is code" in missing.json()["detail"]
+    assert "live workers that have it: 1; open runs: 0; versions: 1" in missing.json()["detail"]
+    misspelt = ask("POST", "/api/v1/workflows/shop.ordr/runs")
+    assert (misspelt.status_code, "Did you mean 'shop.order'?" in misspelt.json()["detail"]) == (404, True)
+
+
+def test_what_does_not_fit_is_refused(ask: Ask, worker: Worker) -> None:
+    twice = ask("POST", "/api/v1/workflows/shop.order/runs", json={"params": {"item": 1}, "kwargs": {"item": 2}})
+    assert (twice.status_code, "'item'" in twice.json()["detail"]) == (422, True)
+    definition = {"name": "steps", "tasks": {"a": {"task": "t.a"}}}
+    ask("POST", "/api/v1/workflows", json={"definition": definition}).raise_for_status()
+    assert ask("POST", "/api/v1/workflows/steps/runs", json={"args": [1]}).status_code == 422
+
+
+def test_a_key_is_held_against_the_queue_that_the_code_runs_in(system: System, ask: Ask, worker: Worker) -> None:
+    def start(queues: str) -> int:
+        secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+        with system.engine.begin() as connection:
+            keys.add(connection, secret, "bound", Scope.ENQUEUE, None, queues=queues, workflows="shop.")
+        headers = {"Authorization": f"Bearer {secret}"}
+        return ask("POST", "/api/v1/workflows/shop.order/runs", json={"args": ["tea"]}, headers=headers).status_code
+
+    try:
+        assert (start("mail"), start("shop")) == (403, 201)
+    finally:
+        system.sql("TRUNCATE orchestrator.api_keys")
