@@ -67,7 +67,7 @@ def test_a_task_carries_what_is_secret_in_it_and_one_without_carries_nothing() -
     @app.task
     def plain(user: str) -> None: ...
 
-    assert login.redacting_options.travelling(1.0).redact == ("token", "@1", "@2")
-    assert plain.redacting_options.travelling(1.0).redact == ()
+    assert login._redacting_options.travelling(1.0).redact == ("token", "@1", "@2")
+    assert plain._redacting_options.travelling(1.0).redact == ()
     with pytest.raises(InvalidTask, match="Option redact"):
         app.task(redact="token")(lambda token: token)

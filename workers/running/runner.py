@@ -174,7 +174,7 @@ class Runner:
         A step's input is a mapping that holds more than a function need know; it gets what it has parameters for.
         """
         arguments, keywords, *step = decode_call(job.dispatch.payload)
-        if patterns := self._redacted | {*job.options.redact, *task.redacting_options.redact}:
+        if patterns := self._redacted | {*job.options.redact, *task._redacting_options.redact}:
             job.secrets = Redaction(patterns).secrets(arguments, keywords)
         if step:
             job.step = step[0]

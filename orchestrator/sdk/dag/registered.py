@@ -118,7 +118,7 @@ def _of_step(task: Task[..., Any], step: Step) -> Registered:
     given = {name: value for name, value in own.items() if value is not None}
     with_options(task._call_options, given)  # which refuses what does not go together
     known, later = _arguments(task, step)
-    options = task.redacting_options
+    options = task._redacting_options
     if step.concurrency_key is not None:
         options = dataclasses.replace(options, concurrency_key=None)
     advice = 'Give the step a concurrency_key of its own, such as "${params.customer}"; a schedule, constant params.'
@@ -144,7 +144,7 @@ def _with_task(hook: Hook, tasks: Mapping[str, Task[..., Any]]) -> Hook:
     if task._call_options.soft_timeout is None:
         hook_defaults["timeout"] = HOOK_OPTIONS.timeout
     options = with_options(
-        task.redacting_options, {name: value for name, value in hook_defaults.items() if name not in task._chosen}
+        task._redacting_options, {name: value for name, value in hook_defaults.items() if name not in task._chosen}
     )
     advice = "Give it a fixed one, or let the hook run a task that enqueues this one."
     registered = _registered(task, options, {}, "the end of a run", advice)

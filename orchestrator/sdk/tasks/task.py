@@ -323,14 +323,14 @@ class Task(Generic[P, R]):
                 ) from error
 
     @functools.cached_property
-    def redacting_options(self) -> CallOptions:
+    def _redacting_options(self) -> CallOptions:
         """The options, with all that nobody is shown: settings are read when it is called, not when it is declared."""
         everywhere = redaction.words(self._client.settings.redact)
         return self._call_options.redacting(everywhere, self._signature.names)
 
     def _place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Placed:
         """Return what the arguments decide, and remember it where they decide nothing."""
-        options, period = self.redacting_options, self._client.settings.idempotency_period
+        options, period = self._redacting_options, self._client.settings.idempotency_period
         if options.is_computed:
             return options.placed(self.name, self._signature.named(args, kwargs), period)
         self._placed = options.placed(self.name, {}, period)
