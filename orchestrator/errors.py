@@ -3,6 +3,7 @@
     OrchestratorError
     ├── ConfigurationError        a setting is missing or wrong
     │   └── SchemaError           the database is not at the version this release needs
+    ├── Forbidden                 a key of the HTTP API is good, but not for this
     ├── InvalidTask               a task, its options or its arguments cannot be accepted
     │   ├── UnknownTask           no task of that name is registered
     │   ├── UnknownOption         no option of that name exists, of a task or of a workflow (also a TypeError)
@@ -59,6 +60,10 @@ class ConfigurationError(OrchestratorError):
 
 class SchemaError(ConfigurationError):
     """The database schema is not at the version that this release needs."""
+
+
+class Forbidden(OrchestratorError):
+    """The HTTP API knows the key, or the user, and does not let them do this: for its scope, or what it is for."""
 
 
 class InvalidTask(OrchestratorError):

@@ -348,8 +348,9 @@ def _validated(settings: Settings) -> Settings:
     ):
         value = getattr(settings, name)
         if value and value.split(":")[0].split("+")[0] not in schemes:
+            some = " or ".join(f"{scheme}://" for scheme in schemes)
             raise ConfigurationError(
-                f"Setting {name}: expected a URL that starts with {schemes[0]}://, found {_shown(name, value)}."
+                f"Setting {name}: expected a URL that starts with {some}, found {_shown(name, value)}."
             )
     for name, choices in CHOICES.items():
         if getattr(settings, name) not in choices:

@@ -27,6 +27,7 @@ from sqlalchemy import Engine, text
 from orchestrator import (
     ConfigurationError,
     Duplicate,
+    Forbidden,
     NotFound,
     Orchestrator,
     OrchestratorError,
@@ -112,9 +113,14 @@ def test_a_key_is_asked_for_and_not_shown(engine: Engine, api: str) -> None:
     with client(api, api_key=str(key)) as (app, double):
         assert double.enqueue(2).status() == "pending"
         assert str(key) not in repr(app.settings)
-        with pytest.raises(ConfigurationError, match="needs the scope operate") as refused:
+        with pytest.raises(Forbidden, match="needs the scope operate") as refused:
             app.queue("mail").pause()
         assert key.secret not in str(refused.value)
+    with engine.connect() as connection:
+        bound = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+        keys.add(connection, bound, "test", Scope.OPERATE, None, queues="bank.", workflows=None)
+    with client(api, api_key=str(bound)) as (app, _), pytest.raises(Forbidden, match="begin with 'bank.'"):
+        app.queue("mail").pause()
 
 
 @pytest.mark.parametrize("key", ["", "nonsense", f"orc_{'0' * 12}_{'x' * 43}"])
@@ -325,7 +331,18 @@ def test_a_server_with_tls_is_believed_if_somebody_vouches_for_it(settings: Sett
             double.enqueue(2)
 
 
+def test_a_server_without_tls_is_said_to_have_none(api: str) -> None:
+    url = api.replace("http:", "https:")
+    with client(url) as (_, double), pytest.raises(ConfigurationError, match="does not speak TLS.*http://"):
+        double.enqueue(2)
+
+
 # -- who answers
+
+
+def test_the_address_is_that_of_the_server_and_not_of_its_routes(api: str) -> None:
+    with client(f"{api}/api/v1/") as (_, double), pytest.raises(ConfigurationError, match="without /api/v1"):
+        double.enqueue(2)
 
 
 @contextmanager

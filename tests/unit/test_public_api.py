@@ -20,6 +20,7 @@ PUBLIC = [
     "DeterminismViolation",
     "Duplicate",
     "ExpressionError",
+    "Forbidden",
     "GiveUp",
     "Handle",
     "InvalidTask",

@@ -107,6 +107,7 @@ def test_text_from_the_environment_becomes_a_number(tmp_path: Path) -> None:
         ({"ORCHESTRATOR_WORKER_TTL": "1.5"}, "", {}, "worker_ttl: expected at least twice the heartbeat.*found 1.5"),
         ({"ORCHESTRATOR_DATABASE_URL": "mysql://x"}, "", {}, "Setting database_url: .*postgresql://.*'mysql://x'"),
         ({"ORCHESTRATOR_REDIS_URL": "localhost:6379"}, "", {}, "Setting redis_url: .*redis://.*'localhost:6379'"),
+        ({"ORCHESTRATOR_API_URL": "api:8000"}, "", {}, "Setting api_url: .*http:// or https://, found 'api:8000'"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_source(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from orchestrator.errors import ConfigurationError, OrchestratorError, Unavailable, Uncertain, from_problem
+from orchestrator.errors import ConfigurationError, Forbidden, OrchestratorError, Unavailable, Uncertain, from_problem
 from orchestrator.sdk.calls.declaring import REPEATED, Declared
 from orchestrator.sdk.remote.http import Broken, Http, Reply, Unreached
 from orchestrator.sdk.waiting.per_process import PerProcess
@@ -19,6 +19,8 @@ from orchestrator.sdk.waiting.steps import Pause, Steps
 R = TypeVar("R")
 
 _PROBLEM = "application/problem+json"
+_ROUTES = "/api/v1"
+"""What the client itself puts behind the address."""
 _TRIES = 4
 _PAUSES = (0.05, 0.25, 1.0)
 """Seconds between tries, unless the server says how many."""
@@ -119,11 +121,18 @@ class Asking:
         except (msgspec.DecodeError, UnicodeDecodeError):
             return self._stranger(reply)
         text = problem.detail or problem.title
-        if reply.status in (401, 403):
+        if reply.status == 401:
             return ConfigurationError(f"The API at {self.http.url} refuses setting api_key: {text}")
+        if reply.status == 403:
+            return Forbidden(f"The API at {self.http.url} does not allow this: {text}")
         found = from_problem(problem.type, text, problem.data)
         if found is not None:
             return found
+        if reply.status in (404, 405) and self.http.url.endswith(_ROUTES):
+            expected = self.http.url.removesuffix(_ROUTES)
+            return ConfigurationError(
+                f"Setting api_url: expected the address without {_ROUTES}, {expected}, found {self.http.url}."
+            )
         if reply.status in (404, 405):
             return OrchestratorError(
                 f"The API at {self.http.url} does not know this call: it is of another release. Use a client of the "

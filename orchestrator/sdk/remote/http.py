@@ -24,6 +24,9 @@ _LONGEST_IDLE = 60.0
 _CONNECTING = 10.0
 """Seconds that it may take to connect."""
 
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
+"""What OpenSSL says of an answer that is plain text."""
+
 Connection = http.client.HTTPConnection
 
 
@@ -123,6 +126,12 @@ class Http:
             connection.connect()
         except ssl.SSLError as error:
             connection.close()
+            if error.reason in _NO_TLS:
+                plain = self.url.replace("https://", "http://", 1)
+                raise ConfigurationError(
+                    f"Setting api_url: what answers at {self.url} does not speak TLS ({error.reason}). If that is the "
+                    f"API, its address is {plain}."
+                ) from error
             raise ConfigurationError(
                 f"The API at {self.url} cannot be trusted: {error}. Setting api_ca_file names certificates of those "
                 f"who vouch for it."
