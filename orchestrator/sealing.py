@@ -44,6 +44,13 @@ _ciphers: dict[str, dict[bytes, Any]] = {}
 class Sealed(PayloadError):
     """A value cannot be opened: its key is not here, or it was altered."""
 
+    def __init__(self, message: str, key: str = "", *, is_missing: bool = False) -> None:
+        super().__init__(message)
+        self.key = key
+        """The id of the data key that has sealed it."""
+        self.is_missing = is_missing
+        """This process lacks that key; otherwise the value was altered, or is of another place."""
+
 
 class Vault:
     """Seals with the first of the data keys."""
@@ -141,7 +148,20 @@ def key_names(settings: Settings) -> list[str]:
     """Return how a worker says which data keys it has: what others can open, it may have to hand back."""
     vault_of(settings)
     has_keys = settings.data_keys or settings.data_keys_file
-    return [f"@data-key:{id}" for id in sorted(_ciphers)] if has_keys else []
+    return [key_name(id) for id in sorted(_ciphers)] if has_keys else []
+
+
+_KEY_NAME = "@data-key:"
+
+
+def key_name(id: str) -> str:
+    """Return what a worker that has a data key knows, besides its tasks."""
+    return _KEY_NAME + id
+
+
+def key_of_name(name: str) -> str | None:
+    """Return the data key that a worker says that it has; None if it speaks of a task."""
+    return name[len(_KEY_NAME) :] if name.startswith(_KEY_NAME) else None
 
 
 # -- opening, with whatever keys this process has
@@ -174,7 +194,9 @@ def open_extension(data: bytes, kind: bytes) -> bytes:
     if ciphers is None:
         known = ", ".join(_ciphers) or "none"
         raise Sealed(
-            f"A value is sealed with data key {id!r:.40}, and this process has {known}. See the setting data_keys."
+            f"A value is sealed with data key {id!r:.40}, and this process has {known}. See the setting data_keys.",
+            id,
+            is_missing=_KEY_ID.fullmatch(id) is not None,
         )
     length = 2 + data[1]
     head, nonce, body = data[:length], data[length : length + _NONCE], data[length + _NONCE :]
@@ -187,7 +209,8 @@ def open_extension(data: bytes, kind: bytes) -> bytes:
                     raise
     raise Sealed(
         f"A value that is sealed with data key {id!r} cannot be opened: it was altered, or is of another place, or "
-        f"another key has that id here."
+        f"another key has that id here.",
+        id,
     )
 
 

@@ -101,6 +101,8 @@ class Capacity(_Mergeable):
     """Activations that are no longer in flight: run and attempt."""
     denied: list[tuple[str, str]] = []
     """Workers that handed a task back because they do not know it, and its name."""
+    lacking: list[str] = []
+    """Data keys that a worker lacked for a task, which it handed back."""
     crowds: dict[Crowd, bool] = {}
     """Of tasks that only some workers know, whether some are kept back now."""
 

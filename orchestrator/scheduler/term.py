@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from orchestrator.domain.runs.nesting import Nesting
+from orchestrator.domain.tasks.obstacles import key_of_hold
 from orchestrator.scheduler.agenda import Agenda
 from orchestrator.scheduler.budget import Pace
 from orchestrator.scheduler.changes import ChangeLog
@@ -109,7 +110,9 @@ class Term:
         self.cancels = Cancels(runs, dags, backlog)
         requests = Requests(runs, self.cancels, triggers, code, backlog, lanes)
         self.agenda = Agenda(settings, fleet, code, backlog, runs, self.cancels, requests)
-        self._reports = Reports(code, settings.loss_limit, settings.inline_result, streams.signing)
+        self._reports = Reports(
+            code, settings.loss_limit, settings.inline_result, streams.signing, settings.unknown_task_timeout
+        )
         self._reconciler = Reconciler(fleet)
         self.generations = Generations(streams, leadership, settings.batch, self._apply_leftover)
         self.link = Link(
@@ -145,6 +148,7 @@ class Term:
         with self._leadership.reading() as connection:
             self.dispatcher.recount(waiting.in_flight(connection))
             self.fleet.capabilities.crowds = {Crowd.parse(*found) for found in waiting.crowded(connection)}
+            self.fleet.capabilities.lacking = {key_of_hold(hold) or "" for hold in waiting.sealed(connection)}
         log.info("leading, term %d", self._leadership.term)
         self.link.talk(self._claim_term)
 

@@ -261,6 +261,31 @@ def test_a_worker_without_keys_hands_back_what_it_cannot_open(sealed: Stack) -> 
     assert blind.is_running()
 
 
+def test_a_task_sealed_with_a_stray_key_holds_up_no_other_of_its_name(sealed: Stack) -> None:
+    sealed.scheduler()
+    worker = sealed.worker(*WORKER)
+    with_keys(sealed, SECOND)
+    stray = shown(sealed, "enqueue", "vaulted.keep", MARK).split()[-1]
+    with_keys(sealed, FIRST)
+    eventually(lambda: worker.logged("'second'"), "it says which key it lacks")
+    eventually(lambda: "no data key: second" in shown(sealed, "tasks", "show", stray), "it waits for the key")
+    assert vaulted.keep.enqueue(MARK).result(30)["said"] == MARK
+    status = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "status"],
+        cwd=sealed.folder,
+        env=sealed.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    assert "has data key 'second'" in " ".join(status.split())
+    assert "transaction" not in status
+    with_keys(sealed, f"{FIRST},{SECOND}")
+    sealed.worker(*WORKER)
+    vault_of(Settings(data_keys=SECOND))
+    assert vaulted.app.handle(stray).result(60)["said"] == MARK
+
+
 def test_a_rotation_under_load_that_is_killed_goes_on(sealed: Stack) -> None:
     with_keys(sealed, "plain," + FIRST)
     scheduler, worker = sealed.scheduler(), sealed.worker(*WORKER)

@@ -36,7 +36,7 @@ class Parts:
         self.runs = Runs(dags, triggers, code, backlog)
         self.cancels = Cancels(self.runs, dags, backlog)
         self._requests = Requests(self.runs, self.cancels, triggers, code, backlog, lanes)
-        self._reports = Reports(code, 2, 100, OFF)
+        self._reports = Reports(code, 2, 100, OFF, 300.0)
 
     def report(self, *reports: Report) -> None:
         self._reports.apply_reports(self.tx, self.news, [("1-0", "w", report) for report in reports])

@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator import TaskFailed
 from orchestrator.domain.tasks.task import Returned
+from orchestrator.sealing import key_name
 from tests.integration.stage import System
 
 
@@ -42,6 +43,51 @@ def test_a_worker_hands_back_free_what_it_does_not_know_after_all(system: System
     system.tick()
     row = system.row(handle)
     assert (row["status"], row["attempt"]) == ("success", 2)
+
+
+KEYED = ["job", key_name("2026-11")]
+
+
+def test_a_task_whose_data_key_nobody_has_waits_alone(system: System) -> None:
+    worker = system.worker(knows=KEYED)
+    stray = system.job.enqueue()
+    system.pass_seconds()
+    (task,) = worker.take()
+    worker.report(Returned(task.id, task.attempt, "no data key", 0.5, data_key="stray"))
+    system.tick()
+    row = system.row(stray)
+    assert (row["status"], row["failures"], row["hold"]) == ("pending", 0, "no data key: stray")
+    healthy = system.job.enqueue()
+    system.pass_seconds(5)
+    worker.succeed(*worker.take())
+    system.tick()
+    assert healthy.status() == "success", "it has the same name, and another key"
+    system.lead(offset=10)  # who leads next goes on from what is stored
+    newer = system.worker("w2", knows=[*KEYED, key_name("stray")])
+    system.pass_seconds(2)
+    row = system.row(stray)
+    assert (row["status"], row["hold"]) == ("dispatched", None)
+    for each in (worker, newer):
+        each.succeed(*each.take())
+    system.tick()
+    assert stray.status() == "success"
+
+
+def test_a_task_whose_data_key_nobody_has_for_long_fails_and_names_it(system: System) -> None:
+    worker = system.worker(knows=[*KEYED, "*:*"])
+    stray = system.job.enqueue()
+    system.pass_seconds()
+    (task,) = worker.take()
+    worker.report(Returned(task.id, task.attempt, "no data key", 0.5, data_key="stray"))
+    system.tick()
+    system.lead(offset=system.settings.unknown_task_timeout - 10)
+    system.pass_seconds(2)
+    assert stray.status() == "pending"
+    system.lead(offset=system.settings.unknown_task_timeout + 10)
+    system.pass_seconds()
+    assert system.row(stray)["reason"] == "no data key"
+    with pytest.raises(TaskFailed, match=r"No live worker of queue 'default' has data key 'stray'"):
+        stray.result(0)
 
 
 def test_what_no_worker_has_known_for_long_fails_with_the_names_that_are_known(system: System) -> None:

@@ -54,6 +54,8 @@ class Runner:
         self._outbox = outbox
         self._told: set[str] = set()
         """Tasks of which it was said that they need the database."""
+        self._keys_told: set[str] = set()
+        """Data keys of which it was said that they are not here."""
         self._workflows = app.code_workflows
         self._engine = Engine(app.code_workflows.find, self._limit)
 
@@ -209,6 +211,7 @@ class Runner:
 
         An attempt that timed out has failed of that, whatever its code made of the exception. One that needs the
         database, which its worker was not given, has not failed: it is handed back like a task that is unknown here.
+        One whose values cannot be opened here is handed back alone: others of its name may be sealed with other keys.
         """
         if job.completion is not None:
             log.warning("it had completed when it failed", exc_info=error, extra=job.fields)
@@ -219,11 +222,11 @@ class Runner:
         elif _timed_out(job, time.monotonic()):
             late, error = error, interruption(job, TaskTimeout)
             error.__cause__ = late
-        elif isinstance(error, Sealed) and not _frames(error):
-            if job.dispatch.name not in self._told:
-                self._told.add(job.dispatch.name)
+        elif isinstance(error, Sealed) and error.is_missing and not _frames(error):
+            if error.key not in self._keys_told:
+                self._keys_told.add(error.key)
                 log.error("%s It is handed back, and waits for a worker with that key.", error, extra=job.fields)
-            return unknown(job, "no data key")
+            return Returned(job.dispatch.id, job.dispatch.attempt, "no data key", _UNKNOWN_DELAY, data_key=error.key)
         elif isinstance(error, NoDatabase):
             if job.dispatch.name not in self._told:
                 self._told.add(job.dispatch.name)

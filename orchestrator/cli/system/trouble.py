@@ -51,6 +51,11 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
         yield Trouble(kind="paused queue", about=paused.queue, message=message)
     now = present()
     for unknown in overview.unknown_tasks:
+        key = obstacles.key_of_hold(unknown.hold)
+        if key is not None:
+            message = obstacles.no_data_key(unknown.queue, _unknown(unknown, now), key)
+            yield Trouble(kind="no data key", about=unknown.name, message=message)
+            continue
         is_known = unknown.handed_back and not unknown.runs
         say = obstacles.no_database if is_known else obstacles.unknown_task
         kind = "no database" if is_known else "unknown task"

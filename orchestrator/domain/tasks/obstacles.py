@@ -26,9 +26,29 @@ def no_database(queue: str, what: str) -> str:
     """Say that those who serve a queue and know something were not given what it needs."""
     return (
         f"No live worker of queue {queue!r} was given the database, which ctx.transaction() needs in {what}. "
-        f"Start one: orchestrator worker --app module:app --queues {queue} --database. "
-        f"If its values are sealed, it may be their data key that nobody has: the log of the workers says so"
+        f"Start one: orchestrator worker --app module:app --queues {queue} --database"
     )
+
+
+def no_data_key(queue: str, what: str, key: str) -> str:
+    """Say that those who serve a queue cannot open something."""
+    return (
+        f"No live worker of queue {queue!r} has data key {key!r}, with which values are sealed of {what}. "
+        f"Start workers that have it too (setting data_keys)"
+    )
+
+
+_NO_KEY = "no data key: "
+
+
+def hold_for_key(key: str) -> str:
+    """Return why a task is kept back that waits for a worker with a data key, as it is stored."""
+    return _NO_KEY + key
+
+
+def key_of_hold(hold: str) -> str | None:
+    """Return the data key that a task waits for which is kept back; None if it waits for something else."""
+    return hold[len(_NO_KEY) :] if hold.startswith(_NO_KEY) else None
 
 
 def paused(queue: str, what: str = "") -> str:

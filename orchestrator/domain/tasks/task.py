@@ -220,6 +220,8 @@ class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
     delay: float = 0.0
     unknown: str = ""
     """Its name, if the worker does not know it, or was not given what it needs."""
+    data_key: str = ""
+    """The id of the data key that the worker lacks: that is this task's own trouble, and none of its name."""
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):

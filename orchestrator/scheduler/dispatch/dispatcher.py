@@ -221,6 +221,7 @@ class Dispatcher(Remembering):
             (capabilities.crowds.add if is_kept_back else capabilities.crowds.discard)(crowd)
         for worker, name in set(news.capacity.denied):
             capabilities.deny(worker, name)
+        capabilities.lacking.update(news.capacity.lacking)
         placed = {}
         if capabilities.mixed:
             placed = {task.id: task.to for task in news.sent() if task.to is not None and task.worker is None}

@@ -57,6 +57,8 @@ class Capabilities:
         """Queues of which some workers know what others do not."""
         self.crowds: set[Crowd] = set()
         """What may be kept back."""
+        self.lacking: set[str] = set()
+        """Data keys for which tasks may be kept back."""
         self.grows = False
         """Something was kept back, so others may come to the front."""
         self.rates: Mapping[str, float] = {}

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.states import TaskState
+from orchestrator.domain.tasks.obstacles import hold_for_key
 from orchestrator.domain.tasks.reports import AttemptReport, Report, fold, fold_notes
 from orchestrator.domain.tasks.task import (
     DEATHS_PER_LOSS,
@@ -64,6 +65,8 @@ class Reports:
     loss_limit: int
     inline_result: int
     signing: Signing
+    unknown_timeout: float
+    """Seconds for which a task waits for a worker that can open it."""
 
     def decode(self, inbound: Inbound) -> Decoded:
         """Return what entries of the events stream say; what cannot be read, or believed, is set aside."""
@@ -120,6 +123,10 @@ class Reports:
                 activated.append((worker, report))
             elif isinstance(report, Started):
                 started.append(AttemptStart(report.id, report.attempt, report.age, worker))
+            elif isinstance(report, Returned) and report.data_key:
+                hold = hold_for_key(report.data_key)
+                again.append(Requeue(report.id, report.attempt, self.unknown_timeout, hold=hold))
+                news.capacity.lacking.append(report.data_key)
             elif isinstance(report, Returned):
                 again.append(Requeue(report.id, report.attempt, report.delay))
                 if report.unknown:

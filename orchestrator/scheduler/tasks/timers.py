@@ -6,13 +6,14 @@ from collections.abc import Iterable
 
 from orchestrator.domain.code.activation import Violation
 from orchestrator.domain.states import TaskState
-from orchestrator.domain.tasks.obstacles import no_database
+from orchestrator.domain.tasks.obstacles import hold_for_key, key_of_hold, no_data_key, no_database
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.runs import json_text
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.tasks.creation import error_json, log_failed
 from orchestrator.scheduler.transaction import Transaction
+from orchestrator.sealing import key_name, key_of_name
 from orchestrator.store.runs import stuck
 from orchestrator.store.tasks import transitions, waiting
 from orchestrator.store.tasks.transitions import AttemptEnd
@@ -36,14 +37,19 @@ def expire(tx: Transaction, news: News, limit: int) -> None:
 
 
 def fail_unknown(tx: Transaction, news: News, fleet: Fleet, limit: int) -> None:
-    """End tasks that no live worker has known for the whole time allowed, saying what is known.
+    """End tasks that no live worker has known, or could open, for the whole time allowed, saying what is known.
 
     What a worker knows and has handed back all the same needs the database, which no live one was given.
     """
     errors: dict[bytes, TaskError] = {}
-    for task, name, queue, is_turn in waiting.overdue_unknown(tx.connection, tx.now, limit):
-        if not fleet.knows(queue, name):
-            known = fleet.known_on(queue)
+    unopened: set[bytes] = set()
+    for task, name, queue, is_turn, hold in waiting.overdue_unknown(tx.connection, tx.now, limit):
+        if (key := key_of_hold(hold)) is not None:
+            if key_name(key) not in fleet.known_on(queue):
+                errors[task] = TaskError("Sealed", f"{no_data_key(queue, repr(name), key)}.")
+                unopened.add(task)
+        elif not fleet.knows(queue, name):
+            known = [known for known in fleet.known_on(queue) if key_of_name(known) is None]
             errors[task] = (
                 TaskError("ConfigurationError", no_database(queue, repr(name)))
                 if name in known and not is_turn
@@ -57,7 +63,10 @@ def fail_unknown(tx: Transaction, news: News, fleet: Fleet, limit: int) -> None:
         # Code that has begun is not failed because nobody has it at the moment: its run waits for somebody who has.
         for run in stuck.mark_unknown(tx.connection, [(task, _stuck(error)) for task, error in errors.items()]):
             del errors[run]
-        endings = [AttemptEnd(task, None, "unknown task", error_json(error)) for task, error in errors.items()]
+        endings = [
+            AttemptEnd(task, None, "no data key" if task in unopened else "unknown task", error_json(error))
+            for task, error in errors.items()
+        ]
         news.note(transitions.end(tx.connection, TaskState.FAILED, endings, tx.now), errors=errors)
         log_failed(tx, errors)
 
@@ -67,8 +76,12 @@ def _stuck(error: TaskError) -> str:
 
 
 def release_known(tx: Transaction, news: News, fleet: Fleet, limit: int) -> None:
-    """Make tasks ready again that were held back because no worker knew them, and now one does."""
+    """Make tasks ready again that were held back because no worker knew them, or could open them, and now one does."""
     known = fleet.known()
+    lacking = fleet.capabilities.lacking
+    held = ((queue, key_of_name(name)) for queue, name in known) if lacking else ()
+    if opened := [(queue, hold_for_key(key)) for queue, key in held if key is not None and key in lacking]:
+        news.wakeups.has_requests |= bool(waiting.release_opened(tx.connection, opened, limit))
     if known:
         denied = fleet.capabilities.denied()
         released = waiting.release_known(tx.connection, sorted(known), limit, denied=denied)

@@ -16,6 +16,7 @@ from orchestrator.store.code import histories
 from orchestrator.store.code import reads as code_reads
 from orchestrator.store.insights.tasks import ErrorView, error_view
 from orchestrator.store.sql import Row, Statement
+from orchestrator.store.tables import NOBODY
 
 _MOST = 10
 """Of each kind that is open, so many are shown."""
@@ -77,10 +78,10 @@ class CodeView:
     """Which run it repeats, if it was made by a reset."""
 
 
-_NOW = Statement[Row]("""
+_NOW = Statement[Row](f"""
 SELECT /* insights.code.now */ CASE WHEN r.ended_at IS NOT NULL THEN NULL
             WHEN t.status <> 'pending' THEN 'running'
-            WHEN t.hold = 'unknown' THEN 'unknown'
+            WHEN {NOBODY} THEN 'unknown'
             WHEN t.blockers > 0 THEN 'waiting' ELSE 'ready' END AS turn, r.waiting
   FROM orchestrator.runs r LEFT JOIN orchestrator.tasks t ON t.id = r.id
  WHERE r.id = %(run)s::uuid AND r.code

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.store.sql import Row, Statement
-from orchestrator.store.tables import DELAYED, READY
+from orchestrator.store.tables import DELAYED, NOBODY, READY
 
 IS_FRESH = "seen_at > now() - interval '15 seconds'"
 """The leader mirrors the fleet every few seconds; what it has not seen for longer, nobody knows about."""
@@ -30,7 +30,7 @@ class QueueCounts:
     delayed: int
     """Tasks that wait for their time: an ETA or a retry."""
     unknown: int
-    """Tasks that no live worker knows."""
+    """Tasks that no live worker knows, or has the data key of."""
     blocked: int
     """Tasks that wait for others."""
     dispatched: int
@@ -60,9 +60,9 @@ _LATER = "status = 'pending' AND blockers = 0 AND wake_at IS NOT NULL"
 _QUEUES = Statement[QueueCounts](f"""
 WITH /* insights.fleet.queues */ waiting AS (
     SELECT queue,
-           count(*) FILTER (WHERE {READY} OR hold <> 'unknown') AS ready,
+           count(*) FILTER (WHERE {READY} OR NOT {NOBODY}) AS ready,
            count(*) FILTER (WHERE {DELAYED}) AS delayed,
-           count(*) FILTER (WHERE {_LATER} AND hold = 'unknown') AS unknown,
+           count(*) FILTER (WHERE {_LATER} AND {NOBODY}) AS unknown,
            count(*) FILTER (WHERE status = 'pending' AND blockers > 0) AS blocked,
            count(*) FILTER (WHERE status = 'dispatched') AS dispatched,
            count(*) FILTER (WHERE status = 'running') AS running,

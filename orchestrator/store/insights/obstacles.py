@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.tasks.obstacles import NO_LEADER, no_database, no_worker, paused, unknown_task
+from orchestrator.domain.tasks.obstacles import (
+    NO_LEADER,
+    key_of_hold,
+    no_data_key,
+    no_database,
+    no_worker,
+    paused,
+    unknown_task,
+)
 from orchestrator.store.insights.fleet import IS_FRESH, IS_KNOWN
 from orchestrator.store.sql import Row, Statement
-from orchestrator.store.tables import READY
+from orchestrator.store.tables import NOBODY, READY
 
 _LEADS = Statement[bool]("""
 SELECT /* insights.leads */ EXISTS (SELECT FROM orchestrator.leases
                 WHERE shard = %(shard)s AND expires_at > clock_timestamp())
 """)
 
-_WAITING = f"(({READY}) OR (status = 'pending' AND hold = 'unknown')) AND created_at < now() - interval '2 seconds'"
+_WAITING = f"(({READY}) OR (status = 'pending' AND {NOBODY})) AND created_at < now() - interval '2 seconds'"
 """What is newer may not have been looked at: the fleet is mirrored about once a second."""
 
 # Of a run, a thousand open tasks: it may have a million, and their queues are few.
 _OBSTACLES = Statement[Row](f"""
-SELECT /* insights.obstacles */ DISTINCT queue, CASE WHEN hold = 'unknown' THEN name END AS unknown,
+SELECT /* insights.obstacles */ DISTINCT queue, CASE WHEN {NOBODY} THEN name END AS unknown, hold,
        EXISTS (SELECT FROM orchestrator.queues AS q WHERE q.name = found.queue AND q.paused) AS paused,
        EXISTS (SELECT FROM orchestrator.workers
                 WHERE state = 'live' AND {IS_FRESH} AND found.queue = ANY(queues)) AS served,
@@ -42,6 +50,8 @@ def find_obstacles(connection: Connection, identifier: bytes, *, shard: int = 0)
             found.append(paused(row.queue))
         elif not row.served:
             found.append(no_worker(row.queue))
+        elif row.unknown is not None and (key := key_of_hold(row.hold)) is not None:
+            found.append(no_data_key(row.queue, repr(row.unknown), key))
         elif row.unknown is not None:
             found.append((no_database if row.handed_back else unknown_task)(row.queue, repr(row.unknown)))
     return list(dict.fromkeys(found))

@@ -13,6 +13,7 @@ from orchestrator.store import leases, throughput
 from orchestrator.store.database import current_revision
 from orchestrator.store.insights.fleet import IS_KNOWN, QueueCounts, WorkerView, list_queues, list_workers
 from orchestrator.store.sql import Row, Statement
+from orchestrator.store.tables import NOBODY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,8 @@ class UnknownTasks:
     """How many of these runs have begun."""
     handed_back: bool = False
     """Live workers know it, and have handed it back: they were not given the database, which it needs."""
+    hold: str = "unknown"
+    """Why they are kept back: `unknown`, or `no data key: ID` where live workers know them, and cannot open them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +232,9 @@ def _inbox_depth(connection: Connection) -> int:
 _UNKNOWN = Statement[UnknownTasks](f"""
 SELECT /* insights.unknown */ queue, t.name, count(*) AS tasks, min(wake_at) AS fails_at,
        count(*) FILTER (WHERE t.id = t.run_id) AS runs, count(*) FILTER (WHERE r.shown > 0) AS begun,
-       {IS_KNOWN.format(task="t")} AS handed_back
+       hold = 'unknown' AND {IS_KNOWN.format(task="t")} AS handed_back, hold
   FROM orchestrator.tasks t LEFT JOIN orchestrator.runs r ON r.id = t.run_id AND r.id = t.id
- WHERE hold IS NOT NULL AND hold = 'unknown' GROUP BY queue, t.name ORDER BY queue, t.name
+ WHERE hold IS NOT NULL AND {NOBODY} GROUP BY queue, t.name, hold ORDER BY queue, t.name, hold
 """)
 
 

@@ -34,7 +34,7 @@ class TaskView:
     reason: str | None
     """Why it did not succeed, in a word or two."""
     hold: str | None
-    """Why it is kept back: `unknown` to all live workers, or `crowded`: those who know it have their hands full."""
+    """Why it is kept back: `unknown` to all live workers, `no data key: ID` that one of them has, or `crowded`."""
     blockers: int
     """Upstreams that it still waits for."""
     wake_at: datetime | None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
-from orchestrator.store.tables import READY_IN_LANE, READY_PLAIN
+from orchestrator.store.tables import NOBODY, READY_IN_LANE, READY_PLAIN
 from orchestrator.store.tasks.transitions import arrivals
 
 _PROMOTE = Prepared[int](f"""
@@ -17,7 +17,7 @@ WITH /* waiting.promote */ ready AS (
     UPDATE orchestrator.tasks SET wake_at = NULL, hold = NULL
      WHERE ctid = ANY (ARRAY(
            SELECT ctid FROM orchestrator.tasks
-            WHERE wake_at <= %(now)s::timestamptz AND hold IS DISTINCT FROM 'unknown'
+            WHERE wake_at <= %(now)s::timestamptz AND {NOBODY} IS NOT TRUE
             ORDER BY wake_at LIMIT %(limit)s))
     RETURNING id, lane
 ), arrived AS (
@@ -44,14 +44,14 @@ def expired(connection: Connection, now: datetime, limit: int) -> list[tuple[byt
     return _EXPIRED(connection, now=now, limit=limit)
 
 
-_OVERDUE = Prepared[tuple[bytes, str, str, bool]]("""
-SELECT /* waiting.overdue */ id, name, queue, id IS NOT DISTINCT FROM run_id FROM orchestrator.tasks
- WHERE wake_at <= %(now)s::timestamptz AND hold = 'unknown' ORDER BY wake_at LIMIT %(limit)s
+_OVERDUE = Prepared[tuple[bytes, str, str, bool, str]](f"""
+SELECT /* waiting.overdue */ id, name, queue, id IS NOT DISTINCT FROM run_id, hold FROM orchestrator.tasks
+ WHERE wake_at <= %(now)s::timestamptz AND {NOBODY} ORDER BY wake_at LIMIT %(limit)s
 """)
 
 
-def overdue_unknown(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, str, str, bool]]:
-    """Return id, name and queue of tasks that no worker has known for too long; and whether it is a workflow's turn."""
+def overdue_unknown(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, str, str, bool, str]]:
+    """Return id, name and queue of tasks that nobody could run for too long, whether they are turns, and their hold."""
     return _OVERDUE(connection, now=now, limit=limit)
 
 
@@ -83,6 +83,39 @@ def release_known(
 ) -> int:
     """Make tasks ready again that a worker now knows, by (queue, name), but for those `denied`; return how many."""
     return _RELEASE.one(connection, _KNOWN(known), _DENIED(denied), limit=limit)
+
+
+_OPENED = Batch("opened", "queue text, hold text")
+_RELEASE_OPENED = Prepared[int](f"""
+WITH /* waiting.release_opened */ ready AS (
+    UPDATE orchestrator.tasks SET hold = NULL, wake_at = NULL
+     WHERE ctid = ANY (ARRAY(
+           SELECT held.ctid FROM orchestrator.tasks held
+             JOIN {_OPENED} ON held.queue = opened.queue AND held.hold = opened.hold
+            WHERE held.hold IS NOT NULL
+            LIMIT %(limit)s))
+    RETURNING id, lane
+), arrived AS (
+    {arrivals("ready WHERE lane IS NOT NULL")}
+)
+SELECT count(*) FROM ready
+""")
+
+
+def release_opened(connection: Connection, opened: Sequence[tuple[str, str]], limit: int) -> int:
+    """Make tasks ready again that a worker can now open, by queue and hold; return how many."""
+    return _RELEASE_OPENED.one(connection, _OPENED(opened), limit=limit)
+
+
+_SEALED = Statement[str]("""
+SELECT /* waiting.sealed */ DISTINCT hold FROM orchestrator.tasks
+ WHERE hold IS NOT NULL AND starts_with(hold, 'no data key: ')
+""")
+
+
+def sealed(connection: Connection) -> list[str]:
+    """Return why tasks are kept back that wait for a data key; for a new leader."""
+    return _SEALED(connection)
 
 
 _CROWD = Batch("crowd", "queue text, name text")
@@ -135,7 +168,7 @@ def release_crowded(connection: Connection, wanted: Sequence[tuple[str, str, str
 
 _CROWDED = Statement[tuple[str, str, str]]("""
 SELECT /* waiting.crowded */ DISTINCT queue, name, hold FROM orchestrator.tasks
- WHERE hold IS NOT NULL AND hold <> 'unknown'
+ WHERE hold IS NOT NULL AND starts_with(hold, 'crowded')
 """)
 
 
