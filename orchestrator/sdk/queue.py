@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 from orchestrator.domain.limits.buckets import Rate
-from orchestrator.errors import InvalidTask, ResultTimeout
+from orchestrator.errors import InvalidTask, NotFound, ResultTimeout, did_you_mean
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.tasks.options import check_name, check_rate, check_retention
 from orchestrator.sdk.waiting.steps import Pause, Steps, check_timeout, complete
 from orchestrator.sdk.waiting.twins import twin
 
 _LOOK_AGAIN = 0.25
+
+
+def refuse_unnamed(name: str, known: Iterable[str], *, nor: str = "", if_new: str = "") -> None:
+    """Refuse a queue that nobody has named, and suggest the nearest: it is a typing error more often than one to come.
+
+    `nor` says where else was looked, and `if_new` how to mean it.
+    """
+    known = {*known}
+    if name not in known:
+        looked = f"no task, worker, workflow or setting{f', nor {nor}' if nor else ''}"
+        hint = f" If it is one to come: {if_new}" if if_new else ""
+        raise NotFound(f"Nobody has named a queue {name!r}: {looked}.{did_you_mean(name, known)}{hint}")
 
 
 class Queue:

@@ -130,7 +130,7 @@ def test_the_log_of_one_attempt_of_one_task(http: httpx.Client) -> None:
 
 
 def test_queues_are_paused_limited_and_purged(http: httpx.Client) -> None:
-    assert http.post("/api/v1/queues/slow/pause").json() == {"done": "paused"}
+    assert http.post("/api/v1/queues/slow/pause?new=true").json() == {"done": "paused"}
     assert http.put("/api/v1/queues/slow/limits", json={"concurrency": 2, "rate": "10/s"}).status_code == 200
     task = http.post("/api/v1/tasks", json={"name": "project.noop", "queue": "slow"}).json()["id"]
     queue = next(one for one in http.get("/api/v1/queues").json()["queues"] if one["queue"] == "slow")

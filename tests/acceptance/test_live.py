@@ -119,7 +119,7 @@ def test_a_queue_tells_every_move_of_its_tasks(api: str) -> None:
 def test_a_queue_that_is_paused_is_shown_anew(api: str) -> None:
     with listening(f"{api}/queues/halting/events") as listener:
         listener.begun()
-        httpx.post(f"{api}/queues/halting/pause").raise_for_status()
+        httpx.post(f"{api}/queues/halting/pause?new=true").raise_for_status()
         listener.wait_for(lambda: listener.of("snapshot")[-1]["paused"], "a snapshot of a paused queue")
         httpx.post(f"{api}/queues/halting/resume").raise_for_status()
         listener.wait_for(lambda: not listener.of("snapshot")[-1]["paused"], "a snapshot of one that goes on")

@@ -59,7 +59,7 @@ def new_key(engine: Engine, expires_at: datetime | None = None, scope: Scope = S
 def test_a_user_of_a_named_proxy_acts_under_their_own_name(engine: Engine, database_url: str, redis_url: str) -> None:
     server = Server(database_url, redis_url, **SSO)
     given = {"X_User": "alice", "X_Forwarded_For": "203.0.113.9"}
-    assert server.ask("POST", "/api/v1/queues/mail/pause", "10.0.0.5", **given).status_code == 200
+    assert server.ask("POST", "/api/v1/queues/mail/pause?new=true", "10.0.0.5", **given).status_code == 200
     assert server.ask("GET", "/api/v1/audit", "10.0.0.5", **given).status_code == 403  # needs admin
     with engine.connect() as connection:
         refused, done = audit.list_page(connection, AuditFilter(), limit=10)
@@ -72,7 +72,7 @@ def test_whose_key_was_not_let_do_something_is_known_by_name(engine: Engine, dat
     with engine.connect() as connection:
         keys.revoke(connection, revoked.id)
     for key in (small, revoked, Secret(small.id, "x" * 43)):
-        server.ask("POST", "/api/v1/queues/mail/pause", Authorization=f"Bearer {key}")
+        server.ask("POST", "/api/v1/queues/mail/pause?new=true", Authorization=f"Bearer {key}")
     with engine.connect() as connection:
         who = [line.who for line in reversed(audit.list_page(connection, AuditFilter(), limit=10))]
     assert who == [f"test ({small.id})", f"test ({revoked.id})", f"? ({small.id})"]

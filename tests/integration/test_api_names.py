@@ -55,7 +55,7 @@ def test_a_name_may_have_slashes(server: Server) -> None:
     assert server.ask("GET", "/workflows/a%2fb").json()["name"] == "a/b"
     assert server.ask("GET", "/api/v1/workflows/a%2Fb/versions").status_code == 200
     assert server.ask("POST", "/api/v1/workflows/a%2Fb/runs").status_code == 201
-    assert server.ask("POST", "/api/v1/queues/a%2Fb/pause").status_code == 200
+    assert server.ask("POST", "/api/v1/queues/a%2Fb/pause?new=true").status_code == 200
     assert "a/b" in [queue["queue"] for queue in server.ask("GET", "/api/v1/queues").json()["queues"]]
     assert server.ask("POST", "/api/v1/queues/a%2Fb/resume").status_code == 200
     assert server.ask("POST", "/api/v1/schedules/a%2Fb/default/pause").status_code == 200

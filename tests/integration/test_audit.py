@@ -216,7 +216,7 @@ def test_the_log_is_listed_over_http_page_by_page(house: House) -> None:
     forget(house)
     key = house.make_key(None, None)
     for name in ("a", "b", "c"):
-        house.send("POST", f"/api/v1/queues/{name}/pause", key)
+        house.send("POST", f"/api/v1/queues/{name}/pause?new=true", key)
     first = house.get("/api/v1/audit?limit=2&kind=queue", key)
     second = house.get(f"/api/v1/audit?limit=2&kind=queue&cursor={first['next']}", key)
     assert [entry["target"] for entry in first["items"] + second["items"]] == ["c", "b", "a"]

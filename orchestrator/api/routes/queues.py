@@ -11,6 +11,7 @@ from orchestrator.api.context import LARGEST, Api, Done
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import QUEUE, WITHIN
 from orchestrator.domain.access import Reach
+from orchestrator.sdk.queue import refuse_unnamed
 from orchestrator.sdk.tasks.options import check_name, check_rate, check_retention
 from orchestrator.store import insights
 from orchestrator.store.insights import QueueCounts
@@ -40,6 +41,21 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     failed: float | None = None
 
 
+class QueueQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which queue may be meant."""
+
+    new: bool = False
+    """Accept a queue that no task, worker, workflow or setting has named yet."""
+
+
+def _named(api: Api, name: str, query: QueueQuery | None = None) -> str:
+    """Return the name of a queue that there is, or that is said to be `new`."""
+    check_name("queue", name)
+    if query is None or not query.new:
+        refuse_unnamed(name, api.backend.queues.named(), if_new="" if query is None else "?new=true")
+    return name
+
+
 @routes.get("", about=WITHIN)
 def list_queues(api: Api, reach: Reach) -> Queues:
     """Show what stands in each queue."""
@@ -48,36 +64,36 @@ def list_queues(api: Api, reach: Reach) -> Queues:
 
 
 @routes.post("/{name}/pause", about=QUEUE)
-def pause_queue(api: Api, name: str) -> Done:
+def pause_queue(api: Api, name: str, query: QueueQuery) -> Done:
     """Hand out nothing more of a queue; what is with the workers goes on."""
-    api.backend.queues.pause(check_name("queue", name), True)
+    api.backend.queues.pause(_named(api, name, query), True)
     return Done("paused")
 
 
 @routes.post("/{name}/resume", about=QUEUE)
 def resume_queue(api: Api, name: str) -> Done:
     """Hand the tasks of a queue out again."""
-    api.backend.queues.pause(check_name("queue", name), False)
+    api.backend.queues.pause(_named(api, name), False)
     return Done("resumed")
 
 
 @routes.put("/{name}/limits", about=QUEUE, examples=[{"concurrency": 10, "rate": "100/minute"}])
-def limit_queue(api: Api, name: str, body: QueueLimits) -> Done:
+def limit_queue(api: Api, name: str, query: QueueQuery, body: QueueLimits) -> Done:
     """Set how many tasks of a queue may run at once, and how often one may start."""
-    api.backend.queues.limit(check_name("queue", name), body.concurrency, check_rate("rate", body.rate))
+    api.backend.queues.limit(_named(api, name, query), body.concurrency, check_rate("rate", body.rate))
     return Done("limited")
 
 
 @routes.put("/{name}/retention", about=QUEUE, examples=[{"success": 3600, "failed": 604800}])
-def retain_queue(api: Api, name: str, body: Retention) -> Done:
+def retain_queue(api: Api, name: str, query: QueueQuery, body: Retention) -> Done:
     """Set how long the tasks of a queue are kept after they have ended."""
     success, failed = check_retention("success", body.success), check_retention("failed", body.failed)
-    api.backend.queues.retain(check_name("queue", name), success, failed)
+    api.backend.queues.retain(_named(api, name, query), success, failed)
     return Done("retained")
 
 
 @routes.post("/{name}/purge", about=QUEUE, status=202)
 def purge_queue(api: Api, name: str) -> Done:
     """Cancel everything that waits in a queue now."""
-    api.backend.queues.purge(check_name("queue", name))
+    api.backend.queues.purge(_named(api, name))
     return Done("asked to purge")

@@ -23,8 +23,7 @@ from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import sending
 from orchestrator.cli.terminal.times import duration
 from orchestrator.domain.durations import parse_duration
-from orchestrator.errors import NotFound, did_you_mean
-from orchestrator.sdk.queue import Queue
+from orchestrator.sdk.queue import Queue, refuse_unnamed
 from orchestrator.sdk.tasks.options import check_name
 from orchestrator.settings import load_settings
 from orchestrator.store.insights import QueueCounts
@@ -95,8 +94,11 @@ def _settings(queue: QueueCounts) -> str:
 new_option = click.option("--new", is_flag=True, help="Accept a queue that nobody has named yet.")
 
 
-def check_named(name: str, new: bool) -> None:
-    """Refuse a queue that nothing has ever named, neither what is stored nor the application, unless that is meant."""
+def check_named(name: str, new: bool | None = None) -> None:
+    """Refuse a queue that nothing has ever named, neither what is stored nor the application, unless that is meant.
+
+    A command that has no use for one to come does not say whether it is `new`.
+    """
     if new:
         return
     check_name("queue", name)
@@ -108,11 +110,7 @@ def check_named(name: str, new: bool) -> None:
     if where:
         with closing(load_app(where)) as application:
             known |= {*application.queues()}
-    if name not in known:
-        raise NotFound(
-            f"Nobody has named a queue {name!r}: no task, worker, workflow or setting"
-            f"{f', nor {where}' if where else ''}.{did_you_mean(name, known)} If it is one to come: --new"
-        )
+    refuse_unnamed(name, known, nor=where or "", if_new="" if new is None else "--new")
 
 
 @command.command("pause")
@@ -140,7 +138,7 @@ def resume(name: str) -> None:
     Example:
       orchestrator queues resume mail
     """
-    check_named(name, new=False)
+    check_named(name)
     with sending() as app:
         app.queue(name).resume()
     echo(f"Queue {name} is resumed.")
@@ -222,7 +220,7 @@ def purge(name: str, yes: bool) -> None:
     Example:
       orchestrator queues purge mail --yes
     """
-    check_named(name, new=False)
+    check_named(name)
     with looking() as calls:
         found = next((queue for queue in calls.insights.list_queues() if queue.queue == name), None)
     waiting = 0 if found is None else found.ready + found.delayed + found.unknown + found.blocked

@@ -1,0 +1,43 @@
+"""Queues by HTTP: a name that nobody has named is a typing error, unless it is said to be new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.api_house import House, changes, furnished
+
+
+@pytest.fixture
+def house(database_url: str, redis_url: str) -> Iterator[House]:
+    with furnished(database_url, redis_url) as house:
+        yield house
+        tables = ("tasks", "ended_tasks", "runs", "workflows", "schedules", "backfills", "queues", "inbox", "audit")
+        with house.engine.connect() as connection:
+            for table in (*tables, "api_keys", "histories"):
+                connection.exec_driver_sql(f"TRUNCATE orchestrator.{table}")
+
+
+CHANGES = [("POST", "pause"), ("POST", "resume"), ("PUT", "limits"), ("PUT", "retention"), ("POST", "purge")]
+
+
+@pytest.mark.parametrize(("method", "what"), CHANGES, ids=[what for _, what in CHANGES])
+def test_a_queue_that_nobody_has_named_is_refused_with_the_nearest(house: House, method: str, what: str) -> None:
+    key = house.make_key(None, None)
+    before = changes(house)
+    refused = house.send(method, f"/api/v1/queues/mail.otu/{what}", key, json={})
+    assert refused.status_code == 404
+    assert "Did you mean 'mail.out'?" in refused.json()["detail"]
+    assert changes(house) == before
+    has_new = what in ("pause", "limits", "retention")
+    assert ("?new=true" in refused.json()["detail"]) == has_new
+    meant = house.send(method, f"/api/v1/queues/mail.otu/{what}?new=true", key, json={})
+    assert meant.status_code == (200 if has_new else 422)
+    assert house.send(method, f"/api/v1/queues/mail.out/{what}", key, json={}).is_success
+
+
+def test_a_bound_key_is_not_told_what_is_near(house: House) -> None:
+    refused = house.send("POST", "/api/v1/queues/mail.otu/pause")
+    assert refused.status_code == 404
+    assert "mail.out" not in refused.text
