@@ -229,7 +229,8 @@ async def _answer(api: Api, turns: _Turns, endpoint: Endpoint, request: Request,
     headers = {} if endpoint.etag is None else {"ETag": f'"{endpoint.etag(answer)}"'}
     if headers and is_known(headers["ETag"], request.headers.get("If-None-Match")):
         return Response(status_code=304, headers=headers)
-    return Response(msgspec.json.encode(answer), endpoint.status, headers=headers, media_type="application/json")
+    status = 202 if endpoint.is_kept is not None and endpoint.is_kept(answer) else endpoint.status
+    return Response(msgspec.json.encode(answer), status, headers=headers, media_type="application/json")
 
 
 def _call(api: Api, endpoint: Endpoint, given: dict[str, Any], reach: Reach) -> Any:

@@ -57,6 +57,8 @@ class Endpoint:
     takes_match: bool = False
     etag: Callable[[Any], str] | None = None
     """Names the state of what is answered, so that nobody need read it again who has it."""
+    is_kept: Callable[[Any], bool] | None = None
+    """Says of an answer that nothing has come of it yet, which is told with 202."""
     takes_reach: bool = False
     examples: Sequence[Any] = ()
     """Of the body."""
@@ -147,9 +149,10 @@ class Routes:
         scope: Scope = Scope.OPERATE,
         status: int = 200,
         examples: Sequence[Any] = (),
+        is_kept: Callable[[Any], bool] | None = None,
     ) -> Callable[[F], F]:
         """Declare a route that does something."""
-        return self._add("POST", path, about, scope, status, examples)
+        return self._add("POST", path, about, scope, status, examples, is_kept=is_kept)
 
     def put(
         self, path: str, *, about: Subject, scope: Scope = Scope.OPERATE, examples: Sequence[Any] = ()
@@ -171,6 +174,7 @@ class Routes:
         examples: Sequence[Any] = (),
         etag: Callable[[Any], str] | None = None,
         media_type: str = JSON,
+        is_kept: Callable[[Any], bool] | None = None,
     ) -> Callable[[F], F]:
         def declare(call: F) -> F:
             hints = get_type_hints(call, include_extras=True)
@@ -202,6 +206,7 @@ class Routes:
                     takes_key="key" in names,
                     takes_match="match" in names,
                     etag=etag,
+                    is_kept=is_kept,
                     media_type=media_type,
                     takes_reach="reach" in names,
                     examples=examples,

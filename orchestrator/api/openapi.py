@@ -144,6 +144,11 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
         "parameters": parameters,
         "responses": {
             str(endpoint.status): {"description": endpoint.summary, "content": _content(endpoint, known)},
+            **(
+                {}
+                if endpoint.is_kept is None
+                else {"202": {"description": "Kept", "content": _content(endpoint, known)}}
+            ),
             **({"204": {"description": "The end has been told already."}} if endpoint.is_live else {}),
             **({"304": {"description": "It is as it was."}} if endpoint.etag is not None else {}),
             **{

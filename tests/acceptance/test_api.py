@@ -247,7 +247,11 @@ def test_a_run_of_code_is_told_and_asked(http: httpx.Client, served: tuple[Stack
 
     handle = project.approval.start(60.0)
     eventually(lambda: http.get(f"/api/v1/runs/{handle.id}").json()["code"]["waits_for"], "it waits")
-    assert http.post(f"/api/v1/runs/{handle.id}/promises/approval/resolve", json={"value": "yes"}).status_code == 200
+    kept = http.post(f"/api/v1/runs/{handle.id}/promises/aproval/resolve", json={"value": "yes"})
+    assert (kept.status_code, kept.json()["settled"], kept.json()["waits"]) == (202, False, ["approval"])
+    assert "does not wait for 'aproval'; it waits for 'approval'" in kept.json()["note"]
+    told = http.post(f"/api/v1/runs/{handle.id}/promises/approval/resolve", json={"value": "yes"})
+    assert (told.status_code, told.json()["settled"], told.json()["waits"]) == (200, True, [])
     assert handle.result(20) == "yes"
     history = http.get(f"/api/v1/runs/{handle.id}/history").json()
     assert history["events"][0]["type"] == "run_started"

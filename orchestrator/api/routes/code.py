@@ -54,6 +54,29 @@ def _answer(data: bytes) -> Answer:
     return Answer(as_json(decode_value(data)))
 
 
+class Settled(msgspec.Struct, frozen=True):
+    """What became of what was said about a promise."""
+
+    settled: bool
+    """Whether the code waited for it. If not, it is kept for the first promise of this name that the code makes."""
+    waits: list[str]
+    """Where it is kept: the names of the first promises that the code does wait for."""
+    note: str
+    """The same in words."""
+
+
+def _settled(name: str, data: bytes) -> Settled:
+    waits = decode_value(data)
+    if waits is None:
+        return Settled(True, [], f"the code waited for {name!r}, and goes on")
+    others = f"; it waits for {', '.join(map(repr, waits))}" if waits else ""
+    return Settled(False, list(waits), f"the code does not wait for {name!r}{others}: this is kept in case it will")
+
+
+def _is_kept(answer: Settled) -> bool:
+    return not answer.settled
+
+
 class ResetTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far a run is repeated."""
 
@@ -75,17 +98,21 @@ def signal(api: Api, id: UUID, name: str, body: Value) -> Asked:
     return Asked(id, "signal")
 
 
-@routes.post("/{id}/promises/{name}/resolve", about=RUN, examples=[{"value": "yes"}])
-def resolve(api: Api, id: UUID, name: str, body: Value) -> Steps[Answer]:
-    """Resolve the oldest open promise of a name, or the first that there will be."""
+@routes.post("/{id}/promises/{name}/resolve", about=RUN, examples=[{"value": "yes"}], is_kept=_is_kept)
+def resolve(api: Api, id: UUID, name: str, body: Value) -> Steps[Settled]:
+    """Resolve the oldest open promise of a name, or the first that there will be.
+
+    Which type the code expects is known to its workers only: a value that does not fit fails in the code, where it is
+    awaited, with a PayloadError.
+    """
     data = encode_value(body.value, f"Promise {name!r}", api.settings.max_payload)
-    return _answer((yield from api.backend.code.resolve(id.bytes, name, data)))
+    return _settled(name, (yield from api.backend.code.resolve(id.bytes, name, data)))
 
 
-@routes.post("/{id}/promises/{name}/reject", about=RUN, examples=[{"reason": "out of stock"}])
-def reject(api: Api, id: UUID, name: str, body: Reason) -> Steps[Answer]:
+@routes.post("/{id}/promises/{name}/reject", about=RUN, examples=[{"reason": "out of stock"}], is_kept=_is_kept)
+def reject(api: Api, id: UUID, name: str, body: Reason) -> Steps[Settled]:
     """Reject the oldest open promise of a name, or the first that there will be."""
-    return _answer((yield from api.backend.code.reject(id.bytes, name, body.reason)))
+    return _settled(name, (yield from api.backend.code.reject(id.bytes, name, body.reason)))
 
 
 @routes.post("/{id}/queries/{name}", about=RUN, scope=Scope.READ, examples=[{"args": ["items"]}])
