@@ -1,0 +1,83 @@
+"""One piece of work outside the worker's own Python, and how it ends.
+
+An execution has a name that is chosen, and stored with the attempt, before anything is started under it. Whoever
+watches it next, because the first watcher died or was stopped, finds it by that name and does not start it again. It
+belongs to one try of the task: after a failure that counts, the next try has another name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from orchestrator.domain.executors.options import ExecutorOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """What an executor is asked to do."""
+
+    name: str
+    """Of its own for each try of a task, the same for all who watch it: letters, digits and `-`, at most 63, so that
+    it can be the name of a job elsewhere."""
+    task: str
+    """What the task is called."""
+    task_id: str
+    attempt: int
+    """The first attempt that this execution was started by; later ones watch it."""
+    queue: str
+    options: ExecutorOptions
+    arguments: tuple[Any, ...] = ()
+    input: Mapping[str, Any] = field(default_factory=dict)
+    """Plain data: the keywords of a call, or the merged input of a step."""
+    timeout: float | None = None
+    """Seconds that it may run in all; the worker cancels it then, and whoever runs it may be told."""
+    run_id: str | None = None
+    workflow: str | None = None
+    step: str | None = None
+    index: int | None = None
+    count: int | None = None
+
+    @property
+    def specification(self) -> bytes:
+        """What a program that does the work is given, as one JSON document."""
+        said = {
+            "task": self.task,
+            "task_id": self.task_id,
+            "attempt": self.attempt,
+            "run_id": self.run_id,
+            "workflow": self.workflow,
+            "step": self.step,
+            "parallel_index": self.index,
+            "parallel_count": self.count,
+            "arguments": self.arguments,
+            "input": self.input,
+        }
+        return msgspec.json.encode({name: value for name, value in said.items() if value not in (None, ())})
+
+
+@dataclass(frozen=True)
+class Finished:
+    """It has done its work."""
+
+    output: Any = None
+    """Plain data."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """It has failed. Where the executor itself cannot be reached there is no outcome yet: it goes on trying."""
+
+    kind: str
+    """As the name of an exception: `ExitCode`, `ServiceError`, `JobFailed`."""
+    message: str
+    retryable: bool = True
+    """Another try may succeed; whether there is one, the task's own policy says."""
+    detail: str = ""
+    """What a person would want to read: the end of stderr, a remote traceback."""
+
+
+Outcome = Finished | Broken

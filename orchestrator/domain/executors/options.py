@@ -1,0 +1,19 @@
+"""What a task may say to each executor: one type each, checked where a task is declared or a workflow is applied."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+
+class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a task says to its executor. Constants: what differs from task to task is input."""
+
+    executor: ClassVar[str]
+    """The name under which files and tasks ask for it."""
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Return what types cannot say: the option, and what is wrong with it."""
+        return []
+

@@ -1,0 +1,61 @@
+"""What an executor is.
+
+The driver (`driving.py`) keeps the promises that are the same for all: it chooses the execution's name and has it
+stored before `submit`, stores the external id that `submit` returns before the attempt counts as started, lets go of
+executions when its worker stops, cancels what ran out of time or was cancelled, and reports. An executor only talks to
+whatever does the work. All its methods are coroutines on one event loop with thousands of others: they never block.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from orchestrator.domain.executors.execution import Execution, Outcome
+from orchestrator.domain.executors.options import ExecutorOptions
+
+
+class Unreachable(Exception):
+    """Whatever does the work cannot be reached now: the driver waits, longer each time, and asks again."""
+
+
+class Gone(Exception):
+    """There is nothing under this name where there was: it was lost, or somebody has deleted it."""
+
+
+class Watcher(Protocol):
+    """Who hears of an execution while it goes on."""
+
+    def log(self, line: str, *, level: str = "info") -> None:
+        """Take one line that the work has written."""
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        """Show how far it has come."""
+
+
+class Executor(Protocol):
+    """Does the work of tasks elsewhere. One instance serves all executions of a worker process."""
+
+    options: ClassVar[type[ExecutorOptions]]
+
+    async def submit(self, execution: Execution) -> str:
+        """Start it, unless it has been under this name, and return its external id.
+
+        Called again after a crash, with the same name; what was started then must be found, not started twice. Where
+        the other side cannot do that, the executor says in its documentation that the work may be done twice.
+        """
+
+    async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
+        """Return how it ended, once it has; may be called by somebody who did not start it.
+
+        It may be cancelled at any time (asyncio), which ends the watching and not the work. Raises Unreachable while
+        the other side is away, and Gone if the work is.
+        """
+
+    async def cancel(self, execution: Execution, external_id: str) -> None:
+        """End it, and return when it has ended; one that has ended, or is gone, is no error."""
+
+    async def release(self, execution: Execution, external_id: str) -> None:
+        """Clear away what is left of it. Its end is in Postgres, or it was cancelled, and nobody will ask again."""
+
+    async def close(self) -> None:
+        """Close connections; executions go on."""
