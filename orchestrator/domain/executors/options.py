@@ -16,4 +16,3 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     def problems(self) -> list[tuple[str, str]]:
         """Return what types cannot say: the option, and what is wrong with it."""
         return []
-
