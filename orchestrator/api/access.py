@@ -41,6 +41,8 @@ class Caller(NamedTuple):
 
     actor: Actor
     reach: Reach = _ALL
+    scope: Scope = Scope.ADMIN
+    """What they may do; where nobody is asked who they are, everything."""
 
 
 class Doorkeeper:
@@ -86,7 +88,7 @@ class Doorkeeper:
             await self._look_after(given, origin, run)
         if self.asks:
             key = self._check(given, _sent(headers), needed, origin)
-            return Caller(Actor(f"{key.name} ({key.id})", origin), key.reach)
+            return Caller(Actor(f"{key.name} ({key.id})", origin), key.reach, key.scope)
         check_sender(peer, headers)
         return Caller(Actor("anyone on this machine", origin))
 
@@ -160,14 +162,15 @@ class Doorkeeper:
 
 
 def _check_user(user: User, needed: Scope, origin: str) -> Caller:
-    _check_scope(f"user {user.name}", user.scope, needed)
-    return Caller(Actor(user.name, origin))
+    scope = _check_scope(f"user {user.name}", user.scope, needed)
+    return Caller(Actor(user.name, origin), scope=scope)
 
 
-def _check_scope(who: str, scope: Scope | None, needed: Scope) -> None:
+def _check_scope(who: str, scope: Scope | None, needed: Scope) -> Scope:
     if scope is None or not scope.includes(needed):
         detail = f"This needs the scope {needed!s}, and {who} has {scope or 'none'!s}."
         raise Refused(Problem(title="The key may not do this", status=403, detail=detail))
+    return scope
 
 
 def _given(headers: Headers) -> Secret | None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -29,35 +27,25 @@ from orchestrator.api.headers import ambiguity, safely
 from orchestrator.api.live.answer import Admit
 from orchestrator.api.live.answer import answer as live
 from orchestrator.api.live.hub import Hub
-from orchestrator.api.patience import LONGEST_BODY
 from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, refused
 from orchestrator.api.reach import WHOLE
 from orchestrator.api.refusals import Refusals
 from orchestrator.api.routes import ROUTES
+from orchestrator.api.turns import Turns, perform, read_body, wait_for
 from orchestrator.domain.access import Reach, masked
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.exposition import OTHER
 from orchestrator.sdk.acting import Actor, served
-from orchestrator.sdk.waiting.steps import Pause, Steps
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
 
 log = get_logger("api")
 
-LARGEST_BODY = 32_000_000
-"""Bytes of one request."""
-_LONGEST_WAIT = 300.0
-"""Seconds that a request may wait for an answer of somebody else's."""
-_AT_ONCE = 16
-"""Requests that are worked on at the same time: each holds a connection to Postgres."""
-_MOST_WAITING = 1_000
-"""Requests that may wait for their turn."""
-
 
 def create_app(settings: Settings) -> Starlette:
     """Return the application, as any ASGI server takes it."""
     api = Api(settings)
-    door, refusals, turns, hub = Doorkeeper(api), Refusals(api), _Turns(), Hub(api)
+    door, refusals, turns, hub = Doorkeeper(api), Refusals(api), Turns(), Hub(api)
 
     @asynccontextmanager
     async def alive(_: Starlette) -> AsyncIterator[None]:
@@ -115,35 +103,11 @@ def _by_path(endpoints: Sequence[Endpoint]) -> dict[str, dict[str, Endpoint]]:
     return found
 
 
-class _Turns:
-    """Who is worked on, and how many wait."""
-
-    def __init__(self) -> None:
-        self._waiting = 0
-        self._free: anyio.CapacityLimiter | None = None
-
-    async def run(self, call: Callable[[], Any]) -> Any:
-        """Do something in a thread when its turn comes."""
-        if self._free is None:
-            self._free = anyio.CapacityLimiter(_AT_ONCE)
-        return await self.count(partial(anyio.to_thread.run_sync, call, limiter=self._free))
-
-    async def count(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Wait for something that holds no thread; this is one more who waits."""
-        if self._waiting >= _MOST_WAITING:
-            raise refused(429, "Too many requests at once", f"{_MOST_WAITING:,} wait already.")
-        self._waiting += 1
-        try:
-            return await call()
-        finally:
-            self._waiting -= 1
-
-
 class _Path:
     """All that is served under one path: an ASGI application."""
 
     def __init__(
-        self, api: Api, door: Doorkeeper, refusals: Refusals, turns: _Turns, hub: Hub, endpoints: Mapping[str, Endpoint]
+        self, api: Api, door: Doorkeeper, refusals: Refusals, turns: Turns, hub: Hub, endpoints: Mapping[str, Endpoint]
     ) -> None:
         self._api = api
         self._door = door
@@ -184,7 +148,7 @@ class _Path:
 
     async def _listen(self, endpoint: Endpoint, request: Request, reach: Reach, admit: Admit) -> Response:
         given = endpoint.read_path(request.path_params) | endpoint.read_query(request.url.query)
-        call = partial(_call, self._api, endpoint, given, reach)
+        call = partial(perform, self._api, endpoint, given, reach)
         wanted = await self._turns.run(call) if reach.is_bound else call()  # only a look at whose it is takes a thread
         return await live(self._hub, wanted, request, admit)
 
@@ -209,21 +173,21 @@ class _Path:
         return found
 
 
-async def _answer(api: Api, turns: _Turns, endpoint: Endpoint, request: Request, reach: Reach) -> Response:
+async def _answer(api: Api, turns: Turns, endpoint: Endpoint, request: Request, reach: Reach) -> Response:
     if reach.is_bound and endpoint.about is WHOLE:
         endpoint.about.check(api, reach, {})
     if endpoint.method == "POST" and not endpoint.takes_key and "idempotency-key" in request.headers:
         raise refused(422, "The request does not fit", "Idempotency-Key: this route takes none, and would do it again.")
     given = endpoint.read_path(request.path_params) | endpoint.read_query(request.url.query)
     if endpoint.body is not None:
-        given |= endpoint.read_body(await _body(request))
+        given |= endpoint.read_body(await read_body(request))
     if endpoint.takes_key:
         given["key"] = request.headers.get("Idempotency-Key")
     if endpoint.takes_match:
         given["match"] = expected_tag(request.headers.get("If-Match"))
-    answer = await (turns.count if endpoint.is_async else turns.run)(partial(_call, api, endpoint, given, reach))
+    answer = await (turns.count if endpoint.is_async else turns.run)(partial(perform, api, endpoint, given, reach))
     if isinstance(answer, Generator):
-        answer = await _wait_for(turns, answer, request)
+        answer = await wait_for(turns, answer, request)
     if isinstance(answer, Response):
         return answer
     headers = {} if endpoint.etag is None else {"ETag": f'"{endpoint.etag(answer)}"'}
@@ -231,79 +195,6 @@ async def _answer(api: Api, turns: _Turns, endpoint: Endpoint, request: Request,
         return Response(status_code=304, headers=headers)
     status = 202 if endpoint.is_kept is not None and endpoint.is_kept(answer) else endpoint.status
     return Response(msgspec.json.encode(answer), status, headers=headers, media_type="application/json")
-
-
-def _call(api: Api, endpoint: Endpoint, given: dict[str, Any], reach: Reach) -> Any:
-    """Do what was asked for, unless it is out of the caller's reach."""
-    if reach.is_bound:
-        endpoint.about.check(api, reach, given)
-    if endpoint.takes_reach:
-        given["reach"] = reach
-    return endpoint.call(api, **given)
-
-
-async def _wait_for(turns: _Turns, steps: Steps[Any], request: Request) -> Any:
-    """Take the steps of a call that waits; none of the threads is held in between.
-
-    It ends where nobody is there any more to be answered.
-    """
-    gone = asyncio.create_task(_hang_up(request))
-    try:
-        with anyio.fail_after(_LONGEST_WAIT):
-            while True:
-                pause, found = await turns.run(partial(_step, steps))
-                if pause is None:
-                    return found
-                waiting = asyncio.create_task(pause.wait_async())
-                await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
-                if gone.done():
-                    waiting.cancel()
-                    raise ClientDisconnect
-    except TimeoutError:
-        raise refused(504, "It takes longer", f"There was no answer within {_LONGEST_WAIT:g} s.") from None
-    finally:
-        gone.cancel()
-        steps.close()
-
-
-async def _hang_up(request: Request) -> None:
-    """Return when the client has left; its request has been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _step(steps: Steps[Any]) -> tuple[Pause | None, Any]:
-    try:
-        return next(steps), None
-    except StopIteration as end:
-        return None, end.value
-
-
-async def _body(request: Request) -> bytes:
-    """Read what was sent, but no more than anybody needs to send."""
-    parts: list[bytes] = []
-    size = 0
-    if int(request.headers.get("Content-Length", "0")) > LARGEST_BODY:  # who waits to be told to go on need not send it
-        raise _too_large()
-    try:
-        with anyio.fail_after(LONGEST_BODY):
-            async for part in request.stream():
-                size += len(part)
-                if size > LARGEST_BODY:
-                    raise _too_large()
-                parts.append(part)
-    except TimeoutError:
-        raise _closing(408, "The body is late", f"It has to be here within {LONGEST_BODY:g} seconds.") from None
-    return b"".join(parts)
-
-
-def _too_large() -> Refused:
-    return _closing(413, "The body is too large", f"At most {LARGEST_BODY:,} bytes are read.")
-
-
-def _closing(status: int, title: str, detail: str) -> Refused:
-    """Return a refusal after which nothing more is read on the connection."""
-    return Refused(Problem(title=title, status=status, detail=detail), {"Connection": "close"})
 
 
 def _problem(error: Exception, request: Request) -> Response:

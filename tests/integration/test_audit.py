@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import exc
 
-from orchestrator.api import app, refusals
+from orchestrator.api import refusals, turns
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.reach import BACKFILL, QUEUE, RUN, TASK, WORKFLOW, Subject
 from orchestrator.api.routes import ROUTES
@@ -58,7 +58,7 @@ ACTS = [
 
 @pytest.fixture
 def house(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    monkeypatch.setattr(app, "_LONGEST_WAIT", 0.2)
+    monkeypatch.setattr(turns, "_LONGEST_WAIT", 0.2)
     with furnished(database_url, redis_url) as found:
         yield found
         with found.engine.connect() as connection:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from orchestrator import Handle, ResultTimeout, Task, TaskFailed, WorkflowContext
-from orchestrator.cli.system.trouble import of_the_system as trouble_of
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.tasks.task import Dispatch, Returned
+from orchestrator.monitoring.trouble import of_the_system as trouble_of
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store.insights import overview

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from orchestrator.cli.system import trouble
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.errors import OrchestratorError
+from orchestrator.monitoring import trouble
 from orchestrator.settings import Settings
 from orchestrator.store import insights
 from orchestrator.store.limits import queues

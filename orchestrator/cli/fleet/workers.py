@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from orchestrator.cli.system.trouble import stands_still
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import echo, print_json, print_table, state
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.times import ago, present
+from orchestrator.monitoring.trouble import stands_still
 
 
 @click.command("workers")

@@ -21,6 +21,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from orchestrator.harmless import ascii_json, harmless, harmless_json, one_line
+from orchestrator.monitoring.times import counted as counted
 
 _COLOURS = {
     "success": "green",
@@ -50,11 +51,6 @@ def echo(text: str = "", *, err: bool = False, colour: str | None = None, nl: bo
     """Print text, which may have several lines."""
     shown = harmless(text)
     click.echo(shown if colour is None else click.style(shown, fg=colour), err=err, nl=nl)
-
-
-def counted(count: int, what: str) -> str:
-    """Return a number of things: `1 task`, `2 tasks`."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def confirm(question: str, *, yes: bool, err: bool = False) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from orchestrator.cli.terminal.output import counted
-from orchestrator.cli.terminal.times import ago, duration, present
 from orchestrator.domain.tasks import obstacles
 from orchestrator.harmless import sentence
+from orchestrator.monitoring.times import ago, counted, duration, present
 from orchestrator.store.insights import Connections, LongTransaction, Overview, UnknownTasks, WorkerView
 from orchestrator.transport.health import RedisHealth
 from orchestrator.transport.inspection import RedisView

@@ -1,0 +1,55 @@
+"""Times and numbers as people say them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+
+
+def duration(seconds: float | None) -> str:
+    """Return a length of time in the unit that suits it: `0.4ms`, `12ms`, `1.2s`, `3m 20s`, `5h 3m`, `2d 4h`."""
+    if seconds is None:
+        return ""
+    seconds = max(0.0, seconds)
+    if seconds < 0.00995:
+        return f"{seconds * 1000:.1f}ms"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    for large, high, small, low in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= large:
+            rest = whole % large // small
+            return f"{whole // large}{high} {rest}{low}" if rest else f"{whole // large}{high}"
+    return f"{whole}s"
+
+
+def between(start: datetime | None, end: datetime | None) -> str:
+    """Return the time between two moments, if both are known."""
+    return "" if start is None or end is None else duration((end - start).total_seconds())
+
+
+def ago(moment: datetime | None, now: datetime) -> str:
+    """Return how long ago something was, or how far ahead it is, in one unit: `3m ago`, `in 20s`."""
+    if moment is None:
+        return ""
+    seconds = (now - moment).total_seconds()
+    size = next((f"{int(abs(seconds) // unit)}{name}" for unit, name in _UNITS if abs(seconds) >= unit), "0s")
+    return f"in {size}" if seconds < 0 else f"{size} ago"
+
+
+def when(moment: datetime | None, now: datetime) -> str:
+    """Return a moment, and how long ago it was."""
+    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S} UTC ({ago(moment, now)})"
+
+
+def present() -> datetime:
+    """Return the time, to tell ages by."""
+    return datetime.now(UTC)
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number of things: `1 task`, `2 tasks`."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
