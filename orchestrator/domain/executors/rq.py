@@ -1,0 +1,67 @@
+"""What a task says that an existing RQ fleet runs."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Literal
+from urllib.parse import urlsplit
+
+from orchestrator.domain.executors.options import ExecutorOptions
+
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_SCHEMES = ("redis", "rediss", "unix")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Rq(ExecutorOptions, frozen=True, kw_only=True):
+    """A job of an RQ queue; its id is the name of the execution."""
+
+    executor: ClassVar[str] = "rq"
+
+    function: str
+    """What the fleet calls, with the task's arguments: `package.module:function`."""
+    queue: str = "default"
+    """The queue of RQ."""
+    url: str = ""
+    """The Redis of the fleet, e.g. redis://host:6379/0, without a password: options are stored, and shown to people."""
+    url_variable: str = "RQ_REDIS_URL"
+    """The variable in the environment of our workers that holds the address, where `url` is not given."""
+    serializer: Literal["pickle", "json"] = "pickle"
+    """How the fleet's workers read jobs and write results; `pickle` is what they do if nobody told them otherwise."""
+    job_timeout: float | None = None
+    """Seconds after which the fleet ends the job; the task's own timeout if not given."""
+    result_ttl: float = 86_400.0
+    """Seconds for which the fleet keeps how it ended, which is how long nobody of us need look."""
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Return what types cannot say."""
+        found = []
+        if not _FUNCTION.fullmatch(self.function):
+            found.append(("function", f"expected package.module:function, found {self.function!r}"))
+        if not self.queue:
+            found.append(("queue", "expected the name of a queue of RQ, found ''"))
+        if self.url:
+            found += _problems_of_url(self.url)
+        if not _VARIABLE.fullmatch(self.url_variable):
+            found.append(("url_variable", f"expected the name of a variable, found {self.url_variable!r}"))
+        if self.job_timeout is not None and not self.job_timeout >= 1:
+            found.append(("job_timeout", f"expected 1 second or more, found {self.job_timeout:g}"))
+        if not self.result_ttl >= 60:
+            found.append(("result_ttl", f"expected 60 seconds or more, found {self.result_ttl:g}"))
+        return found
+
+
+def _problems_of_url(url: str) -> list[tuple[str, str]]:
+    """Say what is wrong with an address, without it: it may hold a secret."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return [("url", "it cannot be read as an address")]
+    if parts.scheme not in _SCHEMES:
+        return [("url", f"expected an address that begins with {', '.join(f'{one}://' for one in _SCHEMES)}")]
+    if parts.password is not None or "password=" in parts.query:
+        return [
+            ("url", "it holds a password, and options are shown to people; put the address into a variable of the "
+             "workers' environment, and name that as url_variable")
+        ]  # fmt: skip
+    return []

@@ -1,0 +1,57 @@
+"""What the RQ workers of tests run."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from rq import get_current_job
+
+
+def double(number: int, *, note: str = "") -> dict[str, Any]:
+    """Do some work."""
+    count(note)
+    return {"doubled": 2 * number}
+
+
+def fail(text: str) -> None:
+    """Fail."""
+    raise ValueError(text)
+
+
+def hold(folder: str) -> str:
+    """Say that it has begun, and in which process; go on when it is let."""
+    count(folder)
+    Path(folder, "pid").write_text(f"{os.getpid()} {os.getppid()}", encoding="utf-8")
+    Path(folder, "began").touch()
+    while not Path(folder, "go").exists():
+        time.sleep(0.01)
+    return "held"
+
+
+def tell(folder: str) -> str:
+    """Say how far it has come, and hold."""
+    job = get_current_job()
+    assert job is not None
+    job.meta["progress"] = {"done": 3, "total": 10, "message": "a third"}
+    job.save_meta()  # type: ignore[no-untyped-call]
+    return hold(folder)
+
+
+def odd() -> object:
+    """Return what is no plain data."""
+    return Path("/")
+
+
+def large(size: int) -> str:
+    """Return much."""
+    return "x" * size
+
+
+def count(folder: str) -> None:
+    """Leave a mark for each time that it runs."""
+    if folder:
+        with Path(folder, "ran").open("a", encoding="utf-8") as marks:
+            marks.write("x")

@@ -1,0 +1,315 @@
+"""Tasks that an existing RQ fleet runs, with real workers of RQ."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from redis import Redis
+
+pytest.importorskip("rq", reason="the extra rq is not installed")
+
+from rq import Queue, Worker
+from rq.job import Job
+
+from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
+from orchestrator.domain.executors.rq import Rq
+from orchestrator.errors import GiveUp
+from orchestrator.workers.executors.protocol import Gone, Unreachable
+from orchestrator.workers.executors.rq import RqExecutor
+from tests.waiting import eventually
+
+T = TypeVar("T")
+HERE = Path(__file__).parent
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.marks: list[tuple[float, float | None, str]] = []
+        self.lines: list[str] = []
+
+    def log(self, line: str, *, level: str = "info") -> None:
+        self.lines.append(f"{level}: {line}")
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        self.marks.append((done, total, message))
+
+
+@contextmanager
+def rq_worker(url: str, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "rq.cli", "worker", "--url", url, "--path", str(HERE), "--quiet", *more, "work"]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            redis = Redis.from_url(url)
+            eventually(lambda: Worker.count(connection=redis) > 0 or process.poll(), "a worker of RQ")
+            redis.close()
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def fleet(redis_url: str) -> Iterator[str]:
+    """One worker of RQ."""
+    with rq_worker(redis_url):
+        yield redis_url
+
+
+def execution(function: str, *arguments: Any, url: str, timeout: float | None = 60.0, **options: Any) -> Execution:
+    return Execution(
+        name=f"task-{uuid.uuid4().hex}",
+        task="sums.double",
+        task_id="1",
+        attempt=1,
+        queue="default",
+        options=Rq(function=f"rq_jobs:{function}", queue=options.pop("queue", "work"), url=url, **options),
+        arguments=arguments,
+        timeout=timeout,
+    )
+
+
+def drive(steps: Callable[[RqExecutor], Awaitable[T]]) -> T:
+    async def go() -> T:
+        executor = RqExecutor()
+        try:
+            return await asyncio.wait_for(steps(executor), 60)
+        finally:
+            await executor.close()
+
+    return asyncio.run(go())
+
+
+def run(asked: Execution, heard: Heard | None = None) -> Outcome:
+    async def steps(executor: RqExecutor) -> Outcome:
+        return await executor.watch(asked, await executor.submit(asked), heard or Heard())
+
+    return drive(steps)
+
+
+@pytest.mark.parametrize("serializer", ["pickle", "json"])
+def test_a_job_is_run_once_however_often_it_is_submitted(redis_url: str, tmp_path: Path, serializer: str) -> None:
+    asked = execution("double", 4, url=redis_url, serializer=serializer, queue=serializer)
+
+    async def steps(executor: RqExecutor) -> Outcome:
+        names = await asyncio.gather(*(executor.submit(asked) for _ in range(5)))
+        assert set(names) == {asked.name}
+        redis = Redis.from_url(redis_url)
+        assert Queue(serializer, connection=redis).job_ids == [asked.name]
+        worker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "rq.cli", "worker", "--url", redis_url, "--path", str(HERE), "--quiet", "--burst"),
+            *("--serializer", f"rq.serializers.{'JSON' if serializer == 'json' else 'Default'}Serializer", serializer),
+        )
+        outcome = await executor.watch(asked, asked.name, Heard())
+        assert await worker.wait() == 0
+        await executor.submit(asked)
+        assert Queue(serializer, connection=redis).job_ids == []
+        await executor.release(asked, asked.name)
+        assert not list(redis.scan_iter(f"*{asked.name}*"))
+        redis.close()
+        return outcome
+
+    assert drive(steps) == Finished({"doubled": 8})
+
+
+def test_a_failure_has_the_type_text_and_traceback_of_the_other_side(fleet: str) -> None:
+    outcome = run(execution("fail", "no: such\nthing", url=fleet))
+
+    assert isinstance(outcome, Broken)
+    assert (outcome.kind, outcome.message, outcome.retryable) == ("ValueError", "no: such\nthing", True)
+    assert "rq_jobs.py" in outcome.detail
+
+
+def test_a_result_that_is_no_plain_data_is_not_unpickled(fleet: str) -> None:
+    outcome = run(execution("odd", url=fleet))
+
+    assert isinstance(outcome, Broken)
+    assert (outcome.kind, outcome.retryable) == ("UnreadableOutput", False)
+    assert "pathlib.PosixPath" in outcome.message
+
+
+def test_a_large_result_comes_whole(fleet: str) -> None:
+    assert run(execution("large", 5_000_000, url=fleet)) == Finished("x" * 5_000_000)
+
+
+def test_a_job_shows_its_progress_and_is_found_by_another_watcher(fleet: str, tmp_path: Path) -> None:
+    asked, heard = execution("tell", str(tmp_path), url=fleet), Heard()
+
+    async def first(executor: RqExecutor) -> None:
+        name = await executor.submit(asked)
+        watching = asyncio.create_task(executor.watch(asked, name, heard))
+        await until(lambda: heard.marks)
+        watching.cancel()
+
+    async def second(executor: RqExecutor) -> Outcome:
+        name = await executor.submit(asked)
+        (tmp_path / "go").touch()
+        return await executor.watch(asked, name, heard)
+
+    drive(first)
+    assert drive(second) == Finished("held")
+    assert heard.marks[0] == (3.0, 10.0, "a third")
+    assert (tmp_path / "ran").read_text() == "x"
+
+
+def test_a_job_is_stopped_where_it_runs(fleet: str, tmp_path: Path) -> None:
+    asked = execution("hold", str(tmp_path), url=fleet)
+
+    async def steps(executor: RqExecutor) -> Outcome:
+        name = await executor.submit(asked)
+        await until((tmp_path / "began").exists)
+        await executor.cancel(asked, name)
+        horse = int((tmp_path / "pid").read_text().split()[0])
+        with pytest.raises(ProcessLookupError):
+            os.kill(horse, 0)
+        await executor.cancel(asked, name)
+        return await executor.watch(asked, name, Heard())
+
+    outcome = drive(steps)
+    assert isinstance(outcome, Broken)
+    assert (outcome.kind, outcome.retryable) == ("JobStopped", False)
+
+
+def test_a_job_that_waits_is_taken_out_of_its_queue(redis_url: str) -> None:
+    asked = execution("double", 1, url=redis_url, queue="unserved")
+
+    async def steps(executor: RqExecutor) -> list[str]:
+        await executor.cancel(asked, await executor.submit(asked))
+        redis = Redis.from_url(redis_url)
+        waiting = Queue("unserved", connection=redis).job_ids
+        await executor.release(asked, asked.name)
+        await executor.cancel(asked, asked.name)
+        redis.close()
+        return waiting
+
+    assert drive(steps) == []
+
+
+def test_a_killed_work_horse_is_a_failure_that_may_be_tried_again(fleet: str, tmp_path: Path) -> None:
+    asked = execution("hold", str(tmp_path), url=fleet)
+
+    async def steps(executor: RqExecutor) -> Outcome:
+        name = await executor.submit(asked)
+        await until((tmp_path / "began").exists)
+        os.kill(int((tmp_path / "pid").read_text().split()[0]), signal.SIGKILL)
+        return await executor.watch(asked, name, Heard())
+
+    outcome = drive(steps)
+    assert isinstance(outcome, Broken)
+    assert outcome.retryable
+    assert "signal 9" in outcome.message
+
+
+def test_the_job_of_a_killed_worker_is_lost_when_its_claim_runs_out(redis_url: str, tmp_path: Path) -> None:
+    asked = execution("hold", str(tmp_path), url=redis_url, queue="doomed")
+
+    async def steps(executor: RqExecutor) -> Outcome:
+        name = await executor.submit(asked)
+        with rq_worker(redis_url, "doomed") as worker:
+            await until((tmp_path / "began").exists)
+            os.kill(int((tmp_path / "pid").read_text().split()[0]), signal.SIGKILL)
+            os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait()
+        redis = Redis.from_url(redis_url)
+        if Job.fetch(name, connection=redis).is_started:  # the claim is for a minute and a half, which passes here
+            claims: Any = redis.zrange("rq:wip:doomed", 0, -1)
+            redis.zadd("rq:wip:doomed", dict.fromkeys(claims, 1))
+        redis.close()
+        return await executor.watch(asked, name, Heard())
+
+    outcome = drive(steps)
+    assert isinstance(outcome, Broken)
+    assert outcome.retryable
+    assert outcome.kind == "WorkerLost"
+
+
+def test_a_job_that_somebody_has_deleted_is_gone(redis_url: str) -> None:
+    asked = execution("double", 1, url=redis_url, queue="unserved")
+
+    async def steps(executor: RqExecutor) -> None:
+        name = await executor.submit(asked)
+        redis = Redis.from_url(redis_url)
+        Job.fetch(name, connection=redis).delete()
+        redis.close()
+        with pytest.raises(Gone, match=asked.name):
+            await executor.watch(asked, name, Heard())
+
+    drive(steps)
+
+
+def test_a_redis_that_is_away_is_said_to_be_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEET", "redis://:hunter2@127.0.0.1:1/0")
+    asked = execution("double", 1, url="", url_variable="FLEET")
+
+    async def steps(executor: RqExecutor) -> None:
+        with pytest.raises(Unreachable, match="127.0.0.1:1") as caught:
+            await executor.submit(asked)
+        assert "hunter2" not in str(caught.value)
+
+    drive(steps)
+
+
+def test_a_worker_that_does_not_know_the_fleet_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RQ_REDIS_URL", raising=False)
+
+    async def steps(executor: RqExecutor) -> None:
+        with pytest.raises(GiveUp, match="RQ_REDIS_URL"):
+            await executor.submit(execution("double", 1, url=""))
+
+    drive(steps)
+
+
+def test_hundreds_are_watched_over_a_few_connections(redis_url: str) -> None:
+    some = [execution("double", 1, url=redis_url, queue="unserved") for _ in range(500)]
+    redis = Redis.from_url(redis_url)
+    before = redis.info("clients")["connected_clients"]
+
+    async def steps(executor: RqExecutor) -> int:
+        names = await asyncio.gather(*(executor.submit(one) for one in some))
+        watching = [
+            asyncio.create_task(executor.watch(one, name, Heard())) for one, name in zip(some, names, strict=True)
+        ]
+        pipeline = redis.pipeline()
+        for name in names:
+            pipeline.hset(f"rq:job:{name}", "status", "finished")
+        await asyncio.sleep(0)
+        pipeline.execute()
+        outcomes = await asyncio.gather(*watching)
+        assert outcomes == [Finished(None)] * len(some)
+        return int(redis.info("clients")["connected_clients"]) - before
+
+    assert drive(steps) <= 4
+    redis.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "option", "said"),
+    [
+        ({"function": "jobs.double"}, "function", "package.module:function"),
+        ({"function": "jobs:double", "url": "redis://:hunter2@host"}, "url", "url_variable"),
+        ({"function": "jobs:double", "url": "http://host"}, "url", "redis://"),
+        ({"function": "jobs:double", "queue": ""}, "queue", "queue of RQ"),
+        ({"function": "jobs:double", "url_variable": "a b"}, "url_variable", "variable"),
+        ({"function": "jobs:double", "job_timeout": 0.0}, "job_timeout", "1 second"),
+        ({"function": "jobs:double", "result_ttl": 1.0}, "result_ttl", "60 seconds"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], option: str, said: str) -> None:
+    [(name, text)] = Rq(**options).problems()
+
+    assert name == option
+    assert said in text
+    assert "hunter2" not in text
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    await asyncio.to_thread(eventually, condition)
