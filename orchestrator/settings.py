@@ -146,6 +146,11 @@ class Settings:
     webhook_allow: str = ""
     """Hosts and networks that webhooks may reach although they are internal, e.g. hooks.corp, *.corp, 10.1.0.0/16."""
 
+    registry_ttl: float = 15.0
+    """Seconds of silence after which a service worker is asked for nothing more."""
+    registry_refresh: float = 5.0
+    """Seconds between two looks of a worker at who offers services over HTTP."""
+
     signing: str = "require"
     """Where there are signing keys: `require` signatures on messages in Redis, or `sign` and take unsigned ones too."""
     signing_keys: str = ""

@@ -457,6 +457,18 @@ throughput = Table(
     Column("runs", ARRAY(BigInteger), nullable=False, comment="how many ran how long, by bounds"),
 )
 
+services = Table(
+    "services",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("url", Text, nullable=False, comment="what stands before /exec/"),
+    Column("services", ARRAY(Text), nullable=False, comment="what it offers"),
+    Column("registered_at", _Time, nullable=False, server_default=_now),
+    Column("seen_at", _Time, nullable=False, server_default=_now, comment="touched once an hour while it lives"),
+    comment="who has registered services over HTTP; who lives, and how busy they are, stands in Redis",
+)
+Index("services_by_time", services.c.seen_at)
+
 api_keys = Table(
     "api_keys",
     metadata,

@@ -22,6 +22,7 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:workers            set      ids of workers that have a heartbeat, or had one
     {orchestrator:0}:worker:<id>        string   heartbeat, expires
     {orchestrator:0}:names:<hash>       string   task names that a worker knows, expires
+    {orchestrator:0}:services           hash     who offers services over HTTP, by id
     {orchestrator:0}:orders:<id>        stream   the leader's orders to one worker: stop, drain, go on
     {orchestrator:0}:pages:<run>:<n>    hash     a history that is too large for the message of attempt n, expires
     {orchestrator:0}:holder:<task>      string   which task has the key that a running task wanted this one for, expires
@@ -147,6 +148,10 @@ class Keys:
     def workers(self) -> str:
         return f"{self.prefix}:workers"
 
+    @property
+    def services(self) -> str:
+        return f"{self.prefix}:services"
+
     def events(self, generation: str) -> str:
         return f"{self.prefix}:events:{generation}"
 
@@ -187,4 +192,5 @@ class Keys:
         streams = [self.nudges, self.quarantine, self.spoken, self.changes]
         if generation:
             streams += [self.events(generation), *(self.queue(generation, queue) for queue in queues)]
-        return {**dict.fromkeys(strings, "string"), **dict.fromkeys(streams, "stream"), self.workers: "set"}
+        others = {self.workers: "set", self.services: "hash"}
+        return {**dict.fromkeys(strings, "string"), **dict.fromkeys(streams, "stream"), **others}

@@ -38,6 +38,7 @@ UNAUDITED = {
     "POST /api/v1/workflows/{name}/runs",
     "POST /workflows/{name}/runs",
     "POST /api/v1/runs/{id}/queries/{name}",
+    "POST /workers/heartbeat",
 }
 """What only looks, or starts something: that is too much of it, and tasks and runs tell when they were created."""
 BODIES: dict[str, dict[str, Any]] = {
@@ -46,6 +47,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "reset": {"to": 1},
     "retry_failed": {"queue": "mail.out"},
     "update_run": {"timeout": 0},
+    "register_worker": {"id": "w", "url": "http://10.0.0.7:8080", "services": ["sum"]},
 }
 CLIENTS = ("/api/v1/client/", "/api/v1/waits")
 """What the Python client asks is answered by the same functions."""
@@ -63,7 +65,8 @@ def house(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) ->
         yield found
         with found.engine.connect() as connection:
             tables = (
-                "tasks, ended_tasks, runs, workflows, schedules, backfills, queues, inbox, audit, api_keys, histories"
+                "tasks, ended_tasks, runs, workflows, schedules, backfills, queues, inbox, audit, api_keys, histories,"
+                "services"
             )
             names = ", ".join(f"orchestrator.{table.strip()}" for table in tables.split(","))
             connection.exec_driver_sql(f"TRUNCATE {names}")
@@ -129,7 +132,8 @@ def test_every_act_over_http_has_one_line(house: House, endpoint: Endpoint) -> N
     assert answer.status_code in (200, 201, 202, 504), answer.text
     [line] = lines(house)
     assert (line.who, line.origin) == (f"bound ({key.id})", "127.0.0.1")
-    assert line.kind in ("task", "run", "queue", "schedule", "workflow", "backfill", "failed tasks", "quarantine")
+    kinds = ("task", "run", "queue", "schedule", "workflow", "backfill", "failed tasks", "quarantine", "service")
+    assert line.kind in kinds
 
 
 @pytest.mark.parametrize("endpoint", ACTS, ids=lambda one: f"{one.method} {one.path}")

@@ -10,6 +10,7 @@ from orchestrator.api.routes import (
     live,
     quarantine,
     queues,
+    registry,
     runs,
     schedules,
     seed,
@@ -31,4 +32,5 @@ ROUTES: tuple[Endpoint, ...] = (
     *audit.routes,
     *client.routes,
     *seed.routes,
+    *registry.routes,
 )

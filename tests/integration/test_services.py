@@ -1,0 +1,197 @@
+"""The registry of services over HTTP: who offers what, who is silent, whom to ask, and what survives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from redis import Redis
+from sqlalchemy import Engine
+
+from orchestrator.domain.executors.services import ServiceWorker, in_order
+from orchestrator.settings import Settings, load_settings
+from orchestrator.store.database import engine_for
+from orchestrator.transport import services
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys
+from tests.integration.serving import serving
+
+KEYS = Keys()
+
+
+@pytest.fixture(scope="module")
+def settings(database_url: str, redis_url: str) -> Settings:
+    return load_settings(environ={}, database_url=database_url, redis_url=redis_url)
+
+
+@pytest.fixture(scope="module")
+def address(settings: Settings) -> Iterator[str]:
+    with serving(settings) as found:
+        yield found
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = engine_for(database_url, autocommit=True)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("TRUNCATE orchestrator.services, orchestrator.audit, orchestrator.api_keys")
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def redis(redis_url: str) -> Iterator[Redis]:
+    redis = connect(redis_url)
+    redis.delete(KEYS.services)
+    yield redis
+    redis.close()
+
+
+@pytest.fixture
+def http(address: str, engine: Engine, redis: Redis) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=address) as client:
+        yield client
+
+
+def register(http: httpx.Client, id: str, *offered: str, **more: Any) -> None:
+    body = {"id": id, "url": f"http://127.0.0.1:8080/{id}/", "services": list(offered), **more}
+    answer = http.post("/workers/register", json=body)
+    assert (answer.status_code, answer.json()) == (200, {"ok": "1"}), answer.text
+
+
+def beat(http: httpx.Client, id: str, load: float = 0) -> httpx.Response:
+    return http.post("/workers/heartbeat", json={"id": id, "url": "ignored", "load": load})
+
+
+def silence(redis: Redis, id: str, seconds: float) -> None:
+    """Have a worker's last word so long ago."""
+    entry, _ = services.find(redis, KEYS, id)
+    assert entry is not None
+    services.write(redis, KEYS, msgspec.structs.replace(entry, heard_at=entry.heard_at - seconds))
+
+
+def listed(http: httpx.Client, **query: Any) -> list[str]:
+    return [one["id"] for one in http.get("/workers/list", params=query).raise_for_status().json()]
+
+
+def test_who_registers_is_listed_by_what_they_offer(http: httpx.Client) -> None:
+    register(http, "a", "transform", "sum")
+    register(http, "b", "sum", load=2)
+    assert listed(http) == ["a", "b"]
+    assert listed(http, service="transform") == ["a"]
+    assert listed(http, service="sum") == ["a", "b"]
+    [_, found] = http.get("/workers/list").json()
+    moment = found.pop("lastHeartbeat")
+    assert found == {
+        "id": "b",
+        "url": "http://127.0.0.1:8080/b",
+        "services": ["sum"],
+        "load": 2.0,
+        "status": "online",
+    }
+    assert moment > 1_700_000_000
+    register(http, "a")
+    assert listed(http) == ["b"], "who offers nothing any more has left"
+
+
+def test_who_is_silent_for_the_ttl_is_neither_listed_nor_asked(http: httpx.Client, redis: Redis) -> None:
+    register(http, "a", "sum")
+    silence(redis, "a", 15.5)
+    assert listed(http, service="sum") == []
+    assert listed(http, service="sum", ttl=60) == ["a"]
+    answer = http.get("/workers/allocate", params={"service": "sum"})
+    assert (answer.status_code, "Nobody offers" in answer.json()["detail"]) == (404, True)
+    assert beat(http, "a", 3).status_code == 200
+    found = http.get("/workers/allocate", params={"service": "sum"}).json()
+    assert (found["id"], found["load"]) == ("a", 3.0)
+
+
+def test_a_redis_that_has_lost_everything_is_filled_by_heartbeats(http: httpx.Client, redis: Redis) -> None:
+    register(http, "a", "sum")
+    redis.delete(KEYS.services)
+    assert listed(http) == []
+    assert beat(http, "a").status_code == 200
+    assert listed(http, service="sum") == ["a"]
+    unknown = beat(http, "nobody")
+    assert (unknown.status_code, "/workers/register" in unknown.json()["detail"]) == (404, True)
+
+
+def test_heartbeats_write_into_postgres_once_an_hour(http: httpx.Client, engine: Engine, redis: Redis) -> None:
+    register(http, "a", "sum")
+
+    def version() -> str:
+        with engine.connect() as connection:
+            return str(connection.exec_driver_sql("SELECT xmin FROM orchestrator.services").scalar_one())
+
+    before = version()
+    for load in range(5):
+        assert beat(http, "a", load).status_code == 200
+    register(http, "a", "sum")
+    assert version() == before
+    entry, _ = services.find(redis, KEYS, "a")
+    assert entry is not None
+    services.write(redis, KEYS, msgspec.structs.replace(entry, kept_at=entry.kept_at - 3_601))
+    assert beat(http, "a").status_code == 200
+    assert version() != before
+
+
+def test_a_registration_is_written_into_the_audit_log_when_it_says_something_new(
+    http: httpx.Client, engine: Engine
+) -> None:
+    for offered in (("sum",), ("sum",), ("sum", "route")):
+        register(http, "a", *offered)
+    with engine.connect() as connection:
+        acts = connection.exec_driver_sql("SELECT act, kind, target FROM orchestrator.audit").all()
+    assert [tuple(act) for act in acts] == [("register", "service", "a")] * 2
+
+
+@pytest.mark.parametrize(
+    ("body", "wrong"),
+    [
+        ({"id": "a b", "url": "http://h", "services": []}, "#/id"),
+        ({"id": "a", "url": "ftp://h", "services": []}, "http://10.0.0.7:8080"),
+        ({"id": "a", "url": "http://u:p@h", "services": []}, "user or password"),
+        ({"id": "a", "url": "http://h?x=1", "services": []}, "/exec/<service>"),
+        ({"id": "a", "url": "http://h:x", "services": []}, "port"),
+        ({"id": "a", "url": "http://h", "services": ["a/b"]}, "#/services"),
+        ({"id": "a", "url": "http://h"}, "#/services"),
+    ],
+)
+def test_a_registration_that_says_nonsense_is_refused(http: httpx.Client, body: Any, wrong: str) -> None:
+    answer = http.post("/workers/register", json=body)
+    assert (answer.status_code, wrong in answer.json()["detail"].replace("Port", "port")) == (422, True), answer.text
+    assert listed(http) == []
+
+
+def test_no_more_are_known_than_there_is_room_for(
+    http: httpx.Client, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "MOST", 2)
+    register(http, "a", "sum")
+    register(http, "b", "sum")
+    full = http.post("/workers/register", json={"id": "c", "url": "http://h", "services": ["sum"]})
+    assert full.status_code == 429
+    register(http, "b", "sum", "route")
+    silence(redis, "a", services.FORGOTTEN_AFTER + 1)
+    register(http, "c", "sum")
+    assert listed(http) == ["b", "c"]
+
+
+def test_the_less_busy_are_asked_more_often(http: httpx.Client) -> None:
+    register(http, "idle", "sum")
+    register(http, "busy", "sum", load=9)
+    asked = Counter(http.get("/workers/allocate?service=sum").json()["id"] for _ in range(200))
+    assert asked["idle"] > 140  # 182 are expected
+    assert asked["busy"] > 0
+
+
+def test_the_order_counts_what_was_asked_since_the_last_word() -> None:
+    two = [ServiceWorker(id=id, url="http://h", services=("s",)) for id in ("a", "b")]
+    draws = [0.5, 0.4]
+    assert [one.id for one in in_order(two, draws, {})] == ["a", "b"]
+    assert [one.id for one in in_order(two, draws, {"a": 5})] == ["b", "a"]
+    assert [one.id for one in in_order(two, draws, {"a": 5}, by_load=False)] == ["a", "b"]
