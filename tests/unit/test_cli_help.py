@@ -69,6 +69,7 @@ def test_the_commands_are_these() -> None:
         *(f"schedules {verb}" for verb in ("delete", "backfill", "backfills", "cancel-backfill")),
         *(f"keys {verb}" for verb in ("create", "list", "revoke", "generate-signing", "generate-data", "rotate-data")),
         "events post",
+        "rq import",
         *(f"quarantine {verb}" for verb in ("list", "show", "clear")),
     }
 

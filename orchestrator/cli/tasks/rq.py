@@ -1,0 +1,209 @@
+"""`orchestrator rq`."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+from redis import Redis
+from redis.exceptions import RedisError
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+from orchestrator.cli.terminal.options import app_option, json_option
+from orchestrator.cli.terminal.output import console, counted, echo, on_terminal, print_json, text_column
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import ConfigurationError, OrchestratorError, did_you_mean
+from orchestrator.harmless import without_password
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.tasks.by_name import call_by_name
+from orchestrator.settings import load_settings
+from orchestrator.workers.functions.loading import load_app
+
+if TYPE_CHECKING:
+    from orchestrator.cli.tasks.rq_jobs import WaitingJob, WaitingJobs
+
+_Ready = tuple["WaitingJob", NewTask]
+_URL = "RQ_REDIS_URL"
+_MOST_SHOWN = 20
+
+
+@click.group("rq")
+def command() -> None:
+    """Take over what an RQ fleet has to do.
+
+    \b
+    Example:
+      orchestrator rq import --queue mail --dry-run
+    """
+
+
+@command.command("import")
+@click.option("--queue", "source", required=True, metavar="NAME", help="The queue of RQ.")
+@click.option("--url", metavar="URL", help=f"The Redis of RQ. Default: {_URL} in the environment.")
+@click.option("--to", "target", metavar="QUEUE", help="The queue here.  [default: the task's own, or `default`]")
+@click.option("--task", "names", multiple=True, metavar="RQ=TASK", help="Which task does the work of a function of RQ.")
+@click.option("--serializer", type=click.Choice(["pickle", "json"]), default="pickle", help="How RQ writes its jobs.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@app_option
+@json_option
+def import_jobs(
+    source: str,
+    url: str | None,
+    target: str | None,
+    names: tuple[str, ...],
+    serializer: str,
+    dry_run: bool,
+    app: str | None,
+    as_json: bool,
+) -> None:
+    """Enqueue here what waits in a queue of RQ, each job once, and take it out there.
+
+    Workers of RQ may go on meanwhile: a job is theirs or ours. If this is stopped in the middle, the next import goes
+    on with what it had taken; do that within the setting idempotency_period. Jobs of which this cannot be done stay
+    where they are, and are told. A job is enqueued for the task that has the name of its function, or the one that
+    --task says; the options are the task's own. With an application, calls are checked.
+
+    \b
+    Example:
+      orchestrator rq import --queue mail --dry-run
+      orchestrator rq import --queue mail --task shop.mail.send=send_mail --app shop.tasks:app
+    """
+    settings = load_settings(app=app)
+    application = load_app(settings.app) if settings.app else Orchestrator(settings)
+    renamed = _renamed(names)
+    with closing(application), _jobs(url, source, serializer) as jobs, _bar(source, len(jobs), as_json) as advance:
+        calls = _Calls(application, renamed, target, is_checked=bool(settings.app))
+        count: Counter[str] = Counter()
+        refusals: dict[str, str] = {}
+        for page in jobs.pages():
+            ready, refused = calls.prepare(page)
+            refusals |= refused
+            if dry_run:
+                count["would_move"] += len(ready)
+            elif ready:
+                _move(application, jobs, ready, count)
+            advance(len(page))
+    _tell(source, count, refusals, dry_run=dry_run, as_json=as_json)
+
+
+def _move(application: Orchestrator, jobs: WaitingJobs, ready: Sequence[_Ready], count: Counter[str]) -> None:
+    taken = jobs.take([job for job, _ in ready])
+    by_job = {job.id: task for job, task in ready}
+    tasks = [by_job[job.id] for job in taken]
+    created = application._client.backend.tasks.enqueue_many(tasks) if tasks else []
+    jobs.forget(taken)
+    moved = sum(task.id == identifier for task, identifier in zip(tasks, created, strict=True))
+    count["moved"] += moved
+    count["had_been_moved"] += len(taken) - moved
+    count["begun_by_rq"] += len(ready) - len(taken)
+
+
+class _Calls:
+    """Makes tasks of jobs."""
+
+    def __init__(self, app: Orchestrator, renamed: Mapping[str, str], queue: str | None, *, is_checked: bool) -> None:
+        self._app = app
+        self._renamed = renamed
+        self._queue = queue
+        self._is_checked = is_checked
+
+    def prepare(self, jobs: Sequence[WaitingJob]) -> tuple[list[_Ready], dict[str, str]]:
+        """Return tasks, and for the other jobs why they cannot become one."""
+        ready: list[_Ready] = []
+        refused: dict[str, str] = {}
+        for job in jobs:
+            try:
+                if job.refusal:
+                    refused[job.id] = job.refusal
+                else:
+                    ready.append((job, self._new(job)))
+            except OrchestratorError as error:
+                refused[job.id] = str(error)
+        return ready, refused
+
+    def _new(self, job: WaitingJob) -> NewTask:
+        name = self._renamed.get(job.function, job.function)
+        options: dict[str, Any] = {"idempotency_key": f"rq:{job.id}"} | ({"queue": self._queue} if self._queue else {})
+        if not self._is_checked:
+            route = self._app._client.route(name)
+            return call_by_name(self._app.settings, name, job.arguments, job.keywords, options=options, queue=route)
+        if name not in self._app.tasks:
+            raise ConfigurationError(
+                f"no task is called {name!r}.{did_you_mean(name, self._app.tasks)} Say with --task "
+                f"{job.function}=TASK which one does this work"
+            )
+        return self._app.tasks[name].options(**options)._new(job.arguments, job.keywords)
+
+
+@contextmanager
+def _jobs(url: str | None, queue: str, serializer: str) -> Iterator[WaitingJobs]:
+    """Yield what waits in a queue of RQ, or say what is missing."""
+    try:
+        from orchestrator.cli.tasks.rq_jobs import WaitingJobs
+    except ModuleNotFoundError:
+        raise ConfigurationError("This needs RQ: pip install 'durable-orchestrator[rq]'.") from None
+    address = url or os.environ.get(_URL)
+    if not address:
+        raise ConfigurationError(f"The Redis of RQ is not given: use --url, or set {_URL} in the environment.")
+    try:
+        redis = Redis.from_url(address)
+    except ValueError as error:
+        raise ConfigurationError(f"The address of RQ's Redis cannot be read: {error}.") from None
+    try:
+        yield WaitingJobs(redis, queue, serializer)
+    except RedisError as error:
+        raise ConfigurationError(
+            f"The Redis of RQ, {without_password(address)}: {error}. What was taken so far is kept: run this again."
+        ) from error
+    finally:
+        redis.close()
+
+
+def _renamed(names: Sequence[str]) -> dict[str, str]:
+    pairs = [name.partition("=") for name in names]
+    for function, _, task in pairs:
+        if not function or not task:
+            raise click.UsageError("Give --task as FUNCTION=TASK, e.g. --task shop.mail.send=send_mail.")
+    return {function: task for function, _, task in pairs}
+
+
+@contextmanager
+def _bar(queue: str, total: int, as_json: bool) -> Iterator[Callable[[int], None]]:
+    """Show how far it has come, where people look."""
+    if as_json or not on_terminal():
+        yield lambda _: None
+        return
+    columns: tuple[Any, ...] = (
+        text_column("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console()) as progress:
+        bar = progress.add_task(queue, total=total)
+        yield lambda more: progress.advance(bar, more)
+
+
+def _tell(queue: str, count: Counter[str], refusals: Mapping[str, str], *, dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        kinds = ("would_move",) if dry_run else ("moved", "had_been_moved", "begun_by_rq")
+        print_json({"queue": queue, **{kind: count[kind] for kind in kinds}, "stay": dict(refusals)})
+        return
+    for job, reason in list(refusals.items())[:_MOST_SHOWN]:
+        echo(f"Job {job} stays: {reason}.", err=True)
+    if len(refusals) > _MOST_SHOWN:
+        echo(f"{counted(len(refusals) - _MOST_SHOWN, 'more job')} stay; --json has all of them.", err=True)
+    if dry_run:
+        echo(f"{counted(count['would_move'], 'job')} of queue {queue} would be enqueued here; {len(refusals)} stay.")
+        return
+    remarks = [f"{len(refusals)} stay"] if refusals else []
+    if count["had_been_moved"]:
+        remarks.append(f"{count['had_been_moved']} had been enqueued by an import that was stopped")
+    if count["begun_by_rq"]:
+        remarks.append(f"{count['begun_by_rq']} were begun by RQ meanwhile")
+    echo("; ".join([f"{counted(count['moved'], 'job')} of queue {queue} enqueued here", *remarks]) + ".")

@@ -1,0 +1,116 @@
+"""The jobs that wait in a queue of RQ, taken out of it so that each is run once, by RQ or by us.
+
+A job that is taken goes to a list of ours in the same step, where no worker of RQ finds it, and is deleted after it was
+enqueued here. One who dies between the two leaves it on the list, and the next import begins with that; it is enqueued
+under a key made of its id, so a second time changes nothing.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from redis import Redis
+from rq import Queue
+from rq.exceptions import DeserializationError
+from rq.job import Job
+
+from orchestrator.workers.executors.rq_fleet import SERIALIZERS
+
+_PAGE = 500
+_TAKE = """
+local taken = {}
+for place, job in ipairs(ARGV) do
+    if redis.call('LREM', KEYS[1], 1, job) == 1 then
+        redis.call('RPUSH', KEYS[2], job)
+        table.insert(taken, job)
+    end
+end
+return taken
+"""
+
+
+class WaitingJob(NamedTuple):
+    """A job, or why it cannot be read."""
+
+    id: str
+    function: str = ""
+    arguments: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = {}
+    refusal: str = ""
+    was_taken: bool = False
+    """An import before this one has taken it, and did not come to its end."""
+
+
+class WaitingJobs:
+    """What waits in one queue of RQ."""
+
+    def __init__(self, redis: Redis, queue: str, serializer: str) -> None:
+        self._redis = redis
+        self._serializer = SERIALIZERS[serializer]
+        self._queue = Queue(queue, connection=redis, serializer=self._serializer)
+        self._taken = f"orchestrator:rq-import:{queue}"
+        self._take = redis.register_script(_TAKE)
+
+    def __len__(self) -> int:
+        return int(self._redis.llen(self._queue.key)) + int(self._redis.llen(self._taken))
+
+    def pages(self) -> Iterator[list[WaitingJob]]:
+        """Yield all jobs that wait, those first that were taken before.
+
+        What the caller has removed of a page makes room for others in it; it is turned when it holds nothing new.
+        """
+        for key in (self._taken, self._queue.key):
+            start, seen = 0, set[str]()
+            while ids := self._page(key, start):
+                new = [one for one in ids if one not in seen]
+                seen = set(ids)
+                if new:
+                    yield self._read(new, was_taken=key == self._taken)
+                else:
+                    start += len(ids)
+
+    def _page(self, key: str, start: int) -> list[str]:
+        found: Any = self._redis.lrange(key, start, start + _PAGE - 1)
+        return [one.decode() for one in found]
+
+    def take(self, jobs: Sequence[WaitingJob]) -> list[WaitingJob]:
+        """Take jobs out of the queue; return those that no worker of RQ has begun meanwhile."""
+        waiting = [job.id for job in jobs if not job.was_taken]
+        taken = {one.decode() for one in self._take([self._queue.key, self._taken], waiting)} if waiting else set()
+        return [job for job in jobs if job.was_taken or job.id in taken]
+
+    def forget(self, jobs: Sequence[WaitingJob]) -> None:
+        """Delete jobs that are enqueued here."""
+        with self._redis.pipeline() as pipeline:
+            for job in jobs:
+                key = Job.key_for(job.id)
+                pipeline.delete(key, f"{key}:dependencies", f"rq:results:{job.id}")
+                pipeline.lrem(self._taken, 1, job.id)
+            pipeline.execute()
+
+    def _read(self, ids: Sequence[str], *, was_taken: bool) -> list[WaitingJob]:
+        found = Job.fetch_many(ids, connection=self._redis, serializer=self._serializer)
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for one in ids:
+                pipeline.scard(Job.dependents_key_for(one))
+            followers = pipeline.execute()
+        read = zip(ids, found, followers, strict=True)
+        return [_waiting(one, job, count)._replace(was_taken=was_taken) for one, job, count in read]
+
+
+def _waiting(id: str, job: Job | None, followers: int) -> WaitingJob:
+    if job is None:
+        return WaitingJob(id, refusal="RQ has nothing but its id")
+    if followers:
+        return WaitingJob(id, refusal="other jobs of RQ wait for it")
+    try:
+        function, arguments, keywords = job.func_name, job.args, job.kwargs
+    except DeserializationError as error:
+        cause = error.__cause__
+        reason = str(cause) if isinstance(cause, pickle.UnpicklingError) else "it is written in another way"
+        return WaitingJob(id, refusal=f"its call cannot be read: {reason}")
+    if job.instance is not None:
+        return WaitingJob(id, refusal="it calls a method of an object")
+    return WaitingJob(id, str(function), tuple(arguments or ()), dict(keywords or {}))
