@@ -1,0 +1,132 @@
+"""What a task says that a service over HTTP does, and what is sent to it and comes back."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+import msgspec
+
+from orchestrator.domain.executors.execution import Broken, Execution
+from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.services import address_problem
+
+_SERVICE = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+_LONGEST = 86_400.0
+_AS_THEY_ARE = {"input", "params"}
+_BUSY = (404, 429, 502, 503, 504)
+"""Answers that say that another worker should be asked: it does not know the service, or cannot serve it now."""
+_LONGEST_SAID = 4_000
+"""Characters of an error that are kept."""
+
+
+class Http(ExecutorOptions, frozen=True, kw_only=True):
+    """A request `POST /exec/<service>`, answered with `{"result": …, "error": ""}`."""
+
+    executor: ClassVar[str] = "http"
+
+    service: str = ""
+    """What is asked for; what the task is called, if it is not given."""
+    url: str = ""
+    """Where it is, in front of `/exec/`; if it is not given, one of those that have registered for it is asked."""
+    params: dict[str, Any] = {}
+    """Sent beside the input."""
+    weighted_by_load: bool = True
+    """Ask those who are less busy rather."""
+    max_attempts: int | None = None
+    """How many requests may find nobody before this fails; if it is not given, they go on until the timeout."""
+    attempt_delay: float = 0.2
+    """Seconds between two of them."""
+    request_timeout: float | None = None
+    """Seconds within which an answer must be there, before another worker is asked; else only the timeout counts."""
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Return what types cannot say."""
+        found = []
+        if self.service and not _SERVICE.fullmatch(self.service):
+            expected = "expected up to 200 letters, digits and the signs _ . : -"
+            found.append(("service", f"{expected}, found {self.service!r:.100}"))
+        if self.url and (problem := address_problem(self.url)):
+            found.append(("url", problem))
+        if self.max_attempts is not None and not 1 <= self.max_attempts <= 1_000:
+            found.append(("max_attempts", f"expected 1 to 1000, found {self.max_attempts}"))
+        if not 0 <= self.attempt_delay <= _LONGEST:
+            found.append(("attempt_delay", f"expected seconds, 0 to {_LONGEST:,.0f}, found {self.attempt_delay:g}"))
+        if self.request_timeout is not None and not 0 < self.request_timeout <= _LONGEST:
+            expected = f"expected seconds, more than 0 and up to {_LONGEST:,.0f}"
+            found.append(("request_timeout", f"{expected}, found {self.request_timeout:g}"))
+        return found
+
+
+def service_of(execution: Execution, options: Http) -> str:
+    """Return which service is asked for."""
+    return options.service or execution.task
+
+
+def request_body(execution: Execution, options: Http) -> bytes:
+    """Return what is sent.
+
+    Arguments that are called `input` and `params`, and nothing else, are sent as they are: so a service that takes a
+    list, or anything but named values, can be asked. One argument without a name is the input by itself.
+    """
+    names, given = set(execution.input), execution.arguments
+    params: Any = {}
+    if "input" in names and names <= _AS_THEY_ARE and not given:
+        sent, params = execution.input["input"], execution.input.get("params") or {}
+    elif len(given) == 1 and names <= {"params"}:
+        sent, params = given[0], execution.input.get("params") or {}
+    else:
+        sent = execution.input
+    merged = {**options.params, **params} if isinstance(params, dict) else params
+    body = {"input": sent, "params": merged, "request_id": execution.name}
+    if given and sent is execution.input:
+        body["arguments"] = given
+    return msgspec.json.encode(body)
+
+
+class Passed(Exception):
+    """An answer that says nothing about the work: somebody else is to be asked."""
+
+
+def read_answer(status: int, body: bytes, who: str) -> Any | Broken:
+    """Return the result that a service has sent, or how it says that it failed; raise `Passed` if it says neither."""
+    if status in _BUSY:
+        raise Passed(f"{who} answered with status {status}")
+    if 300 <= status < 400:
+        return Broken("BadAnswer", f"{who} answered with status {status}: redirects are not followed.", retryable=False)
+    is_good = 200 <= status < 300
+    try:
+        said = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        said = None
+    if isinstance(said, dict) and said.get("error"):
+        return _reported(said, retryable=status < 400 or status >= 500)
+    if not is_good:
+        shown = body[:200].decode("utf-8", "replace")
+        return Broken("BadAnswer", f"{who} answered with status {status}: {shown!r}.", retryable=status >= 500)
+    if not isinstance(said, dict) or "result" not in said:
+        shown = body[:200].decode("utf-8", "replace")
+        return Broken(
+            "BadAnswer",
+            f"{who} answered with something else than an object with `result` and `error`: {shown!r}.",
+        )
+    return said["result"]
+
+
+def _reported(said: dict[str, Any], *, retryable: bool) -> Broken:
+    """Return a failure that a service reports: a text, or an object with `kind`, `message`, `retryable`, `detail`."""
+    error = said["error"]
+    if not isinstance(error, dict):
+        return Broken("ServiceError", _text(error), retryable)
+    kind, may = error.get("kind"), error.get("retryable")
+    return Broken(
+        kind[:200] if isinstance(kind, str) and kind else "ServiceError",
+        _text(error.get("message", error)),
+        may if isinstance(may, bool) else retryable,
+        _text(error.get("detail") or ""),
+    )
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return text.replace("\0", "�")[:_LONGEST_SAID]

@@ -1,0 +1,149 @@
+"""Tasks that services over HTTP do: `POST /exec/<service>` with `{input, params, request_id}`.
+
+The request is the execution: whoever watches it holds a connection on which the answer comes. A watcher that died, or
+was stopped, leaves a service that may still be at work; the next one asks the same service worker first, under the same
+`request_id`, by which it can recognise the repetition, join the work that is under way, and answer once more. One that
+does not may do the work twice, as may two workers where the first broke the connection within its work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import ClassVar
+from urllib.parse import quote
+
+from orchestrator.domain.executors.execution import Broken, Execution, Outcome
+from orchestrator.domain.executors.http import Http, Passed, read_answer, request_body, service_of
+from orchestrator.domain.executors.services import ServiceWorker
+from orchestrator.domain.tasks.destinations import Destinations, parse_destinations
+from orchestrator.settings import Settings
+from orchestrator.workers.executors.asking import Barred, Place, TooLarge, Unanswered, Unreadable, ask
+from orchestrator.workers.executors.outputs import finished
+from orchestrator.workers.executors.protocol import Unreachable, Watcher
+from orchestrator.workers.executors.service_book import ServiceBook
+
+_NOBODY = "nobody yet"
+"""The external id of an execution for which nobody was there when it began."""
+_CANCELLING = 5.0
+"""Seconds that a service has to take note that its work is not wanted any more."""
+_WRAPPING = 4_096
+"""Bytes of an answer that may be around its result."""
+
+
+class HttpExecutor:
+    """Asks services, and waits for their answers."""
+
+    options: ClassVar[type[Http]] = Http
+
+    def __init__(self, settings: Settings) -> None:
+        self._book = ServiceBook(settings)
+        self._allowed = parse_destinations(settings.webhooks, settings.webhook_allow)
+        self._largest = settings.max_payload + _WRAPPING
+        self._asked: dict[str, ServiceWorker] = {}
+        """Whom an execution was last given to."""
+
+    async def submit(self, execution: Execution) -> str:
+        """Choose whom to ask, and return its address: the request itself is made by who watches."""
+        options = _options(execution)
+        candidates = await self._candidates(execution, options)
+        if not candidates:
+            if options.max_attempts is None:
+                raise Unreachable(f"Nobody offers the service {service_of(execution, options)!r} now.")
+            return _NOBODY
+        return candidates[0].url
+
+    async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
+        """Ask until somebody answers."""
+        options, body = _options(execution), request_body(execution, _options(execution))
+        service, tried = service_of(execution, options), 0
+        reason = f"nobody offers the service {service!r} now"
+        while True:
+            candidates = await self._candidates(execution, options, anew=tried > 0)
+            candidates.sort(key=lambda one: one.url != external_id)
+            for worker in candidates:
+                try:
+                    return await self._request(execution, worker, service, body)
+                except Barred as error:
+                    return Broken("NotAllowed", f"{worker.url}: {error}. The worker's operator can allow it.", False)
+                except (Unanswered, Passed) as error:
+                    reason, tried = str(error), tried + 1
+                    watcher.log(f"{service}: {reason}", level="warning")
+                if options.max_attempts is not None and tried >= options.max_attempts:
+                    return _in_vain(service, tried, reason)
+                await asyncio.sleep(options.attempt_delay)
+            if options.max_attempts is None:
+                raise Unreachable(f"{service}: {reason}")
+            if not candidates:
+                tried += 1
+                if tried >= options.max_attempts:
+                    return _in_vain(service, tried, reason)
+                await asyncio.sleep(max(options.attempt_delay, 0.1))
+
+    async def cancel(self, execution: Execution, external_id: str) -> None:
+        """Tell who works on it that nobody wants it any more: `DELETE /exec/<service>/<request_id>`.
+
+        Not every service knows that; one that does not has had its connection closed.
+        """
+        worker = self._asked.pop(execution.name, None)
+        url = external_id if worker is None else worker.url
+        if url == _NOBODY:
+            return
+        options = _options(execution)
+        path = f"{_path(service_of(execution, options))}/{quote(execution.name, safe='')}"
+        with contextlib.suppress(Unanswered, Unreadable, TooLarge, Barred, TimeoutError):
+            async with asyncio.timeout(_CANCELLING):
+                await ask(Place.of(url), "DELETE", path, b"", largest=_WRAPPING, allowed=self._guard(options))
+
+    async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
+        """Forget whom it was given to."""
+        self._asked.pop(execution.name, None)
+
+    async def close(self) -> None:
+        """Forget who there is."""
+        self._book.close()
+
+    async def _request(self, execution: Execution, worker: ServiceWorker, service: str, body: bytes) -> Outcome:
+        options = _options(execution)
+        self._asked[execution.name] = worker
+        self._book.begin(worker.id)
+        who = f"{service!r} at {worker.url}"
+        guard = self._guard(options)
+        try:
+            async with asyncio.timeout(options.request_timeout):
+                reply = await ask(
+                    Place.of(worker.url), "POST", _path(service), body, largest=self._largest, allowed=guard
+                )
+        except TimeoutError:
+            raise Unanswered(f"{who} did not answer within {options.request_timeout:g} s") from None
+        except Unreadable as error:
+            return Broken("BadAnswer", f"{error}.")
+        except TooLarge as error:
+            return Broken("AnswerTooLarge", f"{error}, which is what the setting max_payload allows.", retryable=False)
+        finally:
+            self._book.end(worker.id)
+        read = read_answer(reply.status, reply.body, who)
+        return read if isinstance(read, Broken) else finished(read)
+
+    async def _candidates(self, execution: Execution, options: Http, *, anew: bool = False) -> list[ServiceWorker]:
+        if options.url:
+            return [ServiceWorker(id=options.url, url=options.url.rstrip("/"))]
+        service = service_of(execution, options)
+        return await self._book.candidates(service, by_load=options.weighted_by_load, anew=anew)
+
+    def _guard(self, options: Http) -> Destinations | None:
+        """Return where this may go: who has registered is the operator's own, an address in a task is anybody's."""
+        return self._allowed if options.url else None
+
+
+def _options(execution: Execution) -> Http:
+    assert isinstance(execution.options, Http)
+    return execution.options
+
+
+def _path(service: str) -> str:
+    return f"/exec/{quote(service, safe=':')}"
+
+
+def _in_vain(service: str, tried: int, reason: str) -> Broken:
+    return Broken("ServiceUnreachable", f"{service}: nobody answered {tried} requests; the last: {reason}.")
