@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from orchestrator.api import openapi
 from orchestrator.api.access import Doorkeeper
-from orchestrator.api.conditions import expected_tag, is_known
+from orchestrator.api.conditions import condition_of, is_known
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.finding import Paths
@@ -184,14 +184,14 @@ async def _answer(api: Api, turns: Turns, endpoint: Endpoint, request: Request, 
     if endpoint.takes_key:
         given["key"] = request.headers.get("Idempotency-Key")
     if endpoint.takes_match:
-        given["match"] = expected_tag(request.headers.get("If-Match"))
+        given["match"] = condition_of(request.headers)
     answer = await (turns.count if endpoint.is_async else turns.run)(partial(perform, api, endpoint, given, reach))
     if isinstance(answer, Generator):
         answer = await wait_for(turns, answer, request)
     if isinstance(answer, Response):
         return answer
     headers = {} if endpoint.etag is None else {"ETag": f'"{endpoint.etag(answer)}"'}
-    if headers and is_known(headers["ETag"], request.headers.get("If-None-Match")):
+    if headers and endpoint.method == "GET" and is_known(headers["ETag"], request.headers.get("If-None-Match")):
         return Response(status_code=304, headers=headers)
     status = 202 if endpoint.is_kept is not None and endpoint.is_kept(answer) else endpoint.status
     return Response(msgspec.json.encode(answer), status, headers=headers, media_type="application/json")

@@ -5,8 +5,8 @@
         '''Show all that is known of one task.'''
 
 What stands in braces in the path is read as the parameter of that name; `query` is a structure of what follows `?`,
-`body` what is sent, `key` the header `Idempotency-Key`, `match` the tag in `If-Match`, `reach` what the caller may have
-to do with. `about` says whose it is. The first line of the docstring is the summary.
+`body` what is sent, `key` the header `Idempotency-Key`, `match` the condition in `If-Match` and `If-None-Match`,
+`reach` what the caller may have to do with. `about` says whose it is. The first line of the docstring is the summary.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Endpoint:
     takes_key: bool = False
     takes_match: bool = False
     etag: Callable[[Any], str] | None = None
-    """Names the state of what is answered, so that nobody need read it again who has it."""
+    """Names the state of what is answered or stored, so that nobody need read it again who has it."""
     is_kept: Callable[[Any], bool] | None = None
     """Says of an answer that nothing has come of it yet, which is told with 202."""
     takes_reach: bool = False
@@ -149,10 +149,11 @@ class Routes:
         scope: Scope = Scope.OPERATE,
         status: int = 200,
         examples: Sequence[Any] = (),
+        etag: Callable[[Any], str] | None = None,
         is_kept: Callable[[Any], bool] | None = None,
     ) -> Callable[[F], F]:
         """Declare a route that does something."""
-        return self._add("POST", path, about, scope, status, examples, is_kept=is_kept)
+        return self._add("POST", path, about, scope, status, examples, etag=etag, is_kept=is_kept)
 
     def put(
         self, path: str, *, about: Subject, scope: Scope = Scope.OPERATE, examples: Sequence[Any] = ()

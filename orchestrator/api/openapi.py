@@ -136,7 +136,7 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
                 "description": "The `id` of the last event that was received: the stream goes on behind it.",
             }
         )
-    parameters += [_tag_header(name) for name in _tag_headers(endpoint)]
+    parameters += [_tag_header(*header) for header in _tag_headers(endpoint)]
     found: dict[str, Any] = {
         "operationId": endpoint.call.__name__ if endpoint.path.startswith("/api") else f"root_{endpoint.call.__name__}",
         "summary": endpoint.summary,
@@ -150,7 +150,7 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
                 else {"202": {"description": "Kept", "content": _content(endpoint, known)}}
             ),
             **({"204": {"description": "The end has been told already."}} if endpoint.is_live else {}),
-            **({"304": {"description": "It is as it was."}} if endpoint.etag is not None else {}),
+            **({"304": {"description": "It is as it was."}} if _is_read_again(endpoint) else {}),
             **{
                 str(status): {"description": words, "content": {MEDIA_TYPE: {"schema": known[id(Problem)]}}}
                 for status, words in _PROBLEMS.items()
@@ -181,22 +181,22 @@ def _content(endpoint: Endpoint, known: dict[int, Any]) -> dict[str, Any]:
     return {endpoint.media_type: {"schema": schema}}
 
 
-_TAG_HEADERS = {
-    "If-None-Match": "Answer 304, without a body, where this is still the `ETag`.",
-    "If-Match": "Change nothing, and answer 412, where this is no longer the `ETag`.",
-}
+def _is_read_again(endpoint: Endpoint) -> bool:
+    return endpoint.etag is not None and endpoint.method == "GET"
 
 
-def _tag_headers(endpoint: Endpoint) -> Iterable[str]:
-    if endpoint.etag is not None:
-        yield "If-None-Match"
+def _tag_headers(endpoint: Endpoint) -> Iterable[tuple[str, str]]:
+    """Yield the headers with a condition, and what they do."""
+    if _is_read_again(endpoint):
+        yield "If-None-Match", "Answer 304, without a body, where this is still the `ETag`."
     if endpoint.takes_match:
-        yield "If-Match"
+        yield "If-Match", "Change nothing, and answer 412, where this is no longer the `ETag`; `*` stands for any."
+        yield "If-None-Match", "Change nothing, and answer 412, where this is the `ETag`; `*` stands for any."
 
 
-def _tag_header(name: str) -> dict[str, Any]:
-    schema = {"type": "string", "pattern": '^"[0-9a-f]+"$'}
-    return {"name": name, "in": "header", "schema": schema, "description": _TAG_HEADERS[name]}
+def _tag_header(name: str, description: str) -> dict[str, Any]:
+    schema = {"type": "string", "pattern": r'^("[0-9a-f]+"|\*)$'}
+    return {"name": name, "in": "header", "schema": schema, "description": description}
 
 
 def _resolved(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:

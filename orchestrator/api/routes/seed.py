@@ -14,13 +14,16 @@ from orchestrator.api.reach import RUN, WITHIN, WORKFLOW
 from orchestrator.api.routes import runs, tasks, workflows
 from orchestrator.api.routes.runs import RunAnswer, RunQuery
 from orchestrator.api.routes.tasks import Log
-from orchestrator.api.routes.workflows import Applied, Document, NewRunOf, Started, WorkflowAnswer, Workflows
+from orchestrator.api.routes.workflows import Applied, Document, NewRunOf, Started, WorkflowAnswer, Workflows, hash_of
 from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.dag.conditions import Condition
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.store import insights
 from orchestrator.store.insights import RunView, TaskFilter, TaskView
 
 routes = Routes("root")
+
+_EXAMPLE = {"name": "nightly", "tasks": {"fetch": {"task": "etl.fetch"}}}
 
 
 class RunTasksQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,13 +47,13 @@ def list_workflows(api: Api, reach: Reach) -> Workflows:
     return workflows.list_workflows(api, reach)
 
 
-@routes.post("/workflows", about=WITHIN, examples=[{"name": "nightly", "tasks": {"fetch": {"task": "etl.fetch"}}}])
-def put_workflow(api: Api, body: dict[str, Any], reach: Reach) -> Applied:
+@routes.post("/workflows", about=WITHIN, etag=hash_of, examples=[_EXAMPLE])
+def put_workflow(api: Api, body: dict[str, Any], reach: Reach, match: Condition) -> Applied:
     """Create or update a workflow: a definition as data."""
-    return workflows.apply_workflow(api, Document(definition=body), reach)
+    return workflows.apply_workflow(api, Document(definition=body), reach, match)
 
 
-@routes.get("/workflows/{name}", about=WORKFLOW)
+@routes.get("/workflows/{name}", about=WORKFLOW, etag=hash_of)
 def show_workflow(api: Api, name: str) -> WorkflowAnswer:
     """Get a workflow."""
     return workflows.answer(workflows.find(api, name))

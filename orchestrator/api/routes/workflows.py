@@ -15,7 +15,8 @@ from orchestrator.api.problems import refused
 from orchestrator.api.reach import NOTHING, WITHIN, WORKFLOW, check_definition, check_queue, check_workflow
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.code.history import RunStarted
-from orchestrator.domain.dag.definition import Definition
+from orchestrator.domain.dag.conditions import Condition
+from orchestrator.domain.dag.definition import Definition, content_hash
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState
 from orchestrator.sdk.dag import definitions
 from orchestrator.sdk.ids import new_id
@@ -79,6 +80,8 @@ class Applied(msgspec.Struct, frozen=True):
     version: int
     new: bool
     """Whether this is a new version; the same body again changes nothing."""
+    hash: str
+    """Of its body; the `ETag`."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -248,19 +251,25 @@ def validate_workflow(api: Api, body: Document) -> Verdict:
         return Verdict(False, None, str(error).splitlines())
 
 
-@routes.post("", about=WITHIN, examples=[{"definition": _EXAMPLE}])
-def apply_workflow(api: Api, body: Document, reach: Reach, match: str | None = None) -> Applied:
+def hash_of(found: WorkflowAnswer | Applied) -> str:
+    """Return what names the state of a workflow."""
+    return found.hash
+
+
+@routes.post("", about=WITHIN, etag=hash_of, examples=[{"definition": _EXAMPLE}])
+def apply_workflow(api: Api, body: Document, reach: Reach, match: Condition) -> Applied:
     """Store a definition. A body that has changed becomes a new version; runs under way stay on theirs.
 
-    With `If-Match`, the `ETag` of the version that was read before, nothing is stored where there is another by now.
+    With `If-Match`, the `ETag` of the version that was read before, nothing is stored where there is another by now;
+    with `If-None-Match: *`, nothing where there is a workflow of this name.
     """
     definition = read_definition(body)
     check_definition(reach, definition)
     try:
         version, is_new = api.backend.workflows.apply(definition, match)
     except WrongState as error:
-        raise refused(412, "It was changed meanwhile", str(error)) from error
-    return Applied(definition.name, version, is_new)
+        raise refused(412, "The condition does not hold", str(error)) from error
+    return Applied(definition.name, version, is_new, content_hash(definition))
 
 
 @routes.post("/diff", about=WITHIN, scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
@@ -270,8 +279,7 @@ def diff_workflow(api: Api, body: Document, reach: Reach) -> Difference:
     check_workflow(reach, definition.name)
     with api.reading() as connection:
         stored = workflows.latest(connection, definition.name)
-    before = definitions.to_yaml(stored.definition) if stored is not None else ""
-    after = definitions.to_yaml(definition)
+    before, after = definitions.compared(None if stored is None else stored.definition, definition)
     return Difference(before != after, stored.version if stored else None, before, after)
 
 
@@ -285,11 +293,7 @@ def list_versions(api: Api, name: str, query: VersionsQuery) -> Versions:
     return Versions(found, found[-1].version if len(found) == query.limit else None)
 
 
-def _hash(found: WorkflowAnswer) -> str:
-    return found.hash
-
-
-@routes.get("/{name}", about=WORKFLOW, etag=_hash)
+@routes.get("/{name}", about=WORKFLOW, etag=hash_of)
 def show_workflow(api: Api, name: str, query: VersionQuery) -> WorkflowAnswer:
     """Show a version of a workflow."""
     return answer(find(api, name, query.version))

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import click
-import msgspec
 
 from orchestrator.cli.code.replay_check import replay_check
 from orchestrator.cli.terminal.options import app_option, json_option, yes_option
@@ -329,22 +328,8 @@ _DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def _diff(stored: Stored | None, definition: Definition, file: str) -> list[str]:
-    before = ""
-    label = "/dev/null"
-    if stored is not None:
-        kept = stored.definition
-        if definition.version is None:  # then the version is not of the file's making
-            kept = msgspec.structs.replace(kept, version=None)
-        before, label = (
-            definitions.to_yaml(_ordered(kept), registered=True),
-            f"{stored.name} version {stored.version}",
-        )
-    after = definitions.to_yaml(_ordered(definition), registered=True)
+    before, after = definitions.compared(None if stored is None else stored.definition, definition)
+    label = "/dev/null" if stored is None else f"{stored.name} version {stored.version}"
     return list(
         difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), label, str(file))
     )
-
-
-def _ordered(definition: Definition) -> Definition:
-    """Return a definition with its mappings in order of their keys; the database does not keep theirs."""
-    return msgspec.json.decode(msgspec.json.encode(definition, order="deterministic"), type=Definition)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.domain.dag.conditions import ALWAYS, Condition
 from orchestrator.domain.dag.definition import Definition, check_size, resolve_params
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import read_json, stored_json, unstorable
@@ -35,11 +36,11 @@ class WorkflowBackend:
         self._vault = connections.keys.vault
         self._limit = max_payload
 
-    def apply(self, definition: Definition, expected: str | None = None) -> workflows.Application:
-        """Store a definition; with `expected`, only in the place of the one that has this hash."""
+    def apply(self, definition: Definition, condition: Condition = ALWAYS) -> workflows.Application:
+        """Store a definition, if the condition holds of the one in whose place it comes."""
         what = f"workflow {definition.name!r} was stored"
         with self._connections.writing(what, transaction=True) as connection:
-            application = workflows.apply(connection, definition, expected)
+            application = workflows.apply(connection, definition, condition)
             if application.created:
                 name, version = definition.name, application.version
                 self._connections.record(connection, "apply", "workflow", name, version=version)

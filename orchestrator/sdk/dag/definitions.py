@@ -106,6 +106,21 @@ def to_yaml(definition: Definition, *, registered: bool = False) -> str:
     return text
 
 
+def compared(stored: Definition | None, given: Definition) -> tuple[str, str]:
+    """Return two definitions as texts that are equal where applying the second would change nothing."""
+    if stored is None:
+        return "", _comparable(given)
+    if given.version is None:  # then the version of the other is not of its author's making
+        stored = msgspec.structs.replace(stored, version=None)
+    return _comparable(stored), _comparable(given)
+
+
+def _comparable(definition: Definition) -> str:
+    """Return a definition with its mappings in order of their keys: the database does not keep theirs."""
+    ordered = msgspec.json.decode(msgspec.json.encode(definition, order="deterministic"), type=Definition)
+    return to_yaml(ordered, registered=True)
+
+
 def schema() -> Schema:
     """Return the JSON schema of workflow files, for editors."""
     return {

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
+from orchestrator.domain.dag.conditions import ALWAYS, Condition
 from orchestrator.domain.dag.cycles import find_cycle
 from orchestrator.domain.dag.definition import Definition, content_hash
 from orchestrator.domain.plain import stored_json
@@ -161,14 +162,14 @@ class Application(NamedTuple):
     created: bool
 
 
-def apply(connection: Connection, definition: Definition, expected: str | None = None) -> Application:
+def apply(connection: Connection, definition: Definition, condition: Condition = ALWAYS) -> Application:
     """Store a definition and set its schedule, in the caller's transaction.
 
-    The same body again is a no-op. Another body gets a new version, or is refused where it names an old one. With
-    `expected`, the hash of what is to be replaced, it is refused where somebody has changed that meanwhile.
+    The same body again is a no-op. Another body gets a new version, or is refused where it names an old one, or
+    where the condition does not hold of the newest.
     """
     _refuse_cycle(connection, definition)
-    application = _store(connection, definition, expected)
+    application = _store(connection, definition, condition)
     newest = latest(connection, definition.name)
     if newest is not None and newest.version == application.version:
         schedules.declare(connection, definition)
@@ -188,16 +189,13 @@ def _refuse_cycle(connection: Connection, definition: Definition) -> None:
         )
 
 
-def _store(connection: Connection, definition: Definition, expected: str | None) -> Application:
+def _store(connection: Connection, definition: Definition, condition: Condition) -> Application:
     _LOCK(connection, name=definition.name)
     digest = content_hash(definition)
     newest = latest(connection, definition.name)
-    if expected is not None and (newest is None or newest.hash != expected):
-        found = f"its version {newest.version} has the hash {newest.hash!r}" if newest else "there is none"
-        raise WrongState(
-            f"Workflow {definition.name!r} was changed meanwhile: expected the hash {expected!r}, but {found}. Read it "
-            f"again, and apply what is to be changed in that."
-        )
+    now = (None, None) if newest is None else (newest.version, newest.hash)
+    if refusal := condition.refusal(definition.name, *now):
+        raise WrongState(refusal)
     if definition.version is None and newest is not None and newest.hash == digest:
         return Application(newest.version, created=False)
     version = definition.version
