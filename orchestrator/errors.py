@@ -86,11 +86,11 @@ class Duplicate(OrchestratorError):
         self.task_id = task_id
 
     @classmethod
-    def other_call(cls, key: str, task_id: str) -> Duplicate:
+    def other_call(cls, key: str, task_id: str, difference: str = "another name or other arguments") -> Duplicate:
         """Say that an idempotency key belongs to another call."""
         return cls(
-            f"Task {task_id} was enqueued under the key {key!r} with another name or other arguments; this one was "
-            f"not enqueued. A repeated call has the same name and arguments, and another one needs a key of its own.",
+            f"Task {task_id} was enqueued under the key {key!r} with {difference}; this one was not enqueued. A "
+            f"repeated call is the same in all of that, and another one needs a key of its own.",
             task_id,
         )
 

@@ -134,11 +134,47 @@ def test_a_header_that_decides_is_given_once(app: Starlette, engine: Engine) -> 
 def test_a_key_is_shown_as_it_was_given(app: Starlette) -> None:
     key = ("Idempotency-Key", "i1")
     first = post(app, "/api/v1/tasks", call("shop.job", 1), key).json()["id"]
-    again = post(app, "/api/v1/tasks", call("shop.job", 1, queue="other", priority=5), key)
-    assert again.json()["id"] == first  # where and when it runs is not compared
+    again = post(app, "/api/v1/tasks", call("shop.job", 1, queue="default", delay=5), key)
+    assert again.json()["id"] == first  # what is the default may be said, and when it starts is not compared
     other = post(app, "/api/v1/tasks", call("shop.job", 2), key).json()
     assert (other["status"], other["task_id"]) == (409, first)
     assert "the key 'i1'" in other["detail"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("queue", "mail", "queue 'default', here 'mail'"),
+        ("priority", 5, "priority 0, here 5"),
+        ("retries", 3, "other retries"),
+        ("timeout", 3, "another timeout"),
+        ("concurrency_key", "a", "concurrency_key"),
+        ("redact", ["a"], "another redact"),
+        ("args", [2], "arguments"),
+        ("name", "shop.other", "name 'shop.job', here 'shop.other'"),
+    ],
+)
+def test_a_key_belongs_to_a_call_with_all_its_options(
+    app: Starlette, engine: Engine, option: str, value: Any, said: str
+) -> None:
+    first = bulk(app, "k", call("shop.job", 1)).json()["ids"][0]
+    other = bulk(app, "k", call("shop.job", 1) | {option: value})
+    assert (other.status_code, other.json()["task_id"]) == (409, first)
+    assert f"Task {first} was enqueued under the key 'k/0'" in other.json()["detail"]
+    assert said in other.json()["detail"].partition(";")[0]
+    assert count(engine) == 1
+
+
+def test_a_key_of_a_single_task_belongs_to_its_options_too(app: Starlette, engine: Engine) -> None:
+    key = ("Idempotency-Key", "i1")
+    given = call("shop.job", 1, retries=2, priority=3, redact=["a"])
+    first = post(app, "/api/v1/tasks", given, key).json()["id"]
+    assert post(app, "/api/v1/tasks", given, key).json()["id"] == first
+    other = post(app, "/api/v1/tasks", given | {"queue": "mail", "retries": 4}, key)
+    assert (other.status_code, other.json()["task_id"]) == (409, first)
+    assert "queue 'default', here 'mail'" in other.json()["detail"]
+    assert "other retries" in other.json()["detail"]
+    assert count(engine) == 1
 
 
 def test_one_of_many_tasks_that_cannot_be_accepted_is_named(app: Starlette, engine: Engine) -> None:

@@ -15,7 +15,7 @@ from orchestrator.api.problems import Refused, at, refused
 from orchestrator.api.reach import TASK, WITHIN, check_queue, has_run
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.states import TaskState
-from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask
+from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask, UniqueKey
 from orchestrator.errors import InvalidTask, NotFound, OrchestratorError
 from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, once
@@ -139,7 +139,14 @@ def new_task(api: Api, call: NewCall, reach: Reach, key: str | None = None) -> N
         raise refused(422, "The request does not fit", "Idempotency-Key and idempotency_key differ.")
     task = call_by_name(api.settings, call.name, call.args, call.kwargs, options=given, queue=DEFAULT_QUEUE)
     check_queue(reach, task.queue)
+    if task.unique is not None and task.unique.same_call:
+        return _with_key(task, task.unique)
     return task
+
+
+def _with_key(task: NewTask, unique: UniqueKey) -> NewTask:
+    """Return a task under a key that belongs to the whole request, options and all."""
+    return msgspec.structs.replace(task, unique=msgspec.structs.replace(unique, same_options=True))
 
 
 @routes.post("", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[_EXAMPLE])
@@ -147,7 +154,7 @@ async def enqueue(api: Api, body: NewCall, key: str | None, reach: Reach) -> Enq
     """Enqueue a task. It is durable when this is answered.
 
     Whether its arguments fit is for the worker to say, who knows it. A repeated request with the same
-    `Idempotency-Key` gives the id of the first, and one with other arguments is refused.
+    `Idempotency-Key` gives the id of the first, and one with other arguments or options is refused.
     """
     return Enqueued(UUID(bytes=await api.backend.tasks.aenqueue(new_task(api, body, reach, key), reach.queues)))
 
@@ -186,7 +193,7 @@ def _enqueue_once(api: Api, tasks: list[NewTask], key: str, reach: Reach) -> lis
     keyed = []
     for index, task in enumerate(tasks):
         if task.unique is None:
-            task = msgspec.structs.replace(task, unique=once("", f"{key}/{index}", period))
+            task = _with_key(task, once("", f"{key}/{index}", period))
         elif not task.unique.same_call:
             raise refused(422, "The request does not fit", f"#/tasks/{index}: {_ONE_KEY}")
         keyed.append(task)

@@ -6,7 +6,7 @@ Ids are 16 raw bytes in messages. Field order is the wire format; new fields go 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -73,6 +73,8 @@ class UniqueKey(msgspec.Struct, frozen=True, array_like=True):
     on_duplicate: DuplicatePolicy = "return"
     same_call: bool = False
     """It belongs to one call: another one under this key is refused."""
+    same_options: bool = False
+    """The queue, the priority and the options belong to that call, as they do where a request names all of them."""
 
 
 class KeyHolder(msgspec.Struct, frozen=True, array_like=True):
@@ -115,6 +117,24 @@ class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     unique: UniqueKey | None = None
     callbacks: str | None = None
     """Tasks to create when it ends, as JSON."""
+
+
+def differing_options(task: NewTask, queue: str, priority: int, options: str | None, lane: str | None) -> Iterator[str]:
+    """Yield in words what is not the same where another task has this queue, priority, options and lane."""
+    if queue != task.queue:
+        yield f"the queue {queue!r}, here {task.queue!r}"
+    if priority != task.priority:
+        yield f"the priority {priority}, here {task.priority}"
+    before, after = parse_options(options), parse_options(task.options)
+    for name in TaskOptions.__struct_fields__:
+        if getattr(before, name) != getattr(after, name):
+            yield "other retries" if name == "retry" else f"another {name}"
+    if _concurrency_key(lane) != _concurrency_key(task.lane):
+        yield "another concurrency_key"
+
+
+def _concurrency_key(lane: str | None) -> str:
+    return "" if lane is None else lane.partition("|")[2]
 
 
 class Dispatch(msgspec.Struct, frozen=True, array_like=True):

@@ -17,7 +17,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.plain import is_same
-from orchestrator.domain.tasks.task import KeyHolder, NewTask, UniqueKey, given_key
+from orchestrator.domain.tasks.task import KeyHolder, NewTask, UniqueKey, differing_options, given_key
 from orchestrator.errors import Duplicate, OrchestratorError
 from orchestrator.sealing import CALL, Sealed, open_data
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
@@ -52,10 +52,11 @@ _WAIT_FOR_KEY = Statement[None](
 _TRY_KEY = Statement[bool](
     f"SELECT /* keys.try_key */ pg_try_advisory_xact_lock({LOCK_OF.format(key='%(key)s::text')})"
 )
-_CALL = Statement[tuple[str, memoryview]]("""
-SELECT /* keys.call */ name, payload FROM orchestrator.tasks WHERE id = %(id)s::uuid
+_CALL = Statement[Row]("""
+SELECT /* keys.call */ name, payload, queue, priority, options::text AS options, lane
+  FROM orchestrator.tasks WHERE id = %(id)s::uuid
  UNION ALL
-SELECT name, payload FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
+SELECT name, payload, queue, priority, options::text, lane FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
 """)
 
 
@@ -96,8 +97,8 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey, with
                     holder,
                 )
             # It waited when its key was read and has been claimed since, which frees the key.
-        elif unique.same_call and not _is_same_call(connection, holder, task):
-            raise Duplicate.other_call(key, holder)
+        elif unique.same_call and (difference := _difference(connection, holder, task, unique)):
+            raise Duplicate.other_call(key, holder, difference)
         else:
             return found.bytes
     raise OrchestratorError(f"The key {key!r} could not be had: other tasks take it and let it go all the time.")
@@ -108,10 +109,17 @@ def _replace(connection: Connection, holder: str, task: NewTask) -> bool:
     return _REPLACE.first(connection, id=holder, payload=task.payload, delay=delay) is not None
 
 
-def _is_same_call(connection: Connection, holder: str, task: NewTask) -> bool:
-    """Say whether a task has the same name and arguments; of one that is no longer kept, nobody knows better."""
+def _difference(connection: Connection, holder: str, task: NewTask, unique: UniqueKey) -> str:
+    """Say in what a task differs from another that is to be the same; of one that is no longer kept, nobody knows."""
     found = _CALL.first(connection, id=holder)
-    return found is None or (found[0] == task.name and same_payload(bytes(found[1]), task.payload))
+    if found is None:
+        return ""
+    parts = [] if found.name == task.name else [f"the name {found.name!r}, here {task.name!r}"]
+    if not same_payload(bytes(found.payload), task.payload):
+        parts.append("other arguments")
+    if unique.same_options:
+        parts += differing_options(task, found.queue, found.priority, found.options, found.lane)
+    return ", ".join(parts)
 
 
 def check_batch(connection: Connection, tasks: Sequence[NewTask], created: Mapping[bytes, bytes], beyond: str) -> None:
