@@ -32,6 +32,15 @@ def configure_logging(level: str = "info", form: str = "text", into: logging.Han
     logger.propagate = False
 
 
+def adopt_logs(*names: str) -> None:
+    """Have the warnings of libraries written like our own log, where that is written: bare lines are no JSON."""
+    for name in names:
+        logger = logging.getLogger(name)
+        logger.handlers[:] = logging.getLogger(LOGGER_NAME).handlers
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False
+
+
 def _formatter(form: str) -> logging.Formatter:
     if form == "json":
         return JsonFormatter()

@@ -145,7 +145,9 @@ class Doorkeeper:
             self._strangers.note(origin)
             return
         detail = f"Too many wrong keys came from {origin!r:.100}: come again in {seconds} s, or with a good one."
-        raise Refused(Problem(title="Too many wrong keys", status=429, detail=detail), {"Retry-After": str(seconds)})
+        raise Refused(
+            Problem(title="There were too many wrong keys", status=429, detail=detail), {"Retry-After": str(seconds)}
+        )
 
     def _check(self, given: Secret | None, sent: bool, needed: Scope, origin: str) -> Key:
         if given is None:
@@ -183,5 +185,5 @@ def _sent(headers: Headers) -> bool:
 
 
 def _unknown(detail: str) -> Refused:
-    problem = Problem(title="Who are you?", status=401, detail=detail)
+    problem = Problem(title="The caller is not known", status=401, detail=detail)
     return Refused(problem, {"WWW-Authenticate": 'Bearer realm="orchestrator"'})

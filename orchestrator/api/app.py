@@ -28,7 +28,7 @@ from orchestrator.api.live.answer import Admit
 from orchestrator.api.live.answer import answer as live
 from orchestrator.api.live.hub import Hub
 from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, refused
-from orchestrator.api.reach import WHOLE
+from orchestrator.api.reach import WHOLE, OutOfReach
 from orchestrator.api.refusals import Refusals
 from orchestrator.api.routes import ROUTES
 from orchestrator.api.turns import Turns, perform, read_body, wait_for
@@ -159,8 +159,8 @@ class _Path:
 
     async def _note(self, error: Exception, actor: Actor, request: Request) -> None:
         """Have it in the audit log that somebody was not let do something."""
-        status = error.problem.status if isinstance(error, Refused) else 0
-        if status in (401, 403) and self._refusals.is_told():
+        status = error.problem.status if isinstance(error, Refused) else 404 if isinstance(error, OutOfReach) else 0
+        if (status in (401, 403) or isinstance(error, OutOfReach)) and self._refusals.is_told():
             note = partial(self._refusals.write, actor, request.method, request.url.path, status)
             await anyio.to_thread.run_sync(note)
 
@@ -168,7 +168,7 @@ class _Path:
         found = self._endpoints.get("GET" if method == "HEAD" else method)
         if found is None:
             allowed = ", ".join(sorted(self._endpoints))
-            problem = Problem(title="No such method", status=405, detail=f"Here go: {allowed}.")
+            problem = Problem(title="The method is not served here", status=405, detail=f"Here go: {allowed}.")
             raise Refused(problem, {"Allow": allowed})
         return found
 
@@ -203,14 +203,16 @@ def _problem(error: Exception, request: Request) -> Response:
         log.exception(
             "%s %s failed, which should not have happened", request.method, masked(request.url.path), exc_info=error
         )
-        found = refused(500, "A defect", "This should not have happened; the server's log says more.")
+        found = refused(500, "The server has a defect", "This should not have happened; the server's log says more.")
     data = msgspec.json.encode(found.problem)
     return Response(data, found.problem.status, headers=found.headers, media_type=MEDIA_TYPE)
 
 
 def _without_names(error: Exception) -> Exception:
     """Return an error for somebody who may not know what else there is: no name that is near, and no reason."""
-    return refused(404, "Not found", "There is none, or it is not for this key.") if _is_missing(error) else error
+    return (
+        refused(404, "It was not found", "There is none, or it is not for this key.") if _is_missing(error) else error
+    )
 
 
 def _is_missing(error: Exception) -> bool:
@@ -220,7 +222,7 @@ def _is_missing(error: Exception) -> bool:
 async def _not_served(_: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
     problem = Problem(
-        title="Not found", status=status, detail="Nothing is served here; /openapi.json lists the routes."
+        title="It was not found", status=status, detail="Nothing is served here; /openapi.json lists the routes."
     )
     return Response(msgspec.json.encode(problem), status, media_type=MEDIA_TYPE)
 

@@ -11,12 +11,14 @@ from uuid import UUID
 
 import msgspec
 
+from orchestrator.api.client_lists import is_list
 from orchestrator.api.context import Api
 from orchestrator.api.reach import (
     BACKFILL,
     RUN,
     TASK,
     WHOLE,
+    WITHIN,
     Subject,
     check_definition,
     check_queue,
@@ -36,6 +38,8 @@ KEEPS_WITHIN = frozenset({("tasks", "enqueue"), ("tasks", "enqueue_many"), ("tas
 
 def about(part: str, name: str) -> Subject:
     """Return whose the subject of a call is."""
+    if is_list(part, name):
+        return WITHIN
     check = _ABOUT.get((part, name))
     return WHOLE if check is None else _in_body(f"{part} {name}", check)
 

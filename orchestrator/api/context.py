@@ -15,6 +15,7 @@ from orchestrator.domain import redaction
 from orchestrator.domain.redaction import Redaction
 from orchestrator.sdk.backend import Backend
 from orchestrator.settings import Settings
+from orchestrator.telemetry import Outage, get_logger
 
 T = TypeVar("T")
 PAGE = 50
@@ -57,6 +58,8 @@ class Api:
         self.redaction = Redaction(redaction.words(settings.redact))
         """What is not shown of anything."""
         self.observed = ObservedApi(settings)
+        self.readiness = Outage(get_logger("api"), "Postgres", "this server is not ready")
+        """As those learn who probe it."""
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

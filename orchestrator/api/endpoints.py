@@ -77,7 +77,9 @@ class Endpoint:
             try:
                 read[name] = msgspec.convert(found[name], kind, strict=False)
             except msgspec.ValidationError as error:
-                raise refused(404, "Not found", f"{found[name]!r:.100} is no {name} of this kind: {error}.") from error
+                raise refused(
+                    404, "It was not found", f"{found[name]!r:.100} is no {name} of this kind: {error}."
+                ) from error
         return read
 
     def read_query(self, text: str) -> dict[str, Any]:

@@ -39,15 +39,21 @@ def check_sender(peer: str, headers: Headers) -> None:
     Such a page is known by its origin, or by a name that leads here.
     """
     if not is_loopback(peer):
-        raise refused(403, "Not from there", "There is no key yet, and so only this machine is served.")
+        raise refused(
+            403, "The caller is on another machine", "There is no key yet, and so only this machine is served."
+        )
     if is_forwarded(headers):
         detail = (
             "A proxy has passed this on, and so anybody may have sent it: make a key with `orchestrator keys create`."
         )
-        raise refused(403, "Not through a proxy", detail)
+        raise refused(403, "The request came through a proxy", detail)
     host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
     if not is_loopback(host):
-        raise refused(421, "Not for this server", f"It is reached as localhost or 127.0.0.1, not as {host!r:.100}.")
+        raise refused(
+            421, "The request is for another server", f"It is reached as localhost or 127.0.0.1, not as {host!r:.100}."
+        )
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != headers.get("host"):
-        raise refused(403, "Not from this page", f"A page of {origin!r:.100} may not speak to this server.")
+        raise refused(
+            403, "The request is of a page of others", f"A page of {origin!r:.100} may not speak to this server."
+        )

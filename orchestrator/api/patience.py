@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import h11
+import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from orchestrator.api.problems import MEDIA_TYPE, Problem
 
 LONGEST_HEAD = 10.0
 """Seconds from a connection, or an answer, to the next request being there."""
@@ -32,6 +36,19 @@ class PatientProtocol(H11Protocol):
         """Begin to wait for the next request, or for the rest of one that was answered before it was read."""
         super().on_response_complete()
         self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        """Say what was wrong with what came as everything else is said that goes wrong."""
+        problem = Problem(title="The request is no HTTP/1.1", status=400, detail=msg)
+        data = msgspec.json.encode(problem)
+        headers = [
+            (b"content-type", MEDIA_TYPE.encode()),
+            (b"content-length", str(len(data)).encode()),
+            (b"connection", b"close"),
+        ]
+        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=data), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""

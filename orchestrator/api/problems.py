@@ -99,9 +99,9 @@ def misfit(error: msgspec.ValidationError, mark: str = "#/") -> Refused:
 
 
 _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
-    (NotFound, 404, "Not found"),
+    (NotFound, 404, "It was not found"),
     (Duplicate, 409, "The key is taken"),
-    (WrongState, 409, "Not in this state"),
+    (WrongState, 409, "It is not in a state for this"),
     (InvalidTask, 422, "It cannot be accepted"),
     (InvalidWorkflow, 422, "The workflow cannot be accepted"),
     (ResultTimeout, 504, "It takes longer"),

@@ -66,7 +66,7 @@ class Proxies:
         name = named[0].strip()
         if len(named) > 1 or not name.isprintable() or len(name) > _LONGEST_NAME:
             detail = f"{self._user_header}: expected one name of at most {_LONGEST_NAME} printable characters."
-            raise refused(403, "Who are you?", detail)
+            raise refused(403, "The caller is not known", detail)
         if not self._group_header:
             return User(name, self._scope)
         groups = {word.strip() for line in headers.getlist(self._group_header) for word in line.split(",")}

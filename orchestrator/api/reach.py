@@ -20,6 +20,10 @@ from orchestrator.errors import NotFound
 from orchestrator.store import insights
 
 
+class OutOfReach(NotFound):
+    """There is such a thing, and it is not for the key. Whoever asked hears that there is none."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """What a route is about, and so whose it is."""
@@ -70,25 +74,33 @@ def _workflow(_: Api, reach: Reach, given: Mapping[str, Any]) -> None:
 def _task(api: Api, reach: Reach, given: Mapping[str, Any]) -> None:
     with api.reading() as connection:
         found = insights.find_task_owner(connection, given["id"])
-    if found is None or not (reach.has_queue(found.queue) or (found.in_run and reach.has_workflow(found.workflow))):
+    if found is None:
         raise NotFound.by_id("task", str(given["id"]))
+    if not (reach.has_queue(found.queue) or (found.in_run and reach.has_workflow(found.workflow))):
+        raise OutOfReach.by_id("task", str(given["id"]))
 
 
 def has_run(api: Api, reach: Reach, run: Any) -> bool:
     """Say whether there is such a run, and it is in reach."""
-    with api.reading() as connection:
-        found = insights.find_run_owner(connection, run)
-    return found is not None and reach.has_workflow(found.workflow)
+    try:
+        _run(api, reach, {"id": run})
+    except NotFound:
+        return False
+    return True
 
 
 def _run(api: Api, reach: Reach, given: Mapping[str, Any]) -> None:
-    if not has_run(api, reach, given["id"]):
+    with api.reading() as connection:
+        found = insights.find_run_owner(connection, given["id"])
+    if found is None:
         raise NotFound.by_id("run", str(given["id"]))
+    if not reach.has_workflow(found.workflow):
+        raise OutOfReach.by_id("run", str(given["id"]))
 
 
 def _backfill(api: Api, reach: Reach, given: Mapping[str, Any]) -> None:
     if not reach.has_workflow(api.backend.schedules.show_backfill(given["number"]).workflow):
-        raise NotFound(f"There is no backfill {given['number']}.")
+        raise OutOfReach(f"There is no backfill {given['number']}.")
 
 
 def _whole(_: Api, __: Reach, ___: Mapping[str, Any]) -> None:

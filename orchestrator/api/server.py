@@ -21,7 +21,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.prerequisites import Prerequisites
 from orchestrator.settings import Settings
 from orchestrator.store import database
-from orchestrator.telemetry import get_logger
+from orchestrator.telemetry import adopt_logs, get_logger
 
 log = get_logger("api")
 
@@ -45,6 +45,7 @@ def serve(
     if not _wait_for_postgres(settings):
         return
     _check_certificate(certificate)
+    adopt_logs("uvicorn", "asyncio")
     listener = _listen(host, port, or_any, asks=_asks(settings))
     app = create_app(settings)
     config = uvicorn.Config(

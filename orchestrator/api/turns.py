@@ -44,7 +44,7 @@ class Turns:
     async def count(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Wait for something that holds no thread; this is one more who waits."""
         if self._waiting >= _MOST_WAITING:
-            raise refused(429, "Too many requests at once", f"{_MOST_WAITING:,} wait already.")
+            raise refused(429, "There are too many requests at once", f"{_MOST_WAITING:,} wait already.")
         self._waiting += 1
         try:
             return await call()

@@ -6,6 +6,7 @@ request is a few hundred bytes, an answer fits a socket's buffer, and whoever is
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import socket
@@ -29,6 +30,8 @@ _TURN = 0.5
 """Seconds after which a thread that serves looks whether it is wanted any longer."""
 _TRY_AGAIN = 5.0
 """Seconds until an address that was taken is tried again: a worker that drains may have it a little longer."""
+ELSEWHERE = "the log of this process says why"
+"""Said instead of a reason to who may be anybody."""
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
@@ -160,7 +163,7 @@ class Listener:
             more = b""
         said += more
         if b"\r\n\r\n" in said:
-            self._send(connection, self._answer(bytes(said)))
+            self._send(connection, self._answer(bytes(said), _is_near(connection)))
         elif more and len(said) < _LONGEST_REQUEST:
             return
         self._drop(connection)
@@ -177,7 +180,7 @@ class Listener:
         del self._open[connection]
         connection.close()
 
-    def _answer(self, request: bytes) -> bytes:
+    def _answer(self, request: bytes, is_near: bool) -> bytes:
         words = request.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3:
             return _response(400, {"error": "this is no HTTP request"})
@@ -185,22 +188,32 @@ class Listener:
         if method not in ("GET", "HEAD"):
             return _response(405, {"error": f"{method[:20]} is not served, only GET"}, allow="GET, HEAD")
         try:
-            found = self._found(target.partition("?")[0])
+            found = self._found(target.partition("?")[0], is_near)
         except Exception:  # noqa: BLE001  # monitoring must not end what it watches
             self._log.exception("metrics could not be told")
             found = _response(503, {"error": "metrics could not be told; the log says why"})
         return found if method == "GET" else found[: found.index(b"\r\n\r\n") + 4]
 
-    def _found(self, path: str) -> bytes:
+    def _found(self, path: str, is_near: bool) -> bytes:
         if path == "/metrics":
             return _response(200, render(self._observed.metrics()))
         if path == "/healthz":
             return _response(200, {"status": "ok"})
         if path == "/readyz":
             obstacles = dict(self._observed.obstacles())
+            if not is_near:  # the reasons name servers
+                obstacles = dict.fromkeys(obstacles, ELSEWHERE)
             status = {"status": "not ready" if obstacles else "ready"}
             return _response(503 if obstacles else 200, status | ({"obstacles": obstacles} if obstacles else {}))
         return _response(404, {"error": "served are /metrics, /healthz and /readyz"})
+
+
+def _is_near(connection: socket.socket) -> bool:
+    """Say whether somebody on this machine asks."""
+    try:
+        return ipaddress.ip_address(connection.getpeername()[0].partition("%")[0]).is_loopback
+    except (OSError, ValueError, IndexError):  # gone, or of another kind
+        return False
 
 
 def _response(status: int, body: bytes | Mapping[str, object], *, allow: str = "") -> bytes:

@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from orchestrator.api.client_lists import is_list
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Scope
@@ -115,7 +116,42 @@ def body(call: Endpoint, house: House) -> dict[str, Any]:
     return {field.name: given[field.name] for field in msgspec.structs.fields(call.body) if field.name in given}
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.path)
+def is_a_list(call: Endpoint) -> bool:
+    return is_list(*call.path.split("/")[-2:])
+
+
+LISTS = [call for call in CALLS if is_a_list(call)]
+MINE = {"wanted": {}, "text": "mail-flow", "kind": "run", "digits": "0", "most": 10, "limit": 10}
+"""Asks for what both have."""
+EMPTY = {"open_runs", "count_open_others", "list_code_workflows", "runs_under", "enough_of_ids"}
+"""Of which there is none here."""
+
+
+@pytest.mark.parametrize("call", LISTS, ids=lambda call: call.path)
+def test_lists_have_what_the_key_is_for_and_nothing_beside(house: House, call: Endpoint) -> None:
+    found = {}
+    for key in (house.key, house.make_key(None, None)):
+        asked = body(call, house) | {name: MINE[name] for name in body(call, house).keys() & MINE}
+        answer = house.send("POST", call.path, key, content=msgspec.json.encode(asked))
+        assert answer.status_code == 200, answer.text
+        found[key] = answer.text
+    bound, whole = found.values()
+    if call.path.rpartition("/")[2] in EMPTY:
+        return
+    assert "mail" in bound or str(house.runs["mail"]) in bound, bound
+    for beside in ("bank", *map(str, (house.tasks["bank"], house.failed["bank"], house.runs["bank"]))):
+        assert beside not in bound
+    if "search" not in call.path:
+        assert "bank" in whole or str(house.runs["bank"]) in whole, whole
+
+
+def test_ids_are_shown_as_a_whole_to_who_may_not_know_the_others(house: House) -> None:
+    call = {"kind": "task", "shown": [str(house.tasks["mail"])]}
+    answer = house.send("POST", "/api/v1/client/insights/enough_of_ids", content=msgspec.json.encode(call))
+    assert answer.json()["result"] == 36
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if not is_a_list(call)], ids=lambda call: call.path)
 def test_what_is_beside_the_prefix_is_refused_or_not_there(house: House, call: Endpoint) -> None:
     before = changes(house)
     answer = house.send("POST", call.path, content=msgspec.json.encode(body(call, house)))

@@ -263,7 +263,11 @@ WITHIN_TESTS: dict[str, list[Callable[[House], None]]] = {
 ANYBODYS = {"GET /healthz", "GET /readyz", "POST /api/v1/workflows/validate"}
 
 
-@pytest.mark.parametrize("endpoint", [one for one in ROUTES if one.about is WITHIN], ids=titled)
+KEEPING = [one for one in ROUTES if one.about is WITHIN and not one.path.startswith("/api/v1/client/")]
+"""What the Python client lists has a test of its own, in test_api_client_reach.py."""
+
+
+@pytest.mark.parametrize("endpoint", KEEPING, ids=titled)
 def test_what_keeps_to_the_reach_by_itself_does(house: House, endpoint: Endpoint) -> None:
     assert titled(endpoint) in WITHIN_TESTS, "give this route a test here: what does it show beside the prefix?"
     for test in WITHIN_TESTS[titled(endpoint)]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import logging
 import secrets
 import shutil
@@ -33,6 +35,7 @@ from orchestrator.settings import Settings, load_settings
 from orchestrator.store import audit, keys
 from orchestrator.store.audit import AuditFilter
 from orchestrator.store.database import engine_for
+from orchestrator.telemetry import adopt_logs, close_output, configure_logging
 
 
 @pytest.fixture
@@ -83,6 +86,27 @@ def ask(settings: Settings, path: str, peer: str = "127.0.0.1", method: str = "G
             return await client.request(method, path, headers=headers)
 
     return asyncio.run(ask())
+
+
+# -- what anybody is told
+
+
+def test_whether_it_is_ready_is_told_without_names_of_servers(
+    settings: Settings, engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(engine)
+    monkeypatch.setattr(logging.getLogger("orchestrator"), "propagate", True)
+    assert ask(settings, "/healthz").json() == {"status": "ok"}
+    assert ask(settings, "/readyz").json() == {"status": "ready"}
+    away = dataclasses.replace(settings, database_url="postgresql://me:secret@127.0.0.1:1/nowhere")
+    answer = ask(away, "/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["data"] == {"obstacles": ["postgres"]}
+    assert len(answer.content) < 300
+    for internal in ("127.0.0.1", "nowhere", "secret", "psycopg", "refused"):
+        assert internal not in answer.text
+    assert "127.0.0.1" in caplog.text
+    assert ask(away, "/healthz").json() == {"status": "ok"}
 
 
 # -- where it refuses to serve
@@ -269,6 +293,41 @@ def test_who_asks_before_sending_too_much_is_told_not_to(settings: Settings) -> 
     with serving(settings) as port:
         got = exchange(port, b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST + length + b"Expect: 100-continue\r\n\r\n")
     assert got.startswith(b"HTTP/1.1 413"), got
+
+
+def test_who_asks_before_sending_is_told_to_go_on(settings: Settings) -> None:
+    body = b'{"name": "t.a"}'
+    head = b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST + b"Content-Length: %d\r\n" % len(body)
+    with serving(settings) as port, socket.create_connection(("127.0.0.1", port), timeout=5) as link:
+        link.sendall(head + b"Expect: 100-continue\r\nConnection: close\r\n\r\n")
+        assert link.recv(1000).startswith(b"HTTP/1.1 100 ")
+        link.sendall(body)
+        got = b""
+        while more := link.recv(65_536):
+            got += more
+    assert got.startswith(b"HTTP/1.1 201"), got
+
+
+def test_nonsense_is_answered_and_logged_as_everything_is(
+    settings: Settings, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = {name: logging.getLogger(name).handlers[:] for name in ("orchestrator", "uvicorn", "asyncio")}
+    configure_logging("info", "json")
+    adopt_logs("uvicorn", "asyncio")
+    try:
+        with serving(settings) as port:
+            got = exchange(port, b"what is this\r\n\r\n")
+    finally:
+        close_output()
+        for name, handlers in before.items():
+            logging.getLogger(name).handlers[:] = handlers
+            logging.getLogger(name).propagate = True
+    head, _, body = got.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400"), got
+    assert b"application/problem+json" in head
+    assert json.loads(body)["title"] == "The request is no HTTP/1.1"
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert "Invalid HTTP request received." in [line["message"] for line in lines]
 
 
 def _drip(link: socket.socket, until: float) -> bool:

@@ -227,6 +227,20 @@ def test_the_log_is_listed_over_http_page_by_page(house: House) -> None:
     assert second["next"] is None
 
 
+@pytest.mark.parametrize("path", ["tasks/{task}/cancel", "runs/{run}/cancel", "backfills/{backfill}/cancel"])
+def test_an_act_on_what_is_beside_the_prefix_of_a_key_is_written_down_as_refused(house: House, path: str) -> None:
+    forget(house)
+    place = path.format(task=house.tasks["bank"], run=house.runs["bank"], backfill=house.backfills["bank"])
+    answer = house.send("POST", f"/api/v1/{place}")
+    assert answer.status_code == 404  # as if there were none
+    line = lines(house)[0]
+    assert (line.act, line.who, line.detail) == ("refused", f"bound ({house.key.id})", {"status": 404})
+    assert place.split("/")[1] in line.target
+    nothing = "backfills/999999" if "backfill" in path else f"tasks/{UUID(bytes=new_id())}"
+    assert house.send("POST", f"/api/v1/{nothing}/cancel").status_code == 404
+    assert len(lines(house)) == 1  # there is none
+
+
 def test_old_lines_are_forgotten(house: House) -> None:
     forget(house)
     house.send("POST", "/api/v1/queues/mail.out/pause")

@@ -122,13 +122,19 @@ def get(server: Listener, path: str) -> tuple[int, str]:
     return ask(server, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")
 
 
-def test_metrics_health_and_readiness_are_told(server: Listener, subject: Subject) -> None:
+def test_metrics_health_and_readiness_are_told(
+    server: Listener, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert get(server, "/metrics?x=1") == (200, "# HELP answer The answer.\n# TYPE answer gauge\nanswer 42\n")
     assert get(server, "/healthz") == (200, '{"status": "ok"}\n')
     assert get(server, "/readyz") == (200, '{"status": "ready"}\n')
     subject.trouble["redis"] = "away"
     status, body = get(server, "/readyz")
     assert (status, json.loads(body)) == (503, {"status": "not ready", "obstacles": {"redis": "away"}})
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(listening, "_is_near", lambda _: False)
+        status, body = get(server, "/readyz")
+    assert (status, json.loads(body)["obstacles"]) == (503, {"redis": listening.ELSEWHERE})
     assert get(server, "/healthz")[0] == 200
     assert ask(server, "HEAD /healthz HTTP/1.1\r\n\r\n") == (200, "")
 

@@ -10,6 +10,7 @@ import anyio.to_thread
 import msgspec
 
 from orchestrator.api.client_checks import CHECKS
+from orchestrator.api.client_lists import KEPT, NARROWED
 from orchestrator.api.client_reach import KEEPS_WITHIN, WAITS, about
 from orchestrator.api.client_views import hide
 from orchestrator.api.context import Api
@@ -99,12 +100,16 @@ def _endpoint(call: Declared) -> Endpoint:
         given = {name: getattr(body, name) for name in call.signature.parameters if name != "self"}
         if reach.is_bound and (call.part, call.name) in KEEPS_WITHIN:
             given["within"] = reach.queues
+        if reach.is_bound and (narrow := NARROWED.get((call.part, call.name))):
+            given |= narrow(api, reach, given)
         if check is not None:
             check(api.settings, **given)
         try:
             done = getattr(getattr(api.backend, call.part), call.name)(**given)
         except msgspec.MsgspecError as error:
             raise OrchestratorError(f"What is stored cannot be read by this release: {error}.") from error
+        if reach.is_bound and (keep := KEPT.get((call.part, call.name))):
+            done = keep(reach, done)
         return _wait_for(call, done) if call.waits else call.answer(hide(api, done))
 
     is_async = (call.part, call.name) == ("tasks", "enqueue")

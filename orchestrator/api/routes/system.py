@@ -12,14 +12,18 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api, Asked
 from orchestrator.api.endpoints import Routes
+from orchestrator.api.problems import refused
 from orchestrator.api.reach import NOTHING, WHOLE, WITHIN
 from orchestrator.domain.access import Reach, Scope
+from orchestrator.errors import OrchestratorError, SchemaError
 from orchestrator.monitoring.exposition import CONTENT_TYPE, SECONDS, render
+from orchestrator.monitoring.listener import ELSEWHERE
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import check_label
 from orchestrator.store import database, insights, throughput
 from orchestrator.store.insights import Found, Overview, WorkerView
 from orchestrator.store.throughput import Throughput
+from orchestrator.telemetry import first_line
 
 routes = Routes("system")
 
@@ -127,7 +131,17 @@ def healthy(api: Api) -> Health:
 
 @routes.get("/readyz", about=NOTHING, scope=None)
 def ready(api: Api) -> Health:
-    """Say that this process can work: Postgres answers, and has the tables of this release."""
-    with api.reading() as connection:
-        database.check_schema(connection)
+    """Say whether this process can work: Postgres answers, and has the tables of this release.
+
+    Why it cannot is in its log: anybody may ask.
+    """
+    try:
+        with api.reading() as connection:
+            database.check_schema(connection)
+    except OrchestratorError as error:
+        api.readiness.failed(first_line(error))
+        what = "schema" if isinstance(error, SchemaError) else "postgres"
+        detail = f"Not ready ({what}): {ELSEWHERE}."
+        raise refused(503, "The server is not ready", detail, data={"obstacles": [what]}) from error
+    api.readiness.worked()
     return Health("ready")

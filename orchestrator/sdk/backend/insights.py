@@ -113,15 +113,15 @@ class InsightBackend:
         with self._reading() as connection:
             return insights.count_open_others(connection, workflows, since)
 
-    def search(self, text: str, limit: int) -> Found:
-        """Find tasks and runs by id, name, tag, or the text of an error."""
+    def search(self, text: str, limit: int, queues: str = "", workflows: str = "") -> Found:
+        """Find tasks and runs by id, name, tag, or the text of an error, in queues and of workflows that begin so."""
         with self._reading() as connection:
-            return insights.search(connection, text, limit)
+            return insights.search(connection, text, limit, queues=queues, workflows=workflows)
 
-    def ids_begin_with(self, kind: Kind, digits: str, most: int) -> list[IdMatch]:
+    def ids_begin_with(self, kind: Kind, digits: str, most: int, within: str = "") -> list[IdMatch]:
         """Return the newest tasks or runs whose ids begin with these hexadecimal digits."""
         with self._reading() as connection:
-            return ids.begin_with(connection, kind, digits, most)
+            return ids.begin_with(connection, kind, digits, most, within)
 
     def enough_of_ids(self, kind: Kind, shown: Sequence[UUID]) -> int:
         """Return how many characters tell each of these ids from every other one that there is."""

@@ -193,10 +193,10 @@ class TaskBackend:
         self._connections.nudge()
         return count
 
-    def preview_retry(self, wanted: FailedFilter) -> list[Group]:
+    def preview_retry(self, wanted: FailedFilter, within: str = "") -> list[Group]:
         """Return which failed tasks match, by name and error."""
         with self._connections.reading() as connection:
-            return redrive.preview(connection, wanted)
+            return redrive.preview(connection, wanted, within)
 
     # -- reading
 
