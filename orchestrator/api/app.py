@@ -190,6 +190,8 @@ async def _answer(api: Api, turns: Turns, endpoint: Endpoint, request: Request, 
         answer = await wait_for(turns, answer, request)
     if isinstance(answer, Response):
         return answer
+    if answer is None and endpoint.may_be_nothing:
+        return Response(status_code=204)
     headers = {} if endpoint.etag is None else {"ETag": f'"{endpoint.etag(answer)}"'}
     if headers and endpoint.method == "GET" and is_known(headers["ETag"], request.headers.get("If-None-Match")):
         return Response(status_code=304, headers=headers)

@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
+from orchestrator.api.desk import Desk
 from orchestrator.api.observed import ObservedApi
 from orchestrator.domain import redaction
 from orchestrator.domain.redaction import Redaction
@@ -60,6 +61,7 @@ class Api:
         self.observed = ObservedApi(settings)
         self.readiness = Outage(get_logger("api"), "Postgres", "this server is not ready")
         """As those learn who probe it."""
+        self.desk = Desk(self.backend.connections)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -73,5 +75,6 @@ class Api:
 
     def close(self) -> None:
         """Close every connection."""
+        self.desk.close()
         self.backend.close()
         self.observed.system.close()

@@ -59,6 +59,8 @@ class Endpoint:
     """Names the state of what is answered or stored, so that nobody need read it again who has it."""
     is_kept: Callable[[Any], bool] | None = None
     """Says of an answer that nothing has come of it yet, which is told with 202."""
+    may_be_nothing: bool = False
+    """There may be nothing to answer with, which is told with 204."""
     takes_reach: bool = False
     examples: Sequence[Any] = ()
     """Of the body."""
@@ -153,9 +155,20 @@ class Routes:
         examples: Sequence[Any] = (),
         etag: Callable[[Any], str] | None = None,
         is_kept: Callable[[Any], bool] | None = None,
+        may_be_nothing: bool = False,
     ) -> Callable[[F], F]:
         """Declare a route that does something."""
-        return self._add("POST", path, about, scope, status, examples, etag=etag, is_kept=is_kept)
+        return self._add(
+            "POST",
+            path,
+            about,
+            scope,
+            status,
+            examples,
+            etag=etag,
+            is_kept=is_kept,
+            may_be_nothing=may_be_nothing,
+        )
 
     def put(
         self, path: str, *, about: Subject, scope: Scope = Scope.OPERATE, examples: Sequence[Any] = ()
@@ -178,6 +191,7 @@ class Routes:
         etag: Callable[[Any], str] | None = None,
         media_type: str = JSON,
         is_kept: Callable[[Any], bool] | None = None,
+        may_be_nothing: bool = False,
     ) -> Callable[[F], F]:
         def declare(call: F) -> F:
             hints = get_type_hints(call, include_extras=True)
@@ -210,6 +224,7 @@ class Routes:
                     takes_match="match" in names,
                     etag=etag,
                     is_kept=is_kept,
+                    may_be_nothing=may_be_nothing,
                     media_type=media_type,
                     takes_reach="reach" in names,
                     examples=examples,

@@ -151,6 +151,7 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
             ),
             **({"204": {"description": "The end has been told already."}} if endpoint.is_live else {}),
             **({"304": {"description": "It is as it was."}} if _is_read_again(endpoint) else {}),
+            **({"204": {"description": "There is nothing."}} if endpoint.may_be_nothing else {}),
             **{
                 str(status): {"description": words, "content": {MEDIA_TYPE: {"schema": known[id(Problem)]}}}
                 for status, words in _PROBLEMS.items()

@@ -23,6 +23,8 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:worker:<id>        string   heartbeat, expires
     {orchestrator:0}:names:<hash>       string   task names that a worker knows, expires
     {orchestrator:0}:services           hash     who offers services over HTTP, by id
+    {orchestrator:0}:pull:<execution>   hash     work that is offered to who asks for it, and what became of it, expires
+    {orchestrator:0}:pulls:<service>    zset     what of that waits for somebody, by time
     {orchestrator:0}:orders:<id>        stream   the leader's orders to one worker: stop, drain, go on
     {orchestrator:0}:pages:<run>:<n>    hash     a history that is too large for the message of attempt n, expires
     {orchestrator:0}:holder:<task>      string   which task has the key that a running task wanted this one for, expires
@@ -31,6 +33,8 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:spoken             stream   which tasks have said something, capped
     {orchestrator:0}:watched            string   somebody listens to what moves, expires
     {orchestrator:0}:changes            stream   what moved, one entry per tick while somebody listens, capped
+    {orchestrator:0}:pull-offers        channel  services for which there is work
+    {orchestrator:0}:pull-ends          channel  executions that are done, or that nobody asks for any more
     {orchestrator:0}:done:<0..15>       channel  tasks and runs that ended, once per tick, by hash of the id
     {orchestrator:0}:applied            channel  the same as the key, once per tick
 """
@@ -151,6 +155,20 @@ class Keys:
     @property
     def services(self) -> str:
         return f"{self.prefix}:services"
+
+    @property
+    def pull_offers(self) -> str:
+        return f"{self.prefix}:pull-offers"
+
+    @property
+    def pull_ends(self) -> str:
+        return f"{self.prefix}:pull-ends"
+
+    def pull(self, execution: str) -> str:
+        return f"{self.prefix}:pull:{execution}"
+
+    def pull_waiting(self, service: str) -> str:
+        return f"{self.prefix}:pulls:{service}"
 
     def events(self, generation: str) -> str:
         return f"{self.prefix}:events:{generation}"

@@ -39,6 +39,9 @@ UNAUDITED = {
     "POST /workflows/{name}/runs",
     "POST /api/v1/runs/{id}/queries/{name}",
     "POST /workers/heartbeat",
+    "POST /queue/poll",
+    "POST /queue/heartbeat",
+    "POST /queue/complete",
 }
 """What only looks, or starts something: that is too much of it, and tasks and runs tell when they were created."""
 BODIES: dict[str, dict[str, Any]] = {

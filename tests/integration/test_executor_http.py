@@ -104,7 +104,7 @@ def test_what_is_sent_of_arguments(arguments: Any, keywords: Any, sent: Any) -> 
     import json
 
     work = execution(Http(params={"k": 0}), *arguments, **keywords)
-    assert json.loads(request_body(work, Http(params={"k": 0}))) == {**sent, "request_id": "e-1"}
+    assert json.loads(request_body(work, {"k": 0})) == {**sent, "request_id": "e-1"}
 
 
 @pytest.mark.parametrize(

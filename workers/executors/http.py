@@ -55,7 +55,7 @@ class HttpExecutor:
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
         """Ask until somebody answers."""
-        options, body = _options(execution), request_body(execution, _options(execution))
+        options, body = _options(execution), request_body(execution, _options(execution).params)
         service, tried = service_of(execution, options), 0
         reason = f"nobody offers the service {service!r} now"
         while True:

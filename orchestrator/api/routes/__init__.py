@@ -8,6 +8,7 @@ from orchestrator.api.routes import (
     client,
     code,
     live,
+    pull,
     quarantine,
     queues,
     registry,
@@ -33,4 +34,5 @@ ROUTES: tuple[Endpoint, ...] = (
     *client.routes,
     *seed.routes,
     *registry.routes,
+    *pull.routes,
 )

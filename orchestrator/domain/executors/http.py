@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import msgspec
@@ -63,8 +64,8 @@ def service_of(execution: Execution, options: Http) -> str:
     return options.service or execution.task
 
 
-def request_body(execution: Execution, options: Http) -> bytes:
-    """Return what is sent.
+def request_body(execution: Execution, constants: Mapping[str, Any]) -> bytes:
+    """Return what is sent; `constants` are params that the input has none of.
 
     Arguments that are called `input` and `params`, and nothing else, are sent as they are: so a service that takes a
     list, or anything but named values, can be asked. One argument without a name is the input by itself.
@@ -77,7 +78,7 @@ def request_body(execution: Execution, options: Http) -> bytes:
         sent, params = given[0], execution.input.get("params") or {}
     else:
         sent = execution.input
-    merged = {**options.params, **params} if isinstance(params, dict) else params
+    merged = {**constants, **params} if isinstance(params, dict) else params
     body = {"input": sent, "params": merged, "request_id": execution.name}
     if given and sent is execution.input:
         body["arguments"] = given
@@ -100,7 +101,7 @@ def read_answer(status: int, body: bytes, who: str) -> Any | Broken:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         said = None
     if isinstance(said, dict) and said.get("error"):
-        return _reported(said, retryable=status < 400 or status >= 500)
+        return reported(said["error"], retryable=status < 400 or status >= 500)
     if not is_good:
         shown = body[:200].decode("utf-8", "replace")
         return Broken("BadAnswer", f"{who} answered with status {status}: {shown!r}.", retryable=status >= 500)
@@ -113,9 +114,8 @@ def read_answer(status: int, body: bytes, who: str) -> Any | Broken:
     return said["result"]
 
 
-def _reported(said: dict[str, Any], *, retryable: bool) -> Broken:
+def reported(error: Any, *, retryable: bool = True) -> Broken:
     """Return a failure that a service reports: a text, or an object with `kind`, `message`, `retryable`, `detail`."""
-    error = said["error"]
     if not isinstance(error, dict):
         return Broken("ServiceError", _text(error), retryable)
     kind, may = error.get("kind"), error.get("retryable")

@@ -1,0 +1,176 @@
+"""Work for those who ask for it, at the root: workers behind a firewall, in any language.
+
+A poll that waits holds neither a thread nor a connection to Postgres. What is completed is durable before it is
+answered: the worker that watches the execution reports it, the leader applies that, and only then is it said here.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.api.context import Api
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.problems import refused
+from orchestrator.api.reach import WHOLE
+from orchestrator.api.routes.registry import Ok, ServiceName, WorkerId
+from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
+from orchestrator.errors import NotFound, WrongState
+from orchestrator.sdk.waiting.steps import Pause, Steps
+from orchestrator.transport.pull import Leased
+
+routes = Routes("pull", "/queue")
+
+_LOOK_AGAIN = 5.0
+"""Seconds after which who waits looks again: a word may have been lost."""
+_APPLYING = 20.0
+"""Seconds that a completion may take to be in Postgres, before it is to be sent again."""
+_AROUND = 4_096
+"""Bytes of a completion that may be around its result."""
+
+QueueId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{1,63}~[0-9a-f]{16}$", examples=["x-1~0123456789abcdef"])]
+
+
+class Poll(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody who wants work."""
+
+    worker_id: WorkerId
+    services: Annotated[list[ServiceName], Meta(min_length=1, max_length=100)]
+    """What it can do."""
+    wait: Annotated[float, Meta(ge=0, le=60)] = 20.0
+    """Seconds to wait for work."""
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """Work that is leased to who asked for it."""
+
+    queue_id: str
+    """To be given with heartbeats, and when it is done."""
+    id: str
+    """The same."""
+    task_id: str
+    task: str
+    service: str
+    node_key: str
+    """The step of the workflow, if it is one."""
+    request_id: str
+    """The same whoever had it before: who has it twice can know that."""
+    attempt: int
+    """How many have had it, this time included; the others fell silent."""
+    lease: float
+    """Seconds within which the next heartbeat must come."""
+    input: Any
+    params: Any
+    input_json: str
+    """Input and params once more, as a text."""
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True):
+    """A word of who works on something."""
+
+    queue_id: QueueId
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it."""
+
+    queue_id: QueueId
+    result: Any = None
+    error: str | dict[str, Any] | None = None
+    """A text, or an object with `kind`, `message`, `retryable` and `detail`, if it failed."""
+
+
+@routes.post("/poll", about=WHOLE, may_be_nothing=True, examples=[{"worker_id": "w1", "services": ["sum"], "wait": 0}])
+def poll_queue(api: Api, body: Poll) -> Steps[Work | None]:
+    """Ask for work: answered when there is some, or with 204 when there was none."""
+    services, deadline, pause = list(dict.fromkeys(body.services)), time.monotonic() + body.wait, Pause()
+    with api.desk.offers.listening(services, pause.ring):
+        while True:
+            taken = api.desk.pulls.take(body.worker_id, services)
+            left = deadline - time.monotonic()
+            if taken is not None or left <= 0:
+                return None if taken is None else _work(taken)
+            pause.seconds = min(left, _LOOK_AGAIN)
+            yield pause
+
+
+@routes.post("/heartbeat", about=WHOLE)
+def queue_heartbeat(api: Api, body: Beat) -> Ok:
+    """Say that somebody still works on something; refused with 409 where that is in vain."""
+    state = api.desk.pulls.beat(body.queue_id)
+    if state != "leased":
+        raise _refusal(state, body.queue_id)
+    return Ok()
+
+
+@routes.post("/complete", about=WHOLE)
+def complete_work(api: Api, body: Completion) -> Steps[Ok]:
+    """Hand in what came of something; answered when that is in Postgres. The same again changes nothing."""
+    said = msgspec.json.encode({"result": body.result, "error": body.error or ""})
+    if len(said) > api.settings.max_payload + _AROUND:
+        detail = (
+            f"A result has at most {api.settings.max_payload:,} bytes (setting max_payload): send an error instead."
+        )
+        raise refused(413, "The result is too large", detail)
+    pause, deadline = Pause(), time.monotonic() + _APPLYING
+    name = body.queue_id.rpartition("~")[0]
+    with api.desk.ends.listening([name], pause.ring):
+        while True:
+            state = api.desk.pulls.complete(body.queue_id, said)
+            if state not in ("done", "ended"):
+                raise _refusal(state, body.queue_id)
+            left = deadline - time.monotonic()
+            if state == "ended" or (left <= _APPLYING - _LOOK_AGAIN and _has_ended(api, body.queue_id)):
+                return Ok()
+            if left <= 0:
+                raise refused(503, "It is kept, but not in Postgres yet", "No leader has applied it: send it again.")
+            pause.seconds = min(left, _LOOK_AGAIN)
+            yield pause
+
+
+def _has_ended(api: Api, queue_id: str) -> bool:
+    """Say whether the task has ended, where who watched it can no longer say so."""
+    found = api.desk.pulls.task_of(queue_id)
+    if found is None:
+        return False
+    outcome = api.backend.connections.outcomes([UUID(found).bytes]).get(UUID(found).bytes)
+    if outcome is not None and outcome.status == TaskState.CANCELLED:
+        raise _refusal("cancelled", queue_id)
+    return outcome is not None and outcome.status in ENDED_TASK_STATES
+
+
+def _refusal(state: str, queue_id: str) -> Exception:
+    if state == "unknown":
+        return NotFound(
+            f"Nothing is known of {queue_id}: it ended long ago, or Redis was lost. It may be offered again."
+        )
+    reasons = {
+        "cancelled": "it was cancelled, or its time was up",
+        "lost": "the lease was lost in silence, and somebody else has the work, or may ask for it",
+        "waiting": "the lease was lost in silence, and the work waits for somebody; who has it done may still say so",
+        "done": "it has been completed",
+        "ended": "it has been completed",
+    }
+    return WrongState(f"{queue_id} is not worked on any more: {reasons.get(state, state)}.")
+
+
+def _work(taken: Leased) -> Work:
+    offer, body = taken.offer, msgspec.json.decode(taken.offer.body)
+    return Work(
+        queue_id=taken.queue_id,
+        id=taken.queue_id,
+        task_id=offer.task_id,
+        task=offer.task,
+        service=offer.service,
+        node_key=offer.step,
+        request_id=offer.name,
+        attempt=taken.number,
+        lease=offer.lease,
+        input=body["input"],
+        params=body["params"],
+        input_json=offer.body.decode(),
+    )

@@ -1,0 +1,43 @@
+"""What a task says that somebody does who asks for work: a worker behind a firewall, in any language."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+from orchestrator.domain.executors.execution import Execution
+from orchestrator.domain.executors.options import ExecutorOptions
+
+_SERVICE = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+
+
+class Pull(ExecutorOptions, frozen=True, kw_only=True):
+    """Work that is offered, and leased to who asks for it with `POST /queue/poll`."""
+
+    executor: ClassVar[str] = "pull"
+
+    service: str = ""
+    """What is asked for; what the task is called, if it is not given."""
+    params: dict[str, Any] = {}
+    """Given beside the input."""
+    lease: float = 60.0
+    """Seconds of silence after which the work is offered again; heartbeats begin them anew."""
+    max_leases: int = 3
+    """How many may have it and fall silent, one after another, before it fails."""
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Return what types cannot say."""
+        found = []
+        if self.service and not _SERVICE.fullmatch(self.service):
+            expected = "expected up to 200 letters, digits and the signs _ . : -"
+            found.append(("service", f"{expected}, found {self.service!r:.100}"))
+        if not 1 <= self.lease <= 86_400:
+            found.append(("lease", f"expected seconds, 1 to 86,400, found {self.lease:g}"))
+        if not 1 <= self.max_leases <= 1_000:
+            found.append(("max_leases", f"expected 1 to 1000, found {self.max_leases}"))
+        return found
+
+
+def service_of(execution: Execution, options: Pull) -> str:
+    """Return under which name it is offered."""
+    return options.service or execution.task

@@ -1,0 +1,281 @@
+"""Work that is offered to those who ask for it, in Redis: offered by who watches it, leased, completed, forgotten.
+
+    waiting ── take ──▶ leased ── complete ──▶ done ── release ──▶ ended
+       ▲                  │
+       └── silent too long┘ (so often, and then: lost)          any ── cancel ──▶ cancelled
+
+Redis may lose it all. Whoever watches an execution offers it again where it is missing, and who completes something is
+told that this is done only when the end is in Postgres. `ended` and `cancelled` stay for an hour, so that who comes
+late or twice is told what became of it. A lease has an id of its own, and only who has the last one is believed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from redis import Redis
+
+from orchestrator.sealing import VALUE, Sealed, open_data
+from orchestrator.transport.codec import Malformed, decode, encode, prepare
+from orchestrator.transport.keys import Keys
+
+KEPT = 3_600
+"""Seconds that anything is kept here after the last word about it."""
+_MOST = 500
+"""Executions that one call looks at."""
+
+_OFFER = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local now = redis.call('TIME')
+redis.call('HSET', KEYS[1], 's', 'waiting', 'b', ARGV[2], 'v', ARGV[3], 'n', 0)
+redis.call('HSET', KEYS[1], 'd', ARGV[4], 'm', ARGV[5], 't', ARGV[6])
+redis.call('EXPIRE', KEYS[1], ARGV[8])
+redis.call('ZADD', KEYS[2], now[1] .. string.format('%06d', now[2]), ARGV[1])
+redis.call('PUBLISH', ARGV[7], ARGV[3])
+return 1
+"""
+_TAKE = """
+for _ = 1, 100 do
+  local place, first, least
+  for _, waiting in ipairs(KEYS) do
+    local found = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')
+    if found[1] and (not least or tonumber(found[2]) < least) then
+      place, first, least = waiting, found[1], tonumber(found[2])
+    end
+  end
+  if not place then return false end
+  redis.call('ZREM', place, first)
+  local key = ARGV[1] .. first
+  if redis.call('HGET', key, 's') == 'waiting' then
+    local now = redis.call('TIME')
+    local until_ = now[1] * 1000 + math.floor(now[2] / 1000) + tonumber(redis.call('HGET', key, 'd'))
+    redis.call('HSET', key, 's', 'leased', 'q', ARGV[2], 'w', ARGV[3], 'u', string.format('%.0f', until_))
+    local number = redis.call('HINCRBY', key, 'n', 1)
+    return {first, redis.call('HGET', key, 'b'), number}
+  end
+end
+return false
+"""
+_BEAT = """
+local s, q, d = unpack(redis.call('HMGET', KEYS[1], 's', 'q', 'd'))
+if not s then return 'unknown' end
+if s == 'cancelled' then return s end
+if q ~= ARGV[1] then return 'lost' end
+if s ~= 'leased' then return s end
+local now = redis.call('TIME')
+local until_ = now[1] * 1000 + math.floor(now[2] / 1000) + tonumber(d)
+redis.call('HSET', KEYS[1], 'u', string.format('%.0f', until_))
+return s
+"""
+_COMPLETE = """
+local s, q, v = unpack(redis.call('HMGET', KEYS[1], 's', 'q', 'v'))
+if not s then return 'unknown' end
+if s == 'cancelled' then return s end
+if q ~= ARGV[1] then return 'lost' end
+if s == 'leased' or s == 'waiting' then
+  redis.call('ZREM', ARGV[4] .. v, ARGV[3])
+  redis.call('HSET', KEYS[1], 's', 'done', 'o', ARGV[2])
+  redis.call('PUBLISH', ARGV[5], ARGV[3])
+  return 'done'
+end
+return s
+"""
+_LOOK = """
+local answer = {}
+local now = redis.call('TIME')
+local ms = now[1] * 1000 + math.floor(now[2] / 1000)
+for place, key in ipairs(KEYS) do
+  local s, u, n, m, v, o, w = unpack(redis.call('HMGET', key, 's', 'u', 'n', 'm', 'v', 'o', 'w'))
+  if s then redis.call('EXPIRE', key, ARGV[1]) end
+  if s == 'leased' and tonumber(u) < ms then
+    if tonumber(n) >= tonumber(m) then
+      s = 'lost'
+    else
+      s = 'waiting'
+      redis.call('ZADD', ARGV[2] .. v, now[1] .. string.format('%06d', now[2]), ARGV[3 + place])
+      redis.call('PUBLISH', ARGV[3], v)
+    end
+    redis.call('HSET', key, 's', s)
+  end
+  answer[place] = {s or '', o or '', w or '', tonumber(n or 0)}
+end
+return answer
+"""
+_END = """
+local s, v = unpack(redis.call('HMGET', KEYS[1], 's', 'v'))
+if not s then return 0 end
+if s ~= 'ended' and s ~= 'cancelled' then
+  redis.call('HSET', KEYS[1], 's', (s == 'done' and ARGV[1] == '0') and 'ended' or 'cancelled')
+end
+redis.call('HDEL', KEYS[1], 'b', 'o')
+redis.call('ZREM', ARGV[3] .. v, ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[5])
+redis.call('PUBLISH', ARGV[4], ARGV[2])
+return 1
+"""
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Work that somebody may do."""
+
+    name: str
+    """Of the execution."""
+    service: str
+    task: str
+    task_id: str
+    body: bytes
+    """What is to be worked on: JSON with `input` and `params`."""
+    lease: float
+    """Seconds."""
+    max_leases: int
+    step: str = ""
+
+
+prepare(Offer)
+
+
+class Leased(NamedTuple):
+    """Work that somebody has."""
+
+    queue_id: str
+    """Of the lease."""
+    number: int
+    """How many have had it, this one included."""
+    offer: Offer
+
+
+class State(NamedTuple):
+    """Where an execution stands, as who watches it sees it."""
+
+    state: str
+    """Empty if there is nothing of the kind."""
+    outcome: bytes
+    """JSON with `result` and `error`, once it is done."""
+    problem: str
+    """Why that cannot be read."""
+    worker: str
+    """Who had it last."""
+    leases: int
+
+
+class Pulls:
+    """What is offered, and what became of it."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._scripts = {
+            name: redis.register_script(text)
+            for name, text in {
+                "offer": _OFFER,
+                "take": _TAKE,
+                "beat": _BEAT,
+                "complete": _COMPLETE,
+                "look": _LOOK,
+                "end": _END,
+            }.items()
+        }
+
+    def offer(self, offer: Offer) -> None:
+        """Offer work, unless it has been under this name."""
+        keys, place = self._keys, self._keys.pull(offer.name)
+        body = self._sealed(place, encode(offer))
+        words = (offer.name, body, offer.service, round(offer.lease * 1000), offer.max_leases, offer.task_id)
+        self._run("offer", [place, keys.pull_waiting(offer.service)], *words, keys.pull_offers, KEPT)
+
+    def take(self, worker: str, services: Sequence[str]) -> Leased | None:
+        """Lease to somebody what has waited longest of some services."""
+        token = secrets.token_hex(8)
+        while True:
+            waiting = [self._keys.pull_waiting(service) for service in services]
+            found = self._run("take", waiting, self._keys.pull(""), token, worker)
+            if not found:
+                return None
+            name = found[0].decode()
+            try:
+                offer = decode(Offer, self._opened(self._keys.pull(name), found[1]))
+            except Malformed:
+                continue  # a stranger's, or another release's: who watches it will find that nobody completes it
+            except Sealed:
+                self._put_back(name)
+                raise
+            return Leased(f"{name}~{token}", int(found[2]), offer)
+
+    def _put_back(self, name: str) -> None:
+        """Leave to others what this process cannot read."""
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.hget(self._keys.pull(name), "v")
+        pipeline.hincrby(self._keys.pull(name), "n", -1)
+        pipeline.hset(self._keys.pull(name), "s", "waiting")
+        service = pipeline.execute()[0] or b""
+        self._redis.zadd(self._keys.pull_waiting(service.decode()), {name: 0})
+
+    def beat(self, queue_id: str) -> str:
+        """Begin a lease anew; return where the work stands: `leased`, if it is still theirs."""
+        name, token = _parts(queue_id)
+        return self._said(self._run("beat", [self._keys.pull(name)], token))
+
+    def complete(self, queue_id: str, outcome: bytes) -> str:
+        """Say how it ended; return where the work stands: `done`, or `ended` if that is in Postgres."""
+        name, token = _parts(queue_id)
+        place, keys = self._keys.pull(name), self._keys
+        words = (token, self._sealed(place, outcome), name, keys.pull_waiting(""), keys.pull_ends)
+        return self._said(self._run("complete", [place], *words))
+
+    def task_of(self, queue_id: str) -> str | None:
+        """Return the id of the task that some work belongs to."""
+        found = self._redis.hget(self._keys.pull(_parts(queue_id)[0]), "t")
+        return found.decode() if isinstance(found, bytes) else found
+
+    def look(self, names: Sequence[str]) -> dict[str, State]:
+        """Return where executions stand; what was leased to somebody who fell silent is offered again."""
+        found: dict[str, State] = {}
+        for start in range(0, len(names), _MOST):
+            some = names[start : start + _MOST]
+            places = [self._keys.pull(name) for name in some]
+            rows = self._run("look", places, KEPT, self._keys.pull_waiting(""), self._keys.pull_offers, *some)
+            for name, place, (state, outcome, worker, leases) in zip(some, places, rows, strict=True):
+                said, problem = self._read(place, outcome) if state == b"done" else (b"", "")
+                found[name] = State(state.decode(), said, problem, worker.decode("utf-8", "replace"), int(leases))
+        return found
+
+    def cancel(self, name: str) -> None:
+        """Have nobody work on it any more."""
+        self._end(name, is_cancelled=True)
+
+    def release(self, name: str) -> None:
+        """Keep only that it has ended."""
+        self._end(name, is_cancelled=False)
+
+    def _end(self, name: str, *, is_cancelled: bool) -> None:
+        keys = self._keys
+        words = (int(is_cancelled), name, keys.pull_waiting(""), keys.pull_ends, KEPT)
+        self._run("end", [keys.pull(name)], *words)
+
+    def _run(self, script: str, places: Sequence[str], *words: Any) -> Any:
+        return self._scripts[script](keys=list(places), args=list(words))
+
+    @staticmethod
+    def _said(state: Any) -> str:
+        return bytes(state).decode()
+
+    def _sealed(self, place: str, data: bytes) -> bytes:
+        vault = self._keys.vault
+        return self._keys.signing.sign(place, data if vault is None else vault.seal(VALUE, data))
+
+    def _read(self, place: str, data: bytes) -> tuple[bytes, str]:
+        try:
+            return self._opened(place, data), ""
+        except (Malformed, Sealed) as error:
+            return b"", str(error)
+
+    def _opened(self, place: str, data: bytes) -> bytes:
+        return open_data(self._keys.signing.body(place, data), VALUE)
+
+
+def _parts(queue_id: str) -> tuple[str, str]:
+    name, _, token = queue_id.rpartition("~")
+    return name, token

@@ -1,0 +1,356 @@
+"""The executor `pull` and the routes of those who ask for work: leases, heartbeats, and what is said of late words."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+from redis import Redis
+
+from orchestrator.api.routes import pull as routes
+from orchestrator.domain.executors.execution import Broken, Execution, Finished
+from orchestrator.domain.executors.pull import Pull
+from orchestrator.settings import Settings, load_settings
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys
+from orchestrator.workers.executors.protocol import Gone
+from orchestrator.workers.executors.pull import PullExecutor
+from tests.integration.serving import serving
+from tests.integration.test_executor_http import Heard
+
+KEYS = Keys()
+SIGNED = {"signing_keys": "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="}
+SEALED = {"data_keys": "k1:MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="}
+
+
+@pytest.fixture(scope="module")
+def settings(database_url: str, redis_url: str) -> Settings:
+    return load_settings(environ={}, database_url=database_url, redis_url=redis_url)
+
+
+@pytest.fixture(scope="module")
+def address(settings: Settings) -> Iterator[str]:
+    with serving(settings) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def redis(redis_url: str) -> Iterator[Redis]:
+    redis = connect(redis_url)
+    for key in redis.scan_iter(f"{KEYS.prefix}:pull*".replace("{", r"\{")):
+        redis.delete(key)
+    yield redis
+    redis.close()
+
+
+def execution(name: str = "e-1", *, task_id: str | None = None, **options: Any) -> Execution:
+    return Execution(
+        name=name,
+        task="shop.sum",
+        task_id=task_id or str(uuid4()),
+        attempt=1,
+        queue="default",
+        options=Pull(service="sum", params={"k": 1}, **options),
+        input={"input": [1, 2]},
+    )
+
+
+class Client(httpx.AsyncClient):
+    """Somebody who pulls."""
+
+    async def poll(self, *, worker: str = "w", wait: float = 10, services: tuple[str, ...] = ("sum",)) -> Any:
+        answer = await self.post("/queue/poll", json={"worker_id": worker, "services": services, "wait": wait})
+        assert answer.status_code in (200, 204), answer.text
+        return answer.json() if answer.status_code == 200 else None
+
+    async def complete(self, work: Any, **said: Any) -> httpx.Response:
+        return await self.post("/queue/complete", json={"queue_id": work["queue_id"], **said})
+
+    async def beat(self, work: Any) -> httpx.Response:
+        return await self.post("/queue/heartbeat", json={"queue_id": work["queue_id"]})
+
+
+Story = Callable[[PullExecutor, Client], Coroutine[Any, Any, None]]
+
+
+def tell(story: Story, address: str, settings: Settings) -> None:
+    async def go() -> None:
+        executor = PullExecutor(settings)
+        try:
+            async with Client(base_url=address, timeout=40) as client:
+                await asyncio.wait_for(story(executor, client), 60)
+        finally:
+            await executor.close()
+
+    asyncio.run(go())
+
+
+async def watched(executor: PullExecutor, work: Execution) -> asyncio.Task[Any]:
+    return asyncio.create_task(executor.watch(work, await executor.submit(work), Heard()))
+
+
+@pytest.mark.parametrize("more", [{}, SIGNED, SEALED, {**SIGNED, **SEALED}], ids=["plain", "signed", "sealed", "both"])
+def test_work_is_leased_completed_and_durable_before_that_is_said(settings: Settings, more: dict[str, str]) -> None:
+    settings = load_settings(
+        environ={},
+        database_url=settings.database_url,
+        redis_url=settings.redis_url,
+        **more,  # type: ignore[arg-type]
+    )
+
+    async def story(executor: PullExecutor, client: Client) -> None:
+        polling = asyncio.create_task(client.poll())  # before there is anything
+        work = execution()
+        watching = await watched(executor, work)
+        found = await polling
+        assert (found["input"], found["params"], found["service"]) == ([1, 2], {"k": 1}, "sum")
+        assert (found["request_id"], found["attempt"], found["lease"]) == ("e-1", 1, 60)
+        assert (await client.beat(found)).json() == {"ok": "1"}
+        completing = asyncio.create_task(client.complete(found, result={"sum": 3}))
+        assert await watching == Finished({"sum": 3})
+        await asyncio.sleep(0.2)
+        assert not completing.done(), "it is not in Postgres yet"
+        await executor.release(work, "e-1")
+        answer = await completing
+        assert (answer.status_code, answer.json()) == (200, {"ok": "1"})
+        assert (await client.complete(found, result={"sum": 4})).status_code == 200, "the same again changes nothing"
+        late = await client.beat(found)
+        assert (late.status_code, "completed" in late.json()["detail"]) == (409, True)
+
+    with serving(settings) as address:
+        tell(story, address, settings)
+
+
+def test_what_a_puller_reports_is_a_failure(address: str, settings: Settings) -> None:
+    async def story(executor: PullExecutor, client: Client) -> None:
+        for error, expected in (
+            ("no luck", Broken("ServiceError", "no luck")),
+            ({"kind": "Sold", "message": "out", "retryable": False}, Broken("Sold", "out", retryable=False)),
+        ):
+            name = f"e-{expected.kind}"
+            watching = await watched(executor, execution(name))
+            completing = asyncio.create_task(client.complete(await client.poll(), error=error))
+            assert await watching == expected
+            await executor.release(execution(name), name)
+            assert (await completing).status_code == 200
+
+    tell(story, address, settings)
+
+
+def test_where_there_is_nothing_a_poll_says_so(address: str, settings: Settings) -> None:
+    async def story(executor: PullExecutor, client: Client) -> None:
+        await executor.submit(execution())
+        assert await client.poll(wait=0, services=("other",)) is None
+        assert (await client.poll(wait=0, services=("other", "sum")))["request_id"] == "e-1"
+        assert await client.poll(wait=0.2) is None
+
+    tell(story, address, settings)
+
+
+def test_submitting_again_offers_nothing_twice(address: str, settings: Settings) -> None:
+    async def story(executor: PullExecutor, client: Client) -> None:
+        for _ in range(2):
+            await executor.submit(execution())
+        assert await client.poll(wait=0) is not None
+        await executor.submit(execution())
+        assert await client.poll(wait=0) is None
+
+    tell(story, address, settings)
+
+
+def test_a_lease_that_is_lost_goes_to_the_next_and_late_words_are_refused(address: str, settings: Settings) -> None:
+    async def story(executor: PullExecutor, client: Client) -> None:
+        watching = await watched(executor, execution(lease=1))
+        first = await client.poll(worker="first")
+        second = await client.poll(worker="second")
+        assert (second["request_id"], second["attempt"]) == ("e-1", 2)
+        assert second["queue_id"] != first["queue_id"]
+        for late in (await client.beat(first), await client.complete(first, result=1)):
+            assert (late.status_code, "somebody else" in late.json()["detail"]) == (409, True)
+        completing = asyncio.create_task(client.complete(second, result=2))
+        assert await watching == Finished(2)
+        await executor.release(execution(), "e-1")
+        assert (await completing).status_code == 200
+
+    tell(story, address, settings)
+
+
+def test_heartbeats_keep_a_lease(address: str, settings: Settings) -> None:
+    async def story(executor: PullExecutor, client: Client) -> None:
+        watching = await watched(executor, execution(lease=1))
+        work = await client.poll()
+        for _ in range(6):
+            assert await client.poll(wait=0.4) is None, "nobody else gets it"
+            assert (await client.beat(work)).status_code == 200
+        watching.cancel()
+
+    tell(story, address, settings)
+
+
+def test_who_comes_late_and_has_it_done_is_heard_where_nobody_else_has_it(address: str, settings: Settings) -> None:
+    async def story(executor: PullExecutor, client: Client) -> None:
+        watching = await watched(executor, execution(lease=1))
+        work = await client.poll()
+        async with asyncio.timeout(10):
+            while (await client.beat({"queue_id": "e-1~0000000000000000"})).json()["detail"].find("lost") < 0:
+                await asyncio.sleep(0.05)
+        pulls = executor._pulls
+        async with asyncio.timeout(10):
+            while (await asyncio.to_thread(pulls.look, ["e-1"]))["e-1"].state != "waiting":
+                await asyncio.sleep(0.05)
+        completing = asyncio.create_task(client.complete(work, result=1))
+        assert await watching == Finished(1)
+        await executor.release(execution(), "e-1")
+        assert (await completing).status_code == 200
+        assert await client.poll(wait=0) is None
+
+    tell(story, address, settings)
+
+
+def test_what_takes_too_many_with_it_fails(address: str, settings: Settings) -> None:
+    async def story(executor: PullExecutor, client: Client) -> None:
+        watching = await watched(executor, execution(lease=1, max_leases=1))
+        await client.poll(worker="w-7")
+        found = await watching
+        assert (found.kind, found.retryable, "w-7 last" in found.message) == ("LeaseLost", True, True)
+
+    tell(story, address, settings)
+
+
+def test_a_redis_that_has_lost_it_is_offered_it_again(address: str, settings: Settings, redis: Redis) -> None:
+    async def story(executor: PullExecutor, client: Client) -> None:
+        watching = await watched(executor, execution())
+        old = await client.poll()
+        redis.delete(KEYS.pull("e-1"))
+        unknown = await client.complete(old, result=1)
+        assert (unknown.status_code, "offered again" in unknown.json()["detail"]) == (404, True)
+        new = await client.poll()
+        assert (await client.complete(old, result=1)).status_code == 409
+        completing = asyncio.create_task(client.complete(new, result=2))
+        assert await watching == Finished(2)
+        await executor.release(execution(), "e-1")
+        await completing
+
+    tell(story, address, settings)
+
+
+def test_a_cancel_takes_it_back(address: str, settings: Settings) -> None:
+    async def story(executor: PullExecutor, client: Client) -> None:
+        watching = await watched(executor, execution())
+        work = await client.poll()
+        await executor.cancel(execution(), "e-1")
+        with pytest.raises(Gone):
+            await watching
+        for late in (await client.beat(work), await client.complete(work, result=1)):
+            assert (late.status_code, "cancelled" in late.json()["detail"]) == (409, True)
+        await executor.submit(execution("e-2"))
+        await executor.cancel(execution("e-2"), "e-2")
+        assert await client.poll(wait=0) is None
+
+    tell(story, address, settings)
+
+
+def test_another_watcher_goes_on_where_one_was_killed(address: str, settings: Settings) -> None:
+    async def story(executor: PullExecutor, client: Client) -> None:
+        watching = await watched(executor, execution())
+        work = await client.poll()
+        watching.cancel()
+        completing = asyncio.create_task(client.complete(work, result=5))
+        await asyncio.sleep(0.2)
+        successor = PullExecutor(settings)
+        name = await successor.submit(execution())
+        assert await successor.watch(execution(), name, Heard()) == Finished(5)
+        await successor.release(execution(), name)
+        assert (await completing).status_code == 200
+        assert await client.poll(wait=0) is None
+        await successor.close()
+
+    tell(story, address, settings)
+
+
+def test_a_completion_that_nobody_applies_is_to_be_sent_again(
+    address: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_APPLYING", 0.3)
+
+    async def story(executor: PullExecutor, client: Client) -> None:
+        work = execution()
+        watching = await watched(executor, work)
+        found = await client.poll()
+        kept = await client.complete(found, result=1)
+        assert (kept.status_code, "send it again" in kept.json()["detail"]) == (503, True)
+        assert await watching == Finished(1)
+        await executor.release(work, "e-1")
+        assert (await client.complete(found, result=1)).status_code == 200
+
+    tell(story, address, settings)
+
+
+def test_where_the_watcher_died_behind_its_report_postgres_is_asked(
+    address: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestrator.store.database import engine_for
+
+    monkeypatch.setattr(routes, "_LOOK_AGAIN", 0.1)
+    task = UUID(int=77)
+    engine = engine_for(settings.database_url, autocommit=True)
+
+    async def story(executor: PullExecutor, client: Client) -> None:
+        await executor.submit(execution(task_id=str(task)))
+        completing = asyncio.create_task(client.complete(await client.poll(), result=1))
+        await asyncio.sleep(0.3)
+        assert not completing.done()
+        with engine.connect() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO orchestrator.ended_tasks (id, name, queue, payload, status, attempt, failures, losses,"
+                " priority, seq, created_at, ended_at)"
+                " VALUES (%s, 'a', 'q', '', 'success', 1, 0, 0, 0, 1, now(), now())",
+                (task.hex,),
+            )
+        assert (await completing).status_code == 200
+
+    try:
+        tell(story, address, settings)
+    finally:
+        with engine.connect() as connection:
+            connection.exec_driver_sql("DELETE FROM orchestrator.ended_tasks WHERE id = %s", (task.hex,))
+        engine.dispose()
+
+
+def test_sixty_polls_hold_no_thread_each(address: str, settings: Settings) -> None:
+    async def story(executor: PullExecutor, client: Client) -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with Client(base_url=address, timeout=40, limits=limits) as crowd:
+            polls = [asyncio.create_task(crowd.poll(worker=f"w-{number}")) for number in range(60)]
+            async with asyncio.timeout(20):
+                while len(executor_waiting()) < 60:
+                    await asyncio.sleep(0.05)
+            assert threading.active_count() < 45
+            for number in range(60):
+                await executor.submit(execution(f"e-{number}"))
+            found = await asyncio.gather(*polls)
+        assert len({work["request_id"] for work in found}) == 60
+
+    def executor_waiting() -> list[Any]:
+        import gc
+
+        from orchestrator.transport.pull_news import PullNews
+
+        news = [one for one in gc.get_objects() if isinstance(one, PullNews) and one._one_by_one]
+        return [wake for one in news for wake in one._waiting.get("sum", ())]
+
+    tell(story, address, settings)
+
+
+def test_a_result_that_is_too_large_is_refused(address: str, settings: Settings) -> None:
+    async def story(executor: PullExecutor, client: Client) -> None:
+        await executor.submit(execution())
+        answer = await client.complete(await client.poll(), result="x" * 1_100_000)
+        assert (answer.status_code, "max_payload" in answer.json()["detail"]) == (413, True)
+
+    tell(story, address, settings)

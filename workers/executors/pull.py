@@ -1,0 +1,179 @@
+"""Tasks that are done by whoever asks for work over the HTTP API: it is offered here, and waited for.
+
+Whoever watches an execution keeps the promises: it offers the work again where Redis has lost it, or where somebody had
+it and fell silent; and only when its report is in Postgres is who completed it told so. So work stands in Redis, where
+the processes of the API find it without a look into the database, and nothing is lost with Redis but time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ClassVar, TypeVar
+
+import msgspec
+
+from orchestrator.domain.executors.execution import Broken, Execution, Outcome
+from orchestrator.domain.executors.http import reported, request_body
+from orchestrator.domain.executors.pull import Pull, service_of
+from orchestrator.settings import Settings
+from orchestrator.transport.connection import UNAVAILABLE, connect, describe
+from orchestrator.transport.keys import Keys
+from orchestrator.transport.pull import Offer, Pulls, State
+from orchestrator.transport.pull_news import PullNews
+from orchestrator.workers.executors.outputs import finished
+from orchestrator.workers.executors.protocol import Gone, Unreachable, Watcher
+
+T = TypeVar("T")
+
+_LOOK_EVERY = 1.0
+"""Seconds between two looks at everything that is watched: who had it may have fallen silent."""
+_THREADS = 2
+
+
+class PullExecutor:
+    """Offers work, and waits until somebody has done it."""
+
+    options: ClassVar[type[Pull]] = Pull
+
+    def __init__(self, settings: Settings) -> None:
+        self._redis = connect(settings.require_redis())
+        keys = Keys.of(settings)
+        self._pulls = Pulls(self._redis, keys)
+        self._news = PullNews(self._redis, keys.pull_ends, one_by_one=False)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pull")
+        self._waiting: dict[str, tuple[State | None, asyncio.Future[State]]] = {}
+        """Who waits for something else than what they have seen."""
+        self._urgent: set[str] = set()
+        self._rung = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
+
+    async def submit(self, execution: Execution) -> str:
+        """Offer the work under the execution's name, unless it has been."""
+        options = _options(execution)
+        offer = Offer(
+            name=execution.name,
+            service=service_of(execution, options),
+            task=execution.task,
+            task_id=execution.task_id,
+            body=request_body(execution, options.params),
+            lease=options.lease,
+            max_leases=options.max_leases,
+            step=execution.step or "",
+        )
+        await self._call(partial(self._pulls.offer, offer))
+        return execution.name
+
+    async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
+        """Return what was said when it was completed."""
+        loop, options = asyncio.get_running_loop(), _options(execution)
+        seen: State | None = None
+        with self._news.listening([external_id], partial(self._ring, loop, external_id)):
+            while True:
+                before, seen = seen, await self._change(external_id, seen)
+                if seen.state == "leased" and (before is None or seen.leases > before.leases):
+                    watcher.log(f"{seen.worker} has it")
+                if seen.state == "done":
+                    return _outcome(seen)
+                if seen.state == "lost":
+                    silent = f"{seen.leases} had it and fell silent for {options.lease:g} s, {seen.worker} last"
+                    return Broken("LeaseLost", f"{silent}.")
+                if seen.state in ("ended", "cancelled"):
+                    raise Gone(f"Nobody works on {external_id} any more: it was {seen.state}.")
+                if not seen.state:
+                    watcher.log("Redis has lost it: it is offered again", level="warning")
+                    await self.submit(execution)
+                    seen = None
+
+    async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
+        """Take it back; who has it learns that with the next heartbeat, and is not believed any more."""
+        await self._call(partial(self._pulls.cancel, external_id))
+
+    async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
+        """Have it told to who completed it that its end is in Postgres."""
+        await self._call(partial(self._pulls.release, external_id))
+
+    async def close(self) -> None:
+        """End the threads and the connection."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+        await asyncio.get_running_loop().run_in_executor(None, self._news.close)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._redis.close()
+
+    def _ring(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            loop.call_soon_threadsafe(self._look_at, name)
+
+    def _look_at(self, name: str) -> None:
+        self._urgent.add(name)
+        self._rung.set()
+
+    async def _change(self, name: str, seen: State | None) -> State:
+        """Return where it stands as soon as that is something else than what was seen."""
+        future: asyncio.Future[State] = asyncio.get_running_loop().create_future()
+        self._waiting[name] = seen, future
+        if seen is None:
+            self._look_at(name)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look_on())
+        try:
+            return await future
+        finally:
+            if self._waiting.get(name, (None, None))[1] is future:
+                del self._waiting[name]
+
+    async def _look_on(self) -> None:
+        """Look at what something was heard of at once, and at everything every second, in one call."""
+        try:
+            await self._look_while_wanted()
+        finally:
+            for _, future in self._waiting.values():  # who waits is told of a defect, and does not wait for ever
+                if not future.done():
+                    future.set_exception(Unreachable("nobody looks any more"))
+
+    async def _look_while_wanted(self) -> None:
+        due = 0.0
+        while self._waiting:
+            now = time.monotonic()
+            names = list(self._waiting) if now >= due else [name for name in self._urgent if name in self._waiting]
+            due = now + _LOOK_EVERY if now >= due else due
+            self._urgent.clear()
+            self._rung.clear()
+            try:
+                found: dict[str, State] | Unreachable = await self._call(partial(self._pulls.look, names))
+            except Unreachable as error:
+                found = error
+            for name in names:
+                seen, future = self._waiting.get(name, (None, None))
+                if future is None or future.done():
+                    continue
+                if isinstance(found, Unreachable):
+                    future.set_exception(found)
+                elif found[name] != seen:
+                    future.set_result(found[name])
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._rung.wait(), max(0.0, due - time.monotonic()))
+
+    async def _call(self, call: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        except UNAVAILABLE as error:
+            raise Unreachable(f"Redis cannot be used: {describe(error)}") from error
+
+
+def _options(execution: Execution) -> Pull:
+    assert isinstance(execution.options, Pull)
+    return execution.options
+
+
+def _outcome(seen: State) -> Outcome:
+    if seen.problem:
+        return Broken("UnreadableOutput", f"What {seen.worker} said cannot be read: {seen.problem}.")
+    read = msgspec.json.decode(seen.outcome)
+    return reported(read["error"]) if read.get("error") else finished(read.get("result"))
