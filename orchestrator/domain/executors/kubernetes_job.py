@@ -1,0 +1,151 @@
+"""A Job of Kubernetes as data: what is created for an execution, and what its state and that of its Pod mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from orchestrator.domain.executors.execution import Broken, Execution
+from orchestrator.domain.executors.kubernetes import OWN_LABEL, Kubernetes
+
+CONTAINER = "task"
+LARGEST_VARIABLE = 100_000
+"""Bytes; Linux takes no variable of more than 128 kB."""
+LARGEST_FILE = 1_000_000
+"""Bytes; Kubernetes takes no ConfigMap or Secret of more than 1 MiB."""
+_MOUNTED = "/orchestrator"
+_FILE = "task.json"
+_HOPELESS = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+_PULLING = frozenset({"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError"})
+_STUCK = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+
+
+class Trouble(NamedTuple):
+    """Why a Pod does not start."""
+
+    text: str
+    is_hopeless: bool
+    """No time heals it."""
+    is_image: bool = True
+
+
+def job_of(execution: Execution, options: Kubernetes) -> dict[str, Any]:
+    """Return the Job that is created for an execution."""
+    variables = {**options.env, "TASK_ID": execution.task_id, "TASK_ATTEMPT": str(execution.attempt)}
+    container: dict[str, Any] = {"name": CONTAINER, "image": options.image}
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": options.grace,
+        "containers": [container],
+    }
+    if options.input == "env":
+        variables["TASK_SPEC"] = execution.specification.decode()
+    else:
+        variables["TASK_SPEC_PATH"] = f"{_MOUNTED}/{_FILE}"
+        container["volumeMounts"] = [{"name": "task", "mountPath": _MOUNTED, "readOnly": True}]
+        mounted = {"secret": {"secretName": execution.name}}
+        if options.input == "config_map":
+            mounted = {"configMap": {"name": execution.name}}
+        pod["volumes"] = [{"name": "task", **mounted}]
+    container["env"] = [{"name": name, "value": value} for name, value in variables.items()]
+    secrets = [{"secretRef": {"name": name}} for name in options.env_from_secrets]
+    maps = [{"configMapRef": {"name": name}} for name in options.env_from_config_maps]
+    _add(container, command=options.command, args=options.args, envFrom=secrets + maps)
+    resources = {"requests": options.requests, "limits": options.limits}
+    _add(container, resources={name: dict(value) for name, value in resources.items() if value})
+    pull = [{"name": name} for name in options.image_pull_secrets]
+    _add(pod, serviceAccountName=options.service_account, nodeSelector=options.node_selector, imagePullSecrets=pull)
+    limit = options.deadline if options.deadline is not None else execution.timeout
+    spec: dict[str, Any] = {
+        "backoffLimit": 0,  # tries are counted by the task's own policy
+        "ttlSecondsAfterFinished": options.ttl,
+        "template": {"metadata": _labelled({}, execution, options), "spec": pod},
+    }
+    _add(spec, activeDeadlineSeconds=None if limit is None else math.ceil(limit))
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _labelled({"name": execution.name}, execution, options),
+        "spec": spec,
+    }
+
+
+def file_of(execution: Execution, options: Kubernetes) -> dict[str, Any]:
+    """Return the ConfigMap or Secret that holds an execution's input."""
+    text = {_FILE: execution.specification.decode()}
+    metadata = _labelled({"name": execution.name}, execution, options)
+    if options.input == "secret":
+        return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": text}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": text}
+
+
+def verdict(job: Mapping[str, Any]) -> Literal["complete", "failed"] | None:
+    """Say whether a Job has ended, and how."""
+    for condition in job.get("status", {}).get("conditions") or ():
+        if condition.get("status") == "True" and condition.get("type") in ("Complete", "Failed"):
+            return "complete" if condition["type"] == "Complete" else "failed"
+    return None
+
+
+def failure(job: Mapping[str, Any], pod: Mapping[str, Any] | None, log: str) -> Broken:
+    """Say why a Job failed."""
+    conditions = job.get("status", {}).get("conditions") or ()
+    condition: Mapping[str, Any] = next((one for one in conditions if one.get("type") == "Failed"), {})
+    ended = terminated(pod)
+    if condition.get("reason") == "DeadlineExceeded":
+        return Broken("DeadlineExceeded", "Kubernetes has ended the Job: its deadline has passed.", detail=log)
+    if ended is not None and ended.get("reason") == "OOMKilled":
+        return Broken("OutOfMemory", "The container was killed: it has used more memory than its limit.", detail=log)
+    if ended is not None and ended.get("exitCode"):
+        return Broken("ExitCode", f"The container ended with exit code {ended['exitCode']}.", detail=log)
+    if pod is not None and pod.get("status", {}).get("reason"):
+        status = pod["status"]
+        return Broken(str(status["reason"]), str(status.get("message") or f"The Pod: {status['reason']}."), detail=log)
+    said = condition.get("message") or condition.get("reason") or "and does not say why"
+    return Broken("JobFailed", f"Kubernetes says that the Job failed: {said}.", detail=log)
+
+
+def terminated(pod: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return how the container of a Pod ended; None if it has not, or nobody knows."""
+    for status in ((pod or {}).get("status", {}).get("containerStatuses")) or ():
+        if status.get("name") == CONTAINER:
+            found: Mapping[str, Any] | None = status.get("state", {}).get("terminated")
+            return found
+    return None
+
+
+def trouble(pod: Mapping[str, Any]) -> Trouble | None:
+    """Return why the container of a Pod does not start, if it is in trouble."""
+    for status in pod.get("status", {}).get("containerStatuses") or ():
+        waiting = status.get("state", {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        if reason in _HOPELESS | _PULLING | _STUCK:
+            said = f"{reason}: {waiting['message']}" if waiting.get("message") else str(reason)
+            return Trouble(said, reason in _HOPELESS, reason not in _STUCK)
+    return None
+
+
+def output_of(text: str) -> Any:
+    """Return what a program has written: JSON if it is, else the text."""
+    try:
+        return msgspec.json.decode(text.encode())
+    except (msgspec.DecodeError, UnicodeError):
+        return text
+
+
+def _labelled(metadata: dict[str, Any], execution: Execution, options: Kubernetes) -> dict[str, Any]:
+    labels = {**options.labels, "app.kubernetes.io/managed-by": "orchestrator", OWN_LABEL: execution.name}
+    said = {"task": execution.task, "task-id": execution.task_id, "run-id": execution.run_id, "step": execution.step}
+    annotations = {
+        **options.annotations,
+        **{f"orchestrator.dev/{name}": value for name, value in said.items() if value},
+    }
+    return {**metadata, "labels": labels, "annotations": annotations}
+
+
+def _add(target: dict[str, Any], **values: Any) -> None:
+    """Set what is said, and leave out what is not."""
+    target.update({name: value for name, value in values.items() if value})
