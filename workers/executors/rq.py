@@ -67,15 +67,15 @@ class RqExecutor:
                     raise Gone(f"RQ has no job {external_id} any more: it was deleted, or its Redis has lost it.")
                 return outcome
 
-    async def cancel(self, execution: Execution, external_id: str) -> None:
+    async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         """Take the job out of its queue, or have its worker stop it; return when it has ended."""
         fleet, options = self._fleet(execution)
-        while (seen := await fleet.next(external_id, options)) is not None and not seen.has_ended:
-            await fleet.call(rq_fleet.stop, external_id, options)
+        while (seen := await fleet.next(execution.name, options)) is not None and not seen.has_ended:
+            await fleet.call(rq_fleet.stop, execution.name, options)
 
-    async def release(self, execution: Execution, external_id: str) -> None:
+    async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         """Delete the job and its result."""
-        await self._fleet(execution)[0].call(rq_fleet.delete, external_id)
+        await self._fleet(execution)[0].call(rq_fleet.delete, execution.name)
 
     async def close(self) -> None:
         """Close connections; jobs go on."""

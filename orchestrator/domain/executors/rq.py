@@ -37,17 +37,17 @@ class Rq(ExecutorOptions, frozen=True, kw_only=True):
         """Return what types cannot say."""
         found = []
         if not _FUNCTION.fullmatch(self.function):
-            found.append(("function", f"expected package.module:function, found {self.function!r}"))
+            found.append(("function", f"expected package.module:function, found {self.function!r}."))
         if not self.queue:
-            found.append(("queue", "expected the name of a queue of RQ, found ''"))
+            found.append(("queue", "expected the name of a queue of RQ, found ''."))
         if self.url:
             found += _problems_of_url(self.url)
         if not _VARIABLE.fullmatch(self.url_variable):
-            found.append(("url_variable", f"expected the name of a variable, found {self.url_variable!r}"))
+            found.append(("url_variable", f"expected the name of a variable, found {self.url_variable!r}."))
         if self.job_timeout is not None and not self.job_timeout >= 1:
-            found.append(("job_timeout", f"expected 1 second or more, found {self.job_timeout:g}"))
+            found.append(("job_timeout", f"expected 1 second or more, found {self.job_timeout:g}."))
         if not self.result_ttl >= 60:
-            found.append(("result_ttl", f"expected 60 seconds or more, found {self.result_ttl:g}"))
+            found.append(("result_ttl", f"expected 60 seconds or more, found {self.result_ttl:g}."))
         return found
 
 
@@ -56,12 +56,12 @@ def _problems_of_url(url: str) -> list[tuple[str, str]]:
     try:
         parts = urlsplit(url)
     except ValueError:
-        return [("url", "it cannot be read as an address")]
+        return [("url", "it cannot be read as an address.")]
     if parts.scheme not in _SCHEMES:
-        return [("url", f"expected an address that begins with {', '.join(f'{one}://' for one in _SCHEMES)}")]
+        return [("url", f"expected an address that begins with {', '.join(f'{one}://' for one in _SCHEMES)}.")]
     if parts.password is not None or "password=" in parts.query:
         return [
             ("url", "it holds a password, and options are shown to people; put the address into a variable of the "
-             "workers' environment, and name that as url_variable")
+             "workers' environment, and name that as url_variable.")
         ]  # fmt: skip
     return []
