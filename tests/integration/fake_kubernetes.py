@@ -67,6 +67,7 @@ class FakeKubernetes(http.server.ThreadingHTTPServer):
     """One API server with a node."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -60,6 +60,8 @@ class Api:
     server_name: str | None = None
     """The name that the server's certificate has, where it is not that of the address."""
     token: Token | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What every request says besides."""
     timeout: float = 30.0
     """Seconds within which an answer must come."""
     largest: int = 64_000_000
@@ -135,8 +137,9 @@ class Api:
         """Send a request, and yield the head of the answer and the parts of its body."""
         parts = urlsplit(self.url)
         target = parts.path.rstrip("/") + quote(path, safe="/:") + (f"?{urlencode(query)}" if query else "")
-        data = b"" if body is None else msgspec.json.encode(body)
+        data = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
         headers = [("Host", parts.netloc), ("Accept", "application/json"), ("Connection", "close")]
+        headers += self.headers.items()
         if self.token is not None:
             headers.append(("Authorization", f"Bearer {await self.token()}"))
         if data or method in ("POST", "PUT", "PATCH"):

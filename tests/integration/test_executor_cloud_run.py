@@ -1,0 +1,241 @@
+"""Tasks that run as executions of Cloud Run jobs, against a server that holds requests against the published API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from orchestrator.domain.executors.cloud_run import CloudRun
+from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
+from orchestrator.errors import GiveUp
+from orchestrator.workers.executors import cloud_run
+from orchestrator.workers.executors.cloud_run import CloudRunExecutor
+from orchestrator.workers.executors.protocol import Gone, Unreachable
+from tests.integration.fake_cloud_run import FakeCloudRun
+from tests.waiting import eventually
+
+T = TypeVar("T")
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, line: str, *, level: str = "info") -> None:
+        self.lines.append(f"{level}: {line}")
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        raise AssertionError(f"nobody says {done} of {total}: {message}")
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloudRun]:
+    server = FakeCloudRun()
+    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_RUN", f"http://{server.host}/")
+    monkeypatch.setenv("GCE_METADATA_HOST", server.host)
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setattr(cloud_run, "_EVERY", 0.05)  # which is 2 s for Google's sake
+    yield server
+    server.stop()
+
+
+def execution(job: str, timeout: float | None = 60.0, input: dict[str, Any] | None = None, **more: Any) -> Execution:
+    return Execution(
+        name=f"task-{uuid.uuid4()}-1",
+        task="reports.build",
+        task_id="1",
+        attempt=1,
+        queue="q",
+        options=CloudRun(project="acme-prod", location="europe-west1", job=job, **more),
+        input=input or {},
+        timeout=timeout,
+    )
+
+
+def drive(steps: Callable[[CloudRunExecutor], Awaitable[T]]) -> T:
+    async def go() -> T:
+        executor = CloudRunExecutor()
+        try:
+            return await asyncio.wait_for(steps(executor), 60)
+        finally:
+            await executor.close()
+
+    return asyncio.run(go())
+
+
+def run(asked: Execution, heard: Heard | None = None) -> Outcome:
+    async def steps(executor: CloudRunExecutor) -> Outcome:
+        return await executor.watch(asked, await executor.submit(asked), heard or Heard())
+
+    return drive(steps)
+
+
+def variables(google: FakeCloudRun) -> dict[str, str]:
+    [one] = google.executions.values()
+    return {item["name"]: item["value"] for item in one["template"]["containers"][0]["env"]}
+
+
+def test_a_job_is_run_with_what_it_needs_to_know(google: FakeCloudRun) -> None:
+    more: dict[str, Any] = {"args": ["--full"], "env": {"REGION": "eu"}, "container": "main", "tasks": 3}
+    asked, heard = execution("quick", input={"year": 2024}, **more), Heard()
+
+    assert run(asked, heard) == Finished(None)
+    said = variables(google)
+    assert json.loads(said["TASK_SPEC"])["input"] == {"year": 2024}
+    assert (said["REGION"], said["TASK_EXECUTION"]) == ("eu", asked.name)
+    [found] = google.executions.values()
+    assert found["template"]["timeout"] == "60.000s"
+    assert found["taskCount"] == 3
+    assert heard.lines == [f"info: The log of the execution is at {found['logUri']}"]
+
+
+def test_an_execution_is_found_by_our_name_and_not_run_again(google: FakeCloudRun) -> None:
+    asked = execution("holding")
+    google.page = 2
+
+    async def first(executor: CloudRunExecutor) -> str:
+        name = await executor.submit(asked)
+        await asyncio.gather(*(executor.submit(execution("holding")) for _ in range(5)))  # newer ones
+        return name
+
+    async def second(executor: CloudRunExecutor) -> Outcome:
+        name = await executor.submit(asked)
+        google.end(name)
+        return await executor.watch(asked, name, Heard())
+
+    drive(first)
+    assert drive(second) == Finished(None)
+    assert len(google.executions) == 6
+
+
+def test_a_failure_says_what_google_says(google: FakeCloudRun) -> None:
+    outcome = run(execution("failing"))
+
+    assert isinstance(outcome, Broken)
+    assert (outcome.kind, outcome.retryable) == ("ExecutionFailed", True)
+    assert outcome.message == "The execution failed: exit(1) (1 of 1 tasks failed)."
+    assert "console.example" in outcome.detail
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_an_execution_is_cancelled(google: FakeCloudRun, is_known: bool) -> None:
+    asked = execution("holding")
+
+    async def steps(executor: CloudRunExecutor) -> Outcome:
+        name = await executor.submit(asked)
+        await executor.cancel(asked, name if is_known else "")
+        await executor.cancel(asked, name)
+        return await executor.watch(asked, name, Heard())
+
+    outcome = drive(steps)
+    assert isinstance(outcome, Broken)
+    assert (outcome.kind, outcome.retryable) == ("ExecutionCancelled", False)
+    assert len([path for _, path in google.requests if path.endswith(":cancel")]) == 1
+
+
+def test_one_list_shows_all_executions_of_a_job(google: FakeCloudRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [execution("holding") for _ in range(50)]
+
+    async def steps(executor: CloudRunExecutor) -> list[Outcome]:
+        names = await asyncio.gather(*map(executor.submit, some))
+        google.requests.clear()
+        watching = [
+            asyncio.create_task(executor.watch(one, name, Heard())) for one, name in zip(some, names, strict=True)
+        ]
+        await asyncio.to_thread(eventually, lambda: len(google.requests) >= 3)
+        for name in names:
+            google.end(name)
+        outcomes = await asyncio.gather(*watching)
+        assert len(google.requests) < 50
+        return outcomes
+
+    assert drive(steps) == [Finished(None)] * 50
+
+
+def test_a_busy_google_is_asked_again_when_it_wishes(google: FakeCloudRun) -> None:
+    google.troubles = [(503, {}), (429, {"Retry-After": "0"})]
+    assert run(execution("quick")) == Finished(None)
+    assert google.requests[0] == google.requests[1] == google.requests[2]
+
+
+def test_a_run_whose_answer_was_lost_is_found_and_not_begun_again(google: FakeCloudRun) -> None:
+    asked = execution("quick")
+    google.lost_answers = 1
+
+    async def steps(executor: CloudRunExecutor) -> Outcome:
+        with pytest.raises(Unreachable, match="502"):
+            await executor.submit(asked)
+        return await executor.watch(asked, await executor.submit(asked), Heard())
+
+    assert drive(steps) == Finished(None)
+    assert len(google.executions) == 1
+
+
+def test_an_execution_that_somebody_deletes_is_gone(google: FakeCloudRun) -> None:
+    asked = execution("holding")
+
+    async def steps(executor: CloudRunExecutor) -> None:
+        name = await executor.submit(asked)
+        google.executions.clear()
+        with pytest.raises(Gone, match=name):
+            await executor.watch(asked, name, Heard())
+
+    drive(steps)
+
+
+def test_refusals_say_what_was_wanted(google: FakeCloudRun) -> None:
+    with pytest.raises(GiveUp, match="jobs/unknown.*404.*was not found"):
+        run(execution("unknown"))
+    with pytest.raises(GiveUp, match="32,000"):
+        run(execution("quick", input={"text": "x" * 40_000}))
+
+
+def test_a_key_of_a_service_account_gives_tokens(
+    google: FakeCloudRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    private = rsa.generate_private_key(public_exponent=65_537, key_size=2_048).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    uri = f"http://{google.host}/token"
+    key = {"client_email": "runner@acme.iam", "private_key": private.decode(), "token_uri": uri}
+    (tmp_path / "key.json").write_text(json.dumps(key))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+
+    assert run(execution("quick")) == Finished(None)
+    [claim] = google.claims
+    assert (claim["iss"], claim["aud"]) == ("runner@acme.iam", uri)
+    (tmp_path / "key.json").write_text("{}")
+    with pytest.raises(GiveUp, match="GOOGLE_APPLICATION_CREDENTIALS"):
+        run(execution("quick"))
+
+
+def test_a_worker_without_an_account_says_so(google: FakeCloudRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+    with pytest.raises(Unreachable, match="GOOGLE_APPLICATION_CREDENTIALS names no file"):
+        run(execution("quick"))
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ({"project": "A"}, "project"),
+        ({"location": "Europe West"}, "location"),
+        ({"job": ""}, "job"),
+        ({"env": {"TASK_SPEC": "x"}}, "env"),
+        ({"tasks": 0}, "tasks"),
+        ({"timeout": 0.0}, "timeout"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], option: str) -> None:
+    given = {"project": "acme-prod", "location": "europe-west1", "job": "quick", **options}
+    [(name, _)] = CloudRun(**given).problems()
+    assert name == option

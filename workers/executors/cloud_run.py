@@ -1,0 +1,160 @@
+"""Tasks that run as executions of Cloud Run jobs, over Google's HTTP API (version 2).
+
+Google names executions itself, so ours is given as a variable of the environment, and an execution that has it is
+looked for before one is run. A list shows it within seconds: two workers that submit the same name at the very same
+time, or within that, may run it twice. One list at intervals shows all executions of a job that are waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, cast
+
+from orchestrator.domain.executors.cloud_run import LARGEST_VARIABLE, CloudRun, name_of, outcome_of, overrides
+from orchestrator.domain.executors.execution import Execution, Outcome
+from orchestrator.errors import GiveUp
+from orchestrator.workers.executors.google_access import GoogleToken, tls_for
+from orchestrator.workers.executors.looking import Looks
+from orchestrator.workers.executors.protocol import Gone, Unreachable, Watcher
+from orchestrator.workers.executors.rest import Answer, Api
+
+_EVERY = 2.0
+"""Seconds between two looks."""
+_PAGE = "500"
+_TRIES = 4
+_PAUSE = 0.5
+_LONGEST_PAUSE = 60.0
+_MAY_PASS = (401, 403, 408, 429)
+_ENDPOINT = "https://run.googleapis.com/"
+
+Found = Mapping[str, Any]
+
+
+class CloudRunExecutor:
+    """Runs jobs of Cloud Run, and looks after their executions."""
+
+    options: ClassVar[type[CloudRun]] = CloudRun
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, _CloudJob] = {}
+        self._token = GoogleToken()
+
+    async def submit(self, execution: Execution) -> str:
+        """Run the job, unless it has an execution that carries our name."""
+        job, options = self._job(execution)
+        size = len(execution.specification)
+        if size > LARGEST_VARIABLE:
+            raise GiveUp(
+                f"The input of {execution.task} has {size:,} bytes, and Cloud Run takes {LARGEST_VARIABLE:,}: pass the "
+                f"place where it is."
+            )
+        found = await job.looks.next(execution.name)
+        if found is None:
+            answer = await job.ask("POST", ":run", body=overrides(execution, options), tries=1)
+            if answer.status != 200:
+                raise _refusal(answer, f"run the job {options.path}")
+            found = (answer.data or {}).get("metadata") or {}
+        if not found.get("name"):
+            raise Unreachable(f"Google does not say which execution of {options.path} it has begun.")
+        return str(found["name"])
+
+    async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
+        """Return how the execution ended; where its log is, is told at once."""
+        job, _ = self._job(execution)
+        is_told = False
+        while True:
+            found = await job.looks.next(external_id)
+            if found is None:
+                raise Gone(f"Google has no execution {external_id} any more: somebody has deleted it.")
+            if not is_told and found.get("logUri"):
+                watcher.log(f"The log of the execution is at {found['logUri']}")
+                is_told = True
+            if (outcome := outcome_of(found)) is not None:
+                return outcome
+
+    async def cancel(self, execution: Execution, external_id: str) -> None:
+        """Cancel the execution, and return when it has ended."""
+        job, options = self._job(execution)
+        is_asked = False
+        while (found := await job.looks.next(external_id or execution.name)) is not None and outcome_of(found) is None:
+            if not is_asked:
+                name = str(found["name"]).rpartition("/")[2]
+                answer = await job.ask("POST", f"/executions/{name}:cancel", body={})
+                if answer.status not in (200, 400, 404, 409):  # of which some say that it has ended meanwhile
+                    raise _refusal(answer, f"cancel an execution of {options.path}")
+                is_asked = True
+
+    async def release(self, execution: Execution, external_id: str) -> None:
+        """Leave it in Google's own history, which keeps the last thousand."""
+
+    async def close(self) -> None:
+        """Look no more; executions go on."""
+        for job in self._jobs.values():
+            await job.looks.close()
+        self._jobs.clear()
+
+    def _job(self, execution: Execution) -> tuple[_CloudJob, CloudRun]:
+        options = cast(CloudRun, execution.options)
+        if options.path not in self._jobs:
+            url = os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_RUN", _ENDPOINT).rstrip("/")
+            self._jobs[options.path] = _CloudJob(Api(url=url, tls=tls_for(url), token=self._token), options.path)
+        return self._jobs[options.path], options
+
+
+class _CloudJob:
+    """One job, and what becomes of its executions."""
+
+    def __init__(self, api: Api, path: str) -> None:
+        self._api = api
+        self._path = path
+        self.looks: Looks[Found] = Looks(self._look, _EVERY)
+
+    async def ask(
+        self, method: str, path: str, query: Mapping[str, str] | None = None, body: Any = None, *, tries: int = _TRIES
+    ) -> Answer:
+        """Ask Google, again where it is busy or broken; what must not be done twice is asked for once."""
+        pause = _PAUSE
+        for number in range(1, _TRIES + 1):
+            answer = await self._api.ask(method, f"/v2/{self._path}{path}", query, body)
+            is_busy = answer.status == 429  # and has done nothing
+            if not is_busy and (answer.status < 500 or number >= tries):
+                return answer
+            if number < _TRIES:
+                await asyncio.sleep(_wished(answer, pause))
+                pause *= 2
+        return answer
+
+    async def _look(self, wanted: Collection[str]) -> Mapping[str, Found]:
+        """Return executions by our name and by theirs; a page is turned while some are missing."""
+        seen: dict[str, Found] = {}
+        query = {"pageSize": _PAGE}
+        while True:
+            answer = await self.ask("GET", "/executions", query)
+            if answer.status != 200:
+                raise _refusal(answer, f"list the executions of {self._path}")
+            for found in answer.data.get("executions") or ():
+                for name in (name_of(found), str(found.get("name", ""))):
+                    if name in wanted:
+                        seen[name] = found
+            token = answer.data.get("nextPageToken")
+            if not token or len(seen) == len(wanted):
+                return seen
+            query["pageToken"] = str(token)
+
+
+def _wished(answer: Answer, pause: float) -> float:
+    """Return how long Google wants to be left alone, or else a while."""
+    try:
+        return min(float(answer.headers["retry-after"]), _LONGEST_PAUSE)
+    except (KeyError, ValueError):
+        return pause * random.uniform(0.75, 1.25)
+
+
+def _refusal(answer: Answer, what: str) -> Exception:
+    data = answer.data
+    said = data.get("error", {}).get("message", "") if isinstance(data, dict) else ""
+    text = f"Google does not {what}: status {answer.status}{f', {said}' if said else ''}"
+    return Unreachable(text) if answer.status in _MAY_PASS or answer.status >= 500 else GiveUp(f"{text}.")
