@@ -232,13 +232,62 @@ def reveal(data: bytes | None, kind: bytes = VALUE) -> bytes | None:
 
 
 def open_text(text: str) -> str:
-    """Return a text, opened if it is sealed; one that cannot be says why."""
+    """Return a text, opened if it is sealed; in the place of one that cannot be, with which key it is."""
+    revealed = reveal_text(text)
+    return described(extension_of(as_data(revealed))) if is_sealed_text(revealed) else revealed
+
+
+def reveal_text(text: str) -> str:
+    """Return a text, opened where this process can: whoever asked over HTTP may have the key."""
     if not is_sealed_text(text):
         return text
     try:
-        return str(msgspec.msgpack.decode(open_data(as_data(text), VALUE)))
-    except (Sealed, ValueError) as error:
-        return f"({error})"
+        return _told(msgspec.msgpack.decode(open_data(as_data(text), VALUE)))
+    except (Sealed, ValueError):
+        return text
+
+
+def _told(plain: Any) -> str:
+    """Return what was sealed as a text: a text, or data as JSON."""
+    return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
+
+
+def described(data: bytes) -> str:
+    """Say of the data of an extension, in the place of its value, with which key it is sealed."""
+    id = key_of(data)
+    return f"(sealed with key {id})" if _KEY_ID.fullmatch(id) else "(sealed)"
+
+
+_IN_TEXT = re.compile(r"sealed:[A-Za-z0-9+/]+={0,2}")
+_IN_JSON = re.compile(rb"sealed:[A-Za-z0-9+/]+={0,2}")
+_MARK = _TEXT.encode()
+
+
+def legible(text: str) -> str:
+    """Return a text for people, in which each sealed one is opened, or told to be sealed."""
+    return _IN_TEXT.sub(lambda found: open_text(found[0]), text) if _TEXT in text else text
+
+
+def reveal_json(data: bytes) -> bytes:
+    """Return JSON that a server has sent, in which each sealed text is opened where this process can.
+
+    Only clients do so, for themselves: a server that opened whatever it is sent would open it for anybody.
+    """
+    return _IN_JSON.sub(lambda found: _as_json(reveal_text(found[0].decode())), data) if _MARK in data else data
+
+
+def describe_json(data: bytes) -> bytes:
+    """Return JSON in which each sealed text is told to be sealed."""
+
+    def describe(found: re.Match[bytes]) -> bytes:
+        text = found[0].decode()
+        return _as_json(described(extension_of(as_data(text)))) if is_sealed_text(text) else found[0]
+
+    return _IN_JSON.sub(describe, data) if _MARK in data else data
+
+
+def _as_json(text: str) -> bytes:
+    return msgspec.json.encode(text)[1:-1]
 
 
 def extension_of(data: bytes) -> bytes:

@@ -21,7 +21,7 @@ from orchestrator.api import openapi
 from orchestrator.api.access import Doorkeeper
 from orchestrator.api.conditions import condition_of, is_known
 from orchestrator.api.context import Api
-from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.endpoints import CLIENTS, Endpoint
 from orchestrator.api.finding import Paths
 from orchestrator.api.headers import ambiguity, safely
 from orchestrator.api.live.answer import Admit
@@ -36,6 +36,7 @@ from orchestrator.domain.access import Reach, masked
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.exposition import OTHER
 from orchestrator.sdk.acting import Actor, served
+from orchestrator.sealing import describe_json
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
 
@@ -196,7 +197,10 @@ async def _answer(api: Api, turns: Turns, endpoint: Endpoint, request: Request, 
     if headers and endpoint.method == "GET" and is_known(headers["ETag"], request.headers.get("If-None-Match")):
         return Response(status_code=304, headers=headers)
     status = 202 if endpoint.is_kept is not None and endpoint.is_kept(answer) else endpoint.status
-    return Response(msgspec.json.encode(answer), status, headers=headers, media_type="application/json")
+    data = msgspec.json.encode(answer)
+    if not endpoint.is_for_clients:
+        data = describe_json(data)
+    return Response(data, status, headers=headers, media_type="application/json")
 
 
 def _problem(error: Exception, request: Request) -> Response:
@@ -207,6 +211,8 @@ def _problem(error: Exception, request: Request) -> Response:
         )
         found = refused(500, "The server has a defect", "This should not have happened; the server's log says more.")
     data = msgspec.json.encode(found.problem)
+    if not request.url.path.startswith(CLIENTS):
+        data = describe_json(data)
     return Response(data, found.problem.status, headers=found.headers, media_type=MEDIA_TYPE)
 
 

@@ -11,6 +11,7 @@ from orchestrator.api.context import Api
 from orchestrator.domain import zoned
 from orchestrator.domain.redaction import Redaction
 from orchestrator.sdk.values.shown import call_of, stored_value
+from orchestrator.sealing import is_sealed
 from orchestrator.store.insights import CodeView, RunDetail, TaskDetail
 from orchestrator.store.schedules.definitions import StoredSchedule
 
@@ -39,8 +40,11 @@ def hide(api: Api, found: Any) -> Any:
 
 
 def _call(hidden: Redaction, payload: bytes) -> bytes:
-    return zoned.encode(hidden.call_shown(*call_of(payload))) if hidden else payload
+    """Return a call without what is secret; one that is sealed is for who has the key, and that is not this server."""
+    return zoned.encode(hidden.call_shown(*call_of(payload))) if hidden and not is_sealed(payload) else payload
 
 
 def _value(hidden: Redaction, result: bytes | None) -> bytes | None:
-    return zoned.encode(hidden.shown(stored_value(result))) if hidden and result is not None else result
+    if not hidden or result is None or is_sealed(result):
+        return result
+    return zoned.encode(hidden.shown(stored_value(result)))

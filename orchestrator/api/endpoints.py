@@ -27,6 +27,8 @@ from orchestrator.domain.access import Scope
 F = TypeVar("F", bound=Callable[..., Any])
 JSON = "application/json"
 EVENTS = "text/event-stream"
+CLIENTS = ("/api/v1/client/", "/api/v1/waits")
+"""How the paths begin that programs of ours ask for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,11 @@ class Endpoint:
     """Of the body."""
     repeated: frozenset[str] = frozenset()
     """Names in the query that may be given more than once."""
+
+    @property
+    def is_for_clients(self) -> bool:
+        """Say whether a program of ours reads the answer: that opens what is sealed, if it has the key."""
+        return self.path.startswith(CLIENTS)
 
     @property
     def is_live(self) -> bool:

@@ -13,9 +13,8 @@ import msgspec
 
 from orchestrator.domain.code.activation import Activated, Activation, Violation
 from orchestrator.domain.code.history import Event
-from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.sealing import CALL, VALUE, Sealed, Vault, as_data, is_sealed_text, open_data, open_text
+from orchestrator.sealing import CALL, VALUE, Vault, is_sealed_text, open_data, open_text, reveal, reveal_text
 
 S = TypeVar("S", bound=msgspec.Struct)
 _KINDS = {"payload": CALL, "result": VALUE, "value": VALUE, "details": VALUE}
@@ -29,16 +28,24 @@ def seal_error(error: TaskError, vault: Vault) -> TaskError:
 
 
 def open_error(error: TaskError) -> TaskError:
-    """Return an error as it was; what cannot be opened says why."""
-    if not any(map(is_sealed_text, (error.message, error.traceback, error.data))):
+    """Return an error as it was; what cannot be opened says with which key it is sealed."""
+    if not _has_sealed(error):
         return error
-    data = error.data
-    if is_sealed_text(data):
-        try:
-            data = msgspec.json.encode(msgspec.msgpack.decode(open_data(as_data(data), VALUE))).decode()
-        except (Sealed, *REFUSALS):
-            data = ""
-    return TaskError(error.kind, open_text(error.message), open_text(error.traceback), data)
+    data = reveal_text(error.data)
+    return TaskError(
+        error.kind, open_text(error.message), open_text(error.traceback), "" if is_sealed_text(data) else data
+    )
+
+
+def reveal_error(error: TaskError) -> TaskError:
+    """Return an error, opened where this process can: whoever asked over HTTP may have the key."""
+    if not _has_sealed(error):
+        return error
+    return TaskError(error.kind, *map(reveal_text, (error.message, error.traceback, error.data)))
+
+
+def _has_sealed(error: TaskError) -> bool:
+    return any(map(is_sealed_text, (error.message, error.traceback, error.data)))
 
 
 def seal_struct(item: S, vault: Vault) -> S:
@@ -77,10 +84,8 @@ def open_event(event: Event) -> Event:
 
 def reveal_event(event: Event) -> Event:
     """Return an event for people: what cannot be opened stays sealed."""
-    try:
-        return open_event(event)
-    except Sealed:
-        return event
+    what = changed(event.what, lambda kind, data: reveal(data, kind), reveal_error)
+    return event if what is event.what else Event(event.number, event.at, what)
 
 
 def _opened(kind: bytes, data: bytes) -> bytes:

@@ -13,7 +13,7 @@ import msgspec
 from redis import Redis
 from redis.exceptions import RedisError
 
-from orchestrator.sealing import is_sealed_text, open_text
+from orchestrator.sealing import is_sealed_text, reveal_text
 from orchestrator.transport.codec import LogLine, Malformed, ProgressMark, decode, encode
 from orchestrator.transport.keys import JOURNAL_TTL, LOG_CAP, SPOKEN_CAP, Keys
 
@@ -59,8 +59,8 @@ def _sealed(keys: Keys, said: W) -> W:
 
 
 def _opened(said: W) -> W:
-    """Return what a task said with its text opened; one that cannot be says why."""
-    return msgspec.structs.replace(said, text=open_text(said.text)) if is_sealed_text(said.text) else said
+    """Return what a task said with its text opened where this process can."""
+    return msgspec.structs.replace(said, text=reveal_text(said.text)) if is_sealed_text(said.text) else said
 
 
 def read_progress(redis: Redis, keys: Keys, task: bytes) -> tuple[ProgressMark, float] | None:

@@ -202,6 +202,83 @@ def remotely(stack: Stack, api: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+READING = """
+import sys
+from orchestrator import Orchestrator, gather
+app = Orchestrator()
+kept, failed, flow, broken = sys.argv[1:]
+print(app.handle(kept).result(30)["said"])
+print(gather([app.handle(kept)], timeout=30)[0]["said"])
+for handle in (app.handle(failed), app.workflow_run(broken)):
+    try:
+        handle.result(30)
+    except Exception as error:
+        print(repr(str(error)), error.data)
+print(app.workflow_run(flow).result(30)[0])
+"""
+
+
+LOOKING_AT = """
+import json, sys
+from orchestrator.cli import main
+for number, look in enumerate(json.loads(sys.argv[1])):
+    print("---\\n" * (number > 0), end="", flush=True)
+    main(look, standalone_mode=False)
+"""
+
+
+def test_a_client_with_keys_reads_what_an_api_without_any_hands_on(sealed: Stack) -> None:
+    vaulted.app.workflows.apply(loads(DAG))
+    sealed.scheduler()
+    sealed.worker(*WORKER)
+    kept, failing, broken = vaulted.keep.enqueue(MARK), vaulted.fail.enqueue(MARK), vaulted.breaks.start(MARK)
+    dag = vaulted.app.workflows["dag"].start(word=MARK)
+    flow = vaulted.flow.start(MARK)
+    flow.update("tell", MARK)
+    flow.signal("mail", MARK)
+    flow.reject("broken", MARK)
+    flow.resolve("word", MARK)
+    kept.result(30)
+    flow.result(30)
+    eventually(lambda: {failing.status(), broken.status(), dag.status()} == {"failed"}, "all of them fail")
+    with_keys(sealed, "")
+    api = sealed.api()
+    inherited = {name: value for name, value in sealed.environment.items() if not name.startswith("ORCHESTRATOR_")}
+    keyless = inherited | {"ORCHESTRATOR_API_URL": api}
+    keyed = keyless | {"ORCHESTRATOR_DATA_KEYS": FIRST}
+
+    def run(environment: dict[str, str], *command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=sealed.folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    lines = run(keyed, "-c", READING, kept.id, failing.id, flow.id, broken.id).splitlines()
+    assert [MARK in line for line in lines] == [True] * 5, lines
+    assert "{'known': 'xyzzy-PLUGH'}" in lines[2]
+    looks = [
+        ("tasks", "show", kept.id),
+        ("tasks", "show", failing.id, "--json"),
+        ("tasks", "logs", kept.id),
+        ("runs", "show", broken.id),
+        ("runs", "show", dag.id, "--json"),
+        ("runs", "history", flow.id),
+    ]
+    for environment, is_read in ((keyed, True), (keyless, False)):
+        for look, told in zip(looks, run(environment, "-c", LOOKING_AT, json.dumps(looks)).split("---\n"), strict=True):
+            assert (MARK in told) == is_read, f"{look}: {told}"
+            assert ("sealed with key first" in told) != is_read, f"{look}: {told}"
+            assert "sealed:" not in told, f"{look}: {told}"
+    for path in (f"tasks/{kept.id}", f"tasks/{failing.id}", f"runs/{dag.id}", f"runs/{broken.id}"):
+        answer = httpx.get(f"{api}/api/v1/{path}").text
+        assert "sealed with key first" in answer, answer
+        assert "sealed:" not in answer, answer
+    with httpx.stream("GET", f"{api}/api/v1/tasks/{failing.id}/events") as events:
+        told = "".join(events.iter_text())
+    assert "sealed:" not in told, told
+
+
 # -- where keys are missing, and how they change
 
 SECOND = f"second:{base64.b64encode(b'2' * 32).decode()}"

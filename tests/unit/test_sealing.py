@@ -88,7 +88,7 @@ def test_a_key_that_is_not_here_is_named(one: Vault) -> None:
     data = one.seal(VALUE, b"\xc3").replace(b"unit-1", b"unit-9")
     with pytest.raises(Sealed, match="'unit-9'"):
         decode_value(data)
-    assert "'unit-9'" in stored_value(data)
+    assert stored_value(data) == "(sealed with key unit-9)"
     kept = zoned.decode(data)
     assert zoned.encode(kept) == data, "who only copies it needs no key"
 
@@ -196,3 +196,17 @@ def test_nothing_is_loaded_where_there_are_no_keys() -> None:
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "False"
+
+
+def test_sealed_texts_in_other_texts_are_opened_for_people_and_described_where_they_cannot_be(one: Vault) -> None:
+    text = one.seal_text('said "no"\n')
+    stray = "sealed:" + base64.b64encode(Vault("elsewhere", {"stray": b"s" * 32}).seal(VALUE, b"\xa1x")).decode()
+    del sealing._ciphers["stray"]
+    assert sealing.legible(f"E: {text}; {stray}") == 'E: said "no"\n; (sealed with key stray)'
+    document = msgspec.json.encode({"a": text, "b": [stray], "c": "sealed:nothing"})
+    revealed = msgspec.json.decode(sealing.reveal_json(document))
+    assert revealed == {"a": 'said "no"\n', "b": [stray], "c": "sealed:nothing"}
+    described = msgspec.json.decode(sealing.describe_json(document))  # a server opens nothing that it was only sent
+    assert described["a"].startswith("(sealed with key ")
+    assert described["b"] == ["(sealed with key stray)"]
+    assert described["c"] == "sealed:nothing"

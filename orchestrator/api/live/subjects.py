@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, TaskState
+from orchestrator.sealing import describe_json
 from orchestrator.store.insights import Overview, QueueCounts, RunView, TaskView
 from orchestrator.transport.changes import Entry
 from orchestrator.transport.codec import LogLine, ProgressMark, RunChange, TaskChange, WorkerChange
@@ -100,7 +101,7 @@ class WorkerMoves(msgspec.Struct, frozen=True):
 def event(name: str, data: object, id: str = "") -> bytes:
     """Return an event as it is sent; without an id, the last one counts."""
     head = f"id: {id}\nevent: {name}\ndata: " if id else f"event: {name}\ndata: "
-    return head.encode() + msgspec.json.encode(data) + b"\n\n"
+    return head.encode() + describe_json(msgspec.json.encode(data)) + b"\n\n"
 
 
 def move(task: TaskChange) -> TaskMove:

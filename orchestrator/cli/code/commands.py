@@ -12,7 +12,7 @@ import click
 
 from orchestrator.cli.code.resetting import reset
 from orchestrator.cli.runs.ids import run_argument, runs_argument
-from orchestrator.cli.terminal.data import data_text, hidden, parse_value
+from orchestrator.cli.terminal.data import data_text, hidden, parse_value, stored_value
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import confirm, counted, echo, echo_json, print_table
 from orchestrator.cli.terminal.sending import ask_each, sending
@@ -200,7 +200,5 @@ def _fields(event: Event) -> Iterator[tuple[str, str]]:
 
 
 def _shown(data: bytes) -> str:
-    try:
-        return data_text(hidden().shown(decode_value(data)))
-    except ValueError:
-        return f"{len(data):,} bytes"
+    found = stored_value(data)
+    return f"{len(data):,} bytes" if found is data else data_text(found)

@@ -11,11 +11,14 @@ import click
 from orchestrator.cli.terminal.output import counted, echo
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.errors import ConfigurationError, OrchestratorError
-from orchestrator.sealing import Vault, vault_of
+from orchestrator.sealing import Vault, key_name, vault_of
 from orchestrator.settings import load_settings
-from orchestrator.store import rotation
+from orchestrator.store import insights, rotation
 
 _MOST_PASSES = 5
+_AT_WORK = ("live", "draining", "still")
+_MOST_NAMED = 5
+"""Workers that a warning names."""
 
 
 @click.command("rotate-data")
@@ -34,6 +37,7 @@ def rotate_data() -> None:
         raise ConfigurationError(
             "Setting data_keys: there is no key to seal with. Make one with: orchestrator keys generate-data"
         )
+    _warn_of_workers(vault)
     changed = 0
     for _ in range(_MOST_PASSES):
         done, skipped, problem = _pass(vault)
@@ -46,6 +50,25 @@ def rotate_data() -> None:
             f"{counted(skipped, 'value')} could not be sealed: they were changed or locked meanwhile, or no key opens "
             f"them. Start this again.{f' The last: {problem}' if problem else ''}"
         )
+
+
+def _warn_of_workers(vault: Vault) -> None:
+    """Say which live workers have not got the key: what is sealed with it, they cannot run."""
+    with reading() as connection:
+        workers = insights.list_workers(connection)
+    name = key_name(vault.key)
+    lacking = [worker for worker in workers if worker.state in _AT_WORK and name not in worker.names]
+    if not lacking:
+        return
+    named = ", ".join(f"{worker.host} pid {worker.pid}" for worker in lacking[:_MOST_NAMED])
+    others = f" and {len(lacking) - _MOST_NAMED:,} more" if len(lacking) > _MOST_NAMED else ""
+    echo(
+        f"Warning: {counted(len(lacking), 'live worker')} without the key {vault.key}: {named}{others}. Tasks that are "
+        f"sealed with it wait until a worker of their queue has it. Add the key to data_keys of every worker, in any "
+        f"place, restart them, and start this again when all have it.",
+        err=True,
+        colour="yellow",
+    )
 
 
 def _pass(vault: Vault) -> tuple[int, int, str]:

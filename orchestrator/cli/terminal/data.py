@@ -51,7 +51,9 @@ def data_text(plain: Any) -> str:
     if isinstance(plain, bytes):
         return repr(plain)
     try:
-        return harmless_json(json.dumps(msgspec.to_builtins(plain, str_keys=True), ensure_ascii=False))
+        return harmless_json(
+            json.dumps(msgspec.to_builtins(plain, str_keys=True, enc_hook=shown.described_value), ensure_ascii=False)
+        )
     except (TypeError, ValueError):
         return repr(plain)
 

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from orchestrator.harmless import ascii_json, harmless, harmless_json, one_line
 from orchestrator.monitoring.times import counted as counted
+from orchestrator.sealing import describe_json, legible
 
 _COLOURS = {
     "success": "green",
@@ -49,7 +50,7 @@ Cell = str | int | Text | None
 
 def echo(text: str = "", *, err: bool = False, colour: str | None = None, nl: bool = True) -> None:
     """Print text, which may have several lines."""
-    shown = harmless(text)
+    shown = harmless(legible(text))
     click.echo(shown if colour is None else click.style(shown, fg=colour), err=err, nl=nl)
 
 
@@ -61,7 +62,7 @@ def confirm(question: str, *, yes: bool, err: bool = False) -> None:
 
 def json_text(document: Any) -> str:
     """Return JSON in one line; the keys of a value object are its fields, and times are ISO 8601."""
-    return harmless_json(msgspec.json.encode(document).decode())
+    return harmless_json(describe_json(msgspec.json.encode(document)).decode())
 
 
 def echo_json(document: str) -> None:
@@ -76,7 +77,7 @@ def echo_json(document: str) -> None:
 
 def print_json(document: Any) -> None:
     """Print one JSON document for people and programs."""
-    echo_json(msgspec.json.format(msgspec.json.encode(document)).decode())
+    echo_json(msgspec.json.format(describe_json(msgspec.json.encode(document))).decode())
 
 
 class _Paper(Console):
@@ -214,4 +215,4 @@ def _cell(content: Cell, clean: Callable[[str], str]) -> Text:
     if isinstance(content, Text):
         content.plain = clean(content.plain)  # one for one, so that the styles stay where they are
         return content
-    return Text("" if content is None else clean(str(content)))
+    return Text("" if content is None else clean(legible(str(content))))

@@ -15,7 +15,7 @@ from orchestrator.domain.code.activation import NO_HANDLER
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.runs.verdict import GOES_ON
-from orchestrator.domain.sealed import open_error, reveal_event, seal_struct
+from orchestrator.domain.sealed import reveal_error, reveal_event, seal_struct
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.domain.tasks.task import TaskError, error_text
@@ -37,7 +37,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import check_name
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.steps import Steps
-from orchestrator.sealing import CALL, VALUE, open_text, reveal
+from orchestrator.sealing import CALL, VALUE, reveal, reveal_text
 from orchestrator.store import inbox
 from orchestrator.store.code import expectations, histories, signals
 from orchestrator.store.code import keys as run_keys
@@ -253,7 +253,7 @@ class CodeBackend:
         if found is None:
             return None
         state = RunState.FAILED if found.error is not None else RunState.SUCCESS
-        return Ended(request, state, reveal(found.result or b"\xc0"), found.error and open_error(found.error))
+        return Ended(request, state, reveal(found.result or b"\xc0"), found.error and reveal_error(found.error))
 
     # -- reading
 
@@ -274,7 +274,7 @@ class CodeBackend:
         except Unavailable:
             return "Postgres cannot be asked how it is"
         if reason is not None:
-            return f"It is stuck: {reason['kind']}: {open_text(reason['message'])}".removesuffix(".")
+            return f"It is stuck: {reason['kind']}: {reveal_text(reason['message'])}".removesuffix(".")
         waiting_updates: list[str] = waiting.get("updates", [])
         without = next((text for text in waiting_updates if text.startswith(f"{update}{NO_HANDLER}")), None)
         return overdue(self._connections, last) if without is None else f"It has got update {without}"
@@ -331,7 +331,7 @@ class CodeBackend:
                 return None
             if outcome.reason in GOES_ON:
                 return Ended(run, RunState.SUCCESS, None, TaskError("Continued", "It goes on in another run."))
-            error = outcome.error and open_error(outcome.error)
+            error = outcome.error and reveal_error(outcome.error)
             return Ended(run, outcome.status, reveal(outcome.result), error)
 
         return find_end

@@ -13,7 +13,7 @@ from orchestrator.domain.dag.state import DagState, StepState, kept_state, step_
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.verdict import RunCounters
-from orchestrator.domain.sealed import open_error
+from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_mean
@@ -143,7 +143,7 @@ class RunBackend:
         """Return how the tasks of a run have ended that come after a position, a page of them."""
         with self._connections.reading() as connection:
             ends = results.run_results(connection, run, position, _PAGE)
-        return [end._replace(result=reveal(end.result), error=end.error and open_error(end.error)) for end in ends]
+        return [end._replace(result=reveal(end.result), error=end.error and reveal_error(end.error)) for end in ends]
 
     def outputs(self, run: bytes) -> dict[str, Any]:
         """Return the output of every step of a workflow's run that was not skipped; none of other runs."""

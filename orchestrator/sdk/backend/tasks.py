@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.sealed import open_error
+from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import Duplicate, InvalidTask, NotFound, WrongState
@@ -245,7 +245,7 @@ class TaskBackend:
             if outcome is None:
                 ends.append(Ended(task, MISSING))
             elif outcome.status in ENDED_TASK_STATES:
-                error = outcome.error and open_error(outcome.error)
+                error = outcome.error and reveal_error(outcome.error)
                 ends.append(Ended(task, outcome.status, reveal(outcome.result), error))
         return ends
 

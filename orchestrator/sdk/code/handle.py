@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from orchestrator.domain.code.commands import SignalRun
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import ResultTimeout, RunFailed
@@ -189,7 +190,7 @@ class WorkflowHandle(Generic[R]):
             value = decode_value(ended.result or b"\xc0")
             result: R = self._signature.restore_result(value) if self._signature else value
             return result
-        error = ended.error
+        error = ended.error and open_error(ended.error)
         if ended.state == RunState.CANCELLED or error is None:
             raise RunFailed(f"{name}, run {self.id}, was {ended.state}.")
         text = f"{name}, run {self.id}, failed: {error_text(error.kind, error.message)}\n\n{error.traceback}".rstrip()

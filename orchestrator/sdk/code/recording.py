@@ -18,6 +18,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidWorkflow, did_you_mean
+from orchestrator.sealing import described, is_sealed_text
 
 _FORMAT = 1
 _NOTHING = Redaction()
@@ -83,7 +84,8 @@ def _event_from_plain(plain: dict[str, Any]) -> Event:
 
 def _field_to_plain(name: str, value: Any, hidden: Redaction) -> Any:
     if isinstance(value, TaskError):
-        data = {"data": msgspec.Raw(value.data.encode())} if value.data else {}
+        known = "" if is_sealed_text(value.data) else value.data
+        data = {"data": msgspec.Raw(known.encode())} if known else {}
         return {"kind": value.kind, "message": value.message, "traceback": value.traceback, **data}
     if isinstance(value, bytes):
         return to_text(value) if name in ID_FIELDS else {"value": _to_plain(hidden.shown(_decode(value)))}
@@ -106,6 +108,8 @@ def _to_plain(value: Any) -> Any:
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, datetime):
         return {"$time": zoned.to_text(value)}
+    if isinstance(value, msgspec.msgpack.Ext):  # nobody here can open it
+        return described(bytes(value.data))
     if isinstance(value, list):
         return [_to_plain(item) for item in value]
     if isinstance(value, dict):

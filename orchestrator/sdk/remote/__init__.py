@@ -22,6 +22,7 @@ from orchestrator.sdk.remote.asking import Asking
 from orchestrator.sdk.remote.http import Http
 from orchestrator.sdk.remote.parts import RemoteCode, RemoteRuns, RemoteTasks, remote_part
 from orchestrator.sdk.remote.waiting import Waits
+from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
 
 __all__ = ["RemoteBackend"]
@@ -31,6 +32,7 @@ class RemoteBackend:
     """What an application can do over HTTP. Connections are opened on first use."""
 
     def __init__(self, settings: Settings) -> None:
+        vault_of(settings)  # what comes sealed, because the server has no key, is opened here
         self._http = Http(settings)
         asking = Asking(self._http)
         self._asking = asking

@@ -15,6 +15,7 @@ from orchestrator.sdk.calls.declaring import REPEATED, Declared
 from orchestrator.sdk.remote.http import Broken, Http, Reply, Unreached
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.sdk.waiting.steps import Pause, Steps
+from orchestrator.sealing import describe_json, reveal_json
 
 R = TypeVar("R")
 
@@ -80,7 +81,7 @@ class Asking:
     def answer(self, kind: type[Any], reply: Reply) -> Any:
         """Return an answer in its type."""
         try:
-            return msgspec.json.decode(reply.body, type=kind)
+            return msgspec.json.decode(reveal_json(reply.body), type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise OrchestratorError(
                 f"What the API at {self.http.url} answered cannot be understood: {error}. Client and server should be "
@@ -117,7 +118,7 @@ class Asking:
         if reply.content_type != _PROBLEM:
             return self._stranger(reply)
         try:
-            problem = msgspec.json.decode(reply.body, type=Problem)
+            problem = msgspec.json.decode(describe_json(reveal_json(reply.body)), type=Problem)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return self._stranger(reply)
         text = problem.detail or problem.title

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from orchestrator.domain.ids import successor_id, to_text
+from orchestrator.domain.sealed import reveal_event
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import ConfigurationError, NotFound, Unavailable, Uncertain
@@ -16,6 +17,7 @@ from orchestrator.sdk.calls.declaring import declared
 from orchestrator.sdk.calls.runs import RunCalls, walk_ends
 from orchestrator.sdk.calls.tasks import TaskCalls
 from orchestrator.sdk.calls.waits import MISSING
+from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.remote.asking import Asking, bound
 from orchestrator.sdk.remote.waiting import Waits
 from orchestrator.sdk.values.payload import decode_value
@@ -148,6 +150,11 @@ class RemoteCode(_WaitingPart, _Code):  # type: ignore[misc]
             if deadline is not None and time.monotonic() >= deadline:
                 return None
             yield Pause(_LOOK_AGAIN)  # nobody knows yet
+
+    def history(self, run: bytes) -> Recording:
+        """Return the whole history of a run, opened where this program can."""
+        found: Recording = super().history(run)
+        return Recording(found.run_id, [reveal_event(event) for event in found.events])
 
     def overdue(self, run: bytes, update: str | None = None) -> str:
         """Say how a run is whose end or answer somebody has waited for in vain."""

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.runs.verdict import RunCounters
+from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import (
@@ -117,7 +118,7 @@ class Handle(Generic[R]):
             return result
         if ended.state not in ENDED_TASK_STATES:
             raise NotFound.by_id("task", self.id)
-        error = ended.error
+        error = ended.error and open_error(ended.error)
         message = f"{self._signature.name if self._signature else 'Task'} {self.id}"
         if ended.state == TaskState.CANCELLED:
             raise TaskCancelled(f"{message} was cancelled.")

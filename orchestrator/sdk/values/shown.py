@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.sdk.values.payload import decode_value
-from orchestrator.sealing import CALL, Sealed, open_data
+from orchestrator.sealing import CALL, CODE, Sealed, described, open_data
 
 
 def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
@@ -20,7 +20,7 @@ def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
     try:
         payload = open_data(payload, CALL)
     except Sealed as error:
-        return [str(error)], {}
+        return [_told(error)], {}
     match stored_value(payload):
         case [list(arguments), dict(keywords), *_]:
             return arguments, keywords
@@ -29,18 +29,30 @@ def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
 
 
 def stored_value(data: bytes) -> Any:
-    """Return the value that is stored, or the bytes themselves where they are none, or why they cannot be opened."""
+    """Return the value that is stored, or the bytes themselves where they are none, or with which key it is sealed."""
     try:
         return decode_value(data)
     except Sealed as error:
-        return str(error)
+        return _told(error)
     except ValueError:
         return data
+
+
+def _told(error: Sealed) -> str:
+    """Return what stands in the place of a value that cannot be opened."""
+    return f"(sealed with key {error.key})" if error.is_missing else str(error)
 
 
 def as_json(plain: Any) -> Any:
     """Return plain data as it can stand in a JSON document, whatever it is."""
     try:
-        return msgspec.to_builtins(plain, str_keys=True)
+        return msgspec.to_builtins(plain, str_keys=True, enc_hook=described_value)
     except (TypeError, ValueError):
         return repr(plain)
+
+
+def described_value(value: Any) -> str:
+    """Return what stands for a sealed value among others that this process has no key for."""
+    if isinstance(value, msgspec.msgpack.Ext) and value.code == CODE:
+        return described(bytes(value.data))
+    raise NotImplementedError

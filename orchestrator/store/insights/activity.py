@@ -7,7 +7,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from orchestrator.sealing import open_text
+from orchestrator.sealing import is_sealed_text, reveal_text
 from orchestrator.store.insights.fleet import IS_FRESH
 from orchestrator.store.sql import Statement
 
@@ -153,4 +153,8 @@ SELECT /* insights.activity.failures */ name, coalesce(error->>'kind', reason, s
 
 def failures_lately(connection: Connection) -> list[FailureGroup]:
     """Return what failed in the last quarter of an hour, by task and type of error; of very many, the latest."""
-    return [replace(group, message=open_text(group.message)[:_LONGEST]) for group in _FAILURES(connection)]
+    return [replace(group, message=_short(reveal_text(group.message))) for group in _FAILURES(connection)]
+
+
+def _short(message: str) -> str:
+    return message if is_sealed_text(message) else message[:_LONGEST]

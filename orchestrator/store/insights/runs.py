@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import RunState
-from orchestrator.sealing import open_json, open_text
+from orchestrator.sealing import open_json, reveal_text
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.sql import Row, Statement
 
@@ -218,9 +218,11 @@ def show_run(connection: Connection, run: UUID) -> RunDetail | None:
 def _shown_params(stored: Any) -> Any:
     """Return parameters, opened if they are sealed; where they cannot be, why."""
     opened = open_json(stored)
-    return opened if isinstance(opened, dict) else {"sealed": open_text(stored)}
+    return opened if isinstance(opened, dict) else {"sealed": reveal_text(stored)}
 
 
 def _columns(row: Any) -> dict[str, Any]:
-    stuck = row.stuck and {name: open_text(text) if isinstance(text, str) else text for name, text in row.stuck.items()}
+    stuck = row.stuck and {
+        name: reveal_text(text) if isinstance(text, str) else text for name, text in row.stuck.items()
+    }
     return {**row._asdict(), "tags": tuple(row.tags), "stuck": stuck}

@@ -16,7 +16,7 @@ from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.state import ENDED, DagState, Fan, StepState
 from orchestrator.domain.states import ENDED_RUN_STATES
-from orchestrator.sealing import open_text
+from orchestrator.sealing import reveal_text
 from orchestrator.store.dag import workflows
 from orchestrator.store.insights.tasks import ErrorView, error_view
 from orchestrator.store.sql import Row, Statement
@@ -150,7 +150,7 @@ def _view(step: Step, state: StepState, fan: Fan | None, reason: str | None, tim
         total=total,
         ended=fan.ended if fan else int(has_ended and not fan_out),
         failed=fan.failed if fan else int(state is StepState.FAILED and not fan_out),
-        reason=reason and open_text(reason),
+        reason=reason and reveal_text(reason),
         depends_on=step.depends_on,
         started_at=times.started_at,
         ended_at=times.ended_at if has_ended else None,

@@ -10,10 +10,10 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.sealed import open_error
+from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, OPEN_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.sealing import CALL, reveal
+from orchestrator.sealing import CALL, is_sealed_text, reveal
 from orchestrator.store.sql import Row, Statement
 
 
@@ -352,10 +352,10 @@ def error_view(known: TaskError | Mapping[str, str] | None) -> ErrorView | None:
     error = known if isinstance(known, TaskError) else TaskError.stored(known)
     if error is None:
         return None
-    error = open_error(error)
+    error = reveal_error(error)
     return ErrorView(
         kind=error.kind,
         message=error.message,
         traceback=error.traceback,
-        data=error.attributes,
+        data={"sealed": error.data} if is_sealed_text(error.data) else error.attributes,
     )

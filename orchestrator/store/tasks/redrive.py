@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.ids import to_text
-from orchestrator.sealing import open_text
+from orchestrator.sealing import reveal_text
 from orchestrator.store import inbox
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.sql import Prepared, Row, Statement
@@ -69,7 +69,7 @@ def preview(connection: Connection, wanted: FailedFilter, within: str = "") -> l
     It is of queues whose names begin with `within`.
     """
     groups = _PREVIEW(connection, _parameters(wanted), within=within)
-    return [group._replace(example=open_text(group.example)) for group in groups]
+    return [group._replace(example=reveal_text(group.example)) for group in groups]
 
 
 def ask(connection: Connection, wanted: FailedFilter) -> None:
