@@ -18,7 +18,7 @@ from tests.waiting import eventually
 
 __all__ = ["folder"]
 EXAMPLES = REPOSITORY / "examples"
-SHOWN = {"approval", "nightly", "per_customer", "thumbnails", "web"}
+SHOWN = {"approval", "nightly", "per_customer", "services", "thumbnails", "web"}
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ name: known
 params: {day: {type: date, default: today}, count: {type: integer, default: 3}, any: {type: any, default: null}}
 tasks: {only: {task: job}}
 """
-RUN_FOR_EVER = {"api", "dev", "scheduler", "worker", "runs watch"}
+RUN_FOR_EVER = {"serve", "api", "dev", "scheduler", "worker", "runs watch"}
 WAIT_FOR_EVER = {"--wait", "--watch"}
 
 

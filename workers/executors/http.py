@@ -87,7 +87,7 @@ class HttpExecutor:
         """
         worker = self._asked.pop(execution.name, None)
         url = external_id if worker is None else worker.url
-        if url == _NOBODY:
+        if url in ("", _NOBODY):
             return
         options = _options(execution)
         path = f"{_path(service_of(execution, options))}/{quote(execution.name, safe='')}"

@@ -89,9 +89,9 @@ class PullExecutor:
                     await self.submit(execution)
                     seen = None
 
-    async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
+    async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002  # it is the name
         """Take it back; who has it learns that with the next heartbeat, and is not believed any more."""
-        await self._call(partial(self._pulls.cancel, external_id))
+        await self._call(partial(self._pulls.cancel, execution.name))
 
     async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         """Have it told to who completed it that its end is in Postgres."""

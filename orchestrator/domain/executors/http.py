@@ -101,7 +101,8 @@ def read_answer(status: int, body: bytes, who: str) -> Any | Broken:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         said = None
     if isinstance(said, dict) and said.get("error"):
-        return reported(said["error"], retryable=status < 400 or status >= 500)
+        error = said["error"]
+        return reported(error if isinstance(error, dict) else {**said, "message": error}, retryable=_may_retry(status))
     if not is_good:
         shown = body[:200].decode("utf-8", "replace")
         return Broken("BadAnswer", f"{who} answered with status {status}: {shown!r}.", retryable=status >= 500)
@@ -114,8 +115,15 @@ def read_answer(status: int, body: bytes, who: str) -> Any | Broken:
     return said["result"]
 
 
+def _may_retry(status: int) -> bool:
+    return not 400 <= status < 500
+
+
 def reported(error: Any, *, retryable: bool = True) -> Broken:
-    """Return a failure that a service reports: a text, or an object with `kind`, `message`, `retryable`, `detail`."""
+    """Return a failure that a service reports: a text, or an object with `kind`, `message`, `retryable`, `detail`.
+
+    A service may also say the last three beside the text.
+    """
     if not isinstance(error, dict):
         return Broken("ServiceError", _text(error), retryable)
     kind, may = error.get("kind"), error.get("retryable")

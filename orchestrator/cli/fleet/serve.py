@@ -1,0 +1,74 @@
+"""`orchestrator serve`."""
+
+from __future__ import annotations
+
+import click
+
+from orchestrator.cli.dev.parent import follow_parent
+from orchestrator.cli.terminal.options import app_option, log_options, require_app
+from orchestrator.domain.executors.services import address_problem
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import load_settings
+from orchestrator.telemetry import configure_logging
+from orchestrator.workers.functions.loading import load_app
+
+PORT = 8080
+
+
+@click.command("serve", context_settings={"show_default": True})
+@app_option
+@click.option("--host", default="127.0.0.1", help="The address to serve.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=PORT, help="The port; 0 takes any that is free.")
+@click.option("--registry", metavar="URL", help="The HTTP API to register with. Default: the setting `api_url`.")
+@click.option("--advertise", metavar="URL", default="", help="How others reach this process, if not by host and port.")
+@click.option("--service", "services", multiple=True, metavar="NAME", help="Serve this task only. May be repeated.")
+@click.option("--concurrency", type=click.IntRange(1, 1_000), default=10, help="How many requests to work on at once.")
+@log_options
+def command(
+    app: str | None,
+    host: str,
+    port: int,
+    registry: str | None,
+    advertise: str,
+    services: tuple[str, ...],
+    concurrency: int,
+    log_level: str | None,
+    log_format: str | None,
+) -> None:
+    """Serve an application's tasks over HTTP: POST /exec/NAME with {"input": …, "params": {…}}.
+
+    Tasks with the executor http, also those of other applications, are sent here: the process registers, says that it
+    lives and how busy it is, and leaves when it is stopped. Whoever reaches it may call it: it asks for no key, and
+    belongs into a network of your own.
+
+    \b
+    Example:
+      orchestrator serve --app shop.services:app --port 8080 --registry http://localhost:8000
+      curl -d '{"input": [1, 2, 3]}' localhost:8080/exec/sum
+    """
+    follow_parent()
+    settings = load_settings(app=app, log_level=log_level, log_format=log_format)
+    configure_logging(settings.log_level, settings.log_format)
+    for option, address in (("--registry", registry), ("--advertise", advertise)):
+        if address and (problem := address_problem(address)):
+            raise click.UsageError(f"{option}: {problem}, found {address!r}.")
+    try:
+        from orchestrator.workers.serving.server import Serving, serve
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Serving tasks needs a package that is not installed, {error.name}. Install it with the extra `api`: "
+            f"pip install 'durable-orchestrator[api]'"
+        ) from error
+    found = load_app(require_app(settings))
+    where = settings.api_url if registry is None else registry
+    serve(
+        found,
+        Serving(
+            host=host,
+            port=port,
+            registry=where,
+            advertise=advertise.rstrip("/"),
+            services=services,
+            concurrency=concurrency,
+        ),
+    )

@@ -1,0 +1,56 @@
+"""Tasks that `orchestrator serve` serves in tests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator import GiveUp, Orchestrator, TaskContext
+
+app = Orchestrator()
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+@app.task(name="move")
+def move(point: Point, by: int = 1) -> Point:
+    return Point(point.x + by, point.y)
+
+
+@app.task(name="note")
+def note(file: str, seconds: float = 0.0) -> str:
+    """Count calls as lines of a file."""
+    with Path(file).open("a") as lines:
+        lines.write("x\n")
+    time.sleep(seconds)
+    return "noted"
+
+
+@app.task(name="nap")
+async def nap(seconds: float, file: str = "") -> str:
+    if file:
+        Path(file).write_text("napping")
+    await asyncio.sleep(seconds)
+    return "woken"
+
+
+@app.task(name="fail")
+def fail(message: str, final: bool = False) -> None:
+    raise GiveUp(message) if final else ValueError(message)
+
+
+@app.task(name="who")
+def who(ctx: TaskContext) -> Any:
+    return ctx.task_name
+
+
+@app.task(name="odd")
+def odd() -> Any:
+    return object()

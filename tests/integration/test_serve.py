@@ -1,0 +1,211 @@
+"""`orchestrator serve`: tasks as services, registered, counted, done once for each request id."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.domain.executors.execution import Broken, Finished
+from orchestrator.domain.executors.http import Http
+from orchestrator.settings import Settings, load_settings
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys
+from orchestrator.workers.executors.http import HttpExecutor
+from tests.integration.serving import serving
+from tests.integration.test_executor_http import Heard, execution
+from tests.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def settings(database_url: str, redis_url: str) -> Settings:
+    return load_settings(environ={}, database_url=database_url, redis_url=redis_url)
+
+
+@pytest.fixture(scope="module")
+def registry(settings: Settings) -> Iterator[str]:
+    redis = connect(settings.redis_url)
+    redis.delete(Keys().services)
+    redis.close()
+    with serving(settings) as address:
+        yield address
+
+
+@contextmanager
+def served(app: str, folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Serve an application in a process of its own; yield it and its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", "serve", "--app", app, "--port", "0", *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        url = ""
+        while not url:
+            line = process.stderr.readline()
+            assert line, "it ended before it served"
+            url = line.rsplit(" at ", 1)[1].strip() if "serving " in line else ""
+        rest = threading.Thread(target=process.stderr.read, daemon=True)
+        rest.start()
+        yield process, url
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(40)
+        rest.join()
+        process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def service(registry: str) -> Iterator[str]:
+    with served("served:app", Path(__file__).parent, "--registry", registry) as (_, url):
+        yield url
+
+
+def ask(url: str, name: str, body: Any) -> Any:
+    return httpx.post(f"{url}/exec/{name}", json=body, timeout=30).json()
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "result"),
+    [
+        ("move", {"input": {"point": {"x": 1}}}, {"x": 2, "y": 0}),
+        ("move", {"input": {"point": {"x": 1}, "other": 5}, "params": {"by": 3}}, {"x": 4, "y": 0}),
+        ("move", {"input": None, "arguments": [{"x": 1}, 7]}, {"x": 8, "y": 0}),
+        ("nap", {"input": 0.01}, "woken"),
+        ("who", {}, "who"),
+    ],
+)
+def test_a_request_is_a_call_of_the_function(service: str, name: str, body: Any, result: Any) -> None:
+    assert ask(service, name, body) == {"result": result, "error": ""}
+
+
+def test_failures_are_told_in_words_and_for_programs(service: str) -> None:
+    found = ask(service, "fail", {"input": {"message": "no luck"}})
+    assert (found["error"], found["kind"], found["retryable"]) == ("no luck", "ValueError", True)
+    assert "served.py" in found["detail"]
+    final = ask(service, "fail", {"input": {"message": "never", "final": True}})
+    assert (final["kind"], final["retryable"]) == ("GiveUp", False)
+    wrong = ask(service, "move", {"input": {"points": 1}})
+    assert (wrong["kind"], wrong["retryable"], "point" in wrong["error"]) == ("InvalidTask", False, True)
+    assert ask(service, "odd", {})["kind"] == "PayloadError"
+
+
+def test_nonsense_is_refused(service: str) -> None:
+    assert httpx.post(f"{service}/exec/mvoe", json={}).json()["error"].endswith("Did you mean 'move'?")
+    assert httpx.post(f"{service}/exec/move", content=b"{").status_code == 400
+    assert httpx.post(f"{service}/exec/move", content=b"[" * 100_000).status_code == 400
+    assert httpx.post(f"{service}/exec/move", content=b" " * 2_000_001).status_code == 413
+    assert httpx.post(f"{service}/exec/who", json={}, headers={"Origin": "http://evil"}).status_code == 403
+
+
+def test_the_same_request_is_done_once_also_while_it_is_under_way(service: str, tmp_path: Path) -> None:
+    file = tmp_path / "calls"
+    body = {"input": {"file": str(file), "seconds": 0.5}, "request_id": "r-1"}
+    found: list[Any] = []
+    crowd = [threading.Thread(target=lambda: found.append(ask(service, "note", body))) for _ in range(3)]
+    for one in crowd:
+        one.start()
+    for one in crowd:
+        one.join()
+    assert [*found, ask(service, "note", body)] == [{"result": "noted", "error": ""}] * 4
+    assert file.read_text() == "x\n"
+
+
+def test_a_watcher_that_goes_leaves_work_that_the_next_one_joins(
+    service: str, settings: Settings, tmp_path: Path
+) -> None:
+    file = tmp_path / "calls"
+    work = execution(Http(service="note"), name="w-1", file=str(file), seconds=1.0)
+
+    async def go() -> None:
+        first, second = HttpExecutor(settings), HttpExecutor(settings)
+        url = await first.submit(work)
+        watching = asyncio.create_task(first.watch(work, url, Heard()))
+        async with asyncio.timeout(10):
+            while not file.exists():
+                await asyncio.sleep(0.01)
+        watching.cancel()
+        await asyncio.wait([watching])
+        assert await second.watch(work, url, Heard()) == Finished("noted")
+        await first.close()
+        await second.close()
+
+    asyncio.run(go())
+    assert file.read_text() == "x\n"
+
+
+def test_a_cancel_ends_what_waits(service: str, settings: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "nap"
+    work = execution(Http(service="nap"), name="c-1", seconds=60.0, file=str(file))
+
+    async def go() -> Any:
+        executor = HttpExecutor(settings)
+        url = await executor.submit(work)
+        watching = asyncio.create_task(executor.watch(work, url, Heard()))
+        async with asyncio.timeout(10):
+            while not file.exists():
+                await asyncio.sleep(0.01)
+        await executor.cancel(work, url)
+        found = await asyncio.wait_for(watching, 10)
+        await executor.close()
+        return found
+
+    found = asyncio.run(go())
+    assert isinstance(found, Broken)
+    assert found.kind == "Cancelled"
+
+
+def listed(registry: str, name: str) -> list[Any]:
+    found: list[Any] = httpx.get(f"{registry}/workers/list", params={"service": name}).json()
+    return found
+
+
+def test_it_registers_and_leaves(registry: str) -> None:
+    options = ("--registry", registry, "--service", "sum", "--service", "route")
+    with served("services:app", ROOT / "examples", *options) as (process, url):
+        eventually(lambda: listed(registry, "sum"), "it has registered")
+        [entry] = listed(registry, "sum")
+        assert (entry["url"], entry["services"]) == (url, ["route", "sum"])
+        assert ask(url, "sum", {"input": [1, 2, 3]}) == {"result": 6.0, "error": ""}
+        assert ask(url, "route", {"input": None, "params": {"action": "goC"}})["result"] == {"action": "goC"}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert listed(registry, "sum") == []
+
+
+def test_the_transformer(registry: str) -> None:
+    with served("services:app", ROOT / "examples") as (_, url):
+        assert ask(url, "transform", {"input": 2, "params": {"mul": 3}})["result"] == 6
+        assert ask(url, "transform", {"input": "a", "params": {"op": "upper"}})["result"] == "A"
+        wrong = ask(url, "transform", {"input": "a"})
+        assert (wrong["kind"], wrong["retryable"]) == ("GiveUp", False)
+
+
+def test_a_task_that_there_is_none_of_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "serve", "--app", "services:app", "--service", "sun"],
+        cwd=ROOT / "examples",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert "Did you mean 'sum'?" in done.stderr
+    assert "Traceback" not in done.stderr

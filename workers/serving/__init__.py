@@ -1,0 +1,1 @@
+"""The tasks of an application as services over HTTP: `POST /exec/<task>`."""

@@ -1,0 +1,86 @@
+"""The ASGI application that answers `POST /exec/<service>`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from orchestrator.errors import did_you_mean
+from orchestrator.sdk.tasks.task import Task
+from orchestrator.workers.serving.executions import Busy, Executions
+from orchestrator.workers.serving.requests import ServiceRequest
+
+
+class Services:
+    """The tasks that are served, and what is done for those who ask."""
+
+    def __init__(self, tasks: Mapping[str, Task[..., Any]], concurrency: int, largest: int) -> None:
+        self.tasks = tasks
+        self._concurrency = concurrency
+        self._largest = largest
+        self._executions: Executions | None = None
+
+    @property
+    def load(self) -> int:
+        """How many requests are worked on, or wait."""
+        return 0 if self._executions is None else self._executions.load
+
+    def application(self) -> Starlette:
+        """Return what any ASGI server takes."""
+
+        @asynccontextmanager
+        async def alive(_: Starlette) -> AsyncIterator[None]:
+            self._executions = Executions(self._concurrency, self._largest)
+            yield
+            await self._executions.finish()
+
+        routes = [
+            Route("/exec/{service}", self._serve, methods=["POST"]),
+            Route("/exec/{service}/{request_id}", self._cancel, methods=["DELETE"]),
+            Route("/healthz", _healthy, methods=["GET"]),
+        ]
+        return Starlette(routes=routes, lifespan=alive)
+
+    async def _serve(self, request: Request) -> Response:
+        name = request.path_params["service"]
+        task = self.tasks.get(name)
+        if "origin" in request.headers:
+            return _error(403, "A page in a browser has sent this, and services are for programs.")
+        if task is None:
+            return _error(404, f"There is no service {name!r:.200} here.{did_you_mean(name, self.tasks)}")
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > 2 * self._largest:
+                return _error(413, f"At most {2 * self._largest:,} bytes are read.")
+        try:
+            wanted = msgspec.json.decode(body, type=ServiceRequest)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return _error(400, f"Expected an object with `input` and `params` in JSON: {error}.")
+        assert self._executions is not None
+        try:
+            said = await self._executions.do(task, wanted)
+        except Busy:
+            return _error(503, f"{self.load} requests are worked on or wait here already.")
+        return Response(said.body, said.status, media_type="application/json")
+
+    async def _cancel(self, request: Request) -> Response:
+        assert self._executions is not None
+        is_cancelled = self._executions.cancel(request.path_params["service"], request.path_params["request_id"])
+        return Response(msgspec.json.encode({"cancelled": is_cancelled}), media_type="application/json")
+
+
+async def _healthy(_: Request) -> Response:
+    return Response(b'{"ok":true}', media_type="application/json")
+
+
+def _error(status: int, words: str) -> Response:
+    data = msgspec.json.encode({"result": None, "error": words, "retryable": status >= 500})
+    return Response(data, status, media_type="application/json")

@@ -1,0 +1,146 @@
+"""Work that a service does: once for each request id, however often it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from orchestrator.errors import GiveUp, InvalidTask, OrchestratorError, PayloadError
+from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.values.payload import decode_value, encode_value
+from orchestrator.telemetry import get_logger
+from orchestrator.workers.serving.requests import ServiceRequest, as_call
+
+log = get_logger("service")
+
+_MOST_KEPT = 1_000
+"""Answers that are kept for those who ask again."""
+_MOST_BYTES = 64_000_000
+_WAITING = 10
+"""How many requests for each that is worked on may wait for their turn."""
+_LONGEST_DETAIL = 4_000
+
+
+class Busy(Exception):
+    """There is more to do than this process should take."""
+
+
+class Said(NamedTuple):
+    """An answer, ready to be sent."""
+
+    status: int
+    body: bytes
+
+
+class Executions:
+    """What is worked on, and what was answered lately."""
+
+    def __init__(self, concurrency: int, largest: int) -> None:
+        self._concurrency = concurrency
+        self._largest = largest
+        self._turns = asyncio.Semaphore(concurrency)
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="service")
+        self._under_way: dict[tuple[str, str], asyncio.Task[Said]] = {}
+        self._unnamed: set[asyncio.Task[Said]] = set()
+        self._in_threads: set[tuple[str, str]] = set()
+        """Those that cannot be ended."""
+        self._kept: OrderedDict[tuple[str, str], Said] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def load(self) -> int:
+        """How many requests are worked on, or wait."""
+        return len(self._under_way) + len(self._unnamed)
+
+    async def do(self, task: Task[..., Any], request: ServiceRequest) -> Said:
+        """Return what comes of a request; the work goes on if nobody waits for it any more."""
+        key = task.name, request.request_id
+        if request.request_id:
+            if (kept := self._kept.get(key)) is not None:
+                return kept
+            if (going := self._under_way.get(key)) is not None:
+                return await _outcome(going)
+        if self.load >= self._concurrency * (1 + _WAITING):
+            raise Busy
+        going = asyncio.create_task(self._answer(task, request))
+        if request.request_id:
+            self._under_way[key] = going
+            going.add_done_callback(partial(self._keep, key))
+        else:
+            self._unnamed.add(going)
+            going.add_done_callback(self._unnamed.discard)
+        return await _outcome(going)
+
+    def cancel(self, service: str, request_id: str) -> bool:
+        """End what nobody wants any more; False if there is nothing, or if it runs in a thread and cannot be ended."""
+        key = service, request_id
+        going = self._under_way.get(key)
+        return going is not None and key not in self._in_threads and going.cancel()
+
+    async def finish(self) -> None:
+        """Return when everything that is under way has been done."""
+        while going := [*self._under_way.values(), *self._unnamed]:
+            await asyncio.wait(going)
+        self._threads.shutdown(wait=False)
+
+    def _keep(self, key: tuple[str, str], done: asyncio.Task[Said]) -> None:
+        del self._under_way[key]
+        if done.cancelled() or done.exception() is not None:
+            return
+        self._kept[key] = done.result()
+        self._bytes += len(done.result().body)
+        while len(self._kept) > _MOST_KEPT or self._bytes > _MOST_BYTES:
+            self._bytes -= len(self._kept.popitem(last=False)[1].body)
+
+    async def _answer(self, task: Task[..., Any], request: ServiceRequest) -> Said:
+        async with self._turns:
+            try:
+                arguments, keywords = as_call(task, request)
+                call = partial(task, *arguments, **keywords)
+                value = await (call() if task._is_async else self._in_thread(call, (task.name, request.request_id)))
+                plain = decode_value(encode_value(value, f"The result of {task.name}", self._largest))
+                return Said(200, msgspec.json.encode({"result": plain, "error": ""}))
+            except (InvalidTask, PayloadError) as error:
+                return _failed(error, retryable=False)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure
+                log.warning("%s failed: %r", task.name, error)
+                return _failed(error, retryable=not isinstance(error, GiveUp))
+
+    async def _in_thread(self, call: Callable[[], Any], key: tuple[str, str]) -> Any:
+        self._in_threads.add(key)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        finally:
+            self._in_threads.discard(key)
+
+
+async def _outcome(going: asyncio.Task[Said]) -> Said:
+    """Return what comes of work that others may wait for, too."""
+    try:
+        return await asyncio.shield(going)
+    except asyncio.CancelledError:
+        if not going.cancelled():
+            raise
+        return Said(200, msgspec.json.encode({"result": None, "error": "It was cancelled.", "kind": "Cancelled"}))
+
+
+def _failed(error: BaseException, *, retryable: bool) -> Said:
+    """Return a failure: a text, as everybody expects it, and beside it what our executor can make use of."""
+    detail = "" if isinstance(error, OrchestratorError) else "".join(traceback.format_exception(error))
+    said = {
+        "result": None,
+        "error": str(error) or type(error).__name__,
+        "kind": type(error).__name__,
+        "retryable": retryable,
+        "detail": detail[-_LONGEST_DETAIL:],
+    }
+    return Said(200, msgspec.json.encode(said))

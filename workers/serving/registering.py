@@ -1,0 +1,75 @@
+"""Tells the registry which services this process offers, that it lives, and how busy it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.sdk.remote.http import Broken, Http, Unreached
+from orchestrator.settings import Settings
+from orchestrator.telemetry import get_logger
+
+log = get_logger("service")
+
+_EVERY = 5.0
+"""Seconds between two heartbeats; three of them may be lost."""
+_TIMEOUT = 5.0
+
+
+class Registration:
+    """Registers in a thread of its own, and again whenever the registry has forgotten."""
+
+    def __init__(
+        self, settings: Settings, id: str, url: str, services: Sequence[str], load: Callable[[], float]
+    ) -> None:
+        self._http = Http(settings)
+        self._id = id
+        self._url = url
+        self._services = list(services)
+        self._load = load
+        self._over = threading.Event()
+        self._is_known = False
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._run, name="registering", daemon=True)
+
+    def begin(self) -> None:
+        """Begin to register."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Leave: nothing more is asked for here."""
+        self._over.set()
+        self._thread.join(2 * _TIMEOUT)
+        if self._is_known:
+            self._ask("register", services=[])
+        self._http.close()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            if self._is_known:
+                self._is_known = self._ask("heartbeat")
+            if not self._is_known and not self._over.is_set():
+                self._is_known = self._ask("register", services=self._services)
+            self._over.wait(_EVERY)
+
+    def _ask(self, what: str, **more: Any) -> bool:
+        """Say something; False if it was not taken. The first of several failures is told."""
+        body = {"id": self._id, "url": self._url, "load": self._load(), **more}
+        try:
+            reply = self._http.post(f"/workers/{what}", msgspec.json.encode(body), _TIMEOUT)
+            problem = "" if reply.status == 200 else f"{reply.status}: {reply.body[:300].decode('utf-8', 'replace')}"
+            is_forgotten = reply.status == 404
+        except (Unreached, Broken, OrchestratorError) as error:
+            problem, is_forgotten = str(error), False
+        if problem and not is_forgotten and not self._has_failed:
+            log.warning("the registry at %s did not take a %s: %s; it is tried again", self._http.url, what, problem)
+        elif not problem and (self._has_failed or (what == "register" and self._services == more.get("services"))):
+            log.info("registered at %s as %s", self._http.url, self._id)
+        self._has_failed = bool(problem) and not is_forgotten
+        if problem and not is_forgotten and what == "heartbeat":
+            return True  # it is known there, for all we know
+        return not problem

@@ -1,0 +1,102 @@
+"""The process that serves an application's tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+
+import uvicorn
+
+from orchestrator.errors import ConfigurationError
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.telemetry import get_logger
+from orchestrator.workers.serving.application import Services
+from orchestrator.workers.serving.registering import Registration
+
+log = get_logger("service")
+
+_LAST_REQUESTS = 30
+"""Seconds that requests under way have to end when the process stops."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """Where and how to serve."""
+
+    host: str
+    port: int
+    registry: str
+    """The address of the HTTP API; nobody is told where it is empty."""
+    advertise: str
+    """The address that others reach it by, if it is another."""
+    services: tuple[str, ...]
+    """Which tasks; all if it is empty."""
+    concurrency: int
+
+
+def serve(app: Orchestrator, serving: Serving) -> None:
+    """Serve until SIGTERM or Ctrl-C; what is under way is finished."""
+    for name in serving.services:
+        app.find_task(name)  # or say which is near
+    tasks = {name: task for name, task in app.tasks.items() if not serving.services or name in serving.services}
+    if not tasks:
+        raise ConfigurationError("The application has no tasks to serve.")
+    settings = app.settings
+    services = Services(tasks, serving.concurrency, settings.max_payload)
+    listener = _listen(serving.host, serving.port)
+    port = listener.getsockname()[1]
+    url = serving.advertise or f"http://{_place(serving.host)}:{port}"
+    config = uvicorn.Config(
+        services.application(),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        timeout_graceful_shutdown=_LAST_REQUESTS,
+    )
+    log.info("serving %s at %s", ", ".join(sorted(tasks)), url)
+    registration = None
+    if serving.registry:
+        settings = dataclasses.replace(settings, api_url=serving.registry)
+        id = f"{socket.gethostname()}-{port}-{secrets.token_hex(3)}"
+        registration = Registration(settings, id, url, sorted(tasks), lambda: services.load)
+        registration.begin()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+    with listener:
+        try:
+            uvicorn.Server(config).run(sockets=[listener])
+        finally:
+            if registration is not None:
+                registration.end()
+
+
+def _end(_number: int, _frame: object) -> None:
+    """End as one who was asked to, and has: the server raises once more what it was stopped by, when it has stopped."""
+    sys.exit(0)
+
+
+def _place(host: str) -> str:
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2_048)
+    except OSError as error:
+        raise ConfigurationError(
+            f"Services cannot be served at {host}:{port}: {error.strerror or error}. Choose another place by --host "
+            f"and --port, where 0 takes any port that is free."
+        ) from error
+    return listener
