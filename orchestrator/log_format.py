@@ -11,6 +11,7 @@ import logging
 from datetime import UTC, datetime
 
 from orchestrator.harmless import harmless_json, indented, one_line, with_styles
+from orchestrator.trace_context import log_fields
 
 TASK_FIELDS = ("task_id", "task_name", "run_id", "attempt", "queue")
 """What a record that is about an attempt knows of it."""
@@ -73,6 +74,8 @@ class JsonFormatter(logging.Formatter):
         for name, value in vars(record).items():  # whose it is, and what `extra` has given it
             if name not in _OF_EVERY_RECORD and (name not in TASK_FIELDS or value != ""):
                 fields.setdefault(name, value)
+        for name, value in log_fields().items():
+            fields.setdefault(name, value)
         if trace := _traceback(self, record):
             fields["exc"] = trace
         return harmless_json(json.dumps(fields, ensure_ascii=False, default=str))

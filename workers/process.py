@@ -20,6 +20,7 @@ from orchestrator.sdk.modules import ImportFailed
 from orchestrator.sealing import key_names, vault_of
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger
+from orchestrator.tracing.entry import LAST_SPANS, begin_tracing
 from orchestrator.transport.codec import LARGEST_BUNDLE, Attempt, Malformed, decode, encode, prepare
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe
 from orchestrator.transport.keys import Keys, private_queue
@@ -38,6 +39,7 @@ from orchestrator.workers.running.isolated import Isolation
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.pool import Pool
 from orchestrator.workers.running.runner import Runner
+from orchestrator.workers.running.spans import AttemptSpans
 from orchestrator.workers.running.task_runtime import ProcessOutbox
 from orchestrator.workers.spec import WorkerSpec
 
@@ -122,6 +124,7 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     outbox = ProcessOutbox(process.reporter, process.journal, process.pages)
     isolation = Isolation(spec, outbox)
     allowed = Allowed(app, spec.allow)
+    spans = begin_tracing("worker", worker)
     process.pool = Pool(
         Runner(app, outbox, allowed, database=spec.database),
         isolation,
@@ -133,6 +136,7 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
         on_stuck=process.leave_behind,
         turn_timeout=settings.turn_timeout,
         on_standstill=process.leave_loop,
+        spans=AttemptSpans(spans),
     )
     # In a thread: a handler interrupts the main thread anywhere, also while it holds the lock that draining needs.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())
@@ -141,6 +145,8 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     start_critical_thread("orders", process.obey)
     finished = process.run()
     isolation.close()
+    if spans is not None:
+        spans.flush(LAST_SPANS)
     return Farewell.FINISHED if finished else Farewell.UNFINISHED
 
 

@@ -39,6 +39,7 @@ from orchestrator.sdk.acting import Actor, served
 from orchestrator.sealing import describe_json
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
+from orchestrator.tracing.entry import serving
 
 log = get_logger("api")
 
@@ -135,7 +136,8 @@ class _Path:
             if endpoint.is_live:
                 response = await self._listen(endpoint, request, caller.reach, admit)
             else:
-                response = await _answer(self._api, self._turns, endpoint, request, caller.reach)
+                with serving(request.method, endpoint.path, request.headers.get("traceparent")):
+                    response = await _answer(self._api, self._turns, endpoint, request, caller.reach)
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001  # a defect is one request's, and is told without a traceback

@@ -21,6 +21,7 @@ from orchestrator.sdk.tasks.options import check_label, check_name, check_rate, 
 from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.sealing import is_sealed
 from orchestrator.settings import Settings
+from orchestrator.trace_context import is_trace
 
 Check = Callable[..., None]
 
@@ -41,6 +42,8 @@ def _task(settings: Settings, task: NewTask, run: bytes | None = None) -> None:
     _placed(task)
     if task.unique is not None:
         _unique(task.unique)
+    if task.trace is not None and not is_trace(task.trace):
+        raise InvalidTask(f"Task {task.name!r:.100}: expected a traceparent, found {task.trace!r:.100}.")
 
 
 def _placed(task: NewTask | Callback, level: int = 0) -> None:

@@ -22,6 +22,7 @@ from orchestrator.prerequisites import Prerequisites
 from orchestrator.settings import Settings
 from orchestrator.store import database
 from orchestrator.telemetry import adopt_logs, get_logger
+from orchestrator.tracing.entry import LAST_SPANS, begin_tracing
 
 log = get_logger("api")
 
@@ -48,6 +49,7 @@ def serve(
     adopt_logs("uvicorn", "asyncio")
     listener = _listen(host, port, or_any, asks=_asks(settings))
     app = create_app(settings)
+    spans = begin_tracing("api")
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -63,7 +65,11 @@ def serve(
     place = f"[{host}]" if ":" in host else host
     log.info("serving %s://%s:%d/docs", "https" if certificate else "http", place, listener.getsockname()[1])
     with listener:
-        _Server(config, app.state.let_go).run(sockets=[listener])
+        try:
+            _Server(config, app.state.let_go).run(sockets=[listener])
+        finally:
+            if spans is not None:
+                spans.flush(LAST_SPANS)
 
 
 class _Server(uvicorn.Server):

@@ -14,6 +14,7 @@ from orchestrator.scheduler.candidacy import Candidacy
 from orchestrator.scheduler.leadership import TICK_LIMIT, Leadership, TermOver
 from orchestrator.scheduler.link import miss_redis
 from orchestrator.scheduler.meter import Meter
+from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.term import Term
 from orchestrator.settings import Settings
 from orchestrator.store import database
@@ -37,7 +38,9 @@ class Scheduler:
         clock_offset: timedelta = timedelta(),
         on_ended: Callable[[int], None] = lambda _: None,
         monotonic: Callable[[], float] = time.monotonic,
+        spans: LeaderSpans | None = None,
     ) -> None:
+        self._spans = spans
         self._settings = settings
         self._streams = streams
         self._monotonic = monotonic
@@ -158,6 +161,7 @@ class Scheduler:
             stopping=self._stopping,
             on_ended=self._on_ended,
             monotonic=self._monotonic,
+            spans=self._spans,
         )
         self.term.begin()
         self.meter.terms += 1

@@ -297,7 +297,7 @@ class News(_Mergeable):
 def _follow_ups(task: Moved, result: bytes | None, error: TaskError | None) -> Iterable[NewTask]:
     callbacks = msgspec.convert(task.callbacks, Callbacks)
     if task.state == TaskState.SUCCESS:
-        return after_success(task.id, task.attempt, callbacks, result)
+        return after_success(task.id, task.attempt, callbacks, result, task.trace)
     if task.state == TaskState.FAILED:
-        return after_end(task.id, task.attempt, callbacks, error)
+        return after_end(task.id, task.attempt, callbacks, error, task.trace)
     return ()

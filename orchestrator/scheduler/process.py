@@ -13,12 +13,14 @@ from orchestrator.prerequisites import Prerequisites
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.scheduler.notifications import listen
 from orchestrator.scheduler.observed import ObservedScheduler
+from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.upkeep.janitor import Janitor
 from orchestrator.scheduler.upkeep.pruning import Pruner
 from orchestrator.settings import Settings
 from orchestrator.store import database
 from orchestrator.store.deadlines import Deadlines
 from orchestrator.telemetry import get_logger
+from orchestrator.tracing.entry import LAST_SPANS, begin_tracing
 from orchestrator.transport.client import nudge
 from orchestrator.transport.connection import awaited, connect
 from orchestrator.transport.keys import Keys
@@ -46,7 +48,8 @@ def run_scheduler(settings: Settings) -> int:
             url, autocommit=True, pool_size=2, name="orchestrator janitor", namespace=namespace
         )
         janitor = Janitor(tidying)
-        scheduler = Scheduler(engine, LeaderStreams(redis, keys), settings, on_ended=janitor.note)
+        spans = _leader_spans()
+        scheduler = Scheduler(engine, LeaderStreams(redis, keys), settings, on_ended=janitor.note, spans=spans)
         deadlines.on_late = scheduler.misses_postgres
         observed.scheduler = scheduler
         _stop_on_signal(scheduler, settings, keys)
@@ -60,9 +63,17 @@ def run_scheduler(settings: Settings) -> int:
         _spare_the_collector()
         log.info("scheduler ready")
         scheduler.run()
+        if spans is not None:
+            spans.close(LAST_SPANS)
     engine.dispose()
     log.info("scheduler stopped")
     return 0
+
+
+def _leader_spans() -> LeaderSpans | None:
+    """Return who makes the leader's spans, if somebody wants them."""
+    spans = begin_tracing("scheduler")
+    return None if spans is None else LeaderSpans(spans)
 
 
 def _spare_the_collector() -> None:

@@ -132,7 +132,7 @@ def _overlap(
         except (InvalidWorkflow, *_CANNOT_BE_READ) as error:
             firing.error = f"The fire of {fire:%Y-%m-%d %H:%M:%S} UTC started nothing: {error}"
             continue
-        firing.runs.append((fire, run))
+        firing.runs.append((fire, run if tx.spans is None else tx.spans.rooted(run)))
         firing.error = None
         if schedule.overlap == "cancel_previous":
             firing.superseded = open_runs
@@ -205,7 +205,7 @@ def _extend(tx: Transaction, news: News, backfill: OpenBackfill, room: int) -> N
         following = next_fire(schedule, chosen[-1]) if chosen else None
         new = [_backfill_run(tx, backfill, schedule, fire, place) for place, fire in enumerate(chosen)]
         with tx.connection.begin_nested():
-            started = create_runs(tx, news, new)
+            started = create_runs(tx, news, new if tx.spans is None else [tx.spans.rooted(run) for run in new])
     except Exception as error:
         if is_about_all(error):
             raise

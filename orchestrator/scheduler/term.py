@@ -37,11 +37,13 @@ from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.link import Link
 from orchestrator.scheduler.meter import Meter
 from orchestrator.scheduler.news import News
+from orchestrator.scheduler.remembering import Remembering
 from orchestrator.scheduler.requests import Requests, settle_ends
 from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.triggers import Triggers
+from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.tasks.reports import Reports
 from orchestrator.scheduler.throughput import ThroughputRecord
 from orchestrator.scheduler.transaction import Transaction
@@ -79,8 +81,10 @@ class Term:
         stopping: threading.Event,
         on_ended: Callable[[int], None],
         monotonic: Callable[[], float],
+        spans: LeaderSpans | None = None,
     ) -> None:
         self._settings = settings
+        self._spans = spans
         self._vault = vault_of(settings)
         self._streams = streams
         self._leadership = leadership
@@ -100,7 +104,7 @@ class Term:
         nesting = Nesting(settings.max_depth, settings.max_descendants)
         self.fleet = fleet = Fleet(settings.worker_ttl)
         self.lanes = lanes = LaneService()
-        self.dispatcher = dispatcher = Dispatcher(fleet, lanes, settings.batch, monotonic)
+        self.dispatcher = dispatcher = Dispatcher(fleet, lanes, settings.batch, monotonic, has_spans=spans is not None)
         self.watch = watch = FleetWatch(fleet, streams, settings, monotonic)
         backlog = Backlog()
         self.dags = dags = Dags(backlog, settings.max_payload, settings.batch, nesting)
@@ -141,7 +145,8 @@ class Term:
             monotonic=monotonic,
         )
         self._throughput = ThroughputRecord(meter, leadership.term)
-        self._remembering = (dispatcher, dags, code, backlog, self.agenda, watch, self.link, self._throughput, meter)
+        parts = (dispatcher, dags, code, backlog, self.agenda, watch, self.link, self._throughput, meter)
+        self._remembering: tuple[Remembering, ...] = parts if spans is None else (*parts, spans)
 
     def begin(self) -> None:
         """Read what is in flight, and have pushes of this term accepted."""
@@ -262,7 +267,7 @@ class Term:
                 self._began = self._due_since = self._monotonic()
                 watched, undone = self._streams.fleet.is_watched, self._rolled_back
                 tx = Transaction(writing.connection, writing.now, budget, self._is_careful, watched, undone)
-                tx.vault = self._vault
+                tx.vault, tx.spans = self._vault, self._spans
                 yield tx, news, writing.agenda
                 writing.cursor = cursor if cursor is not self.generations.cursor else None
         except Exception as error:

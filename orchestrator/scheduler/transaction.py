@@ -9,6 +9,7 @@ from datetime import datetime
 from sqlalchemy import Connection
 
 from orchestrator.scheduler.budget import TickBudget
+from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.sealing import Vault
 
 
@@ -31,3 +32,10 @@ class Transaction:
     """Tell everyone who remembers something that a part of it was undone."""
     vault: Vault | None = None
     """What seals the values that are made here: the inputs of steps, the parameters of runs."""
+    spans: LeaderSpans | None = None
+    """Who makes spans of runs, if anybody does."""
+
+    @property
+    def has_spans(self) -> bool:
+        """Say whether what comes of a run stands below a span of that."""
+        return self.spans is not None

@@ -34,6 +34,8 @@ from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.tasks.task import Task, task_name
 from orchestrator.sdk.waiting.twins import twin
 from orchestrator.settings import Settings
+from orchestrator.trace_context import current_trace
+from orchestrator.tracing.entry import sending
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -187,14 +189,15 @@ class Orchestrator:
         A call is a tuple or list of arguments, or a mapping of named ones:
         `app.enqueue_many(resize, [("a.png", 50), {"path": "b.png"}])`.
         """
-        tasks = [_new(task, call) for call in calls]
-        hand_over = task._enqueue_path()
-        ids = [new.id for new in tasks]
-        if hand_over is not None:
-            holders = hand_over(tasks)
-            ids = [holders.get(identifier, identifier) for identifier in ids]
-        elif tasks:
-            ids = self._client.backend.tasks.enqueue_many(tasks)
+        with sending("enqueue", task.name, task.queue):
+            tasks = [_new(task, call) for call in calls]
+            hand_over = task._enqueue_path()
+            ids = [new.id for new in tasks]
+            if hand_over is not None:
+                holders = hand_over(tasks)
+                ids = [holders.get(identifier, identifier) for identifier in ids]
+            elif tasks:
+                ids = self._client.backend.tasks.enqueue_many(tasks)
         return [Handle(self._client, identifier, task._signature) for identifier in ids]
 
     def start_many(self, task: Task[..., R], items: Iterable[Any], *, name: str | None = None) -> RunHandle[R]:
@@ -208,10 +211,12 @@ class Orchestrator:
         calls = (item if isinstance(item, (tuple, list, Mapping)) else (item,) for item in items)
         tasks = (_new(task, call, run_id, position) for position, call in enumerate(calls))
         called = check_name("run", name or task.name)
-        if hand_over is None:
-            self._client.backend.runs.start(run_id, called, tasks)
-        else:
-            hand_over([as_task(run_id, StartMany(called, list(tasks)))])
+        with sending("start", called, task.queue) as sent:
+            sent.created(run_id)
+            if hand_over is None:
+                self._client.backend.runs.start(run_id, called, tasks)
+            else:
+                hand_over([as_task(run_id, StartMany(called, list(tasks)), current_trace())])
         return RunHandle(self._client, run_id, task._signature)
 
     def post_event(self, name: str, payload: Any = None) -> None:

@@ -82,6 +82,8 @@ tasks = Table(
     Column("callbacks", JSONB, comment="tasks to create when this one ends"),
     Column("details", LargeBinary, comment="what an attempt left for the next one"),
     Column("completion", LargeBinary, comment="result of an attempt that committed together with its writes"),
+    Column("trace", Text, comment="the span that it came of, as a W3C traceparent"),
+    Column("ready_at", _Time, comment="of one that is traced: when its delay was over"),
     CheckConstraint(_one_of(OPEN_TASK_STATES), name="tasks_are_open"),
 )
 
@@ -134,6 +136,7 @@ ended_tasks = Table(
     Column("lane", Text),
     Column("unique_key", Text),
     Column("callbacks", JSONB),
+    Column("trace", Text),
     CheckConstraint(_one_of(ENDED_TASK_STATES), name="ended_tasks_have_ended"),
 )
 Index("ended_tasks_not_success", ended_tasks.c.ended_at, postgresql_where=text("status <> 'success'"))
@@ -211,6 +214,7 @@ runs = Table(
     Column("child_id", Uuid, comment="the id under which its parent waits for it"),
     _flag("detached", "goes on when its parent ends"),
     _flag("closing", "has ended, and its open tasks are being cancelled"),
+    Column("trace", Text, comment="the span that it came of, as a W3C traceparent; its own where it came of none"),
     CheckConstraint(_one_of(RunState), name="runs_have_a_known_status"),
     CheckConstraint("total = open + success + failed + cancelled + skipped", name="runs_counters_add_up"),
     CheckConstraint("open >= 0", name="runs_open_not_negative"),

@@ -25,11 +25,14 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+import msgspec
+
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import Dispatch, KeyHolder, Lost, NewTask, Returned
 from orchestrator.errors import SoftTimeout, Uncertain
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import close_output, configure_logging, get_logger
+from orchestrator.tracing.entry import begin_tracing, enter, leave
 from orchestrator.transport.codec import EndReport, LogLine, ProgressMark, decode, encode
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.functions.builtin import install
@@ -87,7 +90,7 @@ class Isolation:
         job.interruptible(lambda reason: None if reason is SoftTimeout else child.kill())
         try:
             self._wait_until_ready(child)
-            child.send("run", encode(job.dispatch))
+            child.send("run", encode(msgspec.structs.replace(job.dispatch, trace=job.trace)))
             report = self._converse(child, job, start_clock)
         except (EOFError, OSError) as error:
             return self._died(job, error, child.end())
@@ -337,6 +340,7 @@ def main(app: str, descriptor: int, database: bool, allow: Sequence[str]) -> Non
     outbox = _PipeOutbox(pipe)
     runner = Runner(application, outbox, Allowed(application, allow), database=database)
     turn_timeout = load_settings().turn_timeout
+    spans = begin_tracing("worker")  # for those that tasks make: the worker makes those of attempts
     outbox.send("ready", b"")
     while True:
         try:
@@ -347,9 +351,14 @@ def main(app: str, descriptor: int, database: bool, allow: Sequence[str]) -> Non
         job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())
         outbox.send("begun", b"")
         job.begin(time.monotonic())
+        token = None if job.trace is None else enter(job.trace)
         report = _watched(runner, job, turn_timeout) if dispatch.is_turn_task else _run(runner, job)
         job.finish()
+        if job.trace is not None:
+            leave(token)
         outbox.send("report", encode([report]))
+        if spans is not None:
+            spans.flush(0.0)  # beside what comes next: when it has waited for that for long, it is killed
 
 
 def _run(runner: Runner, job: Job) -> AttemptReport:

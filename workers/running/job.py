@@ -12,6 +12,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import Dispatch, NewTask, parse_options
 from orchestrator.errors import SoftTimeout
 from orchestrator.log_format import TASK_FIELDS
+from orchestrator.trace_context import fields_of
 
 if TYPE_CHECKING:
     from orchestrator.sdk.tasks.transaction import TaskTransaction
@@ -65,10 +66,12 @@ class Job:
         "secrets",
         "slot",
         "soft_deadline",
+        "span",
         "stage",
         "started_at",
         "starting",
         "step",
+        "trace",
         "transaction",
     )
 
@@ -107,6 +110,10 @@ class Job:
         """The transaction that will complete it, while that is open."""
         self.result = b""
         """What the transaction will record."""
+        self.trace = dispatch.trace
+        """The span that its code belongs to, as a traceparent: its own, where this process makes spans."""
+        self.span: Any = None
+        """Its span, from when it begins until its end is reported."""
         self.completion: bytes | None = None
         """The result that its transaction has recorded: it has succeeded, whatever its code does now."""
 
@@ -115,7 +122,8 @@ class Job:
         """What a line of the log about it knows of it (`log_format.TASK_FIELDS`)."""
         task = self.dispatch
         run = "" if task.run_id is None else to_text(task.run_id)
-        return dict(zip(TASK_FIELDS, (to_text(task.id), task.name, run, task.attempt, task.queue), strict=True))
+        fields = dict(zip(TASK_FIELDS, (to_text(task.id), task.name, run, task.attempt, task.queue), strict=True))
+        return fields if self.trace is None else fields | fields_of(self.trace)
 
     def begin(self, now: float, *, starting: bool = False) -> bool:
         """Take the job to run it; False if it was given back or revoked in the meantime."""

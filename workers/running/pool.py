@@ -21,6 +21,7 @@ from orchestrator.workers.running.critical_thread import start_critical_thread
 from orchestrator.workers.running.isolated import Isolation
 from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.runner import Runner
+from orchestrator.workers.running.spans import AttemptSpans
 from orchestrator.workers.running.task_runtime import interruption
 from orchestrator.workers.running.threads import Threads
 from orchestrator.workers.running.turns import Turns
@@ -63,6 +64,7 @@ class Pool:
         on_stuck: Callable[[str], None],
         turn_timeout: float = 2.0,
         on_standstill: Callable[[str], None] = lambda _: None,
+        spans: AttemptSpans | None = None,
         blocked_for: float = _BLOCKED_FOR,
     ) -> None:
         self._runner = runner
@@ -74,6 +76,7 @@ class Pool:
         self._stop_grace = stop_grace
         self._on_stuck = on_stuck
         self._turns = Turns(turn_timeout)
+        self._spans = spans or AttemptSpans()
         self._on_standstill = on_standstill
         self._blocked_for = blocked_for
         self._stands_still = False
@@ -140,6 +143,7 @@ class Pool:
         """Run a job in the current thread; return how long it took."""
         if not self._begin(job):
             return 0.0
+        token = self._spans.begin(job)
         try:
             if self._isolated(job):
                 report = self._isolation.run(job, self._start_clock)
@@ -154,11 +158,14 @@ class Pool:
             job.uninterruptible()
             report = self._runner.failure(job, reason.with_traceback(None))
         self._end(job, report)
+        self._spans.leave(job, token)
         return time.monotonic() - job.started_at
 
     async def _run_async(self, job: Job) -> None:
         if self._begin(job):
+            token = self._spans.begin(job)
             self._end(job, await self._runner.run_async(job))
+            self._spans.leave(job, token)
 
     def is_unheard(self) -> bool:
         """Say whether nobody has beaten for this process for so long that others may have what it holds."""
@@ -191,6 +198,7 @@ class Pool:
         if job.finish():
             if job.deadline is not None:
                 self._held.unlimit(job.slot)
+            self._spans.ended(job, report)
             self.task_log.ended(job, report)
             self._reporter.report(report, job)
         else:
@@ -276,6 +284,7 @@ class Pool:
         report = self._turns.verdict(job) or self._runner.failure(job, interruption(job, reason))
         if isinstance(report, Failed):  # one that had completed in its transaction has succeeded
             report = msgspec.structs.replace(report, lingering=True)
+        self._spans.ended(job, report)
         self.task_log.ended(job, report)
         self._reporter.report(report, job)
         self._freed.set()

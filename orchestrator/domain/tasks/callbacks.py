@@ -54,13 +54,17 @@ class TaskFailure(msgspec.Struct, frozen=True):
     """What the exception knew beside its text."""
 
 
-def after_success(task: bytes, attempt: int, callbacks: Callbacks, result: bytes | None) -> Iterable[NewTask]:
-    """Return the tasks that follow a success."""
+def after_success(
+    task: bytes, attempt: int, callbacks: Callbacks, result: bytes | None, trace: str | None = None
+) -> Iterable[NewTask]:
+    """Return the tasks that follow a success. They belong to the span that the task came of, as it does."""
     payload = b"\x92\x91" + (result or _NO_RESULT) + b"\x80"  # [[result], {}]
-    return _tasks(task, attempt, "success", callbacks.success, payload)
+    return _tasks(task, attempt, "success", callbacks.success, payload, trace)
 
 
-def after_end(task: bytes, attempt: int, callbacks: Callbacks, error: TaskError | None) -> Iterable[NewTask]:
+def after_end(
+    task: bytes, attempt: int, callbacks: Callbacks, error: TaskError | None, trace: str | None = None
+) -> Iterable[NewTask]:
     """Return the tasks that follow a failure."""
     what = error or TaskError("", "")
     failure: Any = TaskFailure(to_text(task), callbacks.task, what.kind, what.message, what.traceback, what.attributes)
@@ -68,10 +72,13 @@ def after_end(task: bytes, attempt: int, callbacks: Callbacks, error: TaskError 
         texts = {"message": what.message, "traceback": what.traceback, "data": what.data}
         parts = {name: msgspec.Raw(as_data(text)) for name, text in texts.items() if is_sealed_text(text)}
         failure = msgspec.structs.asdict(failure) | parts
-    return _tasks(task, attempt, "failure", callbacks.failure, msgspec.msgpack.encode(((failure,), {})))
+    payload = msgspec.msgpack.encode(((failure,), {}))
+    return _tasks(task, attempt, "failure", callbacks.failure, payload, trace)
 
 
-def _tasks(task: bytes, attempt: int, when: str, callbacks: Iterable[Callback], payload: bytes) -> Iterable[NewTask]:
+def _tasks(
+    task: bytes, attempt: int, when: str, callbacks: Iterable[Callback], payload: bytes, trace: str | None
+) -> Iterable[NewTask]:
     for place, callback in enumerate(callbacks):
         yield NewTask(
             id=derived_id(task, attempt, when, place),
@@ -84,4 +91,5 @@ def _tasks(task: bytes, attempt: int, when: str, callbacks: Iterable[Callback], 
             lane=callback.lane,
             expires=callback.expires,
             callbacks=callback.callbacks,
+            trace=trace,
         )

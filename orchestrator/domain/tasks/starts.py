@@ -63,9 +63,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Start] = msgspec.msgpack.Decoder(Start)
 
 
-def as_task(run: bytes, start: Start) -> NewTask:
-    """Return the request as it travels."""
-    return NewTask(run, START, "default", _encode(start), unique=UniqueKey(f"{START} {run.hex()}", "pending"))
+def as_task(run: bytes, start: Start, trace: str | None = None) -> NewTask:
+    """Return the request as it travels; the run will belong to the span `trace`."""
+    key = UniqueKey(f"{START} {run.hex()}", "pending")
+    return NewTask(run, START, "default", _encode(start), unique=key, trace=trace)
 
 
 def is_start(task: NewTask) -> bool:

@@ -117,6 +117,8 @@ class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     unique: UniqueKey | None = None
     callbacks: str | None = None
     """Tasks to create when it ends, as JSON."""
+    trace: str | None = None
+    """The span that it came of, as a W3C traceparent. It says nothing about the call: others may differ in it."""
 
 
 def differing_options(task: NewTask, queue: str, priority: int, options: str | None, lane: str | None) -> Iterator[str]:
@@ -154,6 +156,8 @@ class Dispatch(msgspec.Struct, frozen=True, array_like=True):
     """How often it has failed before."""
     details: bytes | None = None
     """What an earlier attempt left for this one."""
+    trace: str | None = None
+    """The span that it came of, as a W3C traceparent."""
 
     @property
     def is_turn_task(self) -> bool:

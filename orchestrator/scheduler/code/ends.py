@@ -106,6 +106,7 @@ def _successors(tx: Transaction, continuing: Mapping[bytes, ContinueRun]) -> dic
             schedule=old.schedule,
             fire_time=old.fire_time,
             name=old.name,
+            trace=old.trace,
         )
         successors[old.id] = _Successor(old.id, new, left[old.id])
     return successors

@@ -92,7 +92,7 @@ def _run_with(items: Sequence[Request]) -> NewRun:
     started = history.RunStarted(start["workflow"], start["version"], _data(start["payload"]), start["queue"])
     signals = [_signal(item) for item in items]
     new = code_runs.new_run(_new_id(items[0]), [started, *signals], pinned=start["pinned"])
-    return new._replace(timeout=start["timeout"], tags=start["tags"])
+    return new._replace(timeout=start["timeout"], tags=start["tags"], trace=start.get("trace"))
 
 
 def _new_id(item: Request) -> bytes:

@@ -190,6 +190,7 @@ def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewRun:
         fire_time=head.fire_time,
         name=head.name,
         shown=begins.shown,
+        trace=head.trace,
     )
 
 

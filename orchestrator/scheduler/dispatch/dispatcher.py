@@ -25,6 +25,7 @@ from orchestrator.store.tasks import transitions, unique, waiting
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.transitions import Requeue
 from orchestrator.store.tasks.waiting import InFlight
+from orchestrator.trace_context import below, run_span
 from orchestrator.transport.codec import LARGEST_BUNDLE, encode
 
 BUNDLE_BYTES = 1_000_000
@@ -43,8 +44,15 @@ class Dispatcher(Remembering):
     """Remembers how much each queue has in flight and how fast it drains; claims what fits."""
 
     def __init__(
-        self, fleet: Fleet, lanes: LaneService, batch: int, monotonic: Callable[[], float] = time.monotonic
+        self,
+        fleet: Fleet,
+        lanes: LaneService,
+        batch: int,
+        monotonic: Callable[[], float] = time.monotonic,
+        *,
+        has_spans: bool = False,
     ) -> None:
+        self._has_spans = has_spans
         self._monotonic = monotonic
         self._claims = Claims(monotonic)
         self._fleet = fleet
@@ -243,22 +251,25 @@ class Dispatcher(Remembering):
             if room == 0 or task.alone or weight > BUNDLE_BYTES:
                 bundles.append([])
                 room, weight = size, len(task.payload)
-            bundles[-1].append(_message(task))
+            bundles[-1].append(self._message(task))
             room -= 1
         return [encode(bundle) for bundle in bundles]
 
-
-def _message(task: Claimed) -> Dispatch:
-    return Dispatch(
-        task.id,
-        task.attempt,
-        task.name,
-        task.payload,
-        task.queue,
-        task.options,
-        task.run_id,
-        task.position,
-        task.alone,
-        task.failures,
-        task.details,
-    )
+    def _message(self, task: Claimed) -> Dispatch:
+        trace = task.trace
+        if trace is not None and task.is_turn_task and self._has_spans:  # whoever created it did not know that
+            trace = below(trace, run_span(task.id))
+        return Dispatch(
+            task.id,
+            task.attempt,
+            task.name,
+            task.payload,
+            task.queue,
+            task.options,
+            task.run_id,
+            task.position,
+            task.alone,
+            task.failures,
+            task.details,
+            trace,
+        )

@@ -19,7 +19,9 @@ def create_runs(tx: Transaction, news: News, new: Sequence[NewRun]) -> set[bytes
         return set()
     news.wakeups.runs_to_begin |= any(run.code is None for run in new)
     news.wakeups.delayed |= any(run.code is not None and run.timeout is not None for run in new)
-    return creation.create(tx.connection, [dags.sealed(run, tx.vault) for run in new] if tx.vault else new, tx.now)
+    if tx.vault is not None:
+        new = [dags.sealed(run, tx.vault) for run in new]
+    return creation.create(tx.connection, new, tx.now, has_spans=tx.has_spans)
 
 
 def full_trees(tx: Transaction, new: Iterable[NewRun], nesting: Nesting) -> set[bytes]:

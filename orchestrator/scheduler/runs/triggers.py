@@ -33,6 +33,7 @@ from orchestrator.store.dag.workflows import Triggered
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.runs.life import RunRow
 from orchestrator.telemetry import get_logger
+from orchestrator.trace_context import below, run_span
 
 log = get_logger("scheduler")
 _triggers = msgspec.json.Decoder(tuple[EventTrigger, ...])
@@ -50,6 +51,8 @@ class Posted(NamedTuple):
     depth: int = -1
     """Of the run that ended: how many started each other before it."""
     root: bytes | None = None
+    trace: str | None = None
+    """What comes of it belongs to this span."""
 
 
 class TriggeredWorkflow(NamedTuple):
@@ -85,12 +88,15 @@ class Triggers:
             state = awaited[run.id].status
             definition = self._dags.definition(tx, run.workflow, run.version)
             body = {"run_id": to_text(run.id), "workflow": run.workflow, "state": state, "params": run.params}
-            hooks.extend(_hooks(definition, run, state, body, tx.now))
-            posted.append(Posted(run.id, None, body, run.workflow, state, run.depth, run.root))
+            trace = _trace(tx, awaited[run.id])
+            found = _hooks(definition, run, state, body, tx.now)
+            hooks.extend(found if trace is None else (msgspec.structs.replace(hook, trace=trace) for hook in found))
+            posted.append(Posted(run.id, None, body, run.workflow, state, run.depth, run.root, trace))
         code = [row.id for row in awaited.values() if row.code]
         for run_id, started in (histories.beginnings(tx.connection, code) if code else {}).items():
             row = awaited[run_id]
-            posted.append(Posted(row.id, None, _end_of_code(row, started.payload), row.workflow, row.status))
+            body = _end_of_code(row, started.payload)
+            posted.append(Posted(row.id, None, body, row.workflow, row.status, trace=_trace(tx, row)))
         if hooks:
             create_tasks(tx, news, hooks)
         if posted:
@@ -119,7 +125,8 @@ class Triggers:
             definition = self._dags.definition(tx, waiting.name, waiting.version)
             params = resolve_params(definition, given, tx.now)
             run = derived_id(event.id, "on", waiting.name, place)
-            yield dags.new_run(definition, waiting.version, run, params)._replace(depth=depth, root=event.root)
+            new = dags.new_run(definition, waiting.version, run, params)
+            yield new._replace(depth=depth, root=event.root, trace=event.trace)
         except (InvalidWorkflow, *REFUSALS) as error:  # which is not the fault of whoever ended or posted
             whose = {"workflow": waiting.name, "event_id": to_text(event.id)}
             log.warning("workflow %s cannot be started by event %s: %s", *whose.values(), error, extra=whose)
@@ -170,6 +177,11 @@ def _names(event: Posted) -> Scope:
     """Return what the expressions of a trigger may name."""
     params = event.body.get("params") if isinstance(event.body, dict) else event.body
     return Scope({"event": event.body}, sealed={"event"} if isinstance(params, msgspec.msgpack.Ext) else set())
+
+
+def _trace(tx: Transaction, run: RunRow) -> str | None:
+    """Return what that belongs to which comes of the end of a run."""
+    return below(run.trace, run_span(run.id)) if run.trace is not None and tx.has_spans else run.trace
 
 
 def _may_have_hooks(run: RunRow) -> bool:

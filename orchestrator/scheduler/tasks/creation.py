@@ -39,7 +39,7 @@ def create_tasks(
         news.wakeups.has_requests |= any(child.lane is not None for child in children)
         if tx.vault is not None:
             children = [msgspec.structs.replace(new, payload=tx.vault.seal(CALL, new.payload)) for new in children]
-        enqueue.create_tasks(tx.connection, children, tx.now, attempts)
+        enqueue.create_tasks(tx.connection, children, tx.now, attempts, has_spans=tx.has_spans)
 
 
 def cancel_tasks(tx: Transaction, news: News, ids: list[bytes]) -> None:

@@ -45,15 +45,15 @@ def start_runs(tx: Transaction, news: News, tasks: Sequence[NewTask]) -> dict[by
         try:
             start = of_task(task)
             if isinstance(start, StartSteps):
-                steps.append((_run_of_steps(tx, task.id, start, definitions), start))
+                steps.append((_run_of_steps(tx, task.id, start, definitions)._replace(trace=task.trace), start))
                 continue
             if isinstance(start, StartMany):
-                _start_many(tx, news, task.id, start)
+                _start_many(tx, news, task, start)
                 answers[task.id] = KeyHolder(task.id)
                 continue
             answers[task.id] = KeyHolder(_holder(tx, task.id, start))
             if answers[task.id].id == task.id:
-                code.append(_run_of_code(task.id, start))
+                code.append(_run_of_code(task.id, start)._replace(trace=task.trace))
         except _REFUSED as error:
             answers[task.id] = _refused(task.id, error)
     if steps:
@@ -62,8 +62,8 @@ def start_runs(tx: Transaction, news: News, tasks: Sequence[NewTask]) -> dict[by
     return answers
 
 
-def _start_many(tx: Transaction, news: News, run: bytes, start: StartMany) -> None:
-    if create_runs(tx, news, [NewRun(run, start.name, len(start.tasks))]):
+def _start_many(tx: Transaction, news: News, task: NewTask, start: StartMany) -> None:
+    if create_runs(tx, news, [NewRun(task.id, start.name, len(start.tasks), trace=task.trace)]):
         create_tasks(tx, news, start.tasks)
 
 

@@ -48,6 +48,7 @@ from orchestrator.store.code.signals import Sent
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import creation, stuck
 from orchestrator.store.tasks import results
+from orchestrator.trace_context import current_trace
 from orchestrator.transport.codec import Ended
 
 _ASK_AGAIN = 5.0
@@ -94,7 +95,9 @@ class CodeBackend:
         facts: list[history.RunStarted | history.SignalReceived] = [started]
         if signal is not None:
             facts.append(signal)
-        run = code_runs.new_run(run_id, facts, pinned=pinned)._replace(timeout=timeout, tags=tags)
+        run = code_runs.new_run(run_id, facts, pinned=pinned)._replace(
+            timeout=timeout, tags=tags, trace=current_trace()
+        )
         with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
             full_key = scoped(started.workflow, key or "")
             anew = signal is not None or on_conflict == "anew"
@@ -104,6 +107,7 @@ class CodeBackend:
             elif signal is not None:
                 start = {"key": full_key, "id": run_id, "timeout": timeout, "tags": tags, "pinned": pinned}
                 start |= {name: getattr(started, name) for name in ("workflow", "version", "payload", "queue")}
+                start |= {} if run.trace is None else {"trace": run.trace}
                 request = self._add_request(
                     connection, RequestKind.SIGNAL, held[0], name=signal.name, value=signal.value, start=start
                 )
@@ -128,7 +132,7 @@ class CodeBackend:
                 f"Run {to_text(run)} is of a workflow as code, which has no steps to begin at. To keep what was done "
                 f"up to an event of its history: orchestrator runs reset {to_text(run)} --to EVENT"
             )
-        creation.create(connection, [again])
+        creation.create(connection, [again._replace(trace=current_trace())])
         return True
 
     # -- telling

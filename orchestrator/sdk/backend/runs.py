@@ -35,6 +35,7 @@ from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import enqueue, results
 from orchestrator.store.tasks.results import EndedAt
+from orchestrator.trace_context import current_trace
 from orchestrator.transport.codec import Ended
 
 _PAGE = 5_000
@@ -60,7 +61,7 @@ class RunBackend:
                 if (vault := self._vault) is not None:
                     tasks = (seal_task(task, vault) for task in tasks)
                 total = enqueue.copy_tasks(connection, tasks)
-                if not creation.create(connection, [NewRun(run_id, name, total)]) and repeated:
+                if not creation.create(connection, [NewRun(run_id, name, total, trace=current_trace())]) and repeated:
                     connection.rollback()  # the first time has come to its end meanwhile
         except IntegrityError:
             if not repeated:
@@ -88,7 +89,9 @@ class RunBackend:
             state = msgspec.msgpack.decode(found.state, type=DagState) if found.state is not None else None
             kept = kept_state(graph, state, from_step) if from_step is not None and state is not None else None
             again = dags.new_run(definition, found.version, new, found.params)
-            again = again._replace(fire_time=found.fire_time.isoformat(), tags=stored_json(found.tags))
+            again = again._replace(
+                fire_time=found.fire_time.isoformat(), tags=stored_json(found.tags), trace=current_trace()
+            )
             creation.create(connection, [dags.sealed(again, self._vault)])
             if kept is not None:
                 names = [graph.steps[place].name for place in kept.successes]

@@ -20,6 +20,7 @@ from orchestrator.store.dag import workflows
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.insights import CodeWorkflowView
 from orchestrator.store.runs import creation
+from orchestrator.trace_context import current_trace
 
 
 def described(view: CodeWorkflowView) -> str:
@@ -96,7 +97,9 @@ class WorkflowBackend:
         """Create a run of the newest version of a workflow; return its id, or that of the run that has the key."""
         stored = self.latest(name)
         resolved = resolve_params(stored.definition, params, datetime.now(UTC))
-        run = dags.new_run(stored.definition, stored.version, run_id, resolved, tags)._replace(key=key)
+        run = dags.new_run(stored.definition, stored.version, run_id, resolved, tags)._replace(
+            key=key, trace=current_trace()
+        )
         check_size(run.params or "", f"The parameters of workflow {name!r}", self._limit)
         with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
             if not creation.create(connection, [dags.sealed(run, self._vault)]) and key is not None:

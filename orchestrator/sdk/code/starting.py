@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_args
 
 import msgspec
 
@@ -22,6 +22,11 @@ from orchestrator.sdk.values.payload import encode_value
 from orchestrator.sdk.values.sealing import sealed
 from orchestrator.sdk.waiting.twins import twin
 from orchestrator.sealing import VALUE
+from orchestrator.trace_context import current_trace
+from orchestrator.tracing.entry import sending
+
+if TYPE_CHECKING:
+    from orchestrator.store.code.signals import Sent
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,6 +72,13 @@ class Starting(Generic[P, R]):
                 f"A run of workflow {name!r} cannot be started inside a workflow. Use {name}.schedule(…)."
             )
         started = self._begin(*args, **kwargs)
+        with sending("start", name, started.queue) as traced:
+            run_id, sent = self._start(started)
+            traced.created(run_id)
+        return WorkflowHandle(client, run_id, self._signature, sent)
+
+    def _start(self, started: history.RunStarted) -> tuple[bytes, Sent | None]:
+        client, name = self._client, self._signature.name
         tags = msgspec.json.encode(self._tags).decode()
         runtime = current_runtime()
         if runtime is not None:
@@ -74,10 +86,8 @@ class Starting(Generic[P, R]):
             signal = self._encoded_signal()
             start = StartCode(started, self._timeout, tags, key, self._on_conflict, signal, self._pinned)
             wanted = runtime.next_id()
-            return WorkflowHandle(
-                client, runtime.enqueue([as_task(wanted, start)]).get(wanted, wanted), self._signature
-            )
-        run_id, sent = client.backend.code.start(
+            return runtime.enqueue([as_task(wanted, start, current_trace())]).get(wanted, wanted), None
+        return client.backend.code.start(
             new_id(),
             started,
             timeout=self._timeout,
@@ -87,7 +97,6 @@ class Starting(Generic[P, R]):
             signal=self._encoded_signal(),
             pinned=self._pinned,
         )
-        return WorkflowHandle(client, run_id, self._signature, sent)
 
     astart = twin(start)
 

@@ -21,6 +21,8 @@ from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.tasks.options import check_label, check_name, check_tags
 from orchestrator.sdk.waiting.twins import twin
 from orchestrator.sealing import vault_of
+from orchestrator.trace_context import current_trace
+from orchestrator.tracing.entry import sending
 
 if TYPE_CHECKING:
     from orchestrator.sdk.dag.builder import Workflow
@@ -104,11 +106,14 @@ class StoredWorkflow:
     def start(self, /, **params: Any) -> RunHandle[Any]:
         """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
         runtime = current_runtime()
-        if runtime is not None:
-            return RunHandle(self._client, self._start_in_task(runtime, params))
-        run_id = self._client.backend.workflows.start(
-            self.name, params, new_id(), key=self._options.key, tags=self._options.tags
-        )
+        with sending("start", self.name) as sent:
+            if runtime is not None:
+                run_id = self._start_in_task(runtime, params)
+            else:
+                run_id = self._client.backend.workflows.start(
+                    self.name, params, new_id(), key=self._options.key, tags=self._options.tags
+                )
+            sent.created(run_id)
         return RunHandle(self._client, run_id)
 
     adefinition = twin(definition)
@@ -124,4 +129,4 @@ class StoredWorkflow:
         given = stored_json(params) if vault is None else vault.seal_json(stored_json(params))
         start = StartSteps(self.name, given, self._options.key, tuple(self._options.tags))
         wanted = runtime.next_id()
-        return runtime.enqueue([as_task(wanted, start)]).get(wanted, wanted)
+        return runtime.enqueue([as_task(wanted, start, current_trace())]).get(wanted, wanted)

@@ -17,6 +17,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.harmless import without_password
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
+from orchestrator.trace_context import current_trace
 
 _MOST_IDLE = 16
 _LONGEST_IDLE = 60.0
@@ -96,7 +97,9 @@ class Http:
         try:
             assert connection.sock is not None
             connection.sock.settimeout(timeout)
-            connection.request("POST", self._prefix + path, body, self._headers)
+            trace = current_trace()
+            headers = self._headers if trace is None else self._headers | {"traceparent": trace}
+            connection.request("POST", self._prefix + path, body, headers)
             answer = connection.getresponse()
             data = answer.read()
         except (OSError, http.client.HTTPException) as error:

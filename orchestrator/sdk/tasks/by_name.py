@@ -12,6 +12,7 @@ from orchestrator.sdk.tasks.options import CallOptions, Placed, check_name, once
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.sdk.values.sealing import sealed_task
 from orchestrator.settings import Settings
+from orchestrator.trace_context import current_trace
 
 
 def call_by_name(
@@ -42,6 +43,7 @@ def call_by_name(
         lane=placed.lane,
         expires=chosen.expiry_seconds,
         unique=placed.unique,
+        trace=current_trace(),
     )
     return sealed_task(task, settings)
 

@@ -30,6 +30,8 @@ from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import digest_call, encode_call
 from orchestrator.sdk.values.sealing import sealed_task
+from orchestrator.trace_context import current_trace
+from orchestrator.tracing.entry import sending
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -122,11 +124,14 @@ class Task(Generic[P, R]):
 
         The arguments are those of the function, and are checked before anything is written.
         """
-        task = self._new(args, kwargs)
-        hand_over = self._enqueue_path()
-        if hand_over is None:
-            return Handle(self._client, self._client.backend.tasks.enqueue(task), self._signature)
-        return Handle(self._client, hand_over([task]).get(task.id, task.id), self._signature)
+        self._refuse_in_workflow("enqueued")
+        with sending("enqueue", self.name, self.queue) as sent:
+            task = self._new(args, kwargs)
+            hand_over = self._enqueue_path()
+            sent.created(task.id)
+            if hand_over is None:
+                return Handle(self._client, self._client.backend.tasks.enqueue(task), self._signature)
+            return Handle(self._client, hand_over([task]).get(task.id, task.id), self._signature)
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Do the same as `enqueue` without blocking the event loop.
@@ -136,10 +141,12 @@ class Task(Generic[P, R]):
         """
         if inside_workflow() or current_runtime() is not None:
             return await self._client.threads.run(self.enqueue, *args, **kwargs)
-        task = self._new(args, kwargs)
-        self._enqueue_path()  # which refuses what only a running task can do
-        backend = await self._client.opened()
-        return Handle(self._client, await backend.tasks.aenqueue(task), self._signature)
+        with sending("enqueue", self.name, self.queue) as sent:
+            task = self._new(args, kwargs)
+            self._enqueue_path()  # which refuses what only a running task can do
+            sent.created(task.id)
+            backend = await self._client.opened()
+            return Handle(self._client, await backend.tasks.aenqueue(task), self._signature)
 
     delay = enqueue
     """Celery's name for `enqueue`: it runs as soon as a worker is free.
@@ -161,8 +168,11 @@ class Task(Generic[P, R]):
         """
         if self._call_options.on_success is True:
             raise InvalidTask("Option on_success=True does not go with enqueue_in: the transaction decides.")
-        task = self._new(args, kwargs)
-        return Handle(self._client, self._client.backend.tasks.enqueue_in(connection, task), self._signature)
+        self._refuse_in_workflow("enqueued")
+        with sending("enqueue", self.name, self.queue) as sent:
+            task = self._new(args, kwargs)
+            sent.created(task.id)
+            return Handle(self._client, self._client.backend.tasks.enqueue_in(connection, task), self._signature)
 
     async def aenqueue_in(
         self: Task[P, R],
@@ -209,6 +219,8 @@ class Task(Generic[P, R]):
         runtime = current_runtime()
         identifier = new_id() if runtime is None else runtime.next_id()
         task = self._described(identifier, args, kwargs, run_id, position, in_task=runtime is not None)
+        if (trace := current_trace()) is not None:
+            task = msgspec.structs.replace(task, trace=trace)
         self._signature.check_types(args, kwargs, task.payload)
         return sealed_task(task, self._client.settings)
 

@@ -33,6 +33,7 @@ class CodeRunRow(NamedTuple):
     name: str
     version: int
     """Of the code that took its last turn."""
+    trace: str | None = None
 
 
 _HEADS = Prepared[CodeRunRow](f"""
@@ -40,7 +41,7 @@ SELECT /* resets.heads */ r.id, r.ended_at IS NULL AS open, r.last_event AS even
        r.parent_position AS position, coalesce(r.child_id, r.id) AS child_id, r.detached, r.tags::text[] AS tags,
        CASE WHEN r.reason = '{TIMED_OUT}' THEN NULL
             ELSE extract(epoch FROM r.deadline - r.created_at)::double precision END AS timeout,
-       t.name <> r.workflow AS pinned, r.schedule, r.fire_time::text AS fire_time, r.name, r.version
+       t.name <> r.workflow AS pinned, r.schedule, r.fire_time::text AS fire_time, r.name, r.version, r.trace
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id AND code LIMIT 1) AS r
  CROSS JOIN LATERAL (

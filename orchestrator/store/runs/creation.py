@@ -10,6 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from orchestrator.store.runs.tracing import span_of_run
 from orchestrator.store.sql import Batch, Json, Prepared, Statement
 
 
@@ -49,6 +50,8 @@ class NewRun(NamedTuple):
     """Why it will have ended, if that is certain: the time is up of the run that it goes on from."""
     cancelling: bool = False
     """It is to be ended without asking its code, as the run that it goes on from was."""
+    trace: str | None = None
+    """The span that it came of, as a W3C traceparent; a child run that is given none is part of its parent's trace."""
     code: NewCode | None = None
     """Of a workflow as code, which begins at once. This is no column, and so it comes last."""
 
@@ -77,14 +80,15 @@ WITH /* {name} */ created AS (
     INSERT INTO orchestrator.runs
            (id, name, total, open, workflow, version, params, timeout, deadline, tags, key, lane, lane_limit,
             parent_run, parent_step, parent_position, child_id, detached, schedule, fire_time, shown, reason,
-            cancelling, created_at, depth, root, status, started_at, code, last_event)
+            cancelling, created_at, trace, depth, root, status, started_at, code, last_event)
     SELECT n.id, n.name, n.total, n.total, n.workflow, n.version, n.params, n.timeout,
            {_NOW} + n.timeout * interval '1 second', ARRAY(SELECT jsonb_array_elements_text(n.tags)), n.key, n.lane,
            n.lane_limit, n.parent_run, n.parent_step, n.parent_position, n.child_id, n.detached, n.schedule,
-           n.fire_time, n.shown, n.reason, n.cancelling, {_NOW}, {begins}
+           n.fire_time, n.shown, n.reason, n.cancelling, {_NOW},
+           coalesce(n.trace, {span_of_run("n.parent_run")}), {begins}
       FROM {given}
         ON CONFLICT DO NOTHING
-    RETURNING id
+    RETURNING id, trace
 )"""
 
 
@@ -105,8 +109,8 @@ def _creating_code(name: str) -> str:
     SELECT e.run_id, e.place, coalesce(to_timestamp(e.at), {_NOW}), e.kind, e.data
       FROM {_EVENTS} JOIN created ON created.id = e.run_id
 ), own AS (
-    INSERT INTO orchestrator.tasks (id, name, queue, run_id, payload)
-    SELECT c.id, c.task, c.queue, c.id, ''::bytea FROM {_TURNS} JOIN created ON created.id = c.id
+    INSERT INTO orchestrator.tasks (id, name, queue, run_id, payload, trace)
+    SELECT c.id, c.task, c.queue, c.id, ''::bytea, created.trace FROM {_TURNS} JOIN created ON created.id = c.id
 )
 SELECT id FROM created
 """
@@ -119,11 +123,14 @@ _CREATE_CODE = Prepared[bytes](_creating_code("runs.create_code"))
 _CREATE_CODE_FROM_CLIENT = Statement[UUID](_creating_code("runs.create_code_from_client"))
 
 
-def create(connection: Connection, runs: Sequence[NewRun], now: datetime | None = None) -> set[bytes]:
+def create(
+    connection: Connection, runs: Sequence[NewRun], now: datetime | None = None, *, has_spans: bool = False
+) -> set[bytes]:
     """Create runs, those of code with their turn tasks and the beginning of their histories.
 
     Return those that did not exist: an id or key that is there already is left alone. `now` is the leader's time;
-    without it, this is a client.
+    without it, this is a client. A child run is part of the trace of its parent: below the span of that, if the leader
+    `has_spans` of runs.
     """
     of_code = [(run, run.code) for run in runs if run.code is not None]
     plain = [run for run in runs if run.code is None]
@@ -131,9 +138,9 @@ def create(connection: Connection, runs: Sequence[NewRun], now: datetime | None 
     if plain:
         rows = _NEW(run[:-1] for run in plain)
         if now is not None:
-            created.update(_CREATE(connection, rows, now=now))
+            created.update(_CREATE(connection, rows, now=now, has_spans=has_spans))
         else:
-            created.update(run.bytes for run in _CREATE_FROM_CLIENT(connection, rows, now=None))
+            created.update(run.bytes for run in _CREATE_FROM_CLIENT(connection, rows, now=None, has_spans=has_spans))
     if of_code:
         batches = (
             _NEW(run[:-1] for run, _ in of_code),
@@ -141,7 +148,8 @@ def create(connection: Connection, runs: Sequence[NewRun], now: datetime | None 
             _EVENTS((*row, at) for _, code in of_code for row, at in zip_longest(code.events, code.times)),
         )
         if now is not None:
-            created.update(_CREATE_CODE(connection, *batches, now=now))
+            created.update(_CREATE_CODE(connection, *batches, now=now, has_spans=has_spans))
         else:
-            created.update(run.bytes for run in _CREATE_CODE_FROM_CLIENT(connection, *batches, now=None))
+            stored = _CREATE_CODE_FROM_CLIENT(connection, *batches, now=None, has_spans=has_spans)
+            created.update(run.bytes for run in stored)
     return created

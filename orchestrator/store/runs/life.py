@@ -14,7 +14,9 @@ from orchestrator.store.runs.round_robin import RoundRobin
 from orchestrator.store.sql import Batch, Prepared
 
 COUNTERS = """r.id, r.status, r.cancelling, r.total, r.open, r.success, r.failed, r.cancelled, r.skipped,
-          r.workflow, r.reason, r.lane, r.parent_run, r.parent_step, r.code, coalesce(r.child_id, r.id) AS child_id"""
+          r.workflow, r.reason, r.lane, r.parent_run, r.parent_step, r.code, coalesce(r.child_id, r.id) AS child_id,
+          r.trace,
+          CASE WHEN r.trace IS NOT NULL THEN extract(epoch FROM r.created_at)::double precision END AS created"""
 """The columns of a `RunRow`."""
 
 
@@ -39,6 +41,10 @@ class RunRow(NamedTuple):
     """Its code ends it."""
     child_id: bytes = b""
     """The id under which the run that started it waits for it, if both are of code."""
+    trace: str | None = None
+    """The span that it came of."""
+    created: float | None = None
+    """If it is traced: when it was created, in Unix seconds."""
     again: bool = False
     """It has begun again, because a person retries it."""
 

@@ -14,7 +14,9 @@ from orchestrator.store.tables import READY_PLAIN
 from orchestrator.store.tasks.transitions import among
 
 _CLAIMED = """t.id, t.attempt, t.name, t.payload, t.queue, t.options::text AS options, t.run_id, t.position, t.alone,
-          t.failures, t.lane, t.unique_key, t.priority, t.details, t.seq, t.worker"""
+          t.failures, t.lane, t.unique_key, t.priority, t.details, t.seq, t.worker, t.trace,
+          CASE WHEN t.trace IS NOT NULL
+               THEN extract(epoch FROM coalesce(t.ready_at, t.created_at))::double precision END AS ready"""
 """The columns of `Claimed`, of a task `t`."""
 _NEXT_ATTEMPT = "greatest(t.attempt, (SELECT max(fence) FROM orchestrator.leases)) + 1"
 """The number of a task's next attempt; above the fence, where numbers have been given away that nobody remembers."""
@@ -41,6 +43,10 @@ class Claimed(NamedTuple):
     seq: int = 0
     worker: str | None = None
     """Of a run's turn task: who has its code in memory."""
+    trace: str | None = None
+    """The span that it came of."""
+    ready: float | None = None
+    """If it is traced: since when it may run, in Unix seconds."""
     to: str | None = None
     """The one worker that it is sent to; None where any worker of the queue may take it."""
 

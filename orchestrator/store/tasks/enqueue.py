@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, TwoPhaseTransaction
 
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.store import driver
+from orchestrator.store.runs.tracing import span_of_run
 from orchestrator.store.sql import Batch, Prepared, Statement
 from orchestrator.store.tasks.transitions import arrivals
 
@@ -29,6 +30,7 @@ COLUMNS = {
     "expires": ("expires_at", "now() + %(expires)s::double precision * interval '1 second'"),
     "unique_key": ("unique_key", "%(unique_key)s"),
     "callbacks": ("callbacks", "%(callbacks)s::jsonb"),
+    "trace": ("trace", "%(trace)s"),
 }
 """By parameter, the column that it sets, and how."""
 
@@ -66,6 +68,8 @@ def _row(task: NewTask) -> dict[str, Any]:
         row |= {"unique_key": task.unique.key, "scope": task.unique.scope, "period": task.unique.period}
     if task.callbacks is not None:
         row["callbacks"] = task.callbacks
+    if task.trace is not None:
+        row["trace"] = task.trace
     return row
 
 
@@ -111,7 +115,8 @@ def notify_on_commit(connection: Connection, namespace: str) -> None:
 
 _COPY = Statement[None]("""
 COPY /* enqueue.copy */ orchestrator.tasks
-     (id, payload, name, queue, priority, options, lane, callbacks, wake_at, expires_at, run_id, position) FROM STDIN
+     (id, payload, name, queue, priority, options, lane, callbacks, trace, wake_at, expires_at, run_id, position)
+     FROM STDIN
 """)
 _COPY_CHUNK = 5_000
 _ARRIVALS = Statement[None]("""
@@ -153,10 +158,10 @@ def _clock(connection: Connection) -> datetime:
 
 def _copy_lines(tasks: Iterable[NewTask], clock: Callable[[], datetime]) -> Iterator[str]:
     """Yield tasks as lines of a COPY. What tasks have in common is written out once; the clock is asked if need be."""
-    alike: dict[tuple[str, str, int, str | None, str | None, str | None], str] = {}
+    alike: dict[tuple[str, str, int, str | None, str | None, str | None, str | None], str] = {}
     now: datetime | None = None
     for task in tasks:
-        kind = (task.name, task.queue, task.priority, task.options, task.lane, task.callbacks)
+        kind = (task.name, task.queue, task.priority, task.options, task.lane, task.callbacks, task.trace)
         common = alike.get(kind)
         if common is None:
             name, queue, priority, *others = kind
@@ -186,16 +191,16 @@ _NEW = Batch(
     "n",
     "id uuid, name text, queue text, priority smallint, delay double precision, payload bytea, options jsonb, "
     "run_id uuid, step text, position int, lane text, expires double precision, unique_key text, callbacks jsonb, "
-    "attempt int",
+    "attempt int, trace text",
 )
 _ADOPT = Prepared[None](f"""
 WITH /* enqueue.create_tasks */ created AS (
     INSERT INTO orchestrator.tasks (id, name, queue, priority, wake_at, payload, options, run_id, step, position, lane,
-                                    expires_at, unique_key, callbacks, attempt)
+                                    expires_at, unique_key, callbacks, attempt, trace)
     SELECT n.id, n.name, n.queue, n.priority,
            CASE WHEN n.delay > 0 THEN %(now)s::timestamptz + n.delay * interval '1 second' END, n.payload,
            n.options, n.run_id, n.step, n.position, n.lane, %(now)s::timestamptz + n.expires * interval '1 second',
-           n.unique_key, n.callbacks, n.attempt
+           n.unique_key, n.callbacks, n.attempt, coalesce(n.trace, {span_of_run("n.run_id")})
       FROM {_NEW}
      WHERE (SELECT true FROM orchestrator.ended_tasks WHERE id = n.id LIMIT 1) IS NULL
         ON CONFLICT (id) DO NOTHING
@@ -206,11 +211,17 @@ WITH /* enqueue.create_tasks */ created AS (
 
 
 def create_tasks(
-    connection: Connection, tasks: Sequence[NewTask], now: datetime, attempts: Mapping[bytes, int] | None = None
+    connection: Connection,
+    tasks: Sequence[NewTask],
+    now: datetime,
+    attempts: Mapping[bytes, int] | None = None,
+    *,
+    has_spans: bool = False,
 ) -> None:
     """Create tasks that running tasks enqueued or runs have come to; those that exist already stay as they are.
 
-    `attempts` of tasks that are created once more are where the numbers of theirs count on from.
+    `attempts` of tasks that are created once more are where the numbers of theirs count on from. What a run has come to
+    is part of its trace: below the span of the run, if the leader `has_spans` of runs.
     """
     past = attempts or {}
     rows = [
@@ -230,7 +241,8 @@ def create_tasks(
             task.unique and task.unique.key,
             task.callbacks,
             past.get(task.id, 0),
+            task.trace,
         )
         for task in tasks
     ]
-    _ADOPT(connection, _NEW(rows), now=now)
+    _ADOPT(connection, _NEW(rows), now=now, has_spans=has_spans)

@@ -64,6 +64,8 @@ class Moved(NamedTuple):
     unique_key: str | None = None
     callbacks: Any = None
     """Tasks to create when it ends, as JSON."""
+    trace: str | None = None
+    """The span that it came of, if other tasks are to be created."""
 
     @property
     def is_turn_task(self) -> bool:
@@ -139,6 +141,7 @@ WITH /* tasks.requeue */ back AS (
            wake_at = CASE WHEN r.delay > 0 THEN %(now)s::timestamptz + r.delay * interval '1 second' END,
            failures = t.failures + r.failures, losses = t.losses + r.losses, alone = t.alone OR r.alone,
            dispatched_at = NULL, started_at = NULL, worker = NULL,
+           ready_at = CASE WHEN t.trace IS NOT NULL THEN %(now)s::timestamptz END,
            expires_at = CASE WHEN r.outcome IS NULL THEN t.expires_at END
       FROM {_ATTEMPTS}
      {current_attempt(sources_of(TaskState.PENDING)[:2])}
@@ -166,7 +169,7 @@ def requeue(connection: Connection, rows: Sequence[Requeue], now: datetime) -> l
 
 _ENDED_COLUMNS = """id, seq, name, queue, priority, status, reason, attempt, failures, losses, run_id, position,
                     payload, options, result, error, worker, created_at, started_at, ended_at, step, lane, unique_key,
-                    callbacks"""
+                    callbacks, trace"""
 
 
 class Success(NamedTuple):
@@ -192,10 +195,11 @@ WITH /* tasks.succeed */ gone AS (
     SELECT id, seq, name, queue, priority, 'success', NULL, attempt, failures, losses, run_id, position,
            payload, options, coalesce(completion, result), NULL, finisher, created_at,
            %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz, step, lane, unique_key,
-           callbacks
+           callbacks, trace
       FROM gone
 )
-SELECT id, 'success' AS state, queue, run_id, attempt, status AS before, name, step, lane, unique_key, callbacks
+SELECT id, 'success' AS state, queue, run_id, attempt, status AS before, name, step, lane, unique_key, callbacks,
+       CASE WHEN callbacks IS NOT NULL THEN trace END AS trace
   FROM gone
 """)
 
@@ -238,10 +242,11 @@ WITH /* tasks.end_{state} */ gone AS (
     SELECT id, seq, name, queue, priority, '{state}', reason, attempt, failures + failed, losses + lost, run_id,
            position, payload, options, NULL, error, coalesce(finisher, worker), created_at,
            coalesce(%(now)s::timestamptz - duration * interval '1 second', started_at), %(now)s::timestamptz, step,
-           lane, unique_key, callbacks
+           lane, unique_key, callbacks, trace
       FROM gone
 )
-SELECT id, '{state}' AS state, queue, run_id, attempt, status AS before, name, step, lane, unique_key, callbacks
+SELECT id, '{state}' AS state, queue, run_id, attempt, status AS before, name, step, lane, unique_key, callbacks,
+       CASE WHEN callbacks IS NOT NULL THEN trace END AS trace
   FROM gone
 """)
 

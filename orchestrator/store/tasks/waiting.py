@@ -14,7 +14,8 @@ from orchestrator.store.tasks.transitions import arrivals
 
 _PROMOTE = Prepared[int](f"""
 WITH /* waiting.promote */ ready AS (
-    UPDATE orchestrator.tasks SET wake_at = NULL, hold = NULL
+    UPDATE orchestrator.tasks
+       SET wake_at = NULL, hold = NULL, ready_at = CASE WHEN trace IS NOT NULL THEN wake_at END
      WHERE ctid = ANY (ARRAY(
            SELECT ctid FROM orchestrator.tasks
             WHERE wake_at <= %(now)s::timestamptz AND {NOBODY} IS NOT TRUE

@@ -1,0 +1,1 @@
+"""OpenTelemetry, where there is some: nothing of it is imported, and nothing costs, while nobody wants spans."""

@@ -1,0 +1,82 @@
+"""Spans of calls that create tasks and runs, made by whatever tracer provider the program has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, SpanKind
+
+from orchestrator.trace_context import current_trace
+from orchestrator.tracing.remote import context_of
+from orchestrator.tracing.sent import Sent
+
+SCOPE = "orchestrator"
+SYSTEM = "orchestrator"
+"""Of messaging, in the words of the conventions."""
+
+
+class _Traced(Sent):
+    """A call with a span of its own."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def created(self, identifier: bytes) -> None:
+        self._span.set_attribute("messaging.message.id", str(UUID(bytes=identifier)))
+
+
+@contextmanager
+def traced_sending(operation: str, name: str, queue: str, count: int | None) -> Iterator[Sent]:
+    """Have a span stand around a call; an exception is noted in it by its type, for its text may hold arguments."""
+    attributes: dict[str, str | int] = {
+        "messaging.system": SYSTEM,
+        "messaging.operation.type": "send",
+        "messaging.operation.name": operation,
+        "orchestrator.name": name,
+    }
+    if queue:
+        attributes["messaging.destination.name"] = queue
+    if count is not None:
+        attributes["messaging.batch.message_count"] = count
+    tracer = trace.get_tracer(SCOPE)
+    with tracer.start_as_current_span(
+        f"{operation} {name}",
+        context=context_of(current_trace()),
+        kind=SpanKind.PRODUCER,
+        attributes=attributes,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        try:
+            yield _Traced(span)
+        except BaseException as error:
+            failed(span, type(error).__name__)
+            raise
+
+
+@contextmanager
+def traced_request(method: str, route: str) -> Iterator[None]:
+    """Have a span stand around a request that is served."""
+    tracer = trace.get_tracer(SCOPE)
+    with tracer.start_as_current_span(
+        f"{method} {route}",
+        context=context_of(current_trace()),
+        kind=SpanKind.SERVER,
+        attributes={"http.request.method": method, "http.route": route},
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        try:
+            yield
+        except BaseException as error:
+            span.set_attribute("error.type", type(error).__name__)  # most of these are mistakes of who asks
+            raise
+
+
+def failed(span: Span, kind: str) -> None:
+    """Note in a span that it ended with an error of this type."""
+    span.set_attribute("error.type", kind)
+    span.set_status(trace.Status(trace.StatusCode.ERROR, kind))

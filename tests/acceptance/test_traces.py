@@ -1,0 +1,307 @@
+"""Traces: from the caller's span through the scheduler to what workers do, as a receiver of OTLP sees them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from orchestrator.sdk.values.payload import decode_value
+from orchestrator.trace_context import attempt_span, run_span
+from tests.acceptance.conftest import fresh_stack, project
+from tests.acceptance.stack import HERE, Stack
+from tests.waiting import eventually
+
+SECRET = "geheimnisvoll"
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+STEPS = """
+name: steps
+tasks:
+  first: {task: traced.step}
+  second: {task: traced.step, depends_on: [first]}
+"""
+
+
+class Span(NamedTuple):
+    """A span as it was received, and from whom."""
+
+    trace: str
+    id: str
+    parent: str
+    name: str
+    service: str
+    instance: str
+    links: list[str]
+    attributes: dict[str, Any]
+    error: bool
+    began: int
+    ended: int
+
+
+class Receiver:
+    """What OTLP over HTTP is sent to."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.bodies: list[bytes] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    body = gzip.decompress(body)
+                receiver.take(body)
+                self.send_response(200)
+                self.send_header("Content-Type", "application/x-protobuf")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+
+    def take(self, body: bytes) -> None:
+        self.bodies.append(body)
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            about = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
+            for scope in resource.scope_spans:
+                for span in scope.spans:
+                    self.spans.append(
+                        Span(
+                            span.trace_id.hex(),
+                            span.span_id.hex(),
+                            span.parent_span_id.hex(),
+                            span.name,
+                            about["service.name"],
+                            about.get("service.instance.id", ""),
+                            [link.span_id.hex() for link in span.links],
+                            {pair.key: pair.value.string_value or pair.value.int_value for pair in span.attributes},
+                            span.status.code == 2,
+                            span.start_time_unix_nano,
+                            span.end_time_unix_nano,
+                        )
+                    )
+
+    def named(self, name: str, trace: str | None = None) -> list[Span]:
+        return [span for span in list(self.spans) if span.name == name and trace in (None, span.trace)]
+
+    def of(self, identifier: str, name: str) -> list[Span]:
+        """Return the spans of one task or run, by name, in order."""
+        keys = ("messaging.message.id", "orchestrator.run.id")
+        found = [span for span in self.named(name) if identifier in [span.attributes.get(key) for key in keys]]
+        return sorted(found, key=lambda span: span.began)
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    yield receiver
+    receiver.server.shutdown()
+    receiver.server.server_close()
+
+
+@pytest.fixture(scope="module")
+def observed(
+    database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory, receiver: Receiver
+) -> Iterator[Stack]:
+    """A scheduler and two workers, of which each serves a queue of its own, and all of which export spans."""
+    with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
+        stack.environment |= {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.address,
+            "OTEL_BSP_SCHEDULE_DELAY": "50",
+            "ORCHESTRATOR_LOG_FORMAT": "json",
+        }
+        stack.scheduler()
+        for queue in ("default", "other"):
+            stack.worker("--app", "traced:app", "--queues", queue, wait=False)
+        for process in stack.processes[-2:]:
+            eventually(lambda process=process: process.logged("ready:"), f"worker ready, see {process.log}")  # type: ignore[misc]
+        definition = stack.folder / "steps.yaml"
+        definition.write_text(STEPS)
+        command(stack, "workflows", "apply", str(definition))
+        yield stack
+
+
+def command(stack: Stack, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", *arguments],
+        cwd=HERE,
+        env=stack.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def call(stack: Stack, **environment: str) -> dict[str, str]:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "traced.py"), SECRET],
+        env={**stack.environment, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def called(observed: Stack, receiver: Receiver) -> dict[str, str]:
+    """What the program has called, once all of it has ended and been received."""
+    found = call(observed)
+    for name, spans in (("run traced.inner", 1), ("run traced.fails_once", 2), ("run traced.step", 7)):
+        eventually(lambda name=name, spans=spans: len(receiver.named(name)) >= spans, f"spans {name}")  # type: ignore[misc]
+    for name in ("workflow steps", "workflow traced.flow", "workflow run of many", "work apart", "work of inner"):
+        eventually(lambda name=name: receiver.named(name), f"a span {name}")  # type: ignore[misc]
+    return found
+
+
+def test_one_trace_goes_from_the_caller_over_the_scheduler_to_two_workers(
+    called: dict[str, str], receiver: Receiver
+) -> None:
+    trace = called["trace"]
+    (request,) = receiver.named("request")
+    (sent,) = receiver.of(called["outer"], "enqueue traced.outer")
+    (handed_out,) = receiver.of(called["outer"], "dispatch traced.outer")
+    (ran,) = receiver.of(called["outer"], "run traced.outer")
+    (sent_on,) = receiver.named("enqueue traced.inner")
+    (inner,) = receiver.named("run traced.inner")
+    (own,) = receiver.named("work of inner")
+    assert {span.trace for span in (request, sent, handed_out, ran, sent_on, inner, own)} == {trace}
+    assert [span.parent for span in (request, sent, handed_out, ran)] == ["", request.id, sent.id, sent.id]
+    assert [span.parent for span in (sent_on, inner, own)] == [ran.id, sent_on.id, inner.id]
+    services = [span.service for span in (request, handed_out, ran, inner)]
+    assert services == ["caller", "orchestrator-scheduler", "orchestrator-worker", "orchestrator-worker"]
+    assert ran.instance != inner.instance
+    assert sent.began <= handed_out.began <= handed_out.ended
+    assert ran.attributes["messaging.destination.name"] == "default"
+    assert inner.attributes["messaging.destination.name"] == "other"
+
+
+def test_a_retry_links_to_the_attempt_before(called: dict[str, str], receiver: Receiver) -> None:
+    first, second = receiver.of(called["fails_once"], "run traced.fails_once")
+    assert (first.links, second.links) == ([], [first.id])
+    assert first.parent == second.parent == receiver.of(called["fails_once"], "enqueue traced.fails_once")[0].id
+    assert (first.error, first.attributes["error.type"]) == (True, "ValueError")
+    assert not second.error
+    assert len(receiver.of(called["fails_once"], "dispatch traced.fails_once")) == 2
+    task = bytes.fromhex(called["fails_once"].replace("-", ""))
+    assert first.id == attempt_span(task, 1)
+
+
+def test_code_in_a_process_of_its_own_has_its_attempt_as_parent(called: dict[str, str], receiver: Receiver) -> None:
+    (ran,) = receiver.of(called["apart"], "run traced.apart")
+    (own,) = receiver.named("work apart")
+    assert (own.trace, own.parent) == (called["trace"], ran.id)
+
+
+@pytest.mark.parametrize(("run", "name"), [("steps", "steps"), ("flow", "traced.flow")])
+def test_what_a_run_comes_to_stands_below_its_span(
+    called: dict[str, str], receiver: Receiver, run: str, name: str
+) -> None:
+    (whole,) = receiver.of(called[run], f"workflow {name}")
+    (sent,) = receiver.of(called[run], f"start {name}")
+    assert (whole.trace, whole.parent) == (called["trace"], sent.id)
+    assert whole.id == run_span(bytes.fromhex(called[run].replace("-", "")))
+    parts = receiver.of(called[run], "run traced.step")
+    assert {(part.trace, part.parent) for part in parts} == {(called["trace"], whole.id)}
+    if run == "steps":
+        assert [part.attributes["orchestrator.step"] for part in parts] == ["first", "second"]
+    else:
+        turns = receiver.of(called[run], "turn traced.flow")
+        assert len(turns) == 2
+        assert all(turn.parent == whole.id and not turn.links for turn in turns)
+
+
+def test_a_run_of_many_and_what_follows_a_task_are_part_of_the_trace(
+    called: dict[str, str], receiver: Receiver
+) -> None:
+    (whole,) = receiver.of(called["many"], "workflow run of many")
+    assert [span.trace for span in receiver.of(called["many"], "run traced.step")] == [called["trace"]] * 2
+    assert whole.trace == called["trace"]
+    (first,) = receiver.of(called["follows"], "run traced.step")
+    beside = [span for span in receiver.named("run traced.step") if span.parent == first.parent]
+    assert len(beside) == 2
+
+
+def test_no_argument_stands_in_a_span(called: dict[str, str], receiver: Receiver) -> None:
+    assert receiver.bodies
+    assert not [body for body in receiver.bodies if SECRET.encode() in body]
+
+
+def test_lines_of_the_log_know_their_trace(called: dict[str, str], observed: Stack, receiver: Receiver) -> None:
+    lines = [json.loads(line) for process in observed.processes for line in process.log.read_text().splitlines()]
+    (line,) = [line for line in lines if line["message"] == "outer was called"]
+    (ran,) = receiver.of(called["outer"], "run traced.outer")
+    assert (line["trace_id"], line["span_id"]) == (ran.trace, ran.id)
+    assert line["task_id"] == called["outer"]
+    about = [line for line in lines if line.get("task_id") == called["fails_once"]]
+    assert about
+    assert {line["trace_id"] for line in about} == {called["trace"]}
+
+
+def test_what_a_schedule_starts_is_the_root_of_a_trace(
+    called: dict[str, str], observed: Stack, receiver: Receiver
+) -> None:
+    command(observed, "schedules", "apply", "--app", "traced:app")
+    eventually(lambda: receiver.named("run traced.beats"), "it beats")
+    eventually(lambda: receiver.named("workflow traced.beats"), "its run has a span")
+    whole = receiver.named("workflow traced.beats")[0]
+    (part,) = receiver.of(str(whole.attributes["orchestrator.run.id"]), "run traced.beats")
+    assert whole.parent == ""
+    assert (part.trace, part.parent) == (whole.trace, whole.id)
+
+
+def test_a_trace_that_is_not_sampled_is_passed_on_and_not_exported(observed: Stack, receiver: Receiver) -> None:
+    found = call(observed, OTEL_TRACES_SAMPLER="always_off")
+    told = observed.sql(
+        "SELECT result FROM orchestrator.ended_tasks WHERE name = 'traced.inner' AND trace LIKE '00-' || :trace || '%'",
+        trace=found["trace"],
+    )
+    assert re.fullmatch(f"00-{found['trace']}-[0-9a-f]{{16}}-0[02]", decode_value(bytes(told[0][0])))
+    call(observed)  # whose spans come after those of before, if there were any
+    assert not [span for span in receiver.spans if span.trace == found["trace"]]
+
+
+def test_a_receiver_that_is_away_slows_nobody(stack: Stack) -> None:
+    stack.environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_BSP_SCHEDULE_DELAY": "10"}
+    scheduler = stack.scheduler()
+    worker = stack.worker()
+    handles = [project.add.enqueue(number, 1) for number in range(50)]
+    assert [handle.result(timeout=30) for handle in handles] == [number + 1 for number in range(50)]
+    said = "The receiver of spans cannot be used"
+    eventually(lambda: worker.logged(said), "it is said")
+    assert (worker.stop(), scheduler.stop()) == (0, 0)
+    assert worker.log.read_text().count(said) == 1
+    assert "Traceback" not in worker.log.read_text() + scheduler.log.read_text()
+
+
+def test_without_a_receiver_nothing_is_loaded_and_traces_are_passed_on(stack: Stack) -> None:
+    stack.scheduler()
+    stack.worker("--app", "traced:app")
+    address = stack.api()
+    sent = httpx.post(f"{address}/api/v1/tasks", json={"name": "traced.passes_on"}, headers={"traceparent": PARENT})
+    assert sent.status_code == 201, sent.text
+    eventually(lambda: stack.scalar("SELECT count(*) FROM orchestrator.ended_tasks") == 2, "both have ended")
+    answer = httpx.get(f"{address}/api/v1/tasks/{sent.json()['id']}").json()
+    assert answer["result"] == [PARENT]
+    assert stack.sql("SELECT name, trace FROM orchestrator.ended_tasks ORDER BY created_at") == [
+        ("traced.passes_on", PARENT),
+        ("traced.tells", PARENT),
+    ]
