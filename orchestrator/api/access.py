@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 
 from orchestrator.api.context import Api
 from orchestrator.api.guard import check_sender
@@ -91,6 +92,10 @@ class Doorkeeper:
             return Caller(Actor(f"{key.name} ({key.id})", origin), key.reach, key.scope)
         check_sender(peer, headers)
         return Caller(Actor("anyone on this machine", origin))
+
+    def is_tls(self, peer: str, request: HTTPConnection) -> bool:
+        """Say whether nobody can listen on the way: here, or up to a proxy that is trusted."""
+        return request.scope["scheme"] == "https" or self._proxies.is_tls(peer, request.headers)
 
     @property
     def asks(self) -> bool:

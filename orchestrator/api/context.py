@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from orchestrator.api.desk import Desk
 from orchestrator.api.observed import ObservedApi
+from orchestrator.api.recent import Recent
 from orchestrator.domain import redaction
 from orchestrator.domain.redaction import Redaction
 from orchestrator.sdk.backend import Backend
@@ -62,6 +63,8 @@ class Api:
         self.readiness = Outage(get_logger("api"), "Postgres", "this server is not ready")
         """As those learn who probe it."""
         self.desk = Desk(self.backend.connections)
+        self.recent = Recent()
+        """What pages read, which many may have open."""
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

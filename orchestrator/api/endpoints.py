@@ -157,7 +157,7 @@ class Routes:
         path: str,
         *,
         about: Subject,
-        scope: Scope = Scope.OPERATE,
+        scope: Scope | None = Scope.OPERATE,
         status: int = 200,
         examples: Sequence[Any] = (),
         etag: Callable[[Any], str] | None = None,

@@ -56,6 +56,10 @@ class Proxies:
         forwarded = [word.strip() for line in headers.getlist("x-forwarded-for") for word in line.split(",")]
         return next((word for word in reversed(forwarded) if not self._is_ours(word)), peer)[:_LONGEST_NAME]
 
+    def is_tls(self, peer: str, headers: Headers) -> bool:
+        """Say whether a proxy of ours was spoken to by TLS."""
+        return self._is_ours(peer) and headers.get("x-forwarded-proto", "").strip().lower() == "https"
+
     def user(self, peer: str, headers: Headers) -> User | None:
         """Return whom a proxy has let in; None if none of ours says so."""
         if not self._user_header or not self._is_ours(peer):

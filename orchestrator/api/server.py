@@ -63,7 +63,8 @@ def serve(
         timeout_graceful_shutdown=_LAST_REQUESTS,
     )
     place = f"[{host}]" if ":" in host else host
-    log.info("serving %s://%s:%d/docs", "https" if certificate else "http", place, listener.getsockname()[1])
+    address = f"{'https' if certificate else 'http'}://{place}:{listener.getsockname()[1]}"
+    log.info("serving %s/docs, and the dashboard at %s/ui", address, address)
     with listener:
         try:
             _Server(config, app.state.let_go).run(sockets=[listener])

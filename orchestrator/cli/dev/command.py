@@ -192,8 +192,8 @@ class _Team:
         say("dev", "Ctrl-C stops everything; see `orchestrator status`")
 
     def _serve_api(self) -> None:
-        """Serve the HTTP API, where what it needs is installed; it says its address itself."""
-        if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        """Serve the HTTP API with the dashboard, where what they need is installed; it says the addresses itself."""
+        if any(find_spec(name) is None for name in ("jinja2", "starlette", "uvicorn")):
             say("dev", "the HTTP API is not served: it needs the extra `api`")
         else:
             self._start("api", "--port", str(self._port), "--or-any")

@@ -1,0 +1,69 @@
+"""What can be done from a page: routes of the API with their scopes and checks, sent by a form."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+from orchestrator.api.dashboard.pages import tasks as task_pages
+from orchestrator.api.dashboard.serving import Action
+from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.reach import WITHIN
+from orchestrator.api.routes import ROUTES, code, queues, runs, schedules, tasks, workflows
+from orchestrator.domain.access import Scope
+
+
+def _action(call: Callable[..., Any], said: str) -> Action:
+    """Return a route of the API as a form asks for it."""
+    found = next(one for one in ROUTES if one.call is call)
+    path = found.path.replace("/api/v1", "/ui", 1)
+    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(Endpoint)}
+    return Action(**fields | {"method": "POST", "path": path, "tag": "dashboard", "said": said})
+
+
+def _own(path: str, call: Callable[..., Any]) -> Action:
+    """Return something that only pages do: one route of the API for each of several things."""
+    return Action(
+        method="POST",
+        path=path,
+        call=call,
+        scope=Scope.OPERATE,
+        about=WITHIN,
+        tag="dashboard",
+        status=200,
+        summary="",
+        description="",
+        places={},
+        body=get_type_hints(call)["body"],
+        takes_reach=True,
+    )
+
+
+ACTIONS: tuple[Action, ...] = (
+    _action(tasks.retry_task, "The task is tried again."),
+    _action(tasks.cancel_task, "The task is being cancelled."),
+    _action(tasks.retry_failed, "{answer.tasks:,} tasks are tried again."),
+    _own("/ui/tasks/cancel-chosen", task_pages.cancel_chosen),
+    _own("/ui/tasks/retry-chosen", task_pages.retry_chosen),
+    _action(queues.pause_queue, "The queue is paused: what is with the workers goes on."),
+    _action(queues.resume_queue, "The queue goes on."),
+    _action(queues.limit_queue, "The limits are set."),
+    _action(queues.purge_queue, "What waits in the queue is being cancelled."),
+    _action(runs.cancel_run, "The run is being cancelled."),
+    _action(runs.retry_run, "What failed in the run is tried again."),
+    _action(runs.rerun, "The run is started over: this is the new one."),
+    _action(code.signal, "The signal is sent."),
+    _action(code.resolve, ""),
+    _action(code.reject, ""),
+    _action(code.query_run, ""),
+    _action(code.update_run, ""),
+    _action(code.terminate, "The run is being ended, without asking its code."),
+    _action(code.reset, "The run is repeated up to there: this is the new one."),
+    _action(schedules.pause_schedule, "The schedule fires no more until it is resumed."),
+    _action(schedules.resume_schedule, "The schedule fires again."),
+    _action(schedules.trigger_schedule, "A run is started: this is it."),
+    _action(schedules.backfill, "Backfill {answer.id} is asked for: {answer.total:,} fires."),
+    _action(schedules.cancel_backfill, "The backfill is given up."),
+    _action(workflows.start_run, "The run is started: this is it."),
+)

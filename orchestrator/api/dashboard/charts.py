@@ -1,0 +1,148 @@
+"""Numbers of the last hour, drawn: bars by the minute, and percentiles read from counted bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from orchestrator.store.throughput import Throughput
+
+MINUTES = 60
+HEIGHT = 40.0
+"""Of a chart, in its own units; it is as wide as there are minutes."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One minute."""
+
+    at: int
+    """Its place from the left."""
+    value: float
+    failed: float
+    y: float
+    height: float
+    failed_y: float
+    failed_height: float
+    moment: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hour:
+    """What became of tasks in the last hour."""
+
+    bars: list[Bar]
+    """Ends by the minute."""
+    most: int
+    """Of one minute."""
+    success: int
+    failed: int
+    other: int
+    retried: int
+    lost: int
+    per_second: float
+    """Ends in a second, in the last five minutes."""
+    waits: Percentiles
+    runs: Percentiles
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """How long most things took; None where nothing was counted."""
+
+    half: float | None
+    most: float | None
+    """Nineteen of twenty took no longer."""
+    nearly_all: float | None
+    line: str
+    """The second of these by the minute, as the points of a line."""
+    total: int
+
+
+def hour(bounds: Sequence[float], buckets: Sequence[Throughput], now: datetime) -> Hour:
+    """Return what the counted ten seconds come to."""
+    begin = now.replace(second=0, microsecond=0) - timedelta(minutes=MINUTES - 1)
+    by_minute: list[list[Throughput]] = [[] for _ in range(MINUTES)]
+    for bucket in buckets:
+        place = int((bucket.bucket - begin).total_seconds() // 60)
+        if 0 <= place < MINUTES:
+            by_minute[place].append(bucket)
+    ends = [sum(_ends(one) for one in minute) for minute in by_minute]
+    failed = [sum(one.failed for one in minute) for minute in by_minute]
+    recent = [one for one in buckets if one.bucket >= now - timedelta(minutes=5)]
+    return Hour(
+        bars=_bars(ends, failed, begin),
+        most=max(ends),
+        success=sum(one.success for one in buckets),
+        failed=sum(one.failed for one in buckets),
+        other=sum(one.cancelled + one.skipped for one in buckets),
+        retried=sum(one.retried for one in buckets),
+        lost=sum(one.lost for one in buckets),
+        per_second=sum(map(_ends, recent)) / 300,
+        waits=_percentiles(bounds, [[one.waits for one in minute] for minute in by_minute]),
+        runs=_percentiles(bounds, [[one.runs for one in minute] for minute in by_minute]),
+    )
+
+
+def _ends(one: Throughput) -> int:
+    return one.success + one.failed + one.cancelled + one.skipped
+
+
+def _bars(ends: Sequence[int], failed: Sequence[int], begin: datetime) -> list[Bar]:
+    most = max(*ends, 1)
+    bars = []
+    for place, (all_ends, bad) in enumerate(zip(ends, failed, strict=True)):
+        height = max(HEIGHT * all_ends / most, 1.0) if all_ends else 0.0
+        bad_height = max(HEIGHT * bad / most, 1.5) if bad else 0.0
+        moment = begin + timedelta(minutes=place)
+        bars.append(
+            Bar(
+                place,
+                all_ends,
+                bad,
+                round(HEIGHT - height, 2),
+                round(height, 2),
+                round(HEIGHT - bad_height, 2),
+                round(bad_height, 2),
+                moment,
+            )
+        )
+    return bars
+
+
+def _percentiles(bounds: Sequence[float], minutes: Sequence[Sequence[Sequence[int]]]) -> Percentiles:
+    counts = [_added(minute, len(bounds) + 1) for minute in minutes]
+    total = _added(counts, len(bounds) + 1)
+    by_minute = [percentile(bounds, minute, 0.95) for minute in counts]
+    highest = max((value for value in by_minute if value is not None), default=0.0) or 1.0
+    points = " ".join(
+        f"{place + 0.5:g},{HEIGHT - 1 - (HEIGHT - 3) * value / highest:.1f}"
+        for place, value in enumerate(by_minute)
+        if value is not None
+    )
+    half, most, nearly_all = (percentile(bounds, total, part) for part in (0.5, 0.95, 0.99))
+    return Percentiles(half, most, nearly_all, points, sum(total))
+
+
+def _added(rows: Sequence[Sequence[int]], length: int) -> list[int]:
+    total = [0] * length
+    for row in rows:
+        for place, count in enumerate(row[:length]):
+            total[place] += count
+    return total
+
+
+def percentile(bounds: Sequence[float], counts: Sequence[int], part: float) -> float | None:
+    """Return below which value a part of what was counted lies, as exactly as the bounds tell; None of nothing."""
+    wanted = part * sum(counts)
+    if not wanted:
+        return None
+    passed = 0
+    for place, count in enumerate(counts):
+        if count and passed + count >= wanted:
+            low = bounds[place - 1] if place else 0.0
+            high = bounds[place] if place < len(bounds) else bounds[-1]
+            return low + (high - low) * (wanted - passed) / count
+        passed += count
+    return bounds[-1]

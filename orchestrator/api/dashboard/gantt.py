@@ -1,0 +1,122 @@
+"""What ran when in a run, each on a line of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from orchestrator.store.insights import RunView, StepView
+
+_MOST_ROWS = 200
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step, task, timer or child, in hundredths of the time that is shown."""
+
+    name: str
+    state: str
+    x: float
+    width: float
+    seconds: float
+    is_critical: bool = False
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Gantt:
+    """All of it."""
+
+    rows: list[Row]
+    start: datetime
+    end: datetime
+    left_out: int
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, or takes so far."""
+        return (self.end - self.start).total_seconds()
+
+
+def gantt_of_steps(run: RunView, steps: Sequence[StepView], critical: frozenset[str], now: datetime) -> Gantt:
+    """Return the steps that have begun, in the order of their beginnings."""
+    start, end = run.started_at or run.created_at, run.ended_at or now
+    begun = sorted((step for step in steps if step.started_at is not None), key=lambda step: _begin(step, end))
+    if begun:
+        start = min(start, _begin(begun[0], end))
+    rows = [
+        _row(step.name, step.state, _begin(step, end), step.ended_at or end, start, end, step.name in critical)
+        for step in begun[:_MOST_ROWS]
+    ]
+    return Gantt(rows, start, end, max(0, len(begun) - _MOST_ROWS))
+
+
+def _begin(step: StepView, otherwise: datetime) -> datetime:
+    return step.started_at or otherwise
+
+
+def _row(
+    name: str,
+    state: str,
+    begin: datetime,
+    stop: datetime,
+    start: datetime,
+    end: datetime,
+    is_critical: bool = False,
+    link: str = "",
+) -> Row:
+    whole = max((end - start).total_seconds(), 1e-6)
+    seconds = max(0.0, (stop - begin).total_seconds())
+    x = min(99.5, max(0.0, 100 * (begin - start).total_seconds() / whole))
+    return Row(
+        name, state, round(x, 3), round(min(max(100 * seconds / whole, 0.5), 100 - x), 3), seconds, is_critical, link
+    )
+
+
+_BEGINS = {"task_scheduled": "tasks", "timer_started": "", "promise_created": "", "child_started": "runs"}
+_ENDS = {
+    "task_completed": "success",
+    "task_failed": "failed",
+    "task_cancelled": "cancelled",
+    "timer_fired": "success",
+    "timer_cancelled": "cancelled",
+    "promise_resolved": "success",
+    "promise_rejected": "failed",
+    "promise_cancelled": "cancelled",
+    "child_completed": "success",
+    "child_failed": "failed",
+    "child_cancelled": "cancelled",
+}
+_WORDS = {"timer_started": "sleep", "promise_created": "promise"}
+
+
+def gantt_of_events(run: RunView, events: Sequence[Mapping[str, Any]], now: datetime) -> Gantt:
+    """Return what a run of code has asked for, from when it did to when that had ended."""
+    start, end = run.started_at or run.created_at, run.ended_at or now
+    begun: dict[str, Mapping[str, Any]] = {}
+    ended: dict[str, tuple[str, datetime]] = {}
+    for event in events:
+        if event["type"] in _BEGINS:
+            begun[event["id"]] = event
+        elif event["type"] in _ENDS:
+            ended[event["id"]] = _ENDS[event["type"]], _at(event)
+    shown = [*begun.items()][-_MOST_ROWS:]
+    if shown:
+        start = min(start, _at(shown[0][1])) if len(begun) <= _MOST_ROWS else _at(shown[0][1])
+    rows = []
+    for id, event in shown:
+        state, stop = ended.get(id, ("open", end))
+        front = _WORDS.get(event["type"])
+        name = event.get("name") or event.get("workflow") or ""
+        room = _BEGINS[event["type"]]
+        link = f"/ui/{room}/{id}" if room else ""
+        rows.append(
+            _row(f"{front} {name}".strip() if front else name, state, _at(event), stop, start, end, False, link)
+        )
+    return Gantt(rows, start, end, max(0, len(begun) - _MOST_ROWS))
+
+
+def _at(event: Mapping[str, Any]) -> datetime:
+    return datetime.fromisoformat(event["at"])

@@ -1,0 +1,178 @@
+"""The steps of a run as a graph: in layers from left to right, ordered so that few lines cross."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+
+from orchestrator.store.insights import StepView
+
+WIDTH, HEIGHT = 172, 52
+"""Of a step."""
+_BETWEEN, _ABOVE, _MARGIN = 48, 18, 8
+_LONGEST_NAME = 19
+_SWEEPS = 6
+_BEND = 12
+"""The height of a line that passes a layer by."""
+_Place = str | tuple[str, str, int]
+"""A step, or where the line between two of them passes a layer."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A step and its place."""
+
+    step: StepView
+    x: float
+    y: float
+    is_critical: bool
+
+    @property
+    def label(self) -> str:
+        """Its name, as far as there is room."""
+        name = self.step.name
+        return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took."""
+        if self.step.started_at is None or self.step.ended_at is None:
+            return None
+        return (self.step.ended_at - self.step.started_at).total_seconds()
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A line from a step to one that follows it."""
+
+    path: str
+    is_critical: bool
+    is_done: bool
+
+
+@dataclass(frozen=True)
+class Graph:
+    """All of it."""
+
+    nodes: list[Node]
+    edges: list[Edge]
+    width: float
+    height: float
+
+
+def draw(steps: Sequence[StepView], critical: frozenset[str]) -> Graph:
+    """Return where each step stands, and the lines between them; a long line has a place of its own in each layer."""
+    by_name = {step.name: step for step in steps}
+    layers = _layers(steps)
+    depths: dict[_Place, int] = {name: depth for depth, layer in enumerate(layers) for name in layer}
+    columns: list[list[_Place]] = [[*layer] for layer in layers]
+    above: dict[_Place, list[_Place]] = {name: [] for name in depths}
+    lines: list[tuple[str, str, list[_Place]]] = []
+    for step in steps:
+        for upper in (name for name in step.depends_on if name in by_name):
+            bends: list[_Place] = [(upper, step.name, depth) for depth in range(depths[upper] + 1, depths[step.name])]
+            for depth, bend in enumerate(bends, depths[upper] + 1):
+                columns[depth].append(bend)
+            for start, end in pairwise((upper, *bends, step.name)):
+                above.setdefault(end, []).append(start)
+            lines.append((upper, step.name, bends))
+    columns = _ordered(columns, above)
+    heights = [sum(map(_height, column)) + _ABOVE * (len(column) - 1) for column in columns]
+    tallest = max(heights, default=0.0)
+    places: dict[_Place, tuple[float, float]] = {}
+    for depth, (column, height) in enumerate(zip(columns, heights, strict=True)):
+        y = _MARGIN + (tallest - height) / 2
+        for place in column:
+            places[place] = (_MARGIN + depth * (WIDTH + _BETWEEN), y)
+            y += _height(place) + _ABOVE
+    nodes = [Node(step, *places[step.name], step.name in critical) for step in steps]
+    edges = [
+        Edge(
+            _curve(places[upper], [places[bend] for bend in bends], places[lower]),
+            upper in critical and lower in critical,
+            by_name[upper].state == "success",
+        )
+        for upper, lower, bends in lines
+    ]
+    return Graph(nodes, edges, len(columns) * (WIDTH + _BETWEEN) - _BETWEEN + 2 * _MARGIN, tallest + 2 * _MARGIN)
+
+
+def _height(place: _Place) -> float:
+    return HEIGHT if isinstance(place, str) else _BEND
+
+
+def _layers(steps: Sequence[StepView]) -> list[list[str]]:
+    """Return the steps by the length of the longest path to them; a definition has no circles."""
+    above = {step.name: step.depends_on for step in steps}
+    depths: dict[str, int] = {}
+    for step in steps:
+        waiting = [step.name]
+        while waiting:
+            name = waiting[-1]
+            missing = [one for one in above[name] if one in above and one not in depths]
+            if missing:
+                waiting += missing
+                continue
+            depths[name] = 1 + max((depths[one] for one in above[name] if one in depths), default=-1)
+            waiting.pop()
+    found: list[list[str]] = [[] for _ in range(max(depths.values(), default=-1) + 1)]
+    for step in steps:
+        found[depths[step.name]].append(step.name)
+    return found
+
+
+def _ordered(columns: list[list[_Place]], above: Mapping[_Place, Sequence[_Place]]) -> list[list[_Place]]:
+    """Return the layers, each sorted by where the neighbours of its places stand on average."""
+    below: dict[_Place, list[_Place]] = {}
+    for place, uppers in above.items():
+        for upper in uppers:
+            below.setdefault(upper, []).append(place)
+    for sweep in range(_SWEEPS):
+        neighbours: Mapping[_Place, Sequence[_Place]] = above if sweep % 2 == 0 else below
+        rows = {place: row / len(column) for column in columns for row, place in enumerate(column)}
+        for column in columns if sweep % 2 == 0 else reversed(columns):
+            averages = {place: _average(place, neighbours, rows) for place in column}
+            column.sort(key=averages.__getitem__)
+            rows.update((place, row / len(column)) for row, place in enumerate(column))
+    return columns
+
+
+def _average(place: _Place, neighbours: Mapping[_Place, Sequence[_Place]], rows: Mapping[_Place, float]) -> float:
+    found = [rows[one] for one in neighbours.get(place, ())]
+    return sum(found) / len(found) if found else rows[place]
+
+
+def _curve(start: tuple[float, float], bends: Sequence[tuple[float, float]], end: tuple[float, float]) -> str:
+    """Return a line that leaves a step to the right, passes the others by, and comes in from the left."""
+    x, y = start[0] + WIDTH, start[1] + HEIGHT / 2
+    path = f"M{x:g},{y:g}"
+    for left, top in (*((left, top + _BEND / 2) for left, top in bends), (end[0], end[1] + HEIGHT / 2)):
+        half = (left - x) / 2
+        path += f" C{x + half:g},{y:g} {left - half:g},{top:g} {left:g},{top:g}"
+        x, y = left, top
+        if (left, top) != (end[0], end[1] + HEIGHT / 2):
+            x = left + WIDTH
+            path += f" H{x:g}"
+    return path
+
+
+def critical_path(steps: Sequence[StepView]) -> frozenset[str]:
+    """Return the steps that the run took as long as: from the one that ended last, each that the next waited for."""
+    by_name = {step.name: step for step in steps}
+    ended = [step for step in steps if step.ended_at is not None and step.started_at is not None]
+    if not ended:
+        return frozenset()
+    found: list[str] = []
+    step: StepView | None = max(ended, key=_end)
+    while step is not None:
+        found.append(step.name)
+        uppers = [by_name[name] for name in step.depends_on if name in by_name and by_name[name].ended_at is not None]
+        step = max(uppers, key=_end, default=None)
+    return frozenset(found)
+
+
+def _end(step: StepView) -> datetime:
+    assert step.ended_at is not None, "only those that have ended are compared"
+    return step.ended_at

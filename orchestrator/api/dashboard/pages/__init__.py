@@ -1,0 +1,1 @@
+"""The pages, by subject. Approvals and flows have their place in `navigation.py` when they come."""

@@ -1,0 +1,65 @@
+"""The way in and out: a key is asked for where there is one, and kept in a cookie. And the files of the pages."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.responses import Response
+
+from orchestrator.api.context import Api
+from orchestrator.api.dashboard.rendering import HTML, STATIC, page
+from orchestrator.api.dashboard.session import place
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.problems import refused
+from orchestrator.api.reach import NOTHING
+
+routes = Routes("dashboard", "/ui")
+
+_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+class LogInQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where to go afterwards."""
+
+    to: str = ""
+
+
+@routes.get("/login", about=NOTHING, scope=None, media_type=HTML)
+def log_in(api: Api, query: LogInQuery) -> Response:
+    """Ask for a key."""
+    del api
+    return page("login.html", to=place(query.to), wrong=None)
+
+
+@routes.post("/login", about=NOTHING, scope=None)
+def enter(api: Api) -> Response:
+    """Let somebody in, which `serving.py` does: it knows who is let in."""
+    del api
+    return page("login.html", to=place(""), wrong=None)
+
+
+@routes.post("/logout", about=NOTHING, scope=None)
+def leave(api: Api) -> Response:
+    """Forget the key."""
+    del api
+    return page("login.html", to=place(""), wrong=None)
+
+
+@routes.get("/static/{name}", about=NOTHING, scope=None)
+def static_file(api: Api, name: str) -> Response:
+    """Send a file that pages are made with."""
+    del api
+    file = _FILES.get(name)
+    if file is None:
+        raise refused(404, "Not found", f"There is no file {name!r:.100}.")
+    kept = {"Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(file, media_type=_TYPES[name.rpartition(".")[2]], headers=kept)
+
+
+_FILES = {file.name: file.read_bytes() for file in STATIC.iterdir() if file.suffix[1:] in _TYPES}
+
+
+@routes.get("/{anything}", about=NOTHING, media_type=HTML)
+def nothing(api: Api, anything: str) -> Response:
+    """Say that there is no such page."""
+    del api
+    raise refused(404, "No such page", f"There is no page {anything!r:.100}. The menu has all of them.")

@@ -1,0 +1,43 @@
+"""Failures, grouped by task and error: what fails, how often, and all of a group tried again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+import msgspec
+from starlette.responses import Response
+
+from orchestrator.api.context import Api
+from orchestrator.api.dashboard.charts import hour
+from orchestrator.api.dashboard.pages.overview import read_failures
+from orchestrator.api.dashboard.rendering import HTML, page
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.reach import WITHIN
+from orchestrator.api.routes import system
+from orchestrator.domain.access import Reach
+
+routes = Routes("dashboard", "/ui/failures")
+
+RANGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
+
+
+class FailuresQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of when."""
+
+    within: Literal["1h", "24h", "7d"] = "24h"
+
+
+@routes.get("", about=WITHIN, media_type=HTML)
+def list_failures(api: Api, query: FailuresQuery, reach: Reach) -> Response:
+    """Show failed tasks by task and error."""
+    counted = system.show_throughput(api, system.ThroughputQuery(), reach)
+    since = datetime.now(UTC) - RANGES[query.within]
+    return page(
+        "failures.html",
+        groups=read_failures(api, reach, RANGES[query.within]),
+        within=query.within,
+        ranges=list(RANGES),
+        since=since.isoformat(timespec="seconds"),
+        hour=hour(counted.bounds, counted.buckets, datetime.now(UTC)),
+    )

@@ -1,0 +1,35 @@
+"""Workers, and what each of them does now."""
+
+from __future__ import annotations
+
+from starlette.responses import Response
+
+from orchestrator.api.context import Api
+from orchestrator.api.dashboard.rendering import HTML, page
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.reach import WHOLE
+from orchestrator.api.routes import system
+from orchestrator.api.routes import tasks as task_routes
+from orchestrator.domain.access import Reach
+from orchestrator.domain.states import TaskState
+from orchestrator.store.insights import TaskView
+
+routes = Routes("dashboard", "/ui/workers")
+
+_MOST_TASKS = 1_000
+
+
+@routes.get("", about=WHOLE, media_type=HTML)
+def list_workers(api: Api) -> Response:
+    """Show the fleet."""
+    query = task_routes.TaskQuery(status=(TaskState.RUNNING, TaskState.DISPATCHED), limit=_MOST_TASKS)
+    running: dict[str, list[TaskView]] = {}
+    for task in task_routes.list_tasks(api, query, Reach()).items:
+        if task.worker is not None:
+            running.setdefault(task.worker, []).append(task)
+    return page(
+        "workers.html",
+        workers=system.workers(api).workers,
+        running=running,
+        overview=api.recent.get(("overview",), 1.0, lambda: system.status(api)),
+    )

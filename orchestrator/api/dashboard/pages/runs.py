@@ -1,0 +1,98 @@
+"""Runs of any kind: the graph and its times, what a run of code waits for, and the tasks of many."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from starlette.responses import Response
+
+from orchestrator.api.context import Api
+from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
+from orchestrator.api.dashboard.graph import critical_path, draw
+from orchestrator.api.dashboard.rendering import HTML, page
+from orchestrator.api.dashboard.story import story
+from orchestrator.api.dashboard.visit import reach_of_visitor
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.reach import RUN, WITHIN
+from orchestrator.api.routes import runs as run_routes
+from orchestrator.api.routes import tasks as task_routes
+from orchestrator.domain.access import Reach
+from orchestrator.domain.states import RunState
+from orchestrator.monitoring.times import present
+from orchestrator.store.insights import RunDetail, StepView
+
+routes = Routes("dashboard", "/ui/runs")
+
+_MOST_TASKS = 50
+_MOST_EVENTS = 300
+
+
+class RunsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which runs to show."""
+
+    status: tuple[RunState, ...] = ()
+    workflow: str | None = None
+    name: str | None = None
+    tag: tuple[str, ...] = ()
+    parent: UUID | None = None
+    stuck: bool = False
+    since: datetime | None = None
+    until: datetime | None = None
+    cursor: UUID | None = None
+
+
+@routes.get("", about=WITHIN, media_type=HTML)
+def list_runs(api: Api, query: RunsQuery, reach: Reach) -> Response:
+    """List runs."""
+    given = {name: getattr(query, name) for name in query.__struct_fields__}
+    found = run_routes.list_page(api, run_routes.RunQuery(**given), reach)
+    return page("runs.html", query=query, found=found, states=list(RunState))
+
+
+@routes.get("/{id}", about=RUN, media_type=HTML)
+def show_run(api: Api, id: UUID) -> Response:
+    """Show one run."""
+    reach = reach_of_visitor()
+    found = run_routes.find(api, id)
+    children = run_routes.list_page(api, run_routes.RunQuery(parent=id, limit=_MOST_TASKS), reach)
+    shown: dict[str, Any] = {"found": found, "run": found.run, "children": children.items, "more": children.next}
+    if found.code is not None:
+        return page("run_code.html", **shown, **_of_code(api, found.run))
+    if found.steps:
+        return page("run_steps.html", **shown, **_of_steps(api, found.run, found.steps, reach))
+    tasks = task_routes.list_tasks(api, task_routes.TaskQuery(run=id, limit=_MOST_TASKS), reach)
+    return page("run_many.html", **shown, tasks=tasks.items, more_tasks=tasks.next)
+
+
+def _of_steps(api: Api, run: RunDetail, steps: list[StepView], reach: Reach) -> dict[str, Any]:
+    critical = critical_path(steps)
+    before = _run_before(api, run, reach)
+    earlier = {step.name: step for step in run_routes.find(api, before).steps} if before else {}
+    return {
+        "graph": draw(steps, critical),
+        "gantt": gantt_of_steps(run, steps, critical, present()),
+        "critical": critical,
+        "before": before,
+        "earlier": earlier,
+        "failed": [step for step in steps if step.error is not None],
+    }
+
+
+def _run_before(api: Api, run: RunDetail, reach: Reach) -> UUID | None:
+    """Return the last run of the same workflow before this one that succeeded."""
+    query = run_routes.RunQuery(workflow=run.workflow, status=(RunState.SUCCESS,), limit=1, cursor=run.id)
+    found = run_routes.list_page(api, query, reach).items
+    return found[0].id if found else None
+
+
+def _of_code(api: Api, run: RunDetail) -> dict[str, Any]:
+    recording = api.backend.code.history(run.id.bytes)
+    events = msgspec.json.decode(recording.to_json(api.redaction))["events"]
+    return {
+        "story": story(events[-_MOST_EVENTS:]),
+        "left_out": max(0, len(events) - _MOST_EVENTS),
+        "gantt": gantt_of_events(run, events, present()),
+    }

@@ -1,0 +1,38 @@
+"""One question over everything; an id leads to its page at once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+from starlette.responses import RedirectResponse, Response
+
+from orchestrator.api.context import Api
+from orchestrator.api.dashboard.rendering import HTML, page
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.reach import WITHIN
+from orchestrator.api.routes import system
+from orchestrator.domain.access import Reach
+
+routes = Routes("dashboard", "/ui/search")
+
+
+class TextQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to look for."""
+
+    text: Annotated[str, Meta(max_length=500)] = ""
+
+
+@routes.get("", about=WITHIN, media_type=HTML)
+def search(api: Api, query: TextQuery, reach: Reach) -> Response:
+    """Find tasks and runs."""
+    text = query.text.strip()
+    if not text:
+        return page("search.html", text="", found=None)
+    found = system.search(api, system.SearchQuery(text=text, limit=20), reach)
+    by_id = [*(("runs", one.id) for one in found.runs_by_id), *(("tasks", one.id) for one in found.tasks_by_id)]
+    if len(by_id) == 1 or (by_id and len({id for _, id in by_id}) == 1):
+        kind, id = by_id[0]
+        return RedirectResponse(f"/ui/{kind}/{id}", 303)
+    return page("search.html", text=text, found=found)

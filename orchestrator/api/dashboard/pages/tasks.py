@@ -1,0 +1,142 @@
+"""Tasks: found by filters that stand in the address, and all that is known of a single one."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+from starlette.responses import Response
+
+from orchestrator.api.context import Api
+from orchestrator.api.dashboard.rendering import HTML, page
+from orchestrator.api.dashboard.timeline import timeline
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.problems import refused
+from orchestrator.api.reach import TASK, WITHIN
+from orchestrator.api.routes import tasks as task_routes
+from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.states import TaskState
+from orchestrator.errors import OrchestratorError
+from orchestrator.store.insights import TaskView
+from orchestrator.store.tasks import redrive
+from orchestrator.store.tasks.redrive import FailedFilter
+from orchestrator.transport import connection as transport
+
+routes = Routes("dashboard", "/ui/tasks")
+
+_MOST_AT_ONCE = 200
+"""Tasks that are cancelled or tried again by one form."""
+
+
+class TasksQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which tasks to show."""
+
+    status: tuple[TaskState, ...] = ()
+    queue: str | None = None
+    name: str | None = None
+    run: UUID | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    error: str | None = None
+    cursor: UUID | None = None
+
+
+@routes.get("", about=WITHIN, media_type=HTML)
+def list_tasks(api: Api, query: TasksQuery, reach: Reach) -> Response:
+    """List tasks."""
+    given = {name: getattr(query, name) for name in query.__struct_fields__}
+    found = task_routes.list_tasks(api, task_routes.TaskQuery(**given), reach)
+    return page("tasks.html", query=query, found=found, states=list(TaskState))
+
+
+class FailedQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which failed tasks are meant."""
+
+    queue: str | None = None
+    name: str | None = None
+    error: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+@routes.get("/retry", about=WITHIN, media_type=HTML, scope=Scope.OPERATE)
+def preview_retry(api: Api, query: FailedQuery, reach: Reach) -> Response:
+    """Say how many failed tasks would be tried again, before they are."""
+    wanted = FailedFilter(**{name: getattr(query, name) for name in query.__struct_fields__})
+    groups = []
+    if wanted != FailedFilter():
+        with api.reading() as connection:
+            groups = redrive.preview(connection, wanted, reach.queues)
+    return page("retry.html", query=query, groups=groups, total=sum(group.tasks for group in groups))
+
+
+class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tasks that somebody has marked in a list."""
+
+    id: Annotated[list[UUID], Meta(max_length=_MOST_AT_ONCE)] = []
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """How many were asked for, and how many of these it was too late for."""
+
+    note: str
+
+
+def act_on_chosen(api: Api, ids: list[UUID], reach: Reach, act: str) -> Counted:
+    """Cancel marked tasks, or try them again; what has changed meanwhile is left alone."""
+    if not ids:
+        raise refused(422, "Nothing is marked", "Mark the tasks that are meant.")
+    done = 0
+    for id in ids:
+        if reach.is_bound:
+            TASK.check(api, reach, {"id": id})
+        try:
+            (api.backend.tasks.cancel if act == "cancel" else api.backend.tasks.retry)(id.bytes)
+            done += 1
+        except OrchestratorError:
+            continue
+    left = f"; {len(ids) - done} could not be: they are in another state by now" if done < len(ids) else ""
+    what = "cancelled" if act == "cancel" else "tried again"
+    return Counted(f"{done} of {len(ids)} tasks are {what}{left}")
+
+
+def cancel_chosen(api: Api, body: Chosen, reach: Reach) -> Counted:
+    """Cancel the tasks that are marked."""
+    return act_on_chosen(api, body.id, reach, "cancel")
+
+
+def retry_chosen(api: Api, body: Chosen, reach: Reach) -> Counted:
+    """Try the tasks again that are marked."""
+    return act_on_chosen(api, body.id, reach, "retry")
+
+
+@routes.get("/{id}", about=TASK, media_type=HTML)
+def show_task(api: Api, id: UUID) -> Response:
+    """Show all that is known of one task."""
+    found = task_routes.show_task(api, id)
+    return page(
+        "task.html",
+        found=found,
+        task=found.task,
+        lines=_lines(api, id),
+        obstacles=_obstacles(api, found.task),
+        timeline=timeline(found.task, found.attempts),
+    )
+
+
+def _lines(api: Api, id: UUID) -> list[task_routes.LogEntry] | None:
+    """Return what a task said; None where Redis is away."""
+    try:
+        return task_routes.task_log(api, id).lines
+    except (OrchestratorError, *transport.UNAVAILABLE):
+        return None
+
+
+def _obstacles(api: Api, task: TaskView) -> list[str]:
+    """Return what keeps a task that waits from going on."""
+    if task.status not in (TaskState.PENDING, TaskState.DISPATCHED):
+        return []
+    return api.backend.tasks.obstacles(task.id.bytes)

@@ -1,0 +1,89 @@
+"""Workflows: which there are, what they consist of, their last runs; and a form that starts one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.responses import Response
+
+from orchestrator.api.context import Api
+from orchestrator.api.dashboard.graph import draw
+from orchestrator.api.dashboard.rendering import HTML, page
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.reach import WITHIN, WORKFLOW
+from orchestrator.api.routes import runs as run_routes
+from orchestrator.api.routes import workflows as workflow_routes
+from orchestrator.domain.access import Reach
+from orchestrator.domain.dag.definition import Definition
+from orchestrator.errors import NotFound
+from orchestrator.store.insights import StepView
+
+routes = Routes("dashboard", "/ui/workflows")
+
+_LAST_RUNS = 20
+
+
+@routes.get("", about=WITHIN, media_type=HTML)
+def list_workflows(api: Api, reach: Reach) -> Response:
+    """List workflows of both kinds."""
+    found = workflow_routes.list_workflows(api, reach)
+    names = [*(one.name for one in found.workflows), *(one.name for one in found.code)][:100]
+    last = {name: last_runs(api, name, reach) for name in names}
+    return page("workflows.html", found=found, last=last)
+
+
+def last_runs(api: Api, workflow: str, reach: Reach, limit: int = _LAST_RUNS) -> list[Any]:
+    """Return the last runs of a workflow, the oldest of them first."""
+    query = run_routes.RunQuery(workflow=workflow, limit=limit)
+    return api.recent.get(
+        ("last runs", workflow, reach, limit),
+        1.0,
+        lambda: [*reversed(run_routes.list_page(api, query, reach).items)],
+    )
+
+
+@routes.get("/{name}", about=WORKFLOW, media_type=HTML)
+def show_workflow(api: Api, name: str, reach: Reach) -> Response:
+    """Show one workflow."""
+    listed = workflow_routes.list_workflows(api, reach)
+    code = next((one for one in listed.code if one.name == name), None)
+    stored = None
+    try:
+        stored = workflow_routes.find(api, name)
+    except NotFound:
+        if code is None and not last_runs(api, name, reach):
+            raise
+    steps = _steps(stored.definition) if stored else []
+    return page(
+        "workflow.html",
+        name=name,
+        stored=stored,
+        definition=workflow_routes.plain(stored.definition) if stored else None,
+        code=code,
+        graph=draw(steps, frozenset()) if steps else None,
+        runs=[*reversed(last_runs(api, name, reach))],
+        asked=datetime.now(UTC),
+    )
+
+
+def _steps(definition: Definition) -> list[StepView]:
+    """Return the steps of a definition, as one draws those of a run that has not begun."""
+    return [
+        StepView(
+            name=step.name,
+            kind="workflow" if step.workflow else "task",
+            calls=step.workflow or step.task or "",
+            state="waiting",
+            fan_out=False,
+            total=None,
+            ended=0,
+            failed=0,
+            reason=None,
+            depends_on=tuple(step.depends_on),
+            started_at=None,
+            ended_at=None,
+            error=None,
+        )
+        for step in definition.steps
+    ]

@@ -1,0 +1,36 @@
+"""Everything that the dashboard serves, by path."""
+
+from __future__ import annotations
+
+from orchestrator.api.dashboard.actions import ACTIONS
+from orchestrator.api.dashboard.pages import (
+    entry,
+    failures,
+    fleet,
+    live,
+    overview,
+    queues,
+    records,
+    runs,
+    schedules,
+    search,
+    tasks,
+    workflows,
+)
+from orchestrator.api.endpoints import Endpoint
+
+PAGES: tuple[Endpoint, ...] = (
+    *overview.routes,
+    *queues.routes,
+    *tasks.routes,
+    *runs.routes,
+    *workflows.routes,
+    *schedules.routes,
+    *fleet.routes,
+    *failures.routes,
+    *search.routes,
+    *records.routes,
+    *live.routes,
+    *entry.routes,
+    *ACTIONS,
+)

@@ -1,0 +1,201 @@
+"""A path of the dashboard: let in by a key or the cookie of a log-in, sent by forms, answered with pages."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, get_args, get_origin
+from urllib.parse import parse_qsl, quote, urlencode
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from orchestrator.api.access import Caller
+from orchestrator.api.dashboard.rendering import page, refusal
+from orchestrator.api.dashboard.session import Session, has_key, headers_with_key, place
+from orchestrator.api.dashboard.visit import Said, Visit, current
+from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.problems import MEDIA_TYPE, Refused, misfit, refused
+from orchestrator.api.reach import WHOLE
+from orchestrator.api.routes.workflows import Started
+from orchestrator.api.serving import ServedPath, explained
+from orchestrator.api.turns import perform, read_body, wait_for
+from orchestrator.domain.access import Scope
+from orchestrator.sdk.acting import Actor
+
+LOG_IN, LOG_OUT = "/ui/login", "/ui/logout"
+_LONGEST_FORM = 1_000_000
+_TOKEN, _BACK = "token", "back"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action(Endpoint):
+    """A route of the API that a form can ask for."""
+
+    said: str = ""
+    """What is said when it was done."""
+
+    def outcome(self, answer: Any) -> str:
+        """Say what came of it."""
+        note = getattr(answer, "note", None)
+        if note is not None:
+            return f"{note[0].upper()}{note[1:]}."
+        if hasattr(answer, "result"):
+            return f"The answer: {msgspec.json.encode(answer.result).decode()}"
+        return self.said.format(answer=answer)
+
+
+class PagePath(ServedPath):
+    """All that the dashboard serves under one path."""
+
+    def headers(self, request: Request) -> Headers:
+        """Return the headers, with the key of who has logged in."""
+        return headers_with_key(request)
+
+    async def answer(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
+        """Show a page, or do what a form asks for and go back to the page."""
+        session = self._session(request)
+        current.set(_visit(request, caller, session))
+        given = endpoint.read_path(request.path_params)
+        if request.method != "POST":
+            given |= endpoint.read_query(_without_blanks(request.url.query))
+            return session.finish(await self._do(endpoint, given, request, caller))
+        form = await _form(request)
+        session.check(form.get(_TOKEN, [""])[0])
+        if endpoint.path == LOG_IN:
+            return await self._log_in(request, session, form)
+        if endpoint.path == LOG_OUT:
+            return session.leave(_go(LOG_IN))
+        if endpoint.query is not None:
+            given |= endpoint.read_query("")
+        back = place(form.get(_BACK, [""])[0])
+        try:
+            if endpoint.body is not None:
+                given["body"] = _body(endpoint, form)
+            answer = await self._do(endpoint, given, request, caller)
+        except Exception as error:
+            found = explained(error, request)
+            if found.problem.status in (401, 403, 429) or not isinstance(endpoint, Action):
+                raise
+            return session.finish(_go(back), Said(f"{found.problem.title}: {found.problem.detail}", is_error=True))
+        self._api.recent.forget()
+        if isinstance(answer, Response):
+            return session.finish(answer)
+        assert isinstance(endpoint, Action), "everything else answers with a page"
+        to = f"/ui/runs/{answer.id}" if isinstance(answer, Started) else back
+        return session.finish(_go(to), Said(endpoint.outcome(answer)))
+
+    async def _log_in(self, request: Request, session: Session, form: dict[str, list[str]]) -> Response:
+        """Let somebody in by the key that they have typed, or say why not."""
+        key, to = form.get("key", [""])[0].strip(), place(form.get("to", [""])[0])
+        headers = headers_with_key(request, key)
+        peer = request.client.host if request.client else ""
+        try:
+            await self._door.admit(peer, headers, Scope.READ, self._turns.run)
+        except Refused as error:
+            await super()._note(error, self._door.stranger(peer, headers), request)
+            return session.finish(page("login.html", error.problem.status, to=to, wrong=error.problem))
+        return session.enter(_go(to), key)
+
+    async def _do(self, endpoint: Endpoint, given: dict[str, Any], request: Request, caller: Caller) -> Any:
+        if caller.reach.is_bound and endpoint.about is WHOLE:
+            endpoint.about.check(self._api, caller.reach, {})
+        if endpoint.takes_key:
+            given["key"] = None
+        if endpoint.takes_match:
+            given["match"] = None
+        call = partial(perform, self._api, endpoint, given, caller.reach)
+        answer = await (self._turns.count if endpoint.is_async else self._turns.run)(call)
+        return await wait_for(self._turns, answer, request) if isinstance(answer, Generator) else answer
+
+    def refuse(self, error: Exception, request: Request, caller: Caller | None) -> Response:
+        """Show why not; who is not known yet is sent to the log-in, unless a program of the page asks."""
+        found = explained(error, request)
+        session = self._session(request)
+        status = found.problem.status
+        if next(iter(self._endpoints.values())).is_live:
+            return Response(msgspec.json.encode(found.problem), status, media_type=MEDIA_TYPE)
+        if status == 401 and request.method in ("GET", "HEAD"):
+            here = f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
+            to = "" if here == "/ui" else f"?{urlencode({'to': here})}"
+            return session.finish(_go(f"{LOG_IN}{to}"))
+        current.set(None if caller is None else _visit(request, caller, session))
+        headers = {name: value for name, value in found.headers.items() if name != "WWW-Authenticate"}
+        return session.finish(refusal(found.problem, headers))
+
+    async def _note(self, error: Exception, actor: Actor, request: Request) -> None:
+        """Have it in the audit log; that somebody has not logged in yet is nothing to note."""
+        is_nobody = "authorization" not in self.headers(request) and request.method == "GET"
+        if not (is_nobody and isinstance(error, Refused) and error.problem.status == 401):
+            await super()._note(error, actor, request)
+
+    def _session(self, request: Request) -> Session:
+        return Session(request, self._door.is_tls(request.client.host if request.client else "", request))
+
+
+def _visit(request: Request, caller: Caller, session: Session) -> Visit:
+    return Visit(
+        who=caller.actor.who,
+        scope=caller.scope,
+        reach=caller.reach,
+        path=quote(request.url.path, safe="/%"),
+        query=request.url.query,
+        token=session.token,
+        said=session.said,
+        has_key=has_key(request),
+    )
+
+
+def _go(to: str) -> Response:
+    return RedirectResponse(to, 303)
+
+
+def _without_blanks(query: str) -> str:
+    """Return what a form of filters asks for: fields that are empty are not meant."""
+    return urlencode([(name, value) for name, value in parse_qsl(query) if value])
+
+
+async def _form(request: Request) -> dict[str, list[str]]:
+    if int(request.headers.get("Content-Length", "0")) > _LONGEST_FORM:
+        raise refused(413, "The form is too large", f"At most {_LONGEST_FORM:,} bytes are read.")
+    data = await read_body(request)
+    found: dict[str, list[str]] = {}
+    try:
+        pairs = parse_qsl(data.decode(), keep_blank_values=True, max_num_fields=2_000)
+    except ValueError as error:
+        raise refused(400, "The form cannot be read", f"It is no form of a page: {error}") from error
+    for name, value in pairs:
+        found.setdefault(name, []).append(value.replace("\r\n", "\n"))
+    return found
+
+
+def _body(endpoint: Endpoint, form: dict[str, list[str]]) -> Any:
+    """Return what a form says, in the type of the route; what may be anything is JSON, or else a text."""
+    given: dict[str, Any] = {}
+    for field in msgspec.structs.fields(endpoint.body):
+        texts = [text for text in form.get(field.encode_name, []) if text]
+        if not texts:
+            continue
+        kind = get_origin(field.type) or field.type
+        if kind is Annotated:
+            kind = get_origin(get_args(field.type)[0]) or kind
+        if kind in (list, tuple) and Any not in get_args(field.type):
+            given[field.encode_name] = texts
+        elif field.type is Any or kind in (list, dict, tuple):
+            given[field.encode_name] = _value(texts[0])
+        else:
+            given[field.encode_name] = texts[0]
+    try:
+        return msgspec.convert(given, endpoint.body, strict=False)
+    except msgspec.ValidationError as error:
+        raise misfit(error) from error
+
+
+def _value(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text

@@ -1,0 +1,119 @@
+"""Cookies of the dashboard: the key of who has logged in, what forms prove, and what was said last.
+
+The key itself is kept in the browser, in a cookie that no script can read and that is sent under `/ui` only: so a
+session needs no table, ends with the key, and is good at every server that knows it. The API takes no cookies.
+"""
+
+from __future__ import annotations
+
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from hmac import compare_digest
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+
+from orchestrator.api.dashboard.visit import Said
+from orchestrator.api.problems import refused
+
+ROOT = "/ui"
+_KEY = "orchestrator_key"
+_TOKEN = "orchestrator_form"
+_SAID = "orchestrator_said"
+_LONGEST_SAID = 1_500
+"""Characters: a browser keeps some four thousand bytes of a cookie."""
+
+
+class Session:
+    """The cookies of one request, and those that go back with its answer."""
+
+    def __init__(self, request: Request, is_secure: bool) -> None:
+        self._request = request
+        self._secure = is_secure
+        self._has_token = _is_token(request.cookies.get(_TOKEN, ""))
+        self.token = request.cookies[_TOKEN] if self._has_token else secrets.token_urlsafe(24)
+        self.said = _read(request.cookies.get(_SAID))
+
+    def check(self, given: str) -> None:
+        """Refuse a form that another page than ours may have sent."""
+        headers = self._request.headers
+        site = headers.get("sec-fetch-site")
+        origin = headers.get("origin")
+        is_foreign = site not in ("same-origin", "none") if site else _is_foreign(origin, headers.get("host", ""))
+        if is_foreign or not self._has_token or not compare_digest(given.encode(), self.token.encode()):
+            detail = "It did not come from a page of this dashboard, or that page is too old. Go back, load it again."
+            raise refused(403, "The form cannot be taken", detail)
+
+    def finish(self, response: Response, said: Said | None = None) -> Response:
+        """Send along what the next request is to have; what was said is said once."""
+        if not self._has_token:
+            self._set(response, _TOKEN, self.token)
+        if said is not None:
+            self._set(response, _SAID, _written(said), seconds=60)
+        elif self.said is not None:
+            response.delete_cookie(_SAID, path=ROOT)
+        return response
+
+    def enter(self, response: Response, key: str) -> Response:
+        """Let somebody in until they close the browser, log out, or the key is no longer good."""
+        self._set(response, _KEY, key)
+        self._set(response, _TOKEN, secrets.token_urlsafe(24))
+        return response
+
+    def leave(self, response: Response) -> Response:
+        """Log out."""
+        response.delete_cookie(_KEY, path=ROOT)
+        return response
+
+    def _set(self, response: Response, name: str, value: str, seconds: int | None = None) -> None:
+        response.set_cookie(name, value, max_age=seconds, path=ROOT, secure=self._secure, httponly=True, samesite="lax")
+
+
+def headers_with_key(request: Request, typed: str | None = None) -> Headers:
+    """Return the headers of a request, with the key that was typed, or that of a log-in where no other was sent."""
+    key = request.cookies.get(_KEY) if typed is None else typed
+    if typed is None and (not key or "authorization" in request.headers):
+        return request.headers
+    kept = [pair for pair in request.headers.raw if pair[0] != b"authorization"]
+    return Headers(raw=[*kept, (b"authorization", f"Bearer {key}".encode("latin-1", "replace"))])
+
+
+def has_key(request: Request) -> bool:
+    """Say whether somebody has logged in."""
+    return bool(request.cookies.get(_KEY))
+
+
+def place(text: str | None) -> str:
+    """Return where to go, if that is a page of the dashboard; else its first one."""
+    found = urlsplit(text or "")
+    is_ours = found.path == ROOT or found.path.startswith(f"{ROOT}/")
+    if not is_ours or found.scheme or found.netloc or "\\" in (text or "") or not (text or "").isprintable():
+        return ROOT
+    return f"{found.path}?{found.query}" if found.query else found.path
+
+
+def _is_foreign(origin: str | None, host: str) -> bool:
+    return origin is not None and urlsplit(origin).netloc != host
+
+
+def _is_token(text: str) -> bool:
+    return 20 <= len(text) <= 100 and text.isascii() and text.isprintable()
+
+
+def _written(said: Said) -> str:
+    text = said.text if len(said.text) <= _LONGEST_SAID else f"{said.text[:_LONGEST_SAID]}…"
+    return urlsafe_b64encode(msgspec.json.encode((text[:_LONGEST_SAID], said.is_error))).decode()
+
+
+def _read(cookie: str | None) -> Said | None:
+    """Return what was said last; a cookie that is none of ours says nothing."""
+    if not cookie:
+        return None
+    try:
+        text, is_error = msgspec.json.decode(urlsafe_b64decode(cookie), type=tuple[str, bool])
+    except (ValueError, msgspec.MsgspecError):
+        return None
+    return Said(text, is_error)

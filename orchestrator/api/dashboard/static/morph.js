@@ -1,0 +1,57 @@
+// Makes a part of the page like a newer one, and touches only what differs: what somebody has opened, typed, marked or
+// focused stays as it is.
+"use strict";
+(() => {
+  const keyOf = (node) => (node.nodeType === 1 ? node.dataset?.key || node.id || "" : "");
+  const isSame = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
+
+  function attributes(from, to) {
+    for (const { name, value } of [...to.attributes]) {
+      if (name === "open" || (from.nodeName === "TIME" && name === "title")) continue;
+      if (from.getAttribute(name) !== value) from.setAttribute(name, value);
+    }
+    for (const { name } of [...from.attributes]) {
+      if (name !== "open" && !to.hasAttribute(name)) from.removeAttribute(name);
+    }
+  }
+
+  function children(from, to) {
+    const keyed = new Map();
+    for (const child of from.childNodes) if (keyOf(child)) keyed.set(keyOf(child), child);
+    let place = from.firstChild;
+    for (const wanted of [...to.childNodes]) {
+      const key = keyOf(wanted);
+      let match = key ? keyed.get(key) : place && !keyOf(place) ? place : null;
+      if (match && !isSame(match, wanted)) match = null;
+      if (!match) {
+        from.insertBefore(document.importNode(wanted, true), place);
+        continue;
+      }
+      if (match === place) place = place.nextSibling;
+      else from.insertBefore(match, place);
+      morph(match, wanted);
+    }
+    while (place) {
+      const next = place.nextSibling;
+      place.remove();
+      place = next;
+    }
+  }
+
+  function morph(from, to) {
+    if (from.nodeType !== 1) {
+      if (from.nodeValue !== to.nodeValue) from.nodeValue = to.nodeValue;
+      return;
+    }
+    if (from.hasAttribute("data-keep")) return;
+    if (/^(INPUT|TEXTAREA|SELECT)$/.test(from.nodeName)) {
+      if (from.type === "hidden") attributes(from, to);
+      return;
+    }
+    if (from.nodeName === "TIME" && from.dateTime === to.dateTime) return;
+    attributes(from, to);
+    children(from, to);
+  }
+
+  window.morph = morph;
+})();

@@ -1,0 +1,208 @@
+// What a page does beyond its HTML: it stays up to date, shows times in the reader's zone, copies ids, knows keys.
+"use strict";
+(() => {
+  const content = () => document.getElementById("content");
+  const announce = (text) => { document.getElementById("announced").textContent = text; };
+
+  // -- times
+
+  const UNITS = [[86400, "d"], [3600, "h"], [60, "m"], [1, "s"]];
+  const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
+  const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+  const hour = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
+
+  function age(moment) {
+    const seconds = (Date.now() - moment) / 1000;
+    const [unit, name] = UNITS.find(([size]) => Math.abs(seconds) >= size) || [1, "s"];
+    const text = `${Math.floor(Math.abs(seconds) / unit)}${name}`;
+    return seconds < 0 ? `in ${text}` : `${text} ago`;
+  }
+
+  function showTimes() {
+    for (const time of document.querySelectorAll("time[datetime]")) {
+      const moment = new Date(time.dateTime);
+      if (time.dataset.shown !== time.dateTime) {
+        time.title = exact.format(moment);
+        time.dataset.shown = time.dateTime;
+        if ("clock" in time.dataset) time.textContent = clock.format(moment);
+        if ("hour" in time.dataset) time.textContent = hour.format(moment);
+      }
+      if ("clock" in time.dataset || "hour" in time.dataset) continue;
+      const text = age(moment.getTime());
+      if (time.textContent !== text) time.textContent = text;
+    }
+  }
+
+  // -- live
+
+  const main = content();
+  const light = document.querySelector(".live");
+  const say = (state) => { if (light) light.dataset.state = state; };
+  const REST = 1000; // milliseconds between two reads of a page
+  let last = 0, timer = null, isReading = false, isAgain = false;
+
+  async function refresh() {
+    timer = null;
+    if (isReading) { isAgain = true; return; }
+    if (document.hidden) { isAgain = true; return; }
+    isReading = true;
+    try {
+      const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "manual" });
+      if (answer.type === "opaqueredirect" || answer.status === 401) { location.reload(); return; }
+      if (!answer.ok) return;
+      const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const said = main.querySelector(".said");
+      const next = found.getElementById("content");
+      if (said && !next.querySelector(".said")) next.prepend(document.importNode(said, true));
+      morph(main, next);
+      if (document.title !== found.title) document.title = found.title;
+      showTimes();
+      countChosen();
+    } catch (error) { /* the server is away: the stream says when it is back */ } finally {
+      isReading = false;
+      last = Date.now();
+      if (isAgain && !document.hidden) { isAgain = false; soon(); }
+    }
+  }
+
+  function soon() {
+    if (timer === null) timer = setTimeout(refresh, Math.max(50, last + REST - Date.now()));
+  }
+
+  function line(said) {
+    const log = document.getElementById("log");
+    if (!log) return;
+    const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+    const row = document.createElement("p");
+    row.className = `l-${said.level}`;
+    const time = document.createElement("time");
+    time.dateTime = said.at;
+    time.dataset.clock = "";
+    const level = document.createElement("b");
+    level.textContent = said.level;
+    const text = document.createElement("span");
+    text.textContent = said.text;
+    row.append(time, level, text);
+    const key = `${said.at} ${said.text}`;
+    if (known.has(key)) return;
+    known.add(key);
+    log.append(row);
+    document.getElementById("silent")?.remove();
+    showTimes();
+    if (isAtEnd) log.scrollTop = log.scrollHeight;
+  }
+
+  const known = new Set();
+  for (const row of document.querySelectorAll("#log p")) {
+    known.add(`${row.querySelector("time").dateTime} ${row.querySelector("span").textContent}`);
+  }
+
+  function isKnownLine(said) { return { ...said, at: new Date(said.at).toISOString() }; }
+
+  function listen(path) {
+    const stream = new EventSource(path);
+    let isFirst = true;
+    stream.onopen = () => say("on");
+    stream.onerror = () => say(stream.readyState === EventSource.CLOSED ? "off" : "lost");
+    stream.addEventListener("snapshot", () => { if (!isFirst) soon(); isFirst = false; });
+    for (const name of ["task", "tasks", "run", "activity", "workers", "progress"]) stream.addEventListener(name, soon);
+    stream.addEventListener("log", (event) => line(isKnownLine(JSON.parse(event.data))));
+    stream.addEventListener("end", () => { stream.close(); say("off"); soon(); });
+  }
+
+  if (main.dataset.live) listen(main.dataset.live);
+  if (main.dataset.poll) setInterval(soon, 1000 * Number(main.dataset.poll));
+  document.addEventListener("visibilitychange", () => { if (!document.hidden && isAgain) { isAgain = false; soon(); } });
+
+  // -- marked rows
+
+  function countChosen() {
+    const boxes = [...document.querySelectorAll("input[name=id][form=chosen]")];
+    const count = boxes.filter((box) => box.checked).length;
+    for (const button of document.querySelectorAll("[data-chosen]")) {
+      button.hidden = !count;
+      button.textContent = button.dataset.chosen.replace("%", `${count} marked`);
+    }
+    const all = document.querySelector("[data-all]");
+    if (all) { all.checked = count > 0 && count === boxes.length; all.indeterminate = count > 0 && count < boxes.length; }
+  }
+
+  document.addEventListener("change", (event) => {
+    const box = event.target;
+    if (box.matches("[data-all]")) {
+      for (const one of document.querySelectorAll("input[name=id][form=chosen]")) one.checked = box.checked;
+    }
+    if (box.matches("[data-submit]")) box.form.requestSubmit();
+    countChosen();
+  });
+
+  // -- clicks
+
+  async function copy(text) {
+    try { await navigator.clipboard.writeText(text); } catch (error) {
+      const field = document.createElement("textarea");
+      field.value = text;
+      document.body.append(field);
+      field.select();
+      document.execCommand("copy");
+      field.remove();
+    }
+    announce(`Copied ${text}`);
+  }
+
+  document.addEventListener("click", (event) => {
+    const copied = event.target.closest("[data-copy]");
+    if (copied) {
+      copy(copied.dataset.copy);
+      copied.classList.add("copied");
+      setTimeout(() => copied.classList.remove("copied"), 1200);
+    }
+    if (event.target.closest("[data-theme-toggle]")) {
+      const root = document.documentElement;
+      const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+      root.dataset.theme = isDark ? "light" : "dark";
+      try { localStorage.setItem("orchestrator-theme", root.dataset.theme); } catch (error) { /* not kept */ }
+    }
+    for (const open of document.querySelectorAll("details.sure[open]")) {
+      if (!open.contains(event.target)) open.open = false;
+    }
+  });
+
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (form.dataset.nameInPath) {
+      form.action = form.dataset.nameInPath.replace("%", encodeURIComponent(form.querySelector("[data-name]").value));
+    }
+    if (form.method === "post") setTimeout(() => { for (const button of form.querySelectorAll("button")) button.disabled = true; });
+  });
+
+  // -- keys
+
+  let isGoing = false;
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      for (const open of document.querySelectorAll("details.sure[open]")) { open.open = false; open.querySelector("summary").focus(); }
+      if (document.activeElement?.id === "search") document.activeElement.blur();
+    }
+    if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.nodeName)) return;
+    if (event.key === "/") {
+      document.getElementById("search")?.focus();
+      event.preventDefault();
+    } else if (isGoing) {
+      isGoing = false;
+      const link = document.querySelector(`nav.side a[data-letter="${CSS.escape(event.key)}"]`);
+      if (link) { link.click(); event.preventDefault(); }
+    } else if (event.key === "g") {
+      isGoing = true;
+      setTimeout(() => { isGoing = false; }, 1500);
+    }
+  });
+
+  const here = document.querySelector("nav.side a[aria-current]");
+  if (here && here.parentElement.scrollWidth > here.parentElement.clientWidth) {
+    here.parentElement.scrollLeft = here.offsetLeft - 16;
+  }
+  showTimes();
+  countChosen();
+  setInterval(showTimes, 1000);
+})();

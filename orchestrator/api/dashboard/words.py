@@ -1,0 +1,137 @@
+"""What stands on pages: states with a sign beside their colour, ages, ids that can be copied, values as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from orchestrator.harmless import harmless
+from orchestrator.monitoring.times import ago, counted, duration, present
+
+__all__ = ["FILTERS", "present"]
+
+_SIGNS = {
+    "success": "✓",
+    "failed": "✗",
+    "running": "●",
+    "open": "●",
+    "live": "●",
+    "dispatched": "◐",
+    "draining": "◐",
+    "pending": "○",
+    "waiting": "○",
+    "cancelled": "⊘",
+    "skipped": "↷",
+    "lost": "✗",
+    "dead": "✗",
+    "still": "‖",
+    "paused": "‖",
+    "stuck": "!",
+    "postponed": "○",
+    "returned": "○",
+}
+_LONGEST_VALUE = 20_000
+"""Characters of a value that a page shows."""
+
+
+def sign(state: str) -> str:
+    """Return what a state is known by without its colour."""
+    return _SIGNS.get(state, "·")
+
+
+def age(moment: datetime | None, now: datetime | None = None) -> str:
+    """Return how long ago something was."""
+    return ago(moment, now or present())
+
+
+def exact(moment: datetime) -> str:
+    """Return a moment as machines read it."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def between(start: datetime | None, end: datetime | None) -> float | None:
+    """Return the seconds between two moments, where both are known."""
+    return None if start is None or end is None else (end - start).total_seconds()
+
+
+def short(id: object) -> str:
+    """Return the end of an id, by which those of one list differ."""
+    return str(id)[-8:]
+
+
+def number(value: float | None) -> str:
+    """Return a number for people."""
+    return "" if value is None else f"{value:,.0f}"
+
+
+def rate(value: float) -> str:
+    """Return how much there is of something in a second."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 0.05 or not value else f"{value:.2f}"
+
+
+def size(value: float) -> str:
+    """Return bytes in the unit that suits them."""
+    for unit in ("B", "kB", "MB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"
+
+
+def data(value: Any) -> str:
+    """Return a value as JSON over several lines; what is very long is cut."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    if len(text) <= _LONGEST_VALUE:
+        return harmless(text)
+    return harmless(text[:_LONGEST_VALUE]) + f"\n… {len(text) - _LONGEST_VALUE:,} more characters"
+
+
+def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return arguments in one line, as a call has them."""
+    parts = [_inline(value) for value in args] + [f"{name}={_inline(value)}" for name, value in kwargs.items()]
+    return ", ".join(parts)
+
+
+def _inline(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def address(*parts: object) -> str:
+    """Return the path of a page; every part is one word of it."""
+    return "/".join(("/ui", *(quote(str(part), safe="") for part in parts)))
+
+
+def with_query(path: str, values: Mapping[str, Any]) -> str:
+    """Return an address with those options that say something."""
+    given = [
+        (name, one)
+        for name, value in values.items()
+        for one in (value if isinstance(value, (list, tuple)) else [value])
+        if one not in (None, "", False)
+    ]
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def plain(text: str | None) -> str:
+    """Return a text that somebody else wrote, without what a page cannot show."""
+    return harmless(text or "")
+
+
+FILTERS = {
+    "sign": sign,
+    "age": age,
+    "exact": exact,
+    "short": short,
+    "number": number,
+    "rate": rate,
+    "size": size,
+    "data": data,
+    "duration": duration,
+    "counted": counted,
+    "plain": plain,
+}

@@ -1,0 +1,312 @@
+"""The dashboard over HTTP: every page is shown, safe from what stands in it, and only to those who may see it."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+import pytest
+
+from orchestrator.api import access, strangers
+from orchestrator.api.dashboard.paths import PAGES
+from orchestrator.api.dashboard.serving import Action
+from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.reach import BACKFILL, QUEUE, RUN, TASK, WORKFLOW, Subject
+from orchestrator.domain.access import Scope, Secret
+from orchestrator.sdk.ids import new_id
+from orchestrator.store import keys
+from tests.integration.api_house import House, changes, furnished
+from tests.integration.visitor import Visitor
+
+HOSTILE = """"><script>alert('x')</script>{{ 7 * 7 }}"""
+SHOWN = [one for one in PAGES if one.method == "GET" and not one.is_live and "static" not in one.path]
+OPEN = [one for one in SHOWN if one.scope is None]
+GUARDED = [one for one in PAGES if one.scope is not None]
+
+
+@pytest.fixture(scope="module")
+def furniture(database_url: str, redis_url: str) -> Iterator[House]:
+    with furnished(database_url, redis_url) as found:
+        yield found
+
+
+@pytest.fixture
+def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
+    """What there is to see, with no key but those that a test makes."""
+    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    monkeypatch.setattr(strangers, "_TRIES", 10_000)
+    with furniture.engine.connect() as connection:
+        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys, orchestrator.inbox")
+    return furniture
+
+
+@pytest.fixture
+def anyone(house: House) -> Visitor:
+    """Somebody on this machine, where there is no key."""
+    return Visitor(house.app)
+
+
+def make_key(house: House, scope: Scope, queues: str | None = None, workflows: str | None = None) -> Secret:
+    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+    with house.engine.connect() as connection:
+        keys.add(connection, secret, "ada", scope, None, queues=queues, workflows=workflows)
+    return secret
+
+
+def address(endpoint: Endpoint, house: House, name: str = "mail") -> str:
+    """Return the address of a page of something that there is."""
+    kinds: dict[Subject, dict[str, Any]] = {
+        QUEUE: {"name": f"{name}.out"},
+        WORKFLOW: {"name": f"{name}-flow", "workflow": f"{name}-flow"},
+        TASK: {"id": house.tasks[name]},
+        RUN: {"id": house.runs[name], "name": "a"},
+        BACKFILL: {"number": house.backfills[name]},
+    }
+    found = kinds.get(endpoint.about, {})
+    path = endpoint.path.replace("{workflow}/{name}", "{workflow}/default")
+    return re.sub(r"{(\w+)}", lambda place: str(found.get(place[1], "x")), path)
+
+
+def titled(endpoint: Endpoint) -> str:
+    return f"{endpoint.method} {endpoint.path}"
+
+
+@pytest.mark.parametrize("endpoint", SHOWN, ids=titled)
+def test_every_page_is_shown_and_runs_nothing_of_its_own(house: House, anyone: Visitor, endpoint: Endpoint) -> None:
+    answer = anyone.get(address(endpoint, house))
+    assert answer.status_code == (404 if "{anything}" in endpoint.path else 200), answer.text
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "no-store" in answer.headers["Cache-Control"]
+    assert not re.search(r"<style|style=|<script>|\son\w+=|javascript:", answer.text)
+    assert not re.search(r"""(src|href|action)=["']?(https?:)?//""", answer.text)
+
+
+@pytest.mark.parametrize("endpoint", SHOWN, ids=titled)
+def test_odd_questions_are_answered_without_a_defect(house: House, anyone: Visitor, endpoint: Endpoint) -> None:
+    for query in (
+        "cursor=x",
+        "status=nothing",
+        "text=%00",
+        "name=%00&queue=%ff",
+        "since=yesterday",
+        "a=1&a=2",
+        "limit=0",
+    ):
+        answer = anyone.get(f"{address(endpoint, house)}?{query}")
+        assert answer.status_code < 500, (query, answer.text)
+        assert answer.headers["Content-Type"].startswith("text/html")
+    for word in ("%00", "..%2f..%2fetc", "x" * 3_000, "%E2%82"):
+        answer = anyone.get(re.sub(r"{\w+}", word, endpoint.path))
+        assert answer.status_code < 500, (word, answer.text)
+
+
+def test_names_of_others_stand_in_pages_as_text(house: House, anyone: Visitor) -> None:
+    task = UUID(bytes=new_id())
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO orchestrator.ended_tasks (id, name, queue, payload, status, reason, error, attempt, failures,"
+            " losses, priority, seq, created_at, started_at, ended_at) VALUES (%s, %s, %s, '', 'failed', %s,"
+            " jsonb_build_object('kind', %s::text, 'message', %s::text, 'traceback', %s::text), 1, 1, 0, 0, 1, now(),"
+            " now(), now())",
+            (task.hex, *[HOSTILE] * 6),
+        )
+    paths = (
+        "/ui",
+        "/ui/tasks",
+        "/ui/failures",
+        f"/ui/tasks/{task}",
+        "/ui/tasks?status=failed",
+        "/ui/queues",
+        "/ui/search",
+    )
+    pages = [anyone.get(path).text for path in paths]
+    for path, name in (("/ui/tasks", "name"), ("/ui/search", "text"), ("/ui/tasks/retry", "name")):
+        pages.append(anyone.get(f"{path}?{urlencode({name: HOSTILE})}").text)
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql("DELETE FROM orchestrator.ended_tasks WHERE id = %s", (task.hex,))
+    for text in pages:
+        assert "<script>alert" not in text
+        assert "49" not in re.findall(r"&lt;/script&gt;(.{2})", text)
+    assert sum("&lt;script&gt;" in text for text in pages) >= 6
+
+
+def test_without_a_key_nobody_logs_in(anyone: Visitor) -> None:
+    assert anyone.get("/ui").status_code == 200
+    assert "Log out" not in anyone.get("/ui").text
+    assert anyone.get("/").headers["Location"] == "/ui"
+
+
+def test_with_a_key_every_page_sends_strangers_to_the_log_in(house: House) -> None:
+    make_key(house, Scope.ADMIN)
+    for endpoint in GUARDED:
+        visitor = Visitor(house.app)
+        visitor.get("/ui/login")
+        path = address(endpoint, house)
+        before = changes(house)
+        answer = visitor.get(path) if endpoint.method == "GET" else visitor.post(path)
+        if endpoint.method == "GET" and not endpoint.is_live:
+            assert (answer.status_code, answer.headers["Location"][:9]) == (303, "/ui/login"), path
+        else:
+            assert answer.status_code == 401, path
+        assert changes(house) == before
+
+
+def test_a_key_lets_in_until_it_is_revoked(house: House) -> None:
+    key = make_key(house, Scope.READ)
+    visitor = Visitor(house.app)
+    assert visitor.get("/ui/tasks?status=failed").headers["Location"] == "/ui/login?to=%2Fui%2Ftasks%3Fstatus%3Dfailed"
+    wrong = visitor.log_in(Secret(key.id, secrets.token_urlsafe(32)))
+    assert wrong.status_code == 401
+    assert "no such key" in wrong.text
+    assert visitor.log_in(key).headers["Location"] == "/ui"
+    assert re.search(r"HttpOnly; Path=/ui; SameSite=lax$", visitor.set["orchestrator_key"])
+    page = visitor.get("/ui")
+    assert page.status_code == 200
+    assert str(key) not in page.text
+    assert visitor._send("GET", "/api/v1/tasks", {}).status_code == 401, "the API takes no cookies"
+    with house.engine.connect() as connection:
+        keys.revoke(connection, key.id)
+    assert visitor.get("/ui").status_code == 303
+
+
+def test_who_logs_out_is_out(house: House) -> None:
+    visitor = Visitor(house.app)
+    visitor.log_in(make_key(house, Scope.READ))
+    assert visitor.get("/ui").status_code == 200
+    visitor.post("/ui/logout")
+    assert visitor.get("/ui").status_code == 303
+
+
+def test_the_cookie_is_for_tls_only_where_there_is_tls(house: House) -> None:
+    key = make_key(house, Scope.READ)
+    for scheme, is_secure in (("http", False), ("https", True)):
+        visitor = Visitor(house.app, scheme)
+        visitor.log_in(key)
+        assert ("Secure" in visitor.set["orchestrator_key"]) is is_secure
+
+
+@pytest.mark.parametrize(
+    "to", ["https://evil.example/ui", "//evil.example/ui", "/ui/../x", "/\\evil", "javascript:x", ""]
+)
+def test_a_log_in_leads_to_no_other_place(house: House, to: str) -> None:
+    visitor = Visitor(house.app)
+    key = make_key(house, Scope.READ)
+    visitor.get("/ui/login")
+    found = visitor.post("/ui/login", key=str(key), to=to).headers["Location"]
+    assert found == "/ui" or found == "/ui/../x"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"},
+        {"Sec-Fetch-Site": "same-site", "Origin": "http://localhost"},
+    ],
+)
+def test_forms_of_other_pages_are_refused(house: House, headers: dict[str, str]) -> None:
+    visitor = Visitor(house.app)
+    visitor.log_in(make_key(house, Scope.ADMIN))
+    before = changes(house)
+    assert visitor.post("/ui/queues/mail.out/pause", headers=headers).status_code == 403
+    assert visitor.post("/ui/queues/mail.out/pause", headers={"Origin": "http://evil.example"}).status_code == 403
+    assert visitor.post("/ui/queues/mail.out/pause", token="").status_code == 403
+    assert visitor.post("/ui/queues/mail.out/pause", token="x" * 32).status_code == 403
+    assert changes(house) == before
+
+
+def test_every_action_needs_its_scope_and_is_not_offered_without(house: House) -> None:
+    reader = Visitor(house.app)
+    reader.log_in(make_key(house, Scope.READ))
+    before = changes(house)
+    for endpoint in PAGES:
+        if isinstance(endpoint, Action) and endpoint.scope not in (None, Scope.READ):
+            assert reader.post(address(endpoint, house)).status_code == 403, endpoint.path
+    assert changes(house) == before
+    paths = ["/ui", "/ui/queues", "/ui/queues/mail.out", "/ui/tasks", f"/ui/tasks/{house.tasks['mail']}"]
+    paths += [f"/ui/runs/{house.runs['mail']}", "/ui/schedules", "/ui/failures", "/ui/workflows/mail-flow"]
+    for path in paths:
+        forms = re.findall(r'<form method="post" action="([^"]*)"', reader.get(path).text)
+        assert [one for one in forms if one != "/ui/logout"] == [], path
+    assert reader.get("/ui/audit").status_code == 403
+    assert "/ui/audit" not in reader.get("/ui").text
+
+
+def test_who_is_bound_to_a_part_sees_no_other(house: House) -> None:
+    visitor = Visitor(house.app)
+    visitor.log_in(make_key(house, Scope.OPERATE, "mail.", "mail-"))
+    for path in ("/ui", "/ui/queues", "/ui/tasks", "/ui/runs", "/ui/failures", "/ui/workflows", "/ui/schedules"):
+        answer = visitor.get(path)
+        assert answer.status_code == 200, path
+        assert "bank" not in answer.text, path
+    refused = ("/ui/queues/bank.out", "/ui/workflows/bank-flow", "/ui/workers", f"/ui/tasks/{house.tasks['bank']}")
+    for path in (*refused, f"/ui/runs/{house.runs['bank']}"):
+        assert visitor.get(path).status_code in (403, 404), path
+    chosen = visitor.post("/ui/tasks/cancel-chosen", id=[str(house.tasks["bank"])])
+    assert chosen.headers["Location"].startswith("/ui")
+    with house.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.inbox").scalar_one() == 0
+
+
+def test_what_a_form_asks_for_is_done_and_said(house: House, anyone: Visitor) -> None:
+    anyone.get("/ui")
+    answer = anyone.post("/ui/queues/mail.out/pause", back="/ui/queues")
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/ui/queues")
+    assert "paused" in anyone.said()
+    assert anyone.said() == "", "it is said once"
+    assert "paused" in anyone.get("/ui/queues/mail.out").text
+    anyone.post("/ui/queues/mail.out/resume")
+    anyone.post("/ui/queues/mail.out/limits", concurrency="7", rate="100/minute")
+    assert 'value="7"' in anyone.get("/ui/queues/mail.out").text
+    anyone.post("/ui/queues/mail.out/limits", concurrency="many", back="/ui/queues/mail.out")
+    assert "concurrency" in anyone.said()
+    anyone.post("/ui/queues/mail.out/limits", concurrency="5")
+    with house.engine.connect() as connection:
+        acts = (
+            connection.exec_driver_sql("SELECT act FROM orchestrator.audit WHERE target = 'mail.out'").scalars().all()
+        )
+    assert {"pause", "resume"} <= {*acts}
+
+
+def test_failed_tasks_are_counted_before_they_are_tried_again(house: House, anyone: Visitor) -> None:
+    page = anyone.get("/ui/tasks/retry?queue=mail.out").text
+    assert "Retry 1 task" in page
+    assert "secret of mail" in page
+    anyone.post("/ui/tasks/retry", queue="mail.out", back="/ui/failures")
+    assert anyone.said() == "1 tasks are tried again."
+    with house.engine.connect() as connection:
+        assert connection.exec_driver_sql("DELETE FROM orchestrator.inbox").rowcount == 1
+
+
+def test_marked_tasks_are_acted_on_together(house: House, anyone: Visitor) -> None:
+    anyone.get("/ui/tasks")
+    anyone.post("/ui/tasks/cancel-chosen", id=[str(house.tasks["mail"]), str(house.failed["mail"])])
+    assert anyone.said().startswith("1 of 2 tasks are cancelled; 1 could not be")
+    anyone.post("/ui/tasks/cancel-chosen")
+    assert "Nothing is marked" in anyone.said()
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql("DELETE FROM orchestrator.inbox")
+
+
+def test_an_id_that_is_searched_for_leads_to_its_page(house: House, anyone: Visitor) -> None:
+    task = house.tasks["mail"]
+    assert anyone.get(f"/ui/search?text={task}").headers["Location"] == f"/ui/tasks/{task}"
+
+
+def test_what_pages_load_is_served_and_kept(anyone: Visitor) -> None:
+    found = re.findall(r'(?:src|href)="(/ui/static/[^"]+)"', anyone.get("/ui").text)
+    assert len(found) >= 4
+    for path in found:
+        answer = anyone.get(path)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["Cache-Control"]
+    assert anyone.get("/ui/static/..%2Fserving.py").status_code == 404
+
+
+def test_pages_are_no_part_of_the_documented_routes(anyone: Visitor) -> None:
+    assert "/ui" not in anyone.get("/openapi.json").text

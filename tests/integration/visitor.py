@@ -1,0 +1,60 @@
+"""Somebody with a browser that runs no scripts: keeps cookies, follows what it is told to, sends forms of pages."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from html import unescape
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+
+HOST = "localhost"
+
+
+class Visitor:
+    """One browser."""
+
+    def __init__(self, app: Starlette, scheme: str = "http") -> None:
+        self._app = app
+        self._base = f"{scheme}://{HOST}"
+        self.cookies: dict[str, str] = {}
+        self.set: dict[str, str] = {}
+        """Every cookie that was set, as the header says it."""
+
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        return self._send("GET", path, headers)
+
+    def post(
+        self, path: str, token: str | None = None, headers: dict[str, str] | None = None, **form: Any
+    ) -> httpx.Response:
+        """Send a form; without a token, that of the last page."""
+        given = {"token": self.cookies.get("orchestrator_form", "") if token is None else token, **form}
+        told = {"Origin": self._base, "Sec-Fetch-Site": "same-origin"} if headers is None else headers
+        return self._send("POST", path, told, data=given)
+
+    def log_in(self, key: object) -> httpx.Response:
+        self.get("/ui/login")
+        return self.post("/ui/login", key=str(key), to="/ui")
+
+    def said(self) -> str:
+        """Return what the next page says came of the last form."""
+        found = re.search(r'<p class="said[^>]*>(.*?)</p>', self.get("/ui/search").text, re.DOTALL)
+        return unescape(found[1]) if found else ""
+
+    def _send(self, method: str, path: str, headers: dict[str, str], **given: Any) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app, client=("127.0.0.1", 40_000))
+            async with httpx.AsyncClient(transport=transport, base_url=self._base, cookies=self.cookies) as client:
+                return await client.request(method, path, headers=headers, **given)
+
+        answer = asyncio.run(ask())
+        for line in answer.headers.get_list("set-cookie"):
+            name, _, value = line.partition(";")[0].partition("=")
+            self.set[name] = line
+            if "Max-Age=0" in line:
+                self.cookies.pop(name, None)
+            else:
+                self.cookies[name] = value
+        return answer
