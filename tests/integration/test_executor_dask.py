@@ -1,0 +1,253 @@
+"""Tasks that an existing Dask cluster runs: a real one, of a scheduler and two worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+pytest.importorskip("distributed", reason="the extra dask is not installed")
+
+from distributed import Client
+
+from orchestrator.domain.executors.dask import Dask
+from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
+from orchestrator.errors import GiveUp
+from orchestrator.workers.executors import dask
+from orchestrator.workers.executors.dask import DaskExecutor
+from orchestrator.workers.executors.protocol import Gone, Unreachable
+from tests.waiting import eventually
+
+T = TypeVar("T")
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+class Heard:
+    def log(self, line: str, *, level: str = "info") -> None: ...
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None: ...
+
+
+class Cluster:
+    """A scheduler, and workers that can be killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "scheduler.json"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
+        eventually(self._file.exists, "a scheduler of Dask")
+        self.address = eventually(self._address, "its address")
+
+    def _address(self) -> str:
+        text = self._file.read_text()
+        return str(json.loads(text)["address"]) if text else ""
+
+    def add_worker(self) -> subprocess.Popen[bytes]:
+        return self._start("worker", "--host", "127.0.0.1", "--nthreads", "2", "--no-nanny", "--no-dashboard")
+
+    def _start(self, what: str, *words: str) -> subprocess.Popen[bytes]:
+        environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+        environ |= {"DASK_DISTRIBUTED__WORKER__MEMORY__TERMINATE": "False", "DASK_LOGGING__DISTRIBUTED": "error"}
+        program = [sys.executable, "-m", "dask", what, "--scheduler-file", str(self._file), *words]
+        process = subprocess.Popen(program, env=environ, cwd=self._file.parent, start_new_session=True)
+        self._processes.append(process)
+        return process
+
+    def stop(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    running = Cluster(tmp_path_factory.mktemp("dask"))
+    running.add_worker()
+    running.add_worker()
+    with Client(running.address, set_as_default=False) as client:
+        client.wait_for_workers(2, timeout=60)
+    yield running
+    running.stop()
+
+
+def execution(cluster: Cluster | None, function: str, *arguments: Any, **options: Any) -> Execution:
+    address = cluster.address if cluster is not None else ""
+    return Execution(
+        name=f"task-{uuid.uuid4()}-1",
+        task="sums.double",
+        task_id="1",
+        attempt=1,
+        queue="q",
+        options=Dask(**{"function": f"dask_jobs:{function}", "address": address, **options}),
+        arguments=arguments,
+    )
+
+
+def drive(steps: Callable[[DaskExecutor], Awaitable[T]]) -> T:
+    async def go() -> T:
+        executor = DaskExecutor()
+        try:
+            return await asyncio.wait_for(steps(executor), 60)
+        finally:
+            await executor.close()
+
+    return asyncio.run(go())
+
+
+def run(asked: Execution) -> Outcome:
+    async def steps(executor: DaskExecutor) -> Outcome:
+        return await executor.watch(asked, await executor.submit(asked), Heard())
+
+    return drive(steps)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    await asyncio.to_thread(eventually, condition)
+
+
+def ran(folder: Path) -> list[int]:
+    marks = folder / "ran"
+    return [int(line) for line in marks.read_text().split()] if marks.exists() else []
+
+
+def test_a_function_runs_on_the_cluster_and_is_forgotten_there(cluster: Cluster) -> None:
+    asked = execution(cluster, "double", 4)
+
+    async def steps(executor: DaskExecutor) -> Outcome:
+        names = await asyncio.gather(*(executor.submit(asked) for _ in range(3)))
+        assert set(names) == {asked.name}
+        outcome = await executor.watch(asked, asked.name, Heard())
+        await executor.release(asked, asked.name)
+        with pytest.raises(Gone):
+            await executor.watch(asked, asked.name, Heard())
+        return outcome
+
+    assert drive(steps) == Finished({"doubled": 8})
+    assert run(execution(cluster, "double_later", 3)) == Finished(6)
+
+
+def test_failures_have_the_type_text_and_traceback_of_the_other_side(cluster: Cluster) -> None:
+    failed, unreadable = run(execution(cluster, "fail", "no")), run(execution(cluster, "odd"))
+
+    assert isinstance(failed, Broken)
+    assert (failed.kind, failed.message) == ("ValueError", "no")
+    assert "dask_jobs.py" in failed.detail
+    assert isinstance(unreadable, Broken)
+    assert (unreadable.kind, unreadable.retryable) == ("UnreadableOutput", False)
+    missing = run(execution(cluster, "nothing"))
+    assert isinstance(missing, Broken)
+    assert missing.kind == "AttributeError"
+
+
+def test_another_watcher_finds_it_when_the_first_is_gone(cluster: Cluster, tmp_path: Path) -> None:
+    asked = execution(cluster, "hold", str(tmp_path))
+
+    async def first(executor: DaskExecutor) -> None:
+        await executor.submit(asked)
+        await until(lambda: ran(tmp_path))
+
+    async def second(executor: DaskExecutor) -> Outcome:
+        name = await executor.submit(asked)
+        (tmp_path / "go").touch()
+        return await executor.watch(asked, name, Heard())
+
+    drive(first)
+    assert drive(second) == Finished("held")
+    assert len(ran(tmp_path)) == 1
+
+
+def test_a_function_that_runs_is_stopped(cluster: Cluster, tmp_path: Path) -> None:
+    asked = execution(cluster, "hold", str(tmp_path))
+
+    async def steps(executor: DaskExecutor) -> None:
+        name = await executor.submit(asked)
+        await until(lambda: ran(tmp_path))
+        await executor.cancel(asked, "")
+        assert (tmp_path / "stopped").exists()
+        await executor.cancel(asked, name)
+        with pytest.raises(Gone):
+            await executor.watch(asked, name, Heard())
+
+    drive(steps)
+    assert len(ran(tmp_path)) == 1
+
+
+def test_what_waits_for_a_worker_is_cancelled(cluster: Cluster, tmp_path: Path) -> None:
+    asked = execution(cluster, "hold", str(tmp_path), resources={"GPU": 1.0})
+
+    async def steps(executor: DaskExecutor) -> None:
+        name = await executor.submit(asked)
+        watching = asyncio.create_task(executor.watch(asked, name, Heard()))
+        await executor.cancel(asked, name)
+        with pytest.raises(Gone):
+            await watching
+
+    drive(steps)
+    assert ran(tmp_path) == []
+
+
+def test_the_work_of_a_killed_worker_is_done_by_another(cluster: Cluster, tmp_path: Path) -> None:
+    asked = execution(cluster, "hold", str(tmp_path))
+
+    async def steps(executor: DaskExecutor) -> Outcome:
+        name = await executor.submit(asked)
+        await until(lambda: ran(tmp_path))
+        os.kill(ran(tmp_path)[0], signal.SIGKILL)
+        await until(lambda: len(ran(tmp_path)) == 2)
+        (tmp_path / "go").touch()
+        return await executor.watch(asked, name, Heard())
+
+    assert drive(steps) == Finished("held")
+    first, second = ran(tmp_path)
+    assert first != second
+    cluster.add_worker()
+
+
+def test_a_scheduler_that_dies_is_unreachable_and_has_forgotten_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dask, "_CONNECTING", 1.0)
+    alone = Cluster(tmp_path)
+    asked = execution(alone, "double", 1)
+
+    async def steps(executor: DaskExecutor) -> None:
+        name = await executor.submit(asked)
+        watching = asyncio.create_task(executor.watch(asked, name, Heard()))
+        await asyncio.sleep(0)
+        alone.stop()
+        with pytest.raises(Unreachable):
+            await watching
+        with pytest.raises(Unreachable):
+            await executor.submit(asked)
+
+    drive(steps)
+
+
+def test_a_worker_that_does_not_know_the_cluster_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DASK_SCHEDULER_ADDRESS", raising=False)
+    with pytest.raises(GiveUp, match="DASK_SCHEDULER_ADDRESS"):
+        run(execution(None, "double", 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ({"function": "double"}, "function"),
+        ({"address": "scheduler"}, "address"),
+        ({"address_variable": "a b"}, "address_variable"),
+        ({"resources": {"GPU": 0.0}}, "resources"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], option: str) -> None:
+    [(name, _)] = Dask(**{"function": "jobs:double", **options}).problems()
+    assert name == option

@@ -1,0 +1,137 @@
+"""Tasks that an existing Dask cluster runs.
+
+The key of the future is the name of the execution, so the cluster runs it once however often it is submitted. It is
+published, so that the cluster keeps it while nobody watches. A worker of the cluster that dies takes what it ran with
+it, also results that nobody has fetched: Dask runs these again by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from typing import Any, ClassVar, cast
+
+import msgspec
+from distributed import Client, KilledWorker
+from distributed.client import FutureCancelledError
+
+from orchestrator.domain.executors.dask import Dask
+from orchestrator.domain.executors.execution import Broken, Execution, Outcome
+from orchestrator.errors import GiveUp
+from orchestrator.workers.executors.dask_side import CALL, STOP
+from orchestrator.workers.executors.outputs import finished
+from orchestrator.workers.executors.protocol import Gone, Unreachable, Watcher
+
+_CONNECTING = 10.0
+_AGAIN = 0.2
+"""Seconds between two tries to stop what runs."""
+_LOST = "scheduler-connection-lost"
+
+
+class DaskExecutor:
+    """Submits functions to Dask clusters, and waits for their futures."""
+
+    options: ClassVar[type[Dask]] = Dask
+
+    def __init__(self) -> None:
+        self._clients: dict[str, Any] = {}
+        self._turn = asyncio.Lock()
+
+    async def submit(self, execution: Execution) -> str:
+        """Submit a function under the execution's name, and publish it, unless that was done."""
+        options, name = cast(Dask, execution.options), execution.name
+        client = await self._client(execution)
+        with _reaching(options):
+            if await client.get_dataset(name, default=None) is None:
+                call = (options.function, list(execution.arguments), dict(execution.input))
+                more = {"priority": options.priority, "resources": options.resources or None, "retries": 0}
+                future = client.submit(CALL, *call, key=name, pure=False, **more)
+                try:
+                    await client.publish_dataset(future, name=name)
+                except KeyError:
+                    return name  # another has just done so
+        return name
+
+    async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:  # noqa: ARG002
+        """Return how it ended; Dask says so by itself."""
+        client = await self._client(execution)
+        with _reaching(cast(Dask, execution.options)):
+            future = await client.get_dataset(external_id, default=None)
+            if future is None:
+                raise Gone(f"The Dask cluster does not know {external_id} any more: its scheduler was restarted.")
+            return _outcome(await future._result(raiseit=False), external_id)
+
+    async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
+        """Take it from the cluster, and stop it where it runs; return when no worker runs it."""
+        client = await self._client(execution)
+        with _reaching(cast(Dask, execution.options)):
+            future = await client.get_dataset(execution.name, default=None)
+            if future is not None:
+                await client.cancel([future], force=True)
+            while True in (await client.run(STOP, execution.name, on_error="return")).values():
+                await asyncio.sleep(_AGAIN)
+            await client.unpublish_dataset(execution.name)
+
+    async def release(self, execution: Execution, external_id: str) -> None:
+        """Let the cluster forget it."""
+        client = await self._client(execution)
+        with _reaching(cast(Dask, execution.options)):
+            await client.unpublish_dataset(external_id)
+
+    async def close(self) -> None:
+        """Close connections; what was published goes on."""
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()
+
+    async def _client(self, execution: Execution) -> Any:
+        options = cast(Dask, execution.options)
+        address = options.address or os.environ.get(options.address_variable, "")
+        if not address:
+            raise GiveUp(
+                f"Task {execution.task} is for a Dask cluster that this worker does not know: set "
+                f"{options.address_variable} in its environment, or the option address."
+            )
+        async with self._turn:
+            client = self._clients.get(address)
+            if client is None or client.status != "running":
+                if client is not None:
+                    del self._clients[address]
+                    await client.close()
+                with _reaching(options):
+                    client = await Client(
+                        address, asynchronous=True, set_as_default=False, timeout=_CONNECTING, name="orchestrator"
+                    )
+                self._clients[address] = client
+            return client
+
+
+@contextmanager
+def _reaching(options: Dask) -> Iterator[None]:
+    """Say of whatever breaks on the way that the cluster cannot be reached."""
+    try:
+        yield
+    except (OSError, CancelledError) as error:
+        where = options.address or options.address_variable
+        raise Unreachable(f"The Dask cluster {where}: {error or type(error).__name__}") from error
+
+
+def _outcome(result: Any, name: str) -> Outcome:
+    if isinstance(result, FutureCancelledError):
+        if result.reason == _LOST:
+            raise Unreachable(f"The connection to the Dask cluster broke: {result}")
+        raise Gone(f"Somebody has cancelled {name} on the Dask cluster.")
+    if isinstance(result, tuple):
+        error = result[1]
+        if isinstance(error, KilledWorker):
+            return Broken("WorkerLost", f"Workers of the Dask cluster died with it: {error}")
+        return Broken(type(error).__name__, f"Dask could not run it: {error}")
+    if "unreadable" in result:
+        why = f"The work is done, but its result is no plain data: {result['unreadable']}."
+        return Broken("UnreadableOutput", why, False)
+    if "kind" in result:
+        return Broken(result["kind"], result["message"], detail=result["detail"])
+    return finished(msgspec.json.decode(result["output"]))

@@ -1,0 +1,59 @@
+"""What runs on the workers of a Dask cluster, which have nothing of ours installed.
+
+These functions travel as code, so they use nothing but what they import themselves. A call returns its end as data:
+exceptions would have to be unpickled here, and their types may not be known.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+
+def _call(path: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, str]:
+    """Call a function, and return its result as JSON, or how it failed."""
+    import asyncio
+    import importlib
+    import inspect
+    import json
+    import traceback
+
+    try:
+        module, _, name = path.partition(":")
+        found = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        value = found(*arguments, **keywords)  # type: ignore[operator]
+        if inspect.iscoroutine(value):
+            value = asyncio.run(value)
+    except BaseException as error:  # noqa: BLE001  # also one that `_stop` has raised here
+        return {"kind": type(error).__name__, "message": str(error), "detail": traceback.format_exc()}
+    try:
+        return {"output": json.dumps(value, allow_nan=False)}
+    except (TypeError, ValueError, RecursionError) as error:
+        return {"unreadable": str(error)}
+
+
+def _stop(key: str, dask_worker: Any) -> bool:
+    """Raise SystemExit in the threads of a worker that run this; return whether there are any."""
+    import ctypes
+
+    with dask_worker.active_threads_lock:
+        threads = [thread for thread, running in dask_worker.active_threads.items() if running == key]
+    for thread in threads:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
+    return bool(threads)
+
+
+def _loose(function: Any) -> Callable[..., Any]:
+    """Return a function that belongs to no module, and is sent whole."""
+    space = {"__builtins__": builtins, "__name__": "on_dask"}
+    loose = FunctionType(function.__code__, space, function.__name__.lstrip("_"))
+    loose.__module__ = "on_dask"
+    return loose
+
+
+CALL = _loose(_call)
+STOP = _loose(_stop)
