@@ -26,6 +26,9 @@ from orchestrator.transport.connection import UNAVAILABLE, connect, describe
 from orchestrator.transport.keys import Keys, private_queue
 from orchestrator.transport.pages import Pages
 from orchestrator.transport.worker import Received, StreamsGone, WorkerStreams
+from orchestrator.workers.executors.driving import Driver
+from orchestrator.workers.executors.protocol import Setup
+from orchestrator.workers.executors.registry import announcements
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.functions.builtin import install
 from orchestrator.workers.functions.loading import load_app
@@ -51,6 +54,8 @@ _TOO_LATE = 2 * _WAIT
 """Seconds after which what a read brings may have been given to others: no heartbeat has listed it all that time."""
 _LAST_REPORTS = 5.0
 """Seconds that the last reports have at least, even if running tasks have used up the time to drain."""
+_LAST_RELEASES = 2.0
+"""Seconds in which what executions leave behind is cleared away when the process ends."""
 _UNHEARD_PAUSE = 0.1
 """Seconds between two looks for a sign of life of the parent."""
 _MOST_MESSAGES = 100
@@ -89,6 +94,8 @@ class Command(msgspec.Struct, frozen=True, array_like=True, tag="command"):
     no successor, so go on although you have run enough tasks."""
     stop: list[Attempt] = []
     """With `stop`: the attempts to end."""
+    moved: list[Attempt] = []
+    """Of these, the ones whose task goes on in another attempt."""
 
 
 prepare(Command, Hello | Leaving)
@@ -138,9 +145,14 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
         on_standstill=process.leave_loop,
         spans=AttemptSpans(spans),
     )
+    setup = Setup(settings=settings, worker=worker, commands=spec.commands)
+    process.pool.driver = Driver(
+        process.pool.runner, outbox, process.reporter, process.pool.task_log, setup, spec.executions
+    )
     # In a thread: a handler interrupts the main thread anywhere, also while it holds the lock that draining needs.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())
-    names = sorted({*app.tasks, *app.code_workflows._announced, *allowed.patterns, *spec.means, *key_names(settings)})
+    means = [*spec.means, *key_names(settings), *(announcements(setup) if spec.executions else ())]
+    names = sorted({*app.tasks, *app.code_workflows._announced, *allowed.patterns, *means})
     pipe.send_bytes(encode(Hello(names, spec.served(named), spec.unserved(named))))
     start_critical_thread("orders", process.obey)
     finished = process.run()
@@ -185,6 +197,8 @@ class WorkerProcess:
         self.pages = Pages(connect(url), keys)
         self._redis = Outage(log, "Redis", "no tasks are received")
         self._joined = ""
+        self._executing: threading.Thread | None = None
+        """Receives executions, from the first of them on: they need none of the slots that tasks wait for."""
         self._full = False
         self._bundle = 1.0
         self._draining = threading.Event()
@@ -211,14 +225,13 @@ class WorkerProcess:
             room = min(room, self._left())
             if room > 0 and not self._draining.is_set():
                 asked_at = time.monotonic()
-                received = self._receive(room)
-                if self._draining.is_set():
-                    handed_back += self._give_back(received, "worker stops")
-                elif time.monotonic() - asked_at > _TOO_LATE:
-                    self._give_back(received, "received too late")
-                else:
-                    self._accept(received)
+                handed_back += self._take_in(self._receive(room), asked_at)
+            elif self._executing is None and not self._draining.is_set():  # executions need no slot
+                handed_back += self._take_in(self._left_over(), time.monotonic())
             self._check_age()
+        handed_back += self.pool.let_go()
+        if self._executing is not None:
+            self._executing.join(2 * _WAIT)
         handed_back += self.pool.hand_back_waiting() + self._give_back(self._left_over(), "worker stops")
         self._held.say_handed_back(handed_back)
         finished = self._finish()
@@ -229,6 +242,7 @@ class WorkerProcess:
         # In an outage a report may need longer. One that never arrives makes its task run again.
         left = min(self._settings.drain_timeout, self._give_up_at - time.monotonic())
         self._await_applied(max(_LAST_REPORTS, left))
+        self.pool.release(_LAST_RELEASES)
         self.journal.flush()
         return finished
 
@@ -320,6 +334,37 @@ class WorkerProcess:
             self._draining.wait(0.5)
         return []
 
+    def _take_in(self, received: list[Received], asked_at: float) -> int:
+        """Run what was received, unless it comes too late; return how much is handed back because the worker stops."""
+        if self._draining.is_set():
+            return self._give_back(received, "worker stops")
+        if time.monotonic() - asked_at > _TOO_LATE:
+            self._give_back(received, "received too late")
+        else:
+            self._accept(received)
+        return 0
+
+    def _receive_executions(self) -> None:
+        """Receive what was sent to this worker alone, whether slots are free or not; in a thread of its own."""
+        streams = WorkerStreams(connect(self._settings.require_redis()), Keys.of(self._settings))
+        driver, own = self.pool.driver, [private_queue(self._worker)]
+        assert driver is not None
+        while not self._draining.is_set():
+            if not self._may_start.wait(_WAIT):
+                continue
+            room = min(driver.wait_for_room(_WAIT), self._held.room // LARGEST_BUNDLE)
+            generation = self._joined
+            if self.pool.is_unheard() or not generation or room <= 0:
+                self._draining.wait(_UNHEARD_PAUSE)
+                continue
+            asked_at = time.monotonic()
+            try:
+                received = streams.take(generation, self._worker, own, min(_MOST_MESSAGES, room), _WAIT)
+            except (StreamsGone, *UNAVAILABLE):  # of which the other thread takes note
+                self._draining.wait(0.5)
+                continue
+            self._take_in(received, asked_at)
+
     def _has_space(self) -> bool:
         """Say whether a message fits the table of what is held; if not, no leader has applied a report for long."""
         was_full, self._full = self._full, self._held.room < LARGEST_BUNDLE
@@ -365,15 +410,23 @@ class WorkerProcess:
     def _accept(self, received: list[Received]) -> None:
         now = time.monotonic()
         jobs: list[Job] = []
+        executions: list[Job] = []
         left = self._left()
         for queue, entry, tasks in received:
             bundle = Bundle(self._joined, queue, entry, len(tasks))
             for task in tasks:
                 job = Job(task, bundle, self._held.add(task.id, task.attempt), now)
-                if len(jobs) < left:
+                if job.options.executor is not None:
+                    executions.append(job)
+                elif len(jobs) < left:
                     jobs.append(job)
                 else:
                     self.reporter.report(Returned(task.id, task.attempt, "its process has run enough"), job)
+        if executions:
+            self.pool.submit(executions)
+            if self._executing is None:
+                self._executing = threading.Thread(target=self._receive_executions, name="executions", daemon=True)
+                self._executing.start()
         if jobs:
             self._bundle = 0.5 * self._bundle + 0.5 * len(jobs) / len(received)
             self.pool.submit(jobs)
@@ -393,8 +446,10 @@ class WorkerProcess:
                 continue  # cannot happen between a parent and the child it forked
             if command.verb == "pause":
                 self._may_start.clear()
+                self._doubt(True)
             elif command.verb == "resume":
                 self._may_start.set()
+                self._doubt(False)
             elif command.verb == "drain":
                 self.drain()
             elif command.verb == "retire":
@@ -402,4 +457,12 @@ class WorkerProcess:
             elif command.verb == "stay":
                 self._stays = True
             else:
-                self.pool.revoke((attempt.id, attempt.attempt) for attempt in command.stop)
+                stop, moved = (
+                    [(attempt.id, attempt.attempt) for attempt in some] for some in (command.stop, command.moved)
+                )
+                self.pool.revoke(stop, moved)
+
+    def _doubt(self, in_doubt: bool) -> None:
+        """Take note that others may have what this process has, or that it is known who has what."""
+        if self.pool.driver is not None:
+            self.pool.driver.in_doubt = in_doubt

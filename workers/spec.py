@@ -25,6 +25,10 @@ class WorkerSpec:
     """Tasks that one process runs at once."""
     allow: tuple[str, ...] = ()
     """Modules, files and folders whose plain functions may be run as `module:function` or `file.py:function`."""
+    commands: tuple[str, ...] = ()
+    """Programs that the executor `process` may run; `*` in one stands for any text."""
+    executions: int = 1_000
+    """Executions that one process watches at once."""
     database: bool = False
     """Tasks may complete in transactions of their own (`ctx.transaction()`), so this worker is given the database."""
     burst: bool = False

@@ -13,7 +13,8 @@ import msgspec
 
 from orchestrator.domain.code.activation import Activated, Activation, Violation
 from orchestrator.domain.code.history import Event
-from orchestrator.domain.tasks.task import TaskError
+from orchestrator.domain.executors.record import is_record
+from orchestrator.domain.tasks.task import Noted, TaskError
 from orchestrator.sealing import CALL, VALUE, Vault, is_sealed_text, open_data, open_text, reveal, reveal_text
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -57,6 +58,8 @@ def seal_struct(item: S, vault: Vault) -> S:
             answers=[seal_struct(answer, vault) for answer in item.answers],
             stuck=None if item.stuck is None else seal_violation(item.stuck, vault),
         )
+    if isinstance(item, Noted) and is_record(item.details):
+        return item
     return changed(item, vault.seal, lambda error: seal_error(error, vault))
 
 

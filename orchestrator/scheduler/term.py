@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from orchestrator.domain.runs.nesting import Nesting
-from orchestrator.domain.tasks.obstacles import key_of_hold
 from orchestrator.scheduler.agenda import Agenda
 from orchestrator.scheduler.budget import Pace
 from orchestrator.scheduler.changes import ChangeLog
@@ -153,7 +152,7 @@ class Term:
         with self._leadership.reading() as connection:
             self.dispatcher.recount(waiting.in_flight(connection))
             self.fleet.capabilities.crowds = {Crowd.parse(*found) for found in waiting.crowded(connection)}
-            self.fleet.capabilities.lacking = {key_of_hold(hold) or "" for hold in waiting.sealed(connection)}
+            self.fleet.capabilities.lacking = set(waiting.lacking(connection))
         log.info("leading, term %d", self._leadership.term)
         self.link.talk(self._claim_term)
 

@@ -89,8 +89,9 @@ tasks = Table(
 
 READY = "status = 'pending' AND blockers = 0 AND wake_at IS NULL"
 DELAYED = "status = 'pending' AND blockers = 0 AND wake_at IS NOT NULL AND hold IS NULL"
-NOBODY = "(hold = 'unknown' OR starts_with(hold, 'no data key: '))"
-"""No live worker can run it: none knows it, or none has the data key that opens it. It fails when its time is up."""
+NOBODY = "(hold = 'unknown' OR starts_with(hold, 'no data key: ') OR starts_with(hold, 'no executor: '))"
+"""No live worker can run it: none knows it, or has the data key that opens it, or the executor that does it. It fails
+when its time is up."""
 READY_PLAIN = f"{READY} AND lane IS NULL"
 READY_IN_LANE = f"{READY} AND lane IS NOT NULL"
 

@@ -85,6 +85,10 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     """All its slots are busy, and it could have more: it wants to know whether work waits."""
     still: Annotated[float, Meta(ge=0, lt=1e9)] = 0.0
     """Seconds for which its process has done nothing, if that is too long."""
+    executions: Count = 0
+    """How many executions it watches at once, beside what it runs in its slots."""
+    executing: Count = 0
+    """How many it watches now."""
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
@@ -97,6 +101,8 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     """The doubtful worker's attempts were checked; those not in `stop` are current."""
     work_waits: bool = False
     """The answer to a hungry worker: its queues hold more than the fleet can take."""
+    moved: list[Attempt] = []
+    """Of those to stop, the ones whose task goes on in another attempt: executions that are others' to watch now."""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):

@@ -122,16 +122,17 @@ def test_a_sound_definition_has_no_problems() -> None:
         (define(step("a b")), "tasks.a b", "starts with one of a-z, A-Z and _"),
         (define(step("item")), "tasks.item", "'item' has its own meaning in expressions: choose another name."),
         (define(step("not")), "tasks.not", "'not' has its own meaning"),
-        (define(Step(name="a")), "tasks.a", "expected exactly one of task and workflow, found none of them."),
+        (define(Step(name="a")), "tasks.a", "expected exactly one of task, workflow and executor, found none"),
         (
-            define(step("a", executor="http")),
-            "tasks.a.executor",
-            "nothing runs executors yet: give the step a task or a workflow.",
+            define(step("a", task="t", executor="process", with_={"command": ["ls"]})),
+            "tasks.a",
+            "expected exactly one of task, workflow and executor, found task and executor.",
         ),
+        (define(step("a", with_={"x": 1})), "tasks.a.with", "with goes with executor"),
         (
             define(step("a", task="t", workflow="w")),
             "tasks.a",
-            "expected exactly one of task and workflow, found task and workflow.",
+            "expected exactly one of task, workflow and executor, found task and workflow.",
         ),
         (define(step("a", task="a b")), "tasks.a.task", "expected 1 to 128 letters"),
         (

@@ -296,8 +296,9 @@ schedule:
             """,
             [
                 "f.yaml:5: tasks.a.dependson: unknown key. Did you mean 'depends_on'?",
-                "f.yaml:6: tasks.a.zzz: unknown key. Known: task, workflow, depends_on, input, foreach, parallel, "
-                "concurrency, trigger, when, retries, timeout, queue, priority, concurrency_key, on_failure.",
+                "f.yaml:6: tasks.a.zzz: unknown key. Known: task, workflow, executor, with, depends_on, input, "
+                "foreach, parallel, concurrency, trigger, when, retries, timeout, queue, priority, concurrency_key, "
+                "on_failure.",
                 "f.yaml:7: step: unknown key. Known: name, version, description, params, schedule, timeout, "
                 "concurrency, tags, on, on_failure, on_success, queue, defaults, tasks.",
             ],
@@ -540,7 +541,10 @@ def test_sound_files_fit_the_schema(text: str) -> None:
         "name: x\ntasks: {}",
         "name: x\ntasks: {a: {}}",
         "name: x\ntasks: {a: {task: t, workflow: w}}",
-        "name: x\ntasks: {a: {executor: http}}",
+        "name: x\ntasks: {a: {executor: process}}",
+        "name: x\ntasks: {a: {executor: process, with: {command: ls}}}",
+        "name: x\ntasks: {a: {executor: process, with: {comand: [ls]}}}",
+        "name: x\ntasks: {a: {task: t, with: {command: [ls]}}}",
         "name: x\ntasks: {a: {task: t, retries: -1}}",
         "name: x\ntasks: {a: {task: t, foreach: b, parallel: 2}}",
         "name: x\ntasks: {a: {task: t, concurrency: 2}}",
@@ -563,8 +567,8 @@ def test_a_struct_a_file_and_the_builder_know_the_same_keys() -> None:
     properties = definitions.schema()["properties"]
     step = set(properties["tasks"]["additionalProperties"]["properties"])
 
-    assert step == set(Step.__struct_fields__) - {"name", "registered", "executor"} | {"on_failure"}
-    assert set(get_type_hints(StepOptions)) == step - {"task", "workflow"}
+    assert step == set(Step.__struct_fields__) - {"name", "registered", "with_"} | {"on_failure", "with"}
+    assert set(get_type_hints(StepOptions)) == step - {"task", "workflow", "executor", "with"}
     assert set(get_type_hints(Defaults)) == set(properties["defaults"]["properties"])
     assert set(properties) == set(Definition.__struct_fields__) - {"steps"} | {"tasks", "defaults"}
     assert set(get_type_hints(WorkflowOptions)) == set(properties) - {"name", "params", "defaults", "tasks"}

@@ -8,10 +8,23 @@ whatever does the work. All its methods are coroutines on one event loop with th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from orchestrator.domain.executors.execution import Execution, Outcome
 from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a worker process gives its executors: each is made with it, when the first of its tasks comes."""
+
+    settings: Settings
+    worker: str
+    """The name of the worker process."""
+    commands: tuple[str, ...] = ()
+    """The programs that the operator allows, as `--allow-command` gives them."""
 
 
 class Unreachable(Exception):
@@ -33,7 +46,7 @@ class Watcher(Protocol):
 
 
 class Executor(Protocol):
-    """Does the work of tasks elsewhere. One instance serves all executions of a worker process."""
+    """Does the work of tasks elsewhere. One instance, made with a `Setup`, serves a whole worker process."""
 
     options: ClassVar[type[ExecutorOptions]]
 
@@ -52,7 +65,10 @@ class Executor(Protocol):
         """
 
     async def cancel(self, execution: Execution, external_id: str) -> None:
-        """End it, and return when it has ended; one that has ended, or is gone, is no error."""
+        """End it, and return when it has ended; one that has ended, or is gone, is no error.
+
+        The external id is empty where nobody knows whether `submit` has started it: then it is looked for by its name.
+        """
 
     async def release(self, execution: Execution, external_id: str) -> None:
         """Clear away what is left of it. Its end is in Postgres, or it was cancelled, and nobody will ask again."""

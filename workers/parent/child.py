@@ -95,11 +95,11 @@ class Child:
         except OSError:
             log.debug("process %d is gone", self.pid)
 
-    def stop(self, attempts: list[Attempt], now: float) -> None:
-        """Have it stop attempts."""
+    def stop(self, attempts: list[Attempt], now: float, moved: list[Attempt] | None = None) -> None:
+        """Have it stop attempts, of which some have moved to others."""
         for attempt in attempts:
             self._stopping.setdefault((attempt.id, attempt.attempt), now)
-        self.send(Command("stop", attempts))
+        self.send(Command("stop", attempts, moved or []))
 
     def leave(self, verb: Command) -> None:
         """Have it take no more tasks and end."""
@@ -131,6 +131,8 @@ class Child:
             number=number,
             hungry=hungry,
             still=self._still,
+            executions=spec.executions,
+            executing=self.held.executing,
         )
 
     # -- code that stops the whole process

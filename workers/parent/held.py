@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import mmap
 import struct
+import threading
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
 from orchestrator.transport.codec import ATTEMPT_SIZE, unpack_attempts
 
-_HEADER = 40
+_HEADER = 48
 _NUMBER = struct.Struct("<I")
 _NUMBERS = struct.Struct("<II")
 """Slots in use up to now, and tasks running now. Two threads write them, each its own."""
@@ -31,6 +32,7 @@ _NOD = struct.Struct("<d")
 _NOD_PLACE = 24
 _FAREWELL_PLACE = 32
 _HANDED_BACK_PLACE = 36
+_EXECUTING_PLACE = 40
 _ATTEMPT = struct.Struct(">I")
 _LIMIT = struct.Struct("<dd?")
 """Until when an attempt may run, its timeout, and whether it is tried again after that."""
@@ -76,16 +78,19 @@ class HeldAttempts:
         self._free: list[int] = []
         self._used = 0
         self._running = 0
+        self._adding = threading.Lock()
+        """Held by whoever adds: tasks are received in one thread, and executions in another."""
 
     # -- the child
 
     def add(self, identifier: bytes, attempt: int) -> int:
         """Note an attempt; return its slot."""
-        if self._free:
-            slot = self._free.pop()
-        else:
-            slot = self._used
-            self._use(slot + 1)
+        with self._adding:
+            if self._free:
+                slot = self._free.pop()
+            else:
+                slot = self._used
+                self._use(slot + 1)
         place = _HEADER + slot * ATTEMPT_SIZE
         self._memory[place : place + 16] = identifier
         _ATTEMPT.pack_into(self._memory, place + 16, attempt)  # last: a slot without attempt is empty
@@ -100,11 +105,12 @@ class HeldAttempts:
     def shrink(self) -> None:
         """Begin anew where nothing is held, so that the parent has only to look at what there is, not at all there was.
 
-        Only whoever adds may call it: nobody drops where nothing is held, so nothing happens in between.
+        Nobody adds meanwhile, and nobody drops where nothing is held, so nothing happens in between.
         """
-        if self._used and len(self._free) == self._used:
-            self._free.clear()
-            self._use(0)
+        with self._adding:
+            if self._used and len(self._free) == self._used:
+                self._free.clear()
+                self._use(0)
 
     def limit(self, slot: int, deadline: float, timeout: float, *, retryable: bool) -> None:
         """Say until when the attempt in a slot may run, and whether it may be tried again after that."""
@@ -141,6 +147,10 @@ class HeldAttempts:
             self._running = count
             _NUMBER.pack_into(self._memory, _RUNNING_PLACE, count)
 
+    def show_executing(self, count: int) -> None:
+        """Say how many executions are watched."""
+        _NUMBER.pack_into(self._memory, _EXECUTING_PLACE, count)
+
     def beat(self, now: float, load: float) -> None:
         """Show that the clock of this process ticks, and how full it has been of late."""
         _PULSE.pack_into(self._memory, _PULSE_PLACE, now, load)
@@ -168,6 +178,12 @@ class HeldAttempts:
         empty = b"\0\0\0\0"
         used, running = self._numbers()
         return b"".join(slot for slot in self._slots(used) if slot[16:] != empty), running
+
+    @property
+    def executing(self) -> int:
+        """Return how many executions the child watches."""
+        count: int = _NUMBER.unpack_from(self._memory, _EXECUTING_PLACE)[0]
+        return count
 
     def unended(self) -> list[tuple[bytes, int]]:
         """Return the attempts of which the leader does not know that they have ended."""

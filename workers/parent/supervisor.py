@@ -340,7 +340,7 @@ class Supervisor:
         if child is None:
             return
         if order.stop:
-            child.stop(order.stop, time.monotonic())
+            child.stop(order.stop, time.monotonic(), order.moved)
         if order.go_on and child.doubtful:
             child.doubtful = False
             child.send(Command("resume"))

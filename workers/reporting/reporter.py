@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from orchestrator.domain.code.activation import Activated
@@ -50,8 +50,8 @@ class PendingReport(NamedTuple):
     report: Report
     job: Job | None = None
     """The job that it ends."""
-    applied: threading.Event | None = None
-    """Set for someone who waits until it is applied."""
+    applied: Callable[[], object] | None = None
+    """Called for someone who waits until it is applied."""
 
 
 class _Flight(NamedTuple):
@@ -85,12 +85,17 @@ class Reporter:
         """Begin to send, in a thread of its own."""
         start_critical_thread("reporter", self._run)
 
-    def report(self, report: Report, job: Job | None = None) -> None:
-        """Send a report; if it ends a job, its message is dropped from the queue with it."""
+    def report(self, report: Report, job: Job | None = None, applied: Callable[[], object] | None = None) -> None:
+        """Send a report; if it ends a job, its message is dropped from the queue with it.
+
+        `applied` is called, in whatever thread learns of it, once the leader has dealt with the report.
+        """
+        if applied is not None:
+            self._listen()
         self._empty.clear()
         if job is not None and not isinstance(report, Succeeded):
             self.note(job)  # once the job has ended it is too late
-        self._queue.put(PendingReport(report, job))
+        self._queue.put(PendingReport(report, job, applied))
 
     def note(self, job: Job) -> None:
         """Send what a job has left for its next attempt, if that has not been sent."""
@@ -113,7 +118,7 @@ class Reporter:
         self._listen()
         applied = threading.Event()
         self._empty.clear()
-        self._queue.put(PendingReport(Enqueued(list(tasks)), None, applied))
+        self._queue.put(PendingReport(Enqueued(list(tasks)), None, applied.set))
         applied.wait()
         with_keys = {task.id: task for task in tasks if task.unique is not None}
         return self._key_holders(with_keys) if with_keys else {}
@@ -259,7 +264,7 @@ class Reporter:
                     if item.job is not None:
                         self._let_go(item.job)
                     if item.applied is not None:
-                        item.applied.set()
+                        item.applied()
 
     def succeeded(self, attempts: Set[tuple[bytes, int]]) -> list[Job]:
         """Return the jobs of these attempts that have been reported as succeeded, and of which no more is known."""

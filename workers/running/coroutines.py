@@ -79,6 +79,11 @@ class Coroutines:
         with contextlib.suppress(RuntimeError):  # it is closed: they are given back, like all that nobody begins
             self._loop.call_soon_threadsafe(self._start, jobs)
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop, once it has been started."""
+        return self._loop
+
     def lost(self) -> set[Job]:
         """Return the jobs that will never end, because the loop is closed."""
         return {task.job for task in list(self._tasks)} if self._is_dead else set()

@@ -13,6 +13,7 @@ from orchestrator.domain.tasks.task import Failed, Returned, Started
 from orchestrator.errors import SoftTimeout, TaskAborted, TaskTimeout
 from orchestrator.sdk.code.eviction import EndTurn
 from orchestrator.telemetry import get_logger
+from orchestrator.workers.executors.driving import Driver
 from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.reporting.task_log import TaskLog
@@ -67,7 +68,7 @@ class Pool:
         spans: AttemptSpans | None = None,
         blocked_for: float = _BLOCKED_FOR,
     ) -> None:
-        self._runner = runner
+        self.runner = self._runner = runner
         self._isolation = isolation
         self._reporter = reporter
         self._held = held
@@ -81,6 +82,8 @@ class Pool:
         self._blocked_for = blocked_for
         self._stands_still = False
         self._is_slow = False
+        self.driver: Driver | None = None
+        """Who watches what is done outside this process, if anybody."""
         self._threads = Threads(concurrency, self._run)
         self._coroutines = Coroutines(self._run_async)
         self._jobs: dict[int, Job] = {}
@@ -122,6 +125,9 @@ class Pool:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Run these jobs."""
+        if executions := [job for job in jobs if job.options.executor is not None]:
+            self._execute(executions)
+            jobs = [job for job in jobs if job.options.executor is None]
         for job in jobs:
             self._jobs[id(job)] = job
         self.task_log.received(jobs)
@@ -136,6 +142,22 @@ class Pool:
             self._threads.submit(synchronous)
         if asynchronous:
             self._coroutines.submit(asynchronous)
+
+    def _execute(self, jobs: Sequence[Job]) -> None:
+        """Have these done by their executors, as far as there is room."""
+        driver = self.driver
+        taken: list[Job] = []
+        for job in jobs:
+            if driver is None or driver.room <= 0 or self.is_unheard():
+                reason = "no room for executions" if driver is None or driver.room <= 0 else "it cannot be heard"
+                if job.take_back():
+                    self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason), job)
+            else:
+                driver.accept(job)
+                taken.append(job)
+        self.task_log.received(taken)
+        self._held.show_executing(0 if driver is None else len(driver))
+        self._coroutines.submit(taken)
 
     # -- running
 
@@ -162,7 +184,9 @@ class Pool:
         return time.monotonic() - job.started_at
 
     async def _run_async(self, job: Job) -> None:
-        if self._begin(job):
+        if job.options.executor is not None and self.driver is not None:
+            await self.driver.drive(job)
+        elif self._begin(job):
             token = self._spans.begin(job)
             self._end(job, await self._runner.run_async(job))
             self._spans.leave(job, token)
@@ -218,6 +242,8 @@ class Pool:
             self._busy.wait(_IDLE_LOOK)
             now = time.monotonic()
             self._held.beat(now, self._load)
+            if self.driver is not None:
+                self._held.show_executing(len(self.driver))
             self.task_log.flush_due(now)
             if not self._jobs:
                 self._busy.clear()
@@ -300,9 +326,11 @@ class Pool:
 
     # -- giving back
 
-    def revoke(self, attempts: Iterable[tuple[bytes, int]]) -> None:
+    def revoke(self, attempts: Iterable[tuple[bytes, int]], moved: Iterable[tuple[bytes, int]] = ()) -> None:
         """Stop attempts that no longer count; whatever they still report is ignored by the leader."""
         wanted = set(attempts)
+        if self.driver is not None:
+            self.driver.revoke(wanted, set(moved))
         now = time.monotonic()
         for job in list(self._jobs.values()):
             if (job.dispatch.id, job.dispatch.attempt) in wanted:
@@ -314,6 +342,15 @@ class Pool:
     def hand_back_waiting(self) -> int:
         """Give back what has not begun; return how many."""
         return sum(self._hand_back(job, "worker stops") for job in list(self._jobs.values()))
+
+    def let_go(self) -> int:
+        """Hand executions back, which go on elsewhere whoever watches; return how many."""
+        return 0 if self.driver is None else self.driver.let_go_all("worker stops")
+
+    def release(self, timeout: float) -> None:
+        """Clear away what is left of executions that are over: the process ends."""
+        if self.driver is not None and (loop := self._coroutines.loop) is not None:
+            self.driver.finish(loop, timeout)
 
     def send_notes(self) -> None:
         """Send what running tasks have left for their next attempts: the process ends before they do."""

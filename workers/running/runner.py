@@ -16,7 +16,7 @@ from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.sealed import open_activation
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.retry import is_worth_retrying
-from orchestrator.domain.tasks.task import Failed, Returned, Succeeded
+from orchestrator.domain.tasks.task import Failed, Returned, Succeeded, TaskError
 from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, SoftTimeout, TaskTimeout
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.code.engine import Engine, Running
@@ -235,19 +235,43 @@ class Runner:
         return self._failed(job, error)
 
     def _failed(self, job: Job, error: BaseException) -> Failed:
-        later = isinstance(error, RetryLater)
-        described = describe(error)
+        failed = self._as_failed(job, describe(error), retryable=_is_worth_retrying(job, error))
+        if isinstance(error, RetryLater):
+            return msgspec.structs.replace(failed, delay=error.seconds, charged=False)
+        return failed
+
+    def _as_failed(self, job: Job, described: TaskError, *, retryable: bool) -> Failed:
         if patterns := self._redacted | {*job.options.redact}:
             described = without_secrets(described, patterns, job.secrets)
-        return Failed(
-            job.dispatch.id,
-            job.dispatch.attempt,
-            time.monotonic() - job.started_at,
-            described,
-            _is_worth_retrying(job, error),
-            error.seconds if isinstance(error, RetryLater) else self._backoff(job),
-            charged=not later,
-        )
+        ran = time.monotonic() - job.started_at
+        return Failed(job.dispatch.id, job.dispatch.attempt, ran, described, retryable, self._backoff(job))
+
+    # -- what executors do
+
+    def call(self, job: Job) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of a job as plain data, for an executor."""
+        arguments, keywords, *step = decode_call(job.dispatch.payload)
+        if patterns := self._redacted | {*job.options.redact}:
+            job.secrets = Redaction(patterns).secrets(arguments, keywords)
+        job.step = step[0] if step else {}
+        return arguments, keywords
+
+    def finished(self, job: Job, output: Any) -> Succeeded | Failed:
+        """Return the report of work that an executor has finished."""
+        data = NOTHING
+        try:
+            if job.options.store_result:
+                data = encode_value(output, f"The result of task {job.dispatch.name!r}", self._limit)
+                if (task := self._tasks.get(job.dispatch.name)) is not None:
+                    task._signature.check_result(output, data)
+        except PayloadError as error:
+            return self._failed(job, error)
+        return Succeeded(job.dispatch.id, job.dispatch.attempt, time.monotonic() - job.started_at, data)
+
+    def broken(self, job: Job, error: TaskError, *, retryable: bool) -> Failed:
+        """Return the report of work that has failed where an executor does it."""
+        worth = retryable and is_worth_retrying(job.options.retry, frozenset({error.kind}))
+        return self._as_failed(job, error, retryable=worth)
 
     @staticmethod
     def retries_timeouts(job: Job) -> bool:

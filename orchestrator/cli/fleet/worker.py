@@ -55,6 +55,20 @@ _LEAST_MEMORY = 32 * 2**20
     "repeated.",
 )
 @click.option(
+    "--allow-command",
+    "commands",
+    multiple=True,
+    metavar="PROGRAM",
+    help="Let the executor process run this program, e.g. convert, /opt/jobs/* or '*'; nothing by default. May be "
+    "repeated.",
+)
+@click.option(
+    "--executions",
+    type=click.IntRange(0, 15_000),
+    default=1_000,
+    help="How many executions of other executors than Python each process watches at once.",
+)
+@click.option(
     "--database", is_flag=True, help="Let tasks use ctx.transaction(): give them the database (setting database_url)."
 )
 @click.option("--burst", is_flag=True, help="Work until the queues are empty, then exit.")
@@ -70,6 +84,8 @@ def command(
     max_tasks_per_process: int | None,
     max_memory: int | None,
     allow: tuple[str, ...],
+    commands: tuple[str, ...],
+    executions: int,
     database: bool,
     burst: bool,
     reload: bool,
@@ -97,6 +113,8 @@ def command(
         processes=processes or os.cpu_count() or 1,
         concurrency=concurrency,
         allow=allow,
+        commands=commands,
+        executions=executions,
         database=database,
         burst=burst,
         autoscale=autoscale,

@@ -173,12 +173,12 @@ def _step(step: Step) -> Iterator[Problem]:
         yield Problem(path, _NOT_A_NAME.format(" .", describe(step.name)))
     elif step.name in RESERVED | KEYWORDS:
         yield Problem(path, f"{step.name!r} has its own meaning in expressions: choose another name.")
-    if step.executor is not None:
-        yield Problem((*path, "executor"), "nothing runs executors yet: give the step a task or a workflow.")
-    kinds = [kind for kind in ("task", "workflow") if getattr(step, kind) is not None]
-    if len(kinds) != 1 and step.executor is None:
+    kinds = [kind for kind in ("task", "workflow", "executor") if getattr(step, kind) is not None]
+    if len(kinds) != 1:
         found = " and ".join(kinds) or "none of them"
-        yield Problem(path, f"expected exactly one of task and workflow, found {found}.")
+        yield Problem(path, f"expected exactly one of task, workflow and executor, found {found}.")
+    if step.with_ and step.executor is None:
+        yield Problem((*path, "with"), "with goes with executor, which it is for; what a task is given is its input.")
     for kind in kinds:
         yield from _name((*path, kind), getattr(step, kind))
     if step.foreach is not None and step.parallel is not None:
@@ -191,7 +191,7 @@ def _step(step: Step) -> Iterator[Problem]:
         yield Problem((*path, "concurrency"), "concurrency limits a fan-out: add foreach or parallel, or remove it.")
     if step.trigger.startswith("any_") and not step.depends_on:
         yield Problem((*path, "trigger"), f"{step.trigger} waits for other tasks: add depends_on.")
-    if step.concurrency_key is not None and step.task is None:
+    if step.concurrency_key is not None and not step.runs_task:
         yield Problem((*path, "concurrency_key"), "concurrency_key is for a task: remove it.")
     if step.retries is not None and not 0 <= step.retries <= 1_000_000:
         yield Problem((*path, "retries"), f"expected 0 or more, up to a million, found {step.retries}.")

@@ -69,13 +69,15 @@ class Registered(_Data, frozen=True, kw_only=True):
 
 
 class Step(_Data, frozen=True, kw_only=True):
-    """One node of the graph: a task, or a fan-out of tasks. Exactly one of task and workflow is set."""
+    """One node of the graph: a task, or a fan-out of tasks. Exactly one of task, workflow and executor is set."""
 
     name: str
     task: Annotated[str | None, Key("name", "A registered task, module:function or file.py:function.")] = None
     workflow: Annotated[str | None, Key("name", "A workflow to start and wait for.")] = None
-    executor: str | None = None
-    """What older releases took in this place. Nothing runs it, so `checks` refuses it, and files cannot say it."""
+    executor: Annotated[str | None, Key("own", "What does the work outside Python, such as process.")] = None
+    with_: Annotated[dict[str, Any], Key("own", "What is said to the executor: constants.")] = msgspec.field(
+        default={}, name="with"
+    )
     depends_on: Annotated[tuple[str, ...], Key("texts", "Tasks that must have ended before.")] = ()
     input: Annotated[
         dict[str, Any],
@@ -103,6 +105,11 @@ class Step(_Data, frozen=True, kw_only=True):
     ] = None
     registered: Registered | None = None
     """What its task says; None where that is nothing, or it was not registered when the workflow was applied."""
+
+    @property
+    def runs_task(self) -> bool:
+        """Say whether its instances are tasks, and not runs of another workflow."""
+        return self.task is not None or self.executor is not None
 
 
 class Concurrency(_Data, frozen=True, kw_only=True):

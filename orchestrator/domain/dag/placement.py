@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.domain.dag.definition import Hook, Registered, Step
+from orchestrator.domain.executors.registry import call_from, task_name
 from orchestrator.domain.limits.names import lane_name
 from orchestrator.domain.tasks.retry import RetryPolicy
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, NewTask, TaskOptions
@@ -63,8 +64,12 @@ def of_step(step: Step, queue: str) -> Placement:
         options = msgspec.structs.replace(options, retry=RetryPolicy(max=step.retries))
     if step.timeout is not None:
         options = msgspec.structs.replace(options, timeout=step.timeout)
+    name = step.task or ""
+    if step.executor is not None:
+        name = task_name(step.executor)
+        options = msgspec.structs.replace(options, executor=call_from(step.executor, step.with_))
     priority = registered.priority if step.priority is None else step.priority
-    return Placement(step.task or "", step.queue or registered.queue or queue, priority, options, registered)
+    return Placement(name, step.queue or registered.queue or queue, priority, options, registered)
 
 
 def of_hook(hook: Hook, queue: str) -> Placement:

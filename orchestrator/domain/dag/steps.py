@@ -66,13 +66,13 @@ class StepProgram:
         source = fan_out_sources(step)
         ignored = step.registered.ignored if step.registered is not None else ()
         self._merged = tuple(name for name in step.depends_on if name not in source and name not in ignored)
-        self._with_item = step.foreach is not None and step.task is not None and "item" not in ignored
+        self._with_item = step.foreach is not None and step.runs_task and "item" not in ignored
         roots = {*self._input.roots, *self._key.roots, *source, *(self._when.roots if self._when else ())} - _NOT_STEPS
         self.decision_needs = tuple(
             graph.index[name] for name in sorted({*source, *(self._when.roots if self._when else ())} - _NOT_STEPS)
         )
         """Steps whose outputs the decision reads."""
-        self.needs = tuple(graph.index[name] for name in sorted({*roots, *(self._merged if step.task else ())}))
+        self.needs = tuple(graph.index[name] for name in sorted({*roots, *(self._merged if step.runs_task else ())}))
         """Steps whose outputs anything here reads."""
 
     def decide(self, names: Scope) -> Skip | Single | FanOut:
@@ -104,7 +104,7 @@ class StepProgram:
         budget = names.budget
         before = budget.spent
         budget.begin()
-        base = {name: names[name] for name in self._merged} if self.step.task else {}
+        base = {name: names[name] for name in self._merged} if self.step.runs_task else {}
         if count is None:
             yield Instance(base | self._input.render(names), self._key_of(names))
             return

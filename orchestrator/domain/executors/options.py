@@ -12,6 +12,13 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     executor: ClassVar[str]
     """The name under which files and tasks ask for it."""
+    is_local: ClassVar[bool] = False
+    """The work is done on the machine of whoever starts it, and only a worker there can watch it."""
+
+    @property
+    def wants(self) -> str:
+        """What a worker must have: the executor itself, and perhaps something that only some workers have."""
+        return self.executor
 
     def problems(self) -> list[tuple[str, str]]:
         """Return what types cannot say: the option, and what is wrong with it."""

@@ -51,6 +51,30 @@ def key_of_hold(hold: str) -> str | None:
     return hold[len(_NO_KEY) :] if hold.startswith(_NO_KEY) else None
 
 
+_NO_EXECUTOR = "no executor: "
+
+
+def no_executor(queue: str, what: str, wants: str) -> str:
+    """Say that nobody who serves a queue has what does something; `wants` is the executor, and what it needs."""
+    executor, _, need = wants.partition(" ")
+    started = f"--allow-command {need}" if executor == "process" else f"which has the executor {executor}"
+    may = f"may run {need!r}" if need else "has it"
+    return (
+        f"Executor {executor!r} does {what}, and no live worker of queue {queue!r} {may}. Start one: "
+        f"orchestrator worker --app module:app --queues {queue}{' ' if need else ', '}{started}"
+    )
+
+
+def hold_for_executor(wants: str) -> str:
+    """Return why a task is kept back that waits for a worker with an executor, as it is stored."""
+    return _NO_EXECUTOR + wants
+
+
+def executor_of_hold(hold: str) -> str | None:
+    """Return the executor, and what it needs, that a task waits for; None if it waits for something else."""
+    return hold[len(_NO_EXECUTOR) :] if hold.startswith(_NO_EXECUTOR) else None
+
+
 def paused(queue: str, what: str = "") -> str:
     """Say that a queue is paused, and what waits there."""
     return f"Queue {queue!r} is paused{what}. Resume it: orchestrator queues resume {queue}"

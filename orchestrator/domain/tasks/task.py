@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from orchestrator.domain.executors.call import ExecutorCall
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.domain.tasks.retry import RetryPolicy, backoff_delay, has_tries_left
 
@@ -48,6 +49,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """How long it keeps its unique key, which it takes back when it is opened again; None for a period."""
     redact: tuple[str, ...] = ()
     """Fields of its arguments and result that are not shown: patterns of `domain.redaction`."""
+    executor: ExecutorCall | None = None
+    """What does the task outside the worker's own Python; None: that Python runs it."""
 
 
 DEFAULT_OPTIONS = TaskOptions()
@@ -60,6 +63,14 @@ def parse_options(text: str | None) -> TaskOptions:
         return msgspec.json.decode(text, type=TaskOptions) if text else DEFAULT_OPTIONS
     except (msgspec.DecodeError, RecursionError):
         return DEFAULT_OPTIONS
+
+
+_NAMES_EXECUTOR = '"executor"'
+
+
+def executor_of(options: str | None) -> ExecutorCall | None:
+    """Return what does a task with these stored options outside the worker's own Python, if anything."""
+    return None if options is None or _NAMES_EXECUTOR not in options else parse_options(options).executor
 
 
 class UniqueKey(msgspec.Struct, frozen=True, array_like=True):

@@ -8,11 +8,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
+from orchestrator.domain.executors.call import is_announced
 from orchestrator.domain.fleet.window import room, smoothed_rate
 from orchestrator.domain.limits.names import queue_bucket
-from orchestrator.domain.tasks.task import Dispatch
+from orchestrator.domain.tasks.task import Dispatch, executor_of
 from orchestrator.scheduler.code.runs import CodeRuns
 from orchestrator.scheduler.dispatch.claims import Claims
+from orchestrator.scheduler.dispatch.executing import landed, over_room, place_executions, split
 from orchestrator.scheduler.fleet.capabilities import Crowd
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.limits import LaneService
@@ -66,6 +68,14 @@ class Dispatcher(Remembering):
         self._measured_at = 0.0
         self._finished: Counter[str] = Counter()
         fleet.capabilities.rates = self._rates
+        self._slot_rooms: dict[str, int] = {}
+        """How many tasks that need slots each queue may be given, in the claim that is made."""
+        self._executes: set[str] = set()
+        """Queues whose last claim has found nothing but executions."""
+        self._has_executions = False
+        """The last claim has found executions."""
+        self._has_more = False
+        """It has found as many as it wanted: there may be more."""
         self.had_room = False
         """The last claim could have handed something out, had there been anything."""
 
@@ -78,6 +88,9 @@ class Dispatcher(Remembering):
         """Start from what Postgres says is in flight."""
         self._outstanding = Counter(task.queue for task in in_flight)
         self._fleet.capabilities.recount(task.id for task in in_flight)
+        self._fleet.capabilities.executions.recount(
+            {task.id: (task.queue, task.worker) for task in in_flight if task.is_execution}
+        )
         self._lanes.recount(task.lane for task in in_flight if task.lane is not None)
 
     def claim(self, tx: Transaction, news: News, unknown_timeout: float) -> None:
@@ -85,18 +98,24 @@ class Dispatcher(Remembering):
         if self._settings is None or news.wakeups.queues_changed:
             self._settings = {row.name: row for row in queues.read(tx.connection)}
         self._lanes.refresh(tx, news)
+        self._has_executions = self._has_more = self._fleet.capabilities.grows = False
         rooms = self._rooms(tx, news)
         self.had_room = bool(rooms)
         if not rooms:
             return
         if self._fleet.capabilities.mixed:
             self._fleet.capabilities.begin(news.over())
+        if self._fleet.capabilities.crowds:
             self._keep_back(tx, rooms, unknown_timeout)
+        wanted = dict(rooms)
         plain = {queue: room for queue, room in rooms.items() if not self._lanes.serves(queue)}
         found = self._claims.claim(tx.connection, plain, tx.now) if plain else []
         if len(plain) < len(rooms):
             found += self._lanes.claim(tx, {queue: room for queue, room in rooms.items() if queue not in plain})
         self._weigh(found)
+        found, executions = split(found)
+        if executions or self._executes:
+            found = self._execute(tx, news, wanted, found, executions, unknown_timeout)
         unknown: list[Claimed] = []
         crowded: list[Claimed] = []
         if self._fleet.capabilities.mixed:
@@ -116,13 +135,42 @@ class Dispatcher(Remembering):
         if keyed:
             unique.free(tx.connection, keyed, ended=False)
 
+    def _execute(
+        self,
+        tx: Transaction,
+        news: News,
+        rooms: Mapping[str, int],
+        found: list[Claimed],
+        executions: Sequence[Claimed],
+        unknown_timeout: float,
+    ) -> list[Claimed]:
+        """Send executions out; return what is left for slots, without what has none. Both stand in the same line."""
+        capabilities = self._fleet.capabilities
+        back = place_executions(tx, news, capabilities, executions, unknown_timeout)
+        excess = over_room(found, self._slot_rooms)
+        back += [Requeue(task.id, task.attempt, 0.0) for task in found if task.id in excess]
+        if back:
+            transitions.requeue(tx.connection, back, tx.now)
+            put_back = {row.id for row in back}
+            for task in (*found, *executions):
+                if task.id in put_back:
+                    self._lanes.refuse(task)
+        self._has_executions = bool(executions)
+        asked = Counter(task.queue for task in (*found, *executions))
+        for queue in {task.queue for task in executions}:
+            self._executes.add(queue)
+            self._has_more |= asked[queue] >= rooms.get(queue, 0)
+        self._executes -= {task.queue for task in found}
+        return [task for task in found if task.id not in excess]
+
     def _keep_back(self, tx: Transaction, rooms: Mapping[str, int], unknown_timeout: float) -> None:
         """Take tasks for which there is no place from the front of their queues, so that others come to their turn."""
         capabilities = self._fleet.capabilities
-        full: dict[str, list[str]] = defaultdict(list)
+        full: list[tuple[str, str, str]] = []
         for crowd in capabilities.crowds:
-            if not crowd.wanted and crowd.queue in rooms and capabilities.room(crowd) == 0:
-                full[crowd.queue].append(crowd.name)
+            is_of_tasks = not crowd.wanted or is_announced(crowd.wanted)
+            if is_of_tasks and crowd.queue in rooms and capabilities.room(crowd) == 0:
+                full.append((crowd.queue, crowd.name, crowd.hold))
         if full and waiting.keep_back(tx.connection, full, tx.now + timedelta(seconds=unknown_timeout), self._batch):
             capabilities.grows = True
 
@@ -144,9 +192,16 @@ class Dispatcher(Remembering):
     def _rooms(self, tx: Transaction, news: News) -> dict[str, int]:
         """Return how many tasks each queue may be given now."""
         rooms: dict[str, int] = {}
+        executions = self._fleet.capabilities.executions
+        gone = executions.among(landed(news, self._fleet.capabilities))
+        self._slot_rooms = {}
         for queue in self._fleet.queues:
             outstanding = self._outstanding[queue] - news.capacity.landed[queue]
-            free = room(self._fleet.slots(queue), outstanding, self._rates.get(queue, 0.0))
+            in_slots = outstanding - executions.outstanding[queue] + gone[queue]
+            free = room(self._fleet.slots(queue), in_slots, self._rates.get(queue, 0.0))
+            self._slot_rooms[queue] = free
+            if queue in self._executes:
+                free = max(free, executions.room(self._fleet.capabilities.watching(queue)))
             limits = self._settings.get(queue) if self._settings else None
             if limits is not None:
                 free = min(free, self._allowed(limits, outstanding, tx.now.timestamp()))
@@ -187,7 +242,7 @@ class Dispatcher(Remembering):
 
     def due_in(self, now: datetime) -> float:
         """Return how many seconds may pass before a rate allows more; infinite if none is waited for."""
-        if self._fleet.capabilities.grows:
+        if self._fleet.capabilities.grows or self._has_more:
             return 0.0
         seconds = self._lanes.due_in(now.timestamp())
         times = [] if seconds is None else [seconds]
@@ -231,8 +286,15 @@ class Dispatcher(Remembering):
             capabilities.deny(worker, name)
         capabilities.lacking.update(news.capacity.lacking)
         placed = {}
-        if capabilities.mixed:
-            placed = {task.id: task.to for task in news.sent() if task.to is not None and task.worker is None}
+        executions: dict[bytes, tuple[str, str]] = {}
+        if capabilities.mixed or self._has_executions:
+            for task in news.sent():
+                if task.to is not None and executor_of(task.options) is not None:
+                    executions[task.id] = task.queue, task.to
+                elif task.to is not None and task.worker is None:
+                    placed[task.id] = task.to
+        if executions or capabilities.executions:
+            capabilities.executions.committed(executions, landed(news, capabilities))
         capabilities.committed(placed, news.over())
 
     def messages(self, claimed: Sequence[Claimed]) -> dict[str, list[bytes]]:

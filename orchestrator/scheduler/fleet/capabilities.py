@@ -18,7 +18,9 @@ from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
+from orchestrator.domain.executors.call import has_means, is_announced
 from orchestrator.domain.fleet.window import HORIZON
+from orchestrator.scheduler.fleet.executions import Executions
 from orchestrator.transport.codec import Heartbeat
 
 ANY_FUNCTION = "*:*"
@@ -58,7 +60,8 @@ class Capabilities:
         self.crowds: set[Crowd] = set()
         """What may be kept back."""
         self.lacking: set[str] = set()
-        """Data keys for which tasks may be kept back."""
+        """Why tasks may be kept back that no worker can open, or has the executor of."""
+        self.executions = Executions()
         self.grows = False
         """Something was kept back, so others may come to the front."""
         self.rates: Mapping[str, float] = {}
@@ -86,11 +89,13 @@ class Capabilities:
         for beat in beats:
             self._names[beat.names] = names.get(beat.names, frozenset())
             self._slots[beat.worker], self._running[beat.worker] = beat.slots, beat.running
+            self.executions.heard(beat, now)
             for queue in beat.queues:
                 self._kinds[queue][beat.names].append(beat.worker)
             if beat.worker not in self._members:
                 self._denied.pop(beat.names, None)  # it may have come with other files
         self._members = frozenset(self._slots)
+        self.executions.keep(self._members)
         self._refresh()
 
     def _refresh(self) -> None:
@@ -125,6 +130,8 @@ class Capabilities:
         if name in self._denied.get(kind, ()):
             return False
         names = self._names[kind]
+        if is_announced(name):
+            return has_means(names, name)
         return name in names or (":" in name and ANY_FUNCTION in names)
 
     def denied(self) -> list[tuple[str, str]]:
@@ -146,12 +153,23 @@ class Capabilities:
             self._load.subtract(self._placed[task] for task in set(over) if task in self._placed)
         self._lines = {}
 
+    def executing(self, queue: str, means: str) -> list[str]:
+        """Return the workers of a queue that have an executor."""
+        kinds = self.who(queue, means)
+        return self._of(queue, frozenset(self._kinds.get(queue, ())) if kinds is None else kinds)
+
+    def watching(self, queue: str) -> list[str]:
+        """Return the workers of a queue."""
+        return self._of(queue, frozenset(self._kinds.get(queue, ())))
+
     def places(self, queue: str, kinds: Kinds) -> int:
         """Return how many tasks workers of these kinds can still be given."""
         return sum(max(0, self._limit(queue, worker) - self._load[worker]) for worker in self._of(queue, kinds))
 
     def room(self, crowd: Crowd) -> int | None:
         """Return how many of those that are kept back have a place now; None if they need not wait for any."""
+        if is_announced(crowd.wanted):
+            return self.executions.room(self.executing(crowd.queue, crowd.wanted))
         kinds = self.who(crowd.queue, crowd.wanted or crowd.name) if crowd.queue in self.mixed else None
         return self.places(crowd.queue, kinds) if kinds else None
 
@@ -195,4 +213,4 @@ class Capabilities:
 
     def holder(self, task: bytes) -> str | None:
         """Return the worker that a task was placed with, also if the last tick has ended it."""
-        return self._placed.get(task) or self._left.get(task)
+        return self._placed.get(task) or self._left.get(task) or self.executions.watcher(task)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from orchestrator.domain.executors.call import has_means, is_announced
 from orchestrator.scheduler.fleet.capabilities import ANY_FUNCTION, Capabilities
 from orchestrator.transport.codec import Heartbeat, unpack_attempts
 
@@ -109,6 +110,8 @@ class Fleet:
         if queue in self.capabilities.mixed:
             return self.capabilities.who(queue, name) != frozenset()
         known = self._known.get(queue, frozenset())
+        if is_announced(name):
+            return has_means(known, name)
         return name in known or (":" in name and ANY_FUNCTION in known)
 
     def known(self) -> set[tuple[str, str]]:

@@ -127,9 +127,9 @@ class FleetWatch(Remembering):
         self._recorded = recorded = _Recorded()
         for beat in self._fleet.beats.values():
             if beat.doubtful:  # it was stopped or cut off, and asks which of its attempts no longer count
-                recorded.orders[beat.worker] = {"stop": _stale(tx, beat), "go_on": True}
-            elif self._monotonic() < self._doubts_until and (stale := _stale(tx, beat)):
-                recorded.orders[beat.worker] = {"stop": stale}
+                recorded.orders[beat.worker] = {**_stale(tx, beat), "go_on": True}
+            elif self._monotonic() < self._doubts_until and (stale := _stale(tx, beat))["stop"]:
+                recorded.orders[beat.worker] = stale
             elif beat.burst and not beat.draining and not waiting.is_busy(tx.connection, beat.queues):
                 recorded.orders[beat.worker] = {"drain": True}
             elif beat.hungry and waiting.has_ready(tx.connection, beat.queues):
@@ -179,10 +179,12 @@ class FleetWatch(Remembering):
         )
 
 
-def _stale(tx: Transaction, beat: Heartbeat) -> list[Attempt]:
-    """Return what a worker holds and what counts no more; what has succeeded has counted."""
+def _stale(tx: Transaction, beat: Heartbeat) -> dict[str, list[Attempt]]:
+    """Return what a worker holds and what counts no more, as an order; what has succeeded has counted."""
     held = unpack_attempts(beat.held)
     current = waiting.current(tx.connection, held) if held else set()
     over = [attempt for attempt in held if attempt not in current]
     counted = waiting.succeeded(tx.connection, over) if over else set()
-    return [Attempt(*attempt) for attempt in over if attempt not in counted]
+    stop = [attempt for attempt in over if attempt not in counted]
+    moved = waiting.moved(tx.connection, stop) if stop else set()
+    return {"stop": [Attempt(*attempt) for attempt in stop], "moved": [Attempt(*attempt) for attempt in sorted(moved)]}

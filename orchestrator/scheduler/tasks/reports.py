@@ -27,6 +27,7 @@ from orchestrator.domain.tasks.task import (
     TaskError,
     after_failure,
     after_loss,
+    executor_of,
     parse_options,
 )
 from orchestrator.scheduler.code.batches import apply_activations
@@ -126,7 +127,7 @@ class Reports:
             elif isinstance(report, Returned) and report.data_key:
                 hold = hold_for_key(report.data_key)
                 again.append(Requeue(report.id, report.attempt, self.unknown_timeout, hold=hold))
-                news.capacity.lacking.append(report.data_key)
+                news.capacity.lacking.append(hold)
             elif isinstance(report, Returned):
                 again.append(Requeue(report.id, report.attempt, report.delay))
                 if report.unknown:
@@ -191,6 +192,7 @@ def _decide(
     policies = waiting.policies(tx.connection, [report.id for _, report in unhappy])
     lost = [report.id for _, report in unhappy if isinstance(report, Lost)]
     deaths = waiting.deaths(tx.connection, lost) if lost else {}
+    executions = {task for task, policy in policies.items() if executor_of(policy.options) is not None}
     for worker, report in unhappy:
         policy = policies.get(report.id)
         if policy is None:
@@ -200,6 +202,9 @@ def _decide(
             error, duration = report.error, max(0.0, report.duration)
             options = parse_options(policy.options)
             decision = after_failure(report, options.retry, policy.failures, random.random())
+        elif report.id in executions:  # whoever watched it has died; it goes on elsewhere, and nobody is to blame
+            outcome, error, duration = "lost", watcher_lost(report), None
+            decision = RetryTask(delay=0.0)
         else:
             before = deaths.get(report.id, 0)
             outcome, error, duration = "lost", lost_error(report, policy.losses, before, loss_limit), None
@@ -213,7 +218,7 @@ def _decide(
                     decision.delay,
                     decision.failures,
                     decision.losses,
-                    alone=isinstance(report, Lost),
+                    alone=isinstance(report, Lost) and report.id not in executions,
                     outcome=outcome,
                     error=text,
                     worker=worker,
@@ -238,6 +243,12 @@ def _decide(
     if stuck:
         mark_stuck(tx, news, stuck)
     return endings
+
+
+def watcher_lost(report: Lost) -> TaskError:
+    """Describe how the worker was lost that watched an execution."""
+    said = f"was not heard from for {report.unheard:.1f} s" if report.unheard else f"died: {_died_of(report)}"
+    return TaskError("WorkerLost", f"The worker that watched this execution {said}. Another goes on watching it.")
 
 
 def lost_error(report: Lost, losses: int, deaths: int, limit: int) -> TaskError:

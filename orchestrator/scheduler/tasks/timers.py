@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from orchestrator.domain.code.activation import Violation
+from orchestrator.domain.executors.call import announced, is_announced
 from orchestrator.domain.states import TaskState
-from orchestrator.domain.tasks.obstacles import hold_for_key, key_of_hold, no_data_key, no_database
+from orchestrator.domain.tasks.obstacles import executor_of_hold, key_of_hold, no_data_key, no_database, no_executor
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.runs import json_text
 from orchestrator.scheduler.fleet.view import Fleet
@@ -48,8 +49,11 @@ def fail_unknown(tx: Transaction, news: News, fleet: Fleet, limit: int) -> None:
             if key_name(key) not in fleet.known_on(queue):
                 errors[task] = TaskError("Sealed", f"{no_data_key(queue, repr(name), key)}.")
                 unopened.add(task)
+        elif (wants := executor_of_hold(hold)) is not None:
+            if not fleet.knows(queue, announced(wants)):
+                errors[task] = TaskError("ConfigurationError", f"{no_executor(queue, repr(name), wants)}.")
         elif not fleet.knows(queue, name):
-            known = [known for known in fleet.known_on(queue) if key_of_name(known) is None]
+            known = [one for one in fleet.known_on(queue) if key_of_name(one) is None and not is_announced(one)]
             errors[task] = (
                 TaskError("ConfigurationError", no_database(queue, repr(name)))
                 if name in known and not is_turn
@@ -76,16 +80,23 @@ def _stuck(error: TaskError) -> str:
 
 
 def release_known(tx: Transaction, news: News, fleet: Fleet, limit: int) -> None:
-    """Make tasks ready again that were held back because no worker knew them, or could open them, and now one does."""
+    """Make tasks ready again that were held back because no worker knew them, or could do them, and now one does."""
     known = fleet.known()
     lacking = fleet.capabilities.lacking
-    held = ((queue, key_of_name(name)) for queue, name in known) if lacking else ()
-    if opened := [(queue, hold_for_key(key)) for queue, key in held if key is not None and key in lacking]:
+    if opened := [(queue, hold) for hold in lacking for queue in fleet.queues if _can_do(fleet, queue, hold)]:
         news.wakeups.has_requests |= bool(waiting.release_opened(tx.connection, opened, limit))
     if known:
         denied = fleet.capabilities.denied()
         released = waiting.release_known(tx.connection, sorted(known), limit, denied=denied)
         news.wakeups.has_requests |= bool(released)
+
+
+def _can_do(fleet: Fleet, queue: str, hold: str) -> bool:
+    """Say whether a worker of a queue has what tasks wait for that are held so."""
+    key, wants = key_of_hold(hold), executor_of_hold(hold)
+    if key is not None:
+        return key_name(key) in fleet.known_on(queue)
+    return wants is not None and fleet.knows(queue, announced(wants))
 
 
 def release_crowded(tx: Transaction, news: News, fleet: Fleet, over: Iterable[bytes], limit: int) -> None:

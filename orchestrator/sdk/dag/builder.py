@@ -15,6 +15,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import msgspec
 
 from orchestrator.domain.dag.definition import Definition, Param, ParamType, Trigger
+from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.tasks.task import Task
 
@@ -78,6 +79,12 @@ class StepOptions(Defaults, total=False):
     concurrency_key: Reference | str
     on_failure: Literal["run", "skip"]
     when: Reference | str | bool
+
+
+class ExecutorStepOptions(StepOptions, total=False):
+    """Options of a step that an executor does."""
+
+    executor_options: Mapping[str, Any]
 
 
 class WorkflowOptions(TypedDict, total=False):
@@ -148,6 +155,13 @@ class Workflow:
         """Add a step that starts another workflow and waits for it; `input` is what that is started with."""
         child = workflow.name if isinstance(workflow, Workflow) else workflow
         return self._add(name, {"workflow": child, **options})
+
+    def executor(self, name: str, executor: ExecutorOptions | str, **options: Unpack[ExecutorStepOptions]) -> Output:
+        """Add a step that is done outside Python: `flow.executor("thumbs", Process(command=["convert"]), input=…)`."""
+        if isinstance(executor, ExecutorOptions):
+            return self._add(name, {"executor": executor.executor, "with": msgspec.to_builtins(executor), **options})
+        given = options.pop("executor_options", {})
+        return self._add(name, {"executor": executor, **({"with": dict(given)} if given else {}), **options})
 
     def definition(self) -> Definition:
         """Return the workflow as data, or say everything that is wrong with it."""

@@ -19,13 +19,27 @@ import yaml
 from orchestrator.domain.dag.checks import IDENTIFIER, RESERVED, STEP_NAME, Problem, check
 from orchestrator.domain.dag.checks import Path as Place
 from orchestrator.domain.dag.definition import Concurrency, Definition, EventTrigger, Hook, Param, Step, Trigger
+from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.dag.operators import KEYWORDS, shortened
 from orchestrator.domain.durations import format_duration
+from orchestrator.domain.executors.registry import BUILT_IN, IN_WORKER
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.dag import document
 from orchestrator.sdk.dag.document import Node
-from orchestrator.sdk.dag.fields import BAD, Bad, Field, Fields, Schema, Table, choice, mapping_schema, table_of
+from orchestrator.sdk.dag.fields import (
+    BAD,
+    Bad,
+    Field,
+    Fields,
+    Schema,
+    Table,
+    choice,
+    mapping_schema,
+    plain_object,
+    table_of,
+)
 from orchestrator.sdk.dag.schedule_fields import FIELD as SCHEDULE
+from orchestrator.sdk.tasks.executors import find_problems
 
 _MOST_PROBLEMS = 50
 _LONGEST_SHOWN = 128
@@ -127,6 +141,7 @@ def schema() -> Schema:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Workflow",
         "description": "A workflow of orchestrator: tasks and what they depend on.",
+        "$defs": _OPTIONS,
     } | mapping_schema(_WORKFLOW, required=["name", "tasks"])
 
 
@@ -165,6 +180,15 @@ def _each(make: Callable[..., Any], expected: str, table: Table, kinds: tuple[st
     return Field(convert, {"oneOf": [one, {"type": "array", "items": one}]})
 
 
+def _executor(reader: Fields, node: Node, path: Place) -> str | Bad:
+    """Read the name of an executor; whether its options fit is seen when all of the step is there."""
+    if node.value == IN_WORKER:
+        return reader.problem(path, f"{IN_WORKER} runs registered functions: give the step a task instead.")
+    if not isinstance(node.value, str):
+        return reader.mismatch(node, path, "the name of an executor, such as process")
+    return node.value
+
+
 def _tasks(reader: Fields, node: Node, path: Place) -> dict[str, dict[str, Any]] | Bad:
     if not isinstance(node.value, dict):
         return reader.mismatch(node, path, "a mapping of tasks by name")
@@ -178,7 +202,23 @@ def _defaults(reader: Fields, node: Node, path: Place) -> dict[str, Any]:
 
 _PARAM = table_of(Param)
 _CONCURRENCY = table_of(Concurrency)
-_STEP = table_of(Step)
+_, _OPTIONS = msgspec.json.schema_components(BUILT_IN.values(), ref_template="#/$defs/{name}")
+_SAID: list[Schema] = [
+    {
+        "if": {"required": ["executor"], "properties": {"executor": {"const": name}}},
+        "then": {
+            "properties": {"with": {"$ref": f"#/$defs/{kind.__name__}"}},
+            "required": ["with"] if any(field.required for field in msgspec.structs.fields(kind)) else [],
+        },
+    }
+    for name, kind in BUILT_IN.items()
+]
+"""What can be said to each executor, for editors."""
+_STEP = table_of(
+    Step,
+    executor=Field(_executor, {"type": "string", "examples": sorted(BUILT_IN)}),
+    with_=Field(plain_object, {"type": "object"}),
+)
 _DEFAULTS = {key: _STEP[key] for key in ("retries", "timeout", "queue", "priority", "trigger")}
 _on_failure = choice(("run", "skip"))
 _STEP["on_failure"] = Field(
@@ -193,8 +233,10 @@ _TASKS: Schema = {
     "propertyNames": {"pattern": f"^{STEP_NAME.pattern}$", "not": {"enum": sorted(RESERVED | KEYWORDS)}},
     "additionalProperties": mapping_schema(
         _STEP,
-        one_of=("task", "workflow"),
+        one_of=("task", "workflow", "executor"),
         dependentSchemas={"concurrency": {"anyOf": [{"required": ["foreach"]}, {"required": ["parallel"]}]}},
+        dependentRequired={"with": ["executor"]},
+        allOf=_SAID,
         **{"not": {"required": ["foreach", "parallel"]}},
     ),
 }
@@ -249,7 +291,17 @@ def _step(reader: Fields, name: str, defaults: dict[str, Any], own: dict[str, An
         if own.setdefault("trigger", trigger) != trigger:
             message = f"on_failure: {on_failure} means trigger: {trigger}, and trigger says {own['trigger']}: keep one."
             reader.problem(("tasks", name, "on_failure"), message)
-    return Step(name=name, **{**defaults, **own})
+    given = own.pop("with", {})
+    executor = own.get("executor")
+    if executor is not None:
+        path: Place = ("tasks", name)
+        for option, value in given.items():
+            if not parse_template(value).is_constant:
+                message = "expected a constant, found an expression: what differs from run to run is input."
+                reader.problem((*path, "with", option), message)
+        for option, message in find_problems(executor, given):
+            reader.problem((*path, "with", option) if option else (*path, "executor"), message)
+    return Step(name=name, with_=given, **{**defaults, **own})
 
 
 def _consequences(root: Node, definition: Definition, known: list[Problem]) -> Iterator[Problem]:
@@ -290,6 +342,8 @@ def _without(step: Step, parts: Iterable[Place]) -> Step:
         if field == "input" and rest:
             given = {name: value for name, value in step.input.items() if name != rest[0]}
             step = msgspec.structs.replace(step, input=given)
+        elif field == "with":
+            step = msgspec.structs.replace(step, with_={})
         elif field in step.__struct_fields__:
             step = msgspec.structs.replace(step, **{str(field): getattr(bare, str(field))})
     return step

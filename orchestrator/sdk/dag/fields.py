@@ -218,7 +218,7 @@ def table_of(shape: type[msgspec.Struct], kinds: Table = KINDS, **own: Field) ->
             found = own[field.name] if key.kind == "own" else kinds[key.kind]
         described = {"description": key.doc} if key.doc else {}
         default = {"default": field.default} if isinstance(field.default, str) and field.default else {}
-        table[field.name] = Field(found.read, found.schema | key.rules | default | described)
+        table[field.encode_name] = Field(found.read, found.schema | key.rules | default | described)
     return table
 
 

@@ -5,11 +5,12 @@ A dataclass cannot be unpacked into keywords, so names and types stand here a se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict
 
 from orchestrator.domain.code.commands import OnCancel
+from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.domain.tasks.task import DuplicatePolicy, Isolation
 from orchestrator.sdk.tasks.options import Computed, Key
@@ -42,6 +43,8 @@ class GivenOptions(TypedDict, total=False):
     weight: float | Computed[float]
     soft_timeout: float | timedelta | None
     redact: Sequence[str]
+    executor: ExecutorOptions | str | None
+    executor_options: Mapping[str, Any] | None
 
 
 class GivenToWorkflows(TypedDict, total=False):

@@ -17,11 +17,14 @@ import msgspec
 
 from orchestrator.domain import redaction
 from orchestrator.domain.durations import parse_duration
+from orchestrator.domain.executors.call import ExecutorCall
+from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.limits.buckets import Rate, bucket_size, parse_rate
 from orchestrator.domain.limits.names import LONGEST_KEY, key_text, lane_name
 from orchestrator.domain.tasks.retry import RetryPolicy
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, DuplicatePolicy, Isolation, TaskOptions, UniqueKey
 from orchestrator.errors import InvalidTask, InvalidWorkflow, UnknownOption, did_you_mean
+from orchestrator.sdk.tasks.executors import executor_call
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.settings import SHORTEST_RETENTION
 
@@ -92,6 +95,10 @@ class CallOptions:
     """Seconds after which `SoftTimeout` is raised inside the task, which may catch it to clean up."""
     redact: Sequence[str] = ()
     """Arguments, and fields of these and of the result, that nobody is shown: `("token", "card.*")`."""
+    executor: ExecutorOptions | str | None = None
+    """What does the task in place of the function, which gives the signature: `Process(command=["tar"])`, or a name."""
+    executor_options: Mapping[str, Any] | None = None
+    """What is said to an executor that is given by its name."""
 
     def __post_init__(self) -> None:
         if self.queue is not None:
@@ -118,9 +125,25 @@ class CallOptions:
             raise InvalidTask(f"Option store_result: expected True or False, found {self.store_result!r}.")
         if isinstance(self.redact, str) or not all(isinstance(pattern, str) and pattern for pattern in self.redact):
             raise InvalidTask(f'Option redact: expected names such as ("token", "card.*"), found {self.redact!r}.')
+        self._check_executor()
         self._check_times()
         self._check_keys()
         self._check_limits()
+
+    @cached_property
+    def executor_call(self) -> ExecutorCall | None:
+        """What travels with a task that is done outside the worker's own Python."""
+        return executor_call(self.executor, self.executor_options)
+
+    def _check_executor(self) -> None:
+        if self.executor_call is None:
+            return
+        if self.soft_timeout is not None:
+            raise InvalidTask(
+                "Option soft_timeout: it is raised inside a function, and an executor runs none. Use timeout."
+            )
+        if self.isolation != "thread":
+            raise InvalidTask(f"Option isolation: an executor runs no function here, found {self.isolation!r}.")
 
     def _check_times(self) -> None:
         if self.eta is not None:
@@ -223,6 +246,7 @@ class CallOptions:
             weight=DEFAULT_OPTIONS.weight if weight == DEFAULT_OPTIONS.weight else weight,  # msgspec omits by identity
             soft_timeout=None if self.soft_timeout is None else _seconds("soft_timeout", self.soft_timeout),
             redact=tuple(self.redact) or DEFAULT_OPTIONS.redact,
+            executor=self.executor_call,
         )
 
     def redacting(self, everywhere: Sequence[str], names: Sequence[str]) -> CallOptions:

@@ -131,6 +131,14 @@ class Signature:
         extra = named.pop(self._double_star, {}) if self._double_star else {}
         return {**named, **extra}
 
+    def by_name(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Return a call with its arguments by name, as far as they have names, and with defaults: all that is known."""
+        bound = self._signature.bind(*arguments, **keywords)
+        bound.apply_defaults()
+        named = dict(bound.arguments)
+        extra = named.pop(self._double_star, {}) if self._double_star else {}
+        return named.pop(self._star, ()) if self._star else (), {**named, **extra}
+
     def normal(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return a call in the one form that all its spellings share: by place where that is possible."""
         bound = self._signature.bind(*arguments, **keywords)

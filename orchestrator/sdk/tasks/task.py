@@ -239,9 +239,11 @@ class Task(Generic[P, R]):
         options = self._call_options
         settings = self._client.settings
         placed = self._placed or self._place(args, kwargs)
+        if options.executor_call is not None:
+            args, kwargs = self._signature.by_name(args, kwargs)
         if placed.unique is not None:
             self._check_unique(placed.unique, in_run=run_id is not None, in_task=in_task)
-            if placed.unique.same_call:
+            if placed.unique.same_call and options.executor_call is None:
                 args, kwargs = self._signature.normal(args, kwargs)
         return NewTask(
             id=identifier,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -108,39 +108,38 @@ def release_opened(connection: Connection, opened: Sequence[tuple[str, str]], li
     return _RELEASE_OPENED.one(connection, _OPENED(opened), limit=limit)
 
 
-_SEALED = Statement[str]("""
-SELECT /* waiting.sealed */ DISTINCT hold FROM orchestrator.tasks
- WHERE hold IS NOT NULL AND starts_with(hold, 'no data key: ')
+_LACKING = Statement[str]("""
+SELECT /* waiting.lacking */ DISTINCT hold FROM orchestrator.tasks
+ WHERE hold IS NOT NULL AND (starts_with(hold, 'no data key: ') OR starts_with(hold, 'no executor: '))
 """)
 
 
-def sealed(connection: Connection) -> list[str]:
-    """Return why tasks are kept back that wait for a data key; for a new leader."""
-    return _SEALED(connection)
+def lacking(connection: Connection) -> list[str]:
+    """Return why tasks are kept back that wait for a data key or an executor; for a new leader."""
+    return _LACKING(connection)
 
 
-_CROWD = Batch("crowd", "queue text, name text")
+_CROWD = Batch("crowd", "queue text, name text, hold text")
 _KEEP_BACK = Prepared[int](f"""
 WITH /* waiting.keep_back */ kept AS (
-    UPDATE orchestrator.tasks SET hold = 'crowded', wake_at = %(until)s::timestamptz
-     WHERE ctid = ANY (ARRAY(
-           SELECT front.ctid
-             FROM (SELECT DISTINCT queue FROM {_CROWD}) AS asked
-            CROSS JOIN LATERAL (
-                  SELECT ctid, name FROM orchestrator.tasks
-                   WHERE queue = asked.queue AND {READY_PLAIN}
-                   ORDER BY priority DESC, seq LIMIT %(limit)s) AS front
-             JOIN {_CROWD} ON crowd.queue = asked.queue AND crowd.name = front.name))
+    UPDATE orchestrator.tasks t SET hold = found.hold, wake_at = %(until)s::timestamptz
+      FROM (SELECT front.ctid AS place, crowd.hold
+              FROM (SELECT DISTINCT queue FROM {_CROWD}) AS asked
+             CROSS JOIN LATERAL (
+                   SELECT ctid, name FROM orchestrator.tasks
+                    WHERE queue = asked.queue AND {READY_PLAIN}
+                    ORDER BY priority DESC, seq LIMIT %(limit)s) AS front
+              JOIN {_CROWD} ON crowd.queue = asked.queue AND crowd.name = front.name) AS found
+     WHERE t.ctid = found.place
     RETURNING 1
 )
 SELECT count(*) FROM kept
 """)
 
 
-def keep_back(connection: Connection, full: Mapping[str, Sequence[str]], until: datetime, limit: int) -> int:
-    """Keep back tasks of these names, by queue, that stand at its front; return how many."""
-    pairs = [(queue, name) for queue, names in full.items() for name in names]
-    return _KEEP_BACK.one(connection, _CROWD(pairs), until=until, limit=limit)
+def keep_back(connection: Connection, full: Sequence[tuple[str, str, str]], until: datetime, limit: int) -> int:
+    """Keep back tasks, by queue and name, that stand at its front, each for what it is held for; return how many."""
+    return _KEEP_BACK.one(connection, _CROWD(full), until=until, limit=limit)
 
 
 _WANTED = Batch("wanted", "queue text, name text, hold text, places int")
@@ -240,12 +239,14 @@ class InFlight(NamedTuple):
     lane: str | None = None
     is_turn_task: bool = False
     """It carries the turns of a workflow's code, and `worker` may be the one that had the last of them."""
+    is_execution: bool = False
+    """An executor does it, outside of any slot."""
 
 
 _IN_FLIGHT = Prepared[InFlight]("""
 SELECT /* waiting.in_flight */ id, attempt, queue, status, alone, worker,
        extract(epoch FROM now() - dispatched_at)::double precision AS age,
-       lane, coalesce(run_id = id, false) AS is_turn_task
+       lane, coalesce(run_id = id, false) AS is_turn_task, coalesce(options ? 'executor', false) AS is_execution
   FROM orchestrator.tasks WHERE status IN ('dispatched', 'running')
 """)
 
@@ -267,6 +268,18 @@ SELECT /* waiting.current */ asked.id, asked.attempt FROM {_ASKED}
 def current(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
     """Return those of these attempts that still count."""
     return set(_CURRENT(connection, _ASKED(attempts)))
+
+
+_MOVED = Prepared[tuple[bytes, int]](f"""
+SELECT /* waiting.moved */ asked.id, asked.attempt FROM {_ASKED}
+ CROSS JOIN LATERAL (
+       SELECT FROM orchestrator.tasks WHERE id = asked.id AND options ? 'executor' LIMIT 1) AS found
+""")
+
+
+def moved(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
+    """Return those of these attempts, which count no more, whose executions are still to go on."""
+    return set(_MOVED(connection, _ASKED(attempts)))
 
 
 _SUCCEEDED = Prepared[tuple[bytes, int]](f"""

@@ -1,0 +1,46 @@
+"""What travels with a task that is done outside the worker's own Python, and what a worker must have for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+_ANNOUNCED = "@executor:"
+
+
+class ExecutorCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which executor does a task, and how."""
+
+    name: str
+    options: dict[str, Any] = {}
+    """Its `ExecutorOptions`, as plain data."""
+    wants: str = ""
+    """What a worker must have, where that is more than the executor itself: `process /usr/bin/convert`."""
+
+    @property
+    def means(self) -> str:
+        """What a worker that can do it announces, beside the names of its tasks, or a pattern that fits this."""
+        return announced(self.wants or self.name)
+
+
+def announced(wants: str) -> str:
+    """Return how a worker says that it has an executor; `*` in it stands for any text."""
+    return _ANNOUNCED + wants
+
+
+def is_announced(name: str) -> bool:
+    """Say whether what a worker knows is an executor, and no task."""
+    return name.startswith(_ANNOUNCED)
+
+
+def wanted(means: str) -> str:
+    """Return what is announced, in the words of people."""
+    return means.removeprefix(_ANNOUNCED)
+
+
+def has_means(known: Iterable[str], means: str) -> bool:
+    """Say whether one of the things that a worker announces is what a task needs."""
+    return any(name == means or ("*" in name and is_announced(name) and fnmatchcase(means, name)) for name in known)

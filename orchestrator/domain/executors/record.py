@@ -1,0 +1,72 @@
+"""What is kept of an execution with its task, for whoever watches it next.
+
+The leader chooses the name when it first claims a try of the task, in the transaction that claims it. So all who are
+given an attempt of that try use the same name, also one that was cut off and does not know that another has it by now.
+The worker adds the external id before the attempt counts as started.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from orchestrator.domain.ids import to_text
+
+_TAG = b"\xa9execution"
+"""The text `execution` in MessagePack, with which the details of such a task begin."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One execution, as the row of its task has it."""
+
+    name: str
+    attempt: int
+    """The first attempt that it was given to."""
+    failures: int
+    """How often the task had failed before: after another failure, this execution is over."""
+    since: float
+    """When it was first given to a worker, in seconds since 1970 by the clock of Postgres."""
+    external_id: str = ""
+    """What the executor calls it; empty until it has been started, as far as anybody knows."""
+    host: str = ""
+    """The machine whose workers alone can watch it, if so."""
+    elapsed: float = 0.0
+    """Seconds since then, told by the leader with each attempt, so that no two clocks are compared."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def execution_name(task: bytes, attempt: int) -> str:
+    """Return the name of the execution that an attempt begins: unlike that of any other try of any task."""
+    return f"task-{to_text(task)}-{attempt}"
+
+
+def encode_record(record: Record) -> bytes:
+    """Return a record as it is kept."""
+    return b"\x92" + _TAG + _encoder.encode(record)
+
+
+def decode_record(details: bytes | None) -> Record | None:
+    """Return what is kept of an execution; None if nothing is, or it is something else."""
+    if details is None or not is_record(details):
+        return None
+    try:
+        return _decoder.decode(details[1 + len(_TAG) :])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def is_record(details: bytes) -> bool:
+    """Say whether details are about an execution. They hold no values of anybody's, and are never sealed."""
+    return details.startswith(b"\x92" + _TAG)
+
+
+def next_record(task: bytes, attempt: int, failures: int, details: bytes | None, now: float) -> tuple[Record, bool]:
+    """Return the record that goes with an attempt, and whether it is new and is to be kept."""
+    known = decode_record(details)
+    if known is None or known.failures != failures:
+        return Record(name=execution_name(task, attempt), attempt=attempt, failures=failures, since=now), True
+    if not known.external_id:  # as far as anybody knows, its time has not begun
+        return msgspec.structs.replace(known, since=now, elapsed=0.0), False
+    return msgspec.structs.replace(known, elapsed=max(0.0, now - known.since)), False

@@ -1,0 +1,96 @@
+"""Hand executions to workers: each to one that has its executor, under a name that is kept before anybody starts it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from orchestrator.domain.executors.call import wanted
+from orchestrator.domain.executors.record import encode_record, next_record
+from orchestrator.domain.states import IN_FLIGHT_STATES
+from orchestrator.domain.tasks.obstacles import hold_for_executor
+from orchestrator.domain.tasks.task import Noted, executor_of
+from orchestrator.scheduler.fleet.capabilities import Capabilities, Crowd
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.transaction import Transaction
+from orchestrator.store.tasks import details
+from orchestrator.store.tasks.claims import Claimed
+from orchestrator.store.tasks.transitions import Requeue
+
+_MACHINE_IS_AWAY = 1.0
+"""Seconds before an execution is looked at again whose machine has no worker at the moment."""
+
+
+def split(found: Sequence[Claimed]) -> tuple[list[Claimed], list[Claimed]]:
+    """Return what workers run in their slots, and what executors do."""
+    executions = [task for task in found if executor_of(task.options) is not None]
+    if not executions:
+        return list(found), []
+    return [task for task in found if executor_of(task.options) is None], executions
+
+
+def place_executions(
+    tx: Transaction, news: News, capabilities: Capabilities, tasks: Iterable[Claimed], unknown_timeout: float
+) -> list[Requeue]:
+    """Send executions to workers with room; return those that are to wait."""
+    back: list[Requeue] = []
+    notes: list[Noted] = []
+    workers: dict[tuple[str, str], tuple[str, ...]] = {}
+    capabilities.executions.begin()
+    now = tx.now.timestamp()
+    for task in tasks:
+        call = executor_of(task.options)
+        assert call is not None
+        able = workers.get((task.queue, call.means))
+        if able is None:
+            able = workers[task.queue, call.means] = tuple(capabilities.executing(task.queue, call.means))
+        if not able:
+            hold = hold_for_executor(wanted(call.means))
+            back.append(Requeue(task.id, task.attempt, unknown_timeout, hold=hold))
+            news.capacity.lacking.append(hold)
+            continue
+        record, is_new = next_record(task.id, task.attempt, task.failures, task.details, now)
+        host = record.host
+        if host and capabilities.executions.waits_for(host, able):
+            back.append(Requeue(task.id, task.attempt, _MACHINE_IS_AWAY))
+            continue
+        on_host = host and any(capabilities.executions.is_on(worker, host) for worker in able)
+        worker = capabilities.executions.place(able, host if on_host else "")
+        if worker is None:
+            crowd = Crowd(task.queue, task.name, call.means)
+            back.append(Requeue(task.id, task.attempt, unknown_timeout, hold=crowd.hold))
+            news.capacity.crowds[crowd] = True
+            continue
+        kept = encode_record(record)
+        if is_new:
+            notes.append(Noted(task.id, task.attempt, kept))
+        news.outgoing.claimed.append(task._replace(to=worker, details=kept, alone=False))
+    if notes:
+        details.save(tx.connection, notes)
+    news.wakeups.delayed |= any(row.hold is None for row in back)
+    return back
+
+
+def landed(news: News, capabilities: Capabilities) -> list[bytes]:
+    """Return the executions that are no longer in flight."""
+    executions = capabilities.executions
+    if not executions:
+        return []
+    return [
+        task.id
+        for task in news.outgoing.moved
+        if task.before in IN_FLIGHT_STATES
+        and task.state not in IN_FLIGHT_STATES
+        and executions.watcher(task.id) is not None
+    ]
+
+
+def over_room(tasks: Sequence[Claimed], rooms: Mapping[str, int]) -> set[bytes]:
+    """Return the tasks, of those that need slots, for which their queues have none."""
+    taken: Counter[str] = Counter()
+    excess: set[bytes] = set()
+    for task in tasks:
+        taken[task.queue] += 1
+        if taken[task.queue] > rooms.get(task.queue, 0):
+            excess.add(task.id)
+    return excess

@@ -1,0 +1,161 @@
+"""The remote side of the executor `bureau`, in a thread of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from orchestrator.domain.executors.options import ExecutorOptions
+from tests.acceptance.executors.harness import Harness
+from tests.acceptance.stack import Stack
+
+PLUGIN = Path(__file__).parent / "bureau"
+sys.path.insert(0, str(PLUGIN))  # where its entry point is found, as that of an installed package would be
+
+
+class _Work:
+    def __init__(self, input: dict[str, Any]) -> None:
+        self.input = input
+        self.end: dict[str, Any] | None = None
+        self.changed = asyncio.Event()
+
+
+class BureauHarness(Harness):
+    """A bureau that counts."""
+
+    name = "bureau"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.works: dict[str, _Work] = {}
+        self.begun: list[str] = []
+        self.released: list[str] = []
+        self.crash: dict[str, Any] = {}
+        """By verb, what is called when it is asked for, before it is done (`before …`) or answered."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._talks: set[asyncio.StreamWriter] = set()
+
+    def prepare(self, stack: Stack) -> None:
+        path = [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
+        stack.environment["PYTHONPATH"] = os.pathsep.join(path)
+
+    def options(self) -> ExecutorOptions:
+        options: ExecutorOptions = import_module("bureau").Bureau(port=self.port)
+        return options
+
+    def started(self, id: str) -> int:
+        return self.begun.count(id)
+
+    def is_running(self, id: str) -> bool:
+        return any(work.input.get("id") == id and work.end is None for work in self.works.values())
+
+    def let_go(self, id: str, value: Any = None) -> None:
+        self._end(id, {"result": value})
+
+    def lose(self, id: str) -> None:
+        self._end(id, {"gone": True})
+
+    def go_down(self) -> None:
+        async def down() -> None:
+            self._server.close()
+            for writer in list(self._talks):
+                writer.transport.abort()
+
+        self._call(down())
+
+    def come_back(self) -> None:
+        self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", self.port))
+
+    def close(self) -> None:
+        self.go_down()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def _end(self, id: str, end: dict[str, Any]) -> None:
+        async def tell() -> None:
+            for work in self.works.values():
+                if work.input.get("id") == id and work.end is None:
+                    work.end = end
+                    work.changed.set()
+
+        self._call(tell())
+
+    def _call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._talks.add(writer)
+        try:
+            asked = json.loads(await reader.readline())
+            verb, name = asked["verb"], asked["name"]
+            await self._strike(f"before {verb}")
+            work = self.works.get(name)
+            if verb == "submit":
+                if work is None:
+                    work = self.works[name] = _Work(asked["input"])
+                    self.begun.append(work.input.get("id", ""))
+                    self._do(work)
+                await self._strike(verb)
+                await self._say(writer, {"number": list(self.works).index(name)})
+            elif verb == "watch" and work is not None:
+                await self._tell(work, writer)
+            elif verb == "cancel":
+                if work is not None and work.end is None:
+                    work.end = {"error": "cancelled"}
+                    work.changed.set()
+                await self._say(writer, {})
+            elif verb == "release":
+                self.released.append(name)
+                await self._say(writer, {})
+            else:
+                await self._say(writer, {"gone": True})
+        except (OSError, json.JSONDecodeError):
+            pass
+        finally:
+            self._talks.discard(writer)
+            writer.close()
+
+    async def _strike(self, moment: str) -> None:
+        if (struck := self.crash.pop(moment, None)) is not None:
+            await asyncio.get_running_loop().run_in_executor(None, struck)
+
+    def _do(self, work: _Work) -> None:
+        do = work.input.get("do")
+        if do == "return":
+            work.end = {"result": work.input.get("value")}
+        elif do == "fail":
+            work.end = {"error": work.input["message"], "retryable": work.input.get("retryable", True)}
+        elif do == "large":
+            work.end = {"result": "x" * work.input["bytes"]}
+        elif do == "say":
+            work.end = {"result": work.input["lines"]}
+
+    async def _tell(self, work: _Work, writer: asyncio.StreamWriter) -> None:
+        await self._strike("watch")
+        if work.input.get("do") == "say":
+            for number in range(work.input["lines"]):
+                await self._say(writer, {"log": f"line {number}"})
+            await self._say(writer, {"progress": [1, 2, "half"]})
+        if work.input.get("do") == "garbage":
+            writer.write(b"\x00\xff no JSON at all\n")
+            await writer.drain()
+            return
+        if work.end is None:
+            await work.changed.wait()
+        await self._strike("end")
+        await self._say(writer, work.end or {})
+
+    async def _say(self, writer: asyncio.StreamWriter, said: dict[str, Any]) -> None:
+        writer.write(json.dumps(said).encode() + b"\n")
+        await writer.drain()

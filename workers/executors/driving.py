@@ -1,0 +1,363 @@
+"""Drive executions from their start to their end: what is the same for all executors.
+
+    leader   claims a try, and keeps the name of its execution in the same transaction
+    driver   submit, under that name      ── dies here: the next one submits again, and finds it
+             the external id is kept      ── dies here: the next one watches it
+             started
+             watch                        ── dies here: the next one watches it
+             the end is reported, and applied
+             release
+
+All of it runs on the event loop of the worker process; an execution is a coroutine and a row in the table of what is
+held, and no thread. A worker that stops hands its executions back at once, and does not end them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
+from orchestrator.domain.executors.record import Record, decode_record, encode_record, execution_name
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.redaction import scrub
+from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.task import Failed, Noted, Returned, Started, Succeeded, TaskError
+from orchestrator.errors import TaskAborted, TaskTimeout
+from orchestrator.telemetry import get_logger
+from orchestrator.transport.codec import LogLine, ProgressMark
+from orchestrator.workers.executors import registry
+from orchestrator.workers.executors.protocol import Executor, Gone, Setup, Unreachable
+from orchestrator.workers.reporting.reporter import Reporter
+from orchestrator.workers.reporting.task_log import TaskLog
+from orchestrator.workers.running.job import Job, Stage
+from orchestrator.workers.running.runner import Runner
+from orchestrator.workers.running.task_runtime import Outbox, interruption
+
+log = get_logger("worker")
+
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
+"""Seconds between two tries to reach whatever does the work."""
+_CANCEL_FOR = 30.0
+"""Seconds in which work that was to end should have; then its attempt is reported, and goes on being cancelled."""
+_CANCEL_ON = 600.0
+"""Seconds after which nobody tries to cancel it any more."""
+_RELEASE_AFTER = 3.0
+"""Seconds between the end and the release. A worker that was cut off learns in that time that others watch by now."""
+_LONGEST_LINE = 10_000
+
+T = TypeVar("T")
+
+
+class _Job:
+    """One execution that is watched here."""
+
+    __slots__ = ("execution", "executor", "external_id", "job", "record")
+
+    def __init__(self, job: Job, executor: Executor, execution: Execution, record: Record) -> None:
+        self.job = job
+        self.executor = executor
+        self.execution = execution
+        self.record = record
+        self.external_id = record.external_id
+
+
+class _Listener:
+    """Passes on what is heard of an execution."""
+
+    def __init__(self, job: Job, outbox: Outbox) -> None:
+        self._job = job
+        self._outbox = outbox
+
+    def log(self, line: str, *, level: str = "info") -> None:
+        if self._job.stage is Stage.RUNNING:
+            text = scrub(line[:_LONGEST_LINE], self._job.secrets)
+            self._outbox.log(self._job.dispatch.id, LogLine(time.time(), self._job.dispatch.attempt, level, text))
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        if self._job.stage is Stage.RUNNING:
+            fraction = min(1.0, max(0.0, done / total if total else done))
+            self._outbox.mark(self._job.dispatch.id, ProgressMark(self._job.dispatch.attempt, fraction, message))
+
+
+class Driver:
+    """All executions of a worker process."""
+
+    def __init__(
+        self, runner: Runner, outbox: Outbox, reporter: Reporter, task_log: TaskLog, setup: Setup, limit: int
+    ) -> None:
+        self._runner = runner
+        self._outbox = outbox
+        self._reporter = reporter
+        self._task_log = task_log
+        self._setup = setup
+        self.limit = limit
+        """How many it watches at once."""
+        self._executors: dict[str, Executor] = {}
+        self._jobs: dict[int, Job] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._freed = threading.Event()
+        self._hurry = asyncio.Event()
+        """This process ends: what is over is released at once."""
+        self.in_doubt = False
+        """Nobody has heard of this worker, so others may watch what it watches."""
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def room(self) -> int:
+        """Return how many more it takes."""
+        return self.limit - len(self._jobs)
+
+    def wait_for_room(self, timeout: float) -> int:
+        """Return the room, waiting for some if there is none."""
+        if self.room <= 0:
+            self._freed.clear()
+            if self.room <= 0:
+                self._freed.wait(timeout)
+        return max(0, self.room)
+
+    def finish(self, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
+        """Release what is over, for so many seconds at most: the process ends."""
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._hurry.set)
+        give_up_at = time.monotonic() + timeout
+        while self._background and time.monotonic() < give_up_at:
+            time.sleep(0.01)
+
+    def accept(self, job: Job) -> None:
+        """Count a job that is about to be driven."""
+        self._jobs[id(job)] = job
+
+    # -- letting go
+
+    def let_go_all(self, reason: str) -> int:
+        """Hand everything back, and let the work go on; return how many."""
+        return sum(self.let_go(job, reason) for job in list(self._jobs.values()))
+
+    def let_go(self, job: Job, reason: str) -> bool:
+        """Hand a job back, from any thread, and let the work go on: somebody else will watch it."""
+        if not (job.take_back() or job.finish()):
+            return False
+        self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason), job)
+        self._forget(job)
+        if job.interrupt is not None:
+            job.interrupt(TaskAborted)
+        return True
+
+    def revoke(self, wanted: set[tuple[bytes, int]], moved: set[tuple[bytes, int]]) -> None:
+        """Stop attempts that no longer count: those that have `moved` are others' now, the rest is cancelled."""
+        now = time.monotonic()
+        for job in list(self._jobs.values()):
+            attempt = job.dispatch.id, job.dispatch.attempt
+            if attempt in moved:
+                self.let_go(job, "another attempt counts")
+            elif attempt in wanted:
+                job.stop_with(TaskAborted, now)
+
+    # -- one execution
+
+    async def drive(self, job: Job) -> None:
+        """Take a job from its start to its end."""
+        try:
+            if not job.begin(time.monotonic()):
+                return
+            current, loop = asyncio.current_task(), asyncio.get_running_loop()
+            assert current is not None
+            job.interruptible(lambda _: _ignore(loop.call_soon_threadsafe(current.cancel)))
+            try:
+                watched = await self._begin(job)
+            except BaseException as error:  # noqa: BLE001  # no fault of the work, which has not begun
+                self._end(job, self._runner.failure(job, error))
+                return
+            if watched is not None:
+                await self._go_on(watched)
+        finally:
+            self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        self._jobs.pop(id(job), None)
+        self._freed.set()
+
+    async def _begin(self, job: Job) -> _Job | None:
+        """Return an execution with its executor; None if this worker has none, and has handed it back."""
+        call = job.options.executor
+        assert call is not None
+        executor = self._executors.get(call.name)
+        if executor is None:
+            executor = registry.create(call.name, self._setup)
+            if executor is None:
+                self._end(job, Returned(job.dispatch.id, job.dispatch.attempt, f"no executor {call.name}", 0.5))
+                return None
+            self._executors[call.name] = executor
+        record = decode_record(job.dispatch.details)
+        if record is None or record.failures != job.dispatch.failures:  # a leader of an earlier release has sent it
+            record = self._new_record(job)
+            await self._keep(job, record)
+        arguments, keywords = self._runner.call(job)
+        dispatch, step = job.dispatch, job.step
+        count = step.get("count")
+        execution = Execution(
+            name=record.name,
+            task=dispatch.name,
+            task_id=to_text(dispatch.id),
+            attempt=record.attempt,
+            queue=dispatch.queue,
+            options=msgspec.convert(call.options, executor.options),
+            arguments=tuple(arguments),
+            input=keywords,
+            timeout=job.options.timeout,
+            run_id=None if dispatch.run_id is None else to_text(dispatch.run_id),
+            workflow=step.get("workflow"),
+            step=step.get("step"),
+            index=step.get("index") if count is not None else None,
+            count=count,
+        )
+        return _Job(job, executor, execution, record)
+
+    async def _go_on(self, watched: _Job) -> None:
+        job = watched.job
+        left = None if job.options.timeout is None else job.options.timeout - watched.record.elapsed
+        try:
+            async with asyncio.timeout(None if left is None else max(0.0, left)) as limit:
+                outcome = await self._watch(watched)
+            report: AttemptReport = self._report(job, outcome)
+        except BaseException as error:  # noqa: BLE001  # whatever an executor raises is the failure of this try
+            if job.stage is not Stage.RUNNING:
+                return  # it was handed back, and goes on
+            job.uninterruptible()
+            reason = TaskTimeout if limit.expired() else job.interrupted_by
+            if reason is None and isinstance(error, asyncio.CancelledError):
+                self.let_go(job, "its event loop ends")
+                return
+            if reason is None and isinstance(error, Gone):
+                lost = TaskError("ExecutionLost", f"Execution {watched.execution.name} is gone: {error}")
+                report = self._runner.broken(job, lost, retryable=True)
+            else:
+                await self._cancel(watched)
+                report = self._runner.failure(job, error if reason is None else interruption(job, reason))
+        self._end(job, report, watched)
+
+    async def _watch(self, watched: _Job) -> Outcome:
+        """Start it, unless that was done, and return how it ends."""
+        job, execution, executor = watched.job, watched.execution, watched.executor
+        if not watched.external_id:
+            watched.external_id = await self._reach(watched, lambda: executor.submit(execution))
+            host = socket.gethostname() if executor.options.is_local else ""
+            record = msgspec.structs.replace(watched.record, external_id=watched.external_id, host=host)
+            await self._keep(job, record)
+        if job.stage is Stage.RUNNING:
+            job.announced = True
+            age = time.monotonic() - job.started_at
+            self._reporter.report(Started(job.dispatch.id, job.dispatch.attempt, age))
+        listener = _Listener(job, self._outbox)
+        return await self._reach(watched, lambda: executor.watch(execution, watched.external_id, listener))
+
+    async def _reach(self, watched: _Job, call: Callable[[], Awaitable[T]]) -> T:
+        """Call an executor, again and again while whatever does the work cannot be reached."""
+        pause = _FIRST_PAUSE
+        while True:
+            began = time.monotonic()
+            try:
+                return await call()
+            except Unreachable as error:
+                if time.monotonic() - began > 2 * _LONGEST_PAUSE:
+                    pause = _FIRST_PAUSE  # it was there for a while
+                if pause == _FIRST_PAUSE:
+                    log.warning("executor cannot be reached: %s; it is tried again", error, extra=watched.job.fields)
+                await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _cancel(self, watched: _Job) -> None:
+        """End the work. Where that takes long, it goes on while the attempt is reported."""
+        task = asyncio.create_task(self._cancel_on(watched))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        await asyncio.wait([task], timeout=_CANCEL_FOR)
+
+    async def _cancel_on(self, watched: _Job) -> None:
+        executor, execution = watched.executor, watched.execution
+        try:
+            async with asyncio.timeout(_CANCEL_ON):
+                await self._reach(watched, lambda: executor.cancel(execution, watched.external_id))
+        except Exception as error:  # noqa: BLE001  # whatever an executor raises; nobody waits for this
+            log.error("its execution %s could not be cancelled: %r", execution.name, error, extra=watched.job.fields)
+
+    # -- reports
+
+    def _new_record(self, job: Job) -> Record:
+        task = job.dispatch
+        name = execution_name(task.id, task.attempt)
+        return Record(name=name, attempt=task.attempt, failures=task.failures, since=time.time())
+
+    async def _keep(self, job: Job, record: Record) -> None:
+        """Return once the leader has a record with the task, or has seen that the attempt counts no more."""
+        loop = asyncio.get_running_loop()
+        kept: asyncio.Future[None] = loop.create_future()
+
+        def keep() -> None:
+            if not kept.done():
+                kept.set_result(None)
+
+        def applied() -> None:
+            _call_soon(loop, keep)
+
+        record = msgspec.structs.replace(record, elapsed=0.0)
+        self._reporter.report(Noted(job.dispatch.id, job.dispatch.attempt, encode_record(record)), applied=applied)
+        await kept
+
+    def _report(self, job: Job, outcome: Outcome) -> Succeeded | Failed:
+        if isinstance(outcome, Finished):
+            return self._runner.finished(job, outcome.output)
+        assert isinstance(outcome, Broken)
+        error = TaskError(outcome.kind, outcome.message, outcome.detail)
+        return self._runner.broken(job, error, retryable=outcome.retryable)
+
+    def _end(self, job: Job, report: AttemptReport, watched: _Job | None = None) -> None:
+        if not job.finish():
+            return
+        job.uninterruptible()
+        self._task_log.ended(job, report)
+        applied = None
+        if watched is not None and watched.external_id:
+            loop = asyncio.get_running_loop()
+            is_cancelled = job.interrupted_by is TaskAborted
+
+            def applied() -> None:
+                _call_soon(loop, lambda: self._release_later(watched, is_cancelled))
+
+        self._reporter.report(report, job, applied)
+
+    def _release_later(self, watched: _Job, at_once: bool) -> None:
+        task = asyncio.create_task(self._release(watched, 0.0 if at_once else _RELEASE_AFTER))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _release(self, watched: _Job, after: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), after)
+        if self.in_doubt:
+            return  # another may be about to read how it ended
+        try:
+            await watched.executor.release(watched.execution, watched.external_id)
+        except Exception as error:  # noqa: BLE001  # what is left there is cleared away by others, or by time
+            log.info("execution %s is not cleared away: %r", watched.execution.name, error, extra=watched.job.fields)
+
+
+def _ignore(_: Any) -> None:
+    return None
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the process ends
+        loop.call_soon_threadsafe(call)
