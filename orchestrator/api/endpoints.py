@@ -15,6 +15,7 @@ import inspect
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
@@ -244,8 +245,10 @@ class Routes:
 
 
 def _answered(returned: Any) -> Any:
-    """Return what a function answers with; one that waits is a generator of its pauses."""
-    return get_args(returned)[2] if get_origin(returned) is Generator else returned
+    """Return what a function answers with; one that waits, if only at times, is a generator of its pauses."""
+    kinds = get_args(returned) if get_origin(returned) is UnionType else (returned,)
+    waiting = next((kind for kind in kinds if get_origin(kind) is Generator), None)
+    return returned if waiting is None else get_args(waiting)[2]
 
 
 def _lists(query: Any) -> Iterator[str]:

@@ -21,6 +21,7 @@ from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, once
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.values.shown import as_json, call_of, stored_value
+from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store import insights
 from orchestrator.store.insights import AttemptView, ErrorView, TaskDetail, TaskFilter, TaskView
 from orchestrator.store.tasks import redrive
@@ -31,6 +32,8 @@ routes = Routes("tasks", "/api/v1/tasks")
 
 Limit = Annotated[int, Meta(ge=1, le=LARGEST_PAGE)]
 _EXAMPLE = {"name": "shop.tasks.resize", "args": ["a.png"], "kwargs": {"width": 200}, "queue": "images"}
+_LONGEST_WAIT = 60
+"""Seconds for which one may ask to wait: proxies in between do not wait much longer."""
 _MOST_AT_ONCE = 10_000
 _MOST_UNDER_A_KEY = 1_000
 """Each locks a key of its own, and Postgres has room for some thousands of locks."""
@@ -221,9 +224,26 @@ def list_tasks(api: Api, query: TaskQuery, reach: Reach) -> Page[TaskView]:
         return Page(*insights.page_of_tasks(connection, wanted, limit=query.limit, before=query.cursor))
 
 
+class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether to wait for the end."""
+
+    wait: Annotated[float, Meta(ge=0, le=_LONGEST_WAIT)] = 0.0
+    """Seconds; it is answered when the task has ended, or after so many."""
+
+
 @routes.get("/{id}", about=TASK)
-def show_task(api: Api, id: UUID) -> TaskAnswer:
-    """Show all that is known of one task."""
+def show_task(api: Api, id: UUID, query: WaitQuery) -> TaskAnswer | Steps[TaskAnswer]:
+    """Show all that is known of one task; with `wait`, as soon as it has ended, or after so many seconds."""
+    return _when_ended(api, id, query.wait) if query.wait else _shown(api, id)
+
+
+def _when_ended(api: Api, id: UUID, seconds: float) -> Steps[TaskAnswer]:
+    """Wait for the end of a task: nobody holds a thread or a connection meanwhile."""
+    yield from api.backend.tasks.wait(id.bytes, seconds)
+    return _shown(api, id)
+
+
+def _shown(api: Api, id: UUID) -> TaskAnswer:
     with api.reading() as connection:
         found = insights.show_task(connection, id)
     if found is None:

@@ -62,13 +62,13 @@ def _show(as_json: bool) -> None:
         [
             (
                 queue.queue,
-                queue.ready,
-                queue.dispatched + queue.running,
+                _count(queue, "ready"),
+                _count(queue, "dispatched", "running"),
                 queue.workers,
                 _settings(queue),
-                queue.delayed,
-                queue.blocked,
-                queue.unknown,
+                _count(queue, "delayed"),
+                _count(queue, "blocked"),
+                _count(queue, "unknown"),
                 duration(queue.oldest_ready),
                 queue.slots,
             )
@@ -76,6 +76,12 @@ def _show(as_json: bool) -> None:
         ],
         empty="No queue holds a task or has a worker. Start one: orchestrator worker --app module:app",
     )
+
+
+def _count(queue: QueueCounts, *kinds: str) -> int | str:
+    """Return how many there are; with `+` where there are more than were counted."""
+    number: int = sum(getattr(queue, kind) for kind in kinds)
+    return f"{number:,}+" if number and any(kind in queue.least for kind in kinds) else number
 
 
 def _settings(queue: QueueCounts) -> str:
@@ -227,10 +233,11 @@ def purge(name: str, yes: bool) -> None:
     if not waiting:
         echo(f"Nothing waits in queue {name}.")
         return
-    confirm(f"Cancel {counted(waiting, 'task')} waiting in queue {name}?", yes=yes)
+    more = "at least " if found is not None and found.least else ""
+    confirm(f"Cancel {more}{counted(waiting, 'task')} waiting in queue {name}?", yes=yes)
     with sending() as app:
         app.queue(name).purge()
-    echo(f"The scheduler cancels {counted(waiting, 'task')}.")
+    echo(f"The scheduler cancels {more}{counted(waiting, 'task')}.")
 
 
 @command.command("drain")

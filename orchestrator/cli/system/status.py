@@ -15,7 +15,7 @@ from orchestrator.errors import Unavailable
 from orchestrator.monitoring import trouble
 from orchestrator.settings import Settings, load_settings
 from orchestrator.store import database
-from orchestrator.store.insights import Events, Leader, QueueCounts, Storage
+from orchestrator.store.insights import Events, Leader, Overview, QueueCounts, Storage
 from orchestrator.transport.health import RedisHealth
 
 
@@ -56,7 +56,7 @@ def command(as_json: bool) -> None:
         {
             "scheduler": _leader(overview.leader),
             "workers": f"{overview.workers} live, {overview.slots} slots, {overview.running} running",
-            "open": _counts({_OPEN_WORDS.get(kind, kind): count for kind, count in overview.open.items()}),
+            "open": _open(overview),
             "last minute": _counts(overview.ended_last_minute),
             "last hour": _counts(overview.ended_last_hour) + _forgotten(settings, counts),
             "schedules": _counts(overview.schedules),
@@ -120,6 +120,18 @@ def _size(size: float) -> str:
             return f"{size:.0f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
+
+
+def _open(overview: Overview) -> str:
+    """Return how many tasks are open; `+` where there are more than were counted."""
+    return (
+        ", ".join(
+            f"{count:,}{'+' if kind in overview.open_least else ''} {_OPEN_WORDS.get(kind, kind)}"
+            for kind, count in overview.open.items()
+            if count
+        )
+        or "none"
+    )
 
 
 def _counts(counts: Mapping[str, int]) -> str:

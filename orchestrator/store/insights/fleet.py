@@ -8,6 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from orchestrator.store.insights import many
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables import DELAYED, NOBODY, READY
 
@@ -53,13 +54,15 @@ class QueueCounts:
     """Seconds for which its tasks are kept that succeeded; 0 is for ever, None as the settings say."""
     retention_failed: float | None = None
     """The same for those that ended otherwise."""
+    least: tuple[str, ...] = ()
+    """Which of the six numbers are the least that there is: of very many open tasks, not all are counted."""
 
 
 _LATER = "status = 'pending' AND blockers = 0 AND wake_at IS NOT NULL"
 
-_QUEUES = Statement[QueueCounts](f"""
-WITH /* insights.fleet.queues */ waiting AS (
-    SELECT queue,
+_ALL = f"""
+waiting AS (
+    SELECT queue, '{{}}'::text[] AS least,
            count(*) FILTER (WHERE {READY} OR NOT {NOBODY}) AS ready,
            count(*) FILTER (WHERE {DELAYED}) AS delayed,
            count(*) FILTER (WHERE {_LATER} AND {NOBODY}) AS unknown,
@@ -68,14 +71,16 @@ WITH /* insights.fleet.queues */ waiting AS (
            count(*) FILTER (WHERE status = 'running') AS running,
            extract(epoch FROM now() - min(created_at) FILTER (WHERE {READY}))::double precision AS oldest_ready
       FROM orchestrator.tasks WHERE %(within)s::text = '' OR starts_with(queue, %(within)s::text) GROUP BY queue
-), serving AS (
+)"""
+_SHOWN = f"""
+, serving AS (
     SELECT queue, count(*) AS workers, sum(slots) AS slots
       FROM orchestrator.workers CROSS JOIN LATERAL unnest(queues) AS queue
      WHERE state = 'live' AND still_since IS NULL AND {IS_FRESH} GROUP BY queue
 )
 SELECT queue, coalesce(ready, 0) AS ready, coalesce(delayed, 0) AS delayed, coalesce(unknown, 0) AS unknown,
        coalesce(blocked, 0) AS blocked, coalesce(dispatched, 0) AS dispatched, coalesce(running, 0) AS running,
-       oldest_ready, coalesce(workers, 0) AS workers, coalesce(slots, 0) AS slots,
+       oldest_ready, coalesce(least, '{{}}') AS least, coalesce(workers, 0) AS workers, coalesce(slots, 0) AS slots,
        coalesce(paused, false) AS paused, concurrency, rate, retention_success, retention_failed
   FROM waiting FULL JOIN serving USING (queue)
   FULL JOIN (SELECT name AS queue, paused, concurrency, rate, retention_success, retention_failed
@@ -84,15 +89,18 @@ SELECT queue, coalesce(ready, 0) AS ready, coalesce(delayed, 0) AS delayed, coal
             AS chosen USING (queue)
  WHERE starts_with(queue, %(within)s::text)
  ORDER BY queue
-""")
+"""
+_QUEUES = Statement[Row](f"WITH /* insights.fleet.queues */ {_ALL} {_SHOWN}")
+_MANY_QUEUES = Statement[Row](f"WITH /* insights.fleet.many_queues */ RECURSIVE {many.COUNTS} {_SHOWN}")
 
 
 def list_queues(connection: Connection, within: str = "") -> list[QueueCounts]:
-    """Return every queue with an open task, a live worker or a setting; costs one pass over the open tasks.
+    """Return every queue with an open task, a live worker or a setting.
 
-    Those whose names begin with `within`, that is.
+    Those whose names begin with `within`, that is. Where there are very many open tasks, not all are counted.
     """
-    return _QUEUES(connection, within=within)
+    rows = (_MANY_QUEUES if many.is_much(connection) else _QUEUES)(connection, within=within)
+    return [QueueCounts(**row._asdict() | {"least": tuple(row.least)}) for row in rows]
 
 
 @dataclass(frozen=True, kw_only=True)

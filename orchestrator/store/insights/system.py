@@ -154,6 +154,8 @@ class Overview:
     """Runs that cannot go on."""
     stuck_reason: str | None
     """Which is the newest of them, and why."""
+    open_least: tuple[str, ...] = ()
+    """Which numbers of open tasks are the least that there is: where there are very many, not all are counted."""
 
 
 _OPEN_COUNTS = ("ready", "delayed", "unknown", "blocked", "dispatched", "running")
@@ -171,6 +173,7 @@ def overview(connection: Connection, *, shard: int = 0) -> Overview:
         leader=find_leader(connection, shard),
         revision=current_revision(connection),
         open=_open(queues),
+        open_least=tuple(kind for kind in _OPEN_COUNTS if any(kind in queue.least for queue in queues)),
         ended_last_minute=minute,
         ended_last_hour=hour,
         workers=len(live),

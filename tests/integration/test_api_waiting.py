@@ -1,0 +1,75 @@
+"""A request that waits for the end of a task: it is answered when that comes, and holds nothing meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Engine
+from starlette.applications import Starlette
+
+from orchestrator.api.app import create_app
+from orchestrator.settings import load_settings
+from orchestrator.store.database import engine_for
+
+END = """
+WITH ended AS (DELETE FROM orchestrator.tasks RETURNING *)
+INSERT INTO orchestrator.ended_tasks (id, name, queue, payload, status, result, attempt, failures, losses, priority,
+                                      seq, created_at, ended_at)
+SELECT id, name, queue, payload, 'success', '\\xc3', 1, 0, 0, 0, seq, created_at, now() FROM ended
+"""
+MANY = 100
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = engine_for(database_url, autocommit=True)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys, orchestrator.tasks, orchestrator.ended_tasks")
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def app(engine: Engine, database_url: str, redis_url: str) -> Starlette:
+    del engine
+    return create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
+
+
+def client(app: Starlette) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60)
+
+
+def test_one_waits_for_the_end_or_for_so_long(app: Starlette, engine: Engine) -> None:
+    async def ask() -> tuple[Any, ...]:
+        async with client(app) as asking:
+            path = f"/api/v1/tasks/{(await asking.post('/api/v1/tasks', json={'name': 't.a'})).json()['id']}"
+            began = time.monotonic()
+            early = await asking.get(f"{path}?wait=0.3")
+            waited = time.monotonic() - began
+            waiting = [asyncio.create_task(asking.get(f"{path}?wait=50")) for _ in range(MANY)]
+            other = await asking.get(path)  # others are served, though more wait than there are threads or connections
+            with engine.connect() as connection:
+                await asyncio.to_thread(connection.exec_driver_sql, END)
+            return early, waited, other, await asyncio.gather(*waiting), await asking.get(f"{path}?wait=50")
+
+    early, waited, other, late, again = asyncio.run(ask())
+    assert waited >= 0.3
+    for answer in (early, other):
+        assert answer.json()["task"]["status"] == "pending"
+    assert [(one.status_code, one.json()["task"]["status"], one.json()["result"]) for one in (*late, again)] == [
+        (200, "success", True)
+    ] * (MANY + 1)
+
+
+@pytest.mark.parametrize(("wait", "status"), [("61", 422), ("-1", 422), ("nan", 422), ("x", 422), ("1", 404)])
+def test_what_cannot_be_waited_for_is_refused_at_once(app: Starlette, wait: str, status: int) -> None:
+    async def ask() -> httpx.Response:
+        async with client(app) as asking:
+            return await asking.get(f"/api/v1/tasks/0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17?wait={wait}")
+
+    assert asyncio.run(ask()).status_code == status

@@ -1,0 +1,76 @@
+"""Where very many tasks are open, what stands in queues is counted up to a bound, and told to be the least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Connection
+
+from orchestrator.store.database import engine_for
+from orchestrator.store.insights import fleet, many, overview
+from orchestrator.store.insights.fleet import QueueCounts, list_queues
+
+TASKS = """
+INSERT INTO orchestrator.tasks (id, name, queue, payload, priority, status, blockers, wake_at, hold, lane, run_id,
+                                created_at, attempt)
+SELECT gen_random_uuid(), 't.a', 'q' || n %% 3, '', n %% 5, status, blockers, wake_at, hold, lane, run_id,
+       now() - n * interval '1 second', CASE WHEN status = 'pending' THEN 0 ELSE 1 END
+  FROM generate_series(1, %(number)s) AS n CROSS JOIN (VALUES
+       ('pending', 0, NULL::timestamptz, NULL, NULL, NULL::uuid),
+       ('pending', 0, NULL, NULL, 't.a|k', NULL),
+       ('pending', 0, now() + interval '1 hour', NULL, NULL, NULL),
+       ('pending', 0, now() + interval '1 hour', 'unknown', NULL, NULL),
+       ('pending', 0, now() + interval '1 hour', 'no data key: x', NULL, NULL),
+       ('pending', 0, now() + interval '1 hour', 'crowded', NULL, NULL),
+       ('pending', 1, NULL, NULL, NULL, gen_random_uuid()),
+       ('dispatched', 0, NULL, NULL, NULL, NULL),
+       ('running', 0, NULL, NULL, NULL, NULL)) AS kinds (status, blockers, wake_at, hold, lane, run_id)
+"""
+KINDS = ("ready", "delayed", "unknown", "blocked", "dispatched", "running")
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[Connection]:
+    engine = engine_for(database_url, autocommit=True)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("TRUNCATE orchestrator.tasks, orchestrator.workers, orchestrator.queues CASCADE")
+        yield connection
+        connection.exec_driver_sql("TRUNCATE orchestrator.tasks CASCADE")
+    engine.dispose()
+
+
+def numbers(queue: QueueCounts) -> tuple[int, ...]:
+    return tuple(getattr(queue, kind) for kind in KINDS)
+
+
+def test_what_is_not_too_much_is_counted_alike_both_ways(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.exec_driver_sql(TASKS, {"number": 30})
+    exact = list_queues(connection)
+    monkeypatch.setattr(many, "FEW", 10)
+    bounded = list_queues(connection)
+    assert [queue.queue for queue in bounded] == ["q0", "q1", "q2"]
+    assert [numbers(queue) for queue in bounded] == [numbers(queue) for queue in exact]
+    assert numbers(exact[0]) == (30, 10, 20, 10, 10, 10)
+    assert [queue.least for queue in (*exact, *bounded)] == [()] * 6
+    for one, other in zip(exact, bounded, strict=True):
+        assert one.oldest_ready == pytest.approx(other.oldest_ready, abs=1)
+    assert [queue.queue for queue in list_queues(connection, "q1")] == ["q1"]
+
+
+def test_what_is_too_much_is_told_to_be_the_least(connection: Connection) -> None:
+    connection.exec_driver_sql(TASKS, {"number": 10_000})
+    connection.exec_driver_sql("ANALYZE orchestrator.tasks")
+    others = {*KINDS} - {"ready"}
+    for queue in list_queues(connection):
+        assert {*queue.least} == others
+        assert 6_666 <= queue.ready <= 6_668 + 10_000  # those that are kept back where others are at work among them
+    assert {*overview(connection).open_least} == others
+    statement = f"WITH RECURSIVE {many.COUNTS} {fleet._SHOWN}"
+    fewer = statement.replace(f" {many.MOST_COUNTED} ", " 1200 ")
+    assert fewer != statement
+    for row in connection.exec_driver_sql(fewer, {"within": ""}):
+        assert "ready" in row.least
+        assert 400 <= row.ready <= 400 + 10_000
