@@ -234,16 +234,17 @@ class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @routes.get("/{id}", about=TASK)
 def show_task(api: Api, id: UUID, query: WaitQuery) -> TaskAnswer | Steps[TaskAnswer]:
     """Show all that is known of one task; with `wait`, as soon as it has ended, or after so many seconds."""
-    return _when_ended(api, id, query.wait) if query.wait else _shown(api, id)
+    return _when_ended(api, id, query.wait) if query.wait else shown_task(api, id)
 
 
 def _when_ended(api: Api, id: UUID, seconds: float) -> Steps[TaskAnswer]:
     """Wait for the end of a task: nobody holds a thread or a connection meanwhile."""
     yield from api.backend.tasks.wait(id.bytes, seconds)
-    return _shown(api, id)
+    return shown_task(api, id)
 
 
-def _shown(api: Api, id: UUID) -> TaskAnswer:
+def shown_task(api: Api, id: UUID) -> TaskAnswer:
+    """Return all that is known of one task."""
     with api.reading() as connection:
         found = insights.show_task(connection, id)
     if found is None:

@@ -116,7 +116,7 @@ def retry_chosen(api: Api, body: Chosen, reach: Reach) -> Counted:
 @routes.get("/{id}", about=TASK, media_type=HTML)
 def show_task(api: Api, id: UUID) -> Response:
     """Show all that is known of one task."""
-    found = task_routes.show_task(api, id)
+    found = task_routes.shown_task(api, id)
     return page(
         "task.html",
         found=found,
