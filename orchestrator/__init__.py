@@ -43,6 +43,8 @@ from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.dag.builder import Workflow
+from orchestrator.sdk.flow.builder import FlowGraph
+from orchestrator.sdk.flow.handle import FlowHandle
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.tasks.context import TaskContext, current_task
 from orchestrator.sdk.tasks.gathering import agather, as_completed, gather
@@ -61,6 +63,8 @@ __all__ = [
     "DeterminismViolation",
     "Duplicate",
     "ExpressionError",
+    "FlowGraph",
+    "FlowHandle",
     "Forbidden",
     "GiveUp",
     "Handle",

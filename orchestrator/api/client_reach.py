@@ -21,6 +21,7 @@ from orchestrator.api.reach import (
     WITHIN,
     Subject,
     check_definition,
+    check_flow,
     check_queue,
     check_workflow,
     has_run,
@@ -112,6 +113,10 @@ def _definition(_: Api, reach: Reach, body: Any) -> None:
     check_definition(reach, body.definition)
 
 
+def _flow(_: Api, reach: Reach, body: Any) -> None:
+    check_flow(reach, body.name, body.graph)
+
+
 def _named_queue(_: Api, reach: Reach, body: Any) -> None:
     check_queue(reach, body.name)
 
@@ -165,6 +170,9 @@ _ABOUT: Mapping[tuple[str, str], Check] = {
     ("code", "history"): _run,
     ("workflows", "apply"): _definition,
     **dict.fromkeys([("workflows", name) for name in ("delete", "latest", "read", "start")], _named_workflow),
+    **dict.fromkeys([("flows", name) for name in ("latest", "read", "start")], _named_workflow),
+    ("flows", "publish"): _flow,
+    **dict.fromkeys([("flows", name) for name in ("signal", "decide", "show", "node_runs")], _run),
     **dict.fromkeys([("queues", name) for name in ("pause", "limit", "retain", "purge")], _named_queue),
     **dict.fromkeys([("queues", name) for name in ("open_tasks", "delayed")], _named_queue),
     ("schedules", "set"): _workflow,

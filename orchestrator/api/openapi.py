@@ -81,7 +81,9 @@ def _shows(endpoint: Endpoint) -> tuple[str, str] | None:
     """Return under which path the things that are answered stand, and where in the answer the first one's id does."""
     top = endpoint.path[: -len("/bulk")] if endpoint.path.endswith("/bulk") else endpoint.path
     base = re.sub(r"/workflows/{name}(/runs)$", r"\1", top)
-    if endpoint.method == "DELETE" or "{" in base or not base.endswith(("/tasks", "/runs", "/quarantine")):
+    if endpoint.path.startswith("/tasks") or endpoint.method == "DELETE" or "{" in base:  # flows show theirs by ?id=
+        return None
+    if not base.endswith(("/tasks", "/runs", "/quarantine")):
         return None
     fields = [field.name for field in msgspec.structs.fields(endpoint.answer)] if _is_described(endpoint) else []
     pointers = {"id": "id", "ids": "ids/0", "items": "items/0/id", "messages": "messages/0/id"}

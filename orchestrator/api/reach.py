@@ -16,6 +16,8 @@ from orchestrator.api.context import Api
 from orchestrator.api.problems import Refused, refused
 from orchestrator.domain.access import Reach
 from orchestrator.domain.dag.definition import Definition, named_queues
+from orchestrator.domain.flow.definition import Flow, named_flows
+from orchestrator.domain.flow.definition import named_queues as flow_queues
 from orchestrator.errors import NotFound
 from orchestrator.store import insights
 
@@ -61,6 +63,14 @@ def check_definition(reach: Reach, definition: Definition) -> None:
     named = [*(step.workflow for step in definition.steps), *(trigger.workflow for trigger in definition.on)]
     for workflow in named:
         check_workflow(reach, workflow or definition.name)
+
+
+def check_flow(reach: Reach, name: str, flow: Flow) -> None:
+    """Refuse a flow that would reach out: by its name, its queues, or the flows that it takes over."""
+    for one in (name, *sorted(named_flows(flow))):
+        check_workflow(reach, one)
+    for queue in sorted(flow_queues(flow)):
+        check_queue(reach, queue)
 
 
 def _queue(_: Api, reach: Reach, given: Mapping[str, Any]) -> None:

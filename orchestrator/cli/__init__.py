@@ -25,6 +25,7 @@ COMMANDS = {
     "enqueue": ("tasks.enqueue", "Enqueue a task."),
     "tasks": ("tasks.commands", "Look at tasks, cancel and retry them."),
     "workflows": ("dag.workflows", "Check, apply and look at workflow definitions."),
+    "flows": ("flow.commands", "Check, publish and start flow graphs; signal, approve and watch their runs."),
     "runs": ("runs.commands", "Start runs, look at them, watch, cancel and retry them."),
     "schedules": ("schedules.commands", "Set when workflows start by themselves; pause, trigger and backfill."),
     "events": ("dag.events", "Post events that workflows wait for."),

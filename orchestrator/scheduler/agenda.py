@@ -9,6 +9,7 @@ from datetime import datetime
 from orchestrator.scheduler.code.ends import close_runs
 from orchestrator.scheduler.code.runs import CodeRuns, fire_timers
 from orchestrator.scheduler.fleet.view import Fleet
+from orchestrator.scheduler.flow import requests as flow_requests
 from orchestrator.scheduler.isolation import attempt
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.remembering import Remembering
@@ -102,7 +103,7 @@ class Agenda(Remembering):
 
     def _fire_timers(self, tx: Transaction, news: News, limit: int) -> None:
         late = self.cancels.time_out(tx, limit, self.settings.run_timeout_grace)
-        fire_timers(tx, news, self.backlog, late, limit)
+        flow_requests.tell(tx, news, self.runs, fire_timers(tx, news, self.backlog, late, limit))
 
     def _until_next(self, agenda: AgendaProbe, now: datetime) -> float:
         if agenda.is_busy:

@@ -16,6 +16,7 @@ import msgspec
 from orchestrator.domain.code.activation import Activation, Query
 from orchestrator.domain.code.commands import ContinueRun
 from orchestrator.domain.code.history import Outcome
+from orchestrator.domain.flow.definition import is_node
 from orchestrator.domain.runs.changes import TurnTaskEnd
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
@@ -272,7 +273,7 @@ class News(_Mergeable):
             if task.is_turn_task:  # who waits for it waits for the run
                 self.runs.turn_task_ends.append(TurnTaskEnd(task.id, task.state, result, error, inline))
                 continue
-            if task.run_id is not None and task.step is None:
+            if task.run_id is not None and (task.step is None or is_node(task.step)):
                 tasks.outcomes[task.id] = result, error
             if task.callbacks is not None:
                 tasks.follow_ups.extend(_follow_ups(task, result, error))

@@ -17,6 +17,7 @@ from orchestrator.scheduler.budget import TooSlow
 from orchestrator.scheduler.code.requests import ABOUT_CODE, CODE_REQUESTS, queries, update
 from orchestrator.scheduler.code.resets import reset_runs
 from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, reply
+from orchestrator.scheduler.flow import requests as flow_requests
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.news import News
@@ -92,6 +93,8 @@ class Requests:
                 self.code.ask(tx, news, queries(same))
             elif kind == RequestKind.UPDATE:
                 update(tx, same)
+            elif kind == RequestKind.FLOW_SIGNAL:
+                flow_requests.signal(tx, news, runs, same)
             elif kind in CODE_REQUESTS:
                 CODE_REQUESTS[kind](tx, news, same)
             elif kind == RequestKind.RETRY_TASK:

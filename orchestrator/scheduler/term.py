@@ -30,6 +30,7 @@ from orchestrator.scheduler.fleet.generations import Generations
 from orchestrator.scheduler.fleet.reconcile import Reconciler, Suspicion
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.fleet.watch import FleetWatch
+from orchestrator.scheduler.flow.plans import Flows
 from orchestrator.scheduler.isolation import is_about_all
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.scheduler.limits import LaneService
@@ -109,7 +110,7 @@ class Term:
         self.dags = dags = Dags(backlog, settings.max_payload, settings.batch, nesting)
         self.code = code = CodeRuns(fleet, backlog, nesting)
         triggers = Triggers(dags, nesting)
-        self.runs = runs = Runs(dags, triggers, code, backlog)
+        self.runs = runs = Runs(dags, Flows(settings.max_payload), triggers, code, backlog)
         self.cancels = Cancels(runs, dags, backlog)
         requests = Requests(runs, self.cancels, triggers, code, backlog, lanes)
         self.agenda = Agenda(settings, fleet, code, backlog, runs, self.cancels, requests)

@@ -22,6 +22,7 @@ from orchestrator.sdk.code.workflow import (
     with_code_options,
 )
 from orchestrator.sdk.dag.workflows import Workflows
+from orchestrator.sdk.flow.flows import Flows
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.queue import Queue
@@ -78,6 +79,8 @@ class Orchestrator:
         """The registered tasks, by name."""
         self.workflows = Workflows(self._client, self._registry)
         """Workflows that are data: files and graphs, stored in the database."""
+        self.flows = Flows(self._client, self._registry)
+        """Flow graphs: nodes and the actions that lead from one to the next, stored in the database."""
         self.code_workflows = self._registry.workflows
         """Workflows that are code, registered with `@app.workflow`."""
         self.schedules = Schedules(self._client, self._registry)

@@ -40,6 +40,8 @@ class RequestKind(StrEnum):
     """End a run without asking its code."""
     RESET = "reset"
     """Start a run that repeats another one up to an event."""
+    FLOW_SIGNAL = "flow signal"
+    """A value for a run of a flow: the body has its key, the value, who sent it and why."""
     COMPLETE_TASK = "complete task"
     """A task has completed in a transaction of its own; the body is how many seconds it took."""
 

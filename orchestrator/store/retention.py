@@ -195,8 +195,12 @@ WITH /* retention.forget_events_of_runs */ gone AS (
     DELETE FROM orchestrator.run_keys WHERE run_id = ANY (%(runs)s::uuid[])
 ), untold AS (
     DELETE FROM orchestrator.untold WHERE run_id = ANY (%(runs)s::uuid[])
+), nodes AS (
+    DELETE FROM orchestrator.node_runs WHERE ctid = ANY (ARRAY(
+           SELECT ctid FROM orchestrator.node_runs WHERE run_id = ANY (%(runs)s::uuid[]) LIMIT %(limit)s))
+    RETURNING 1
 )
-SELECT count(*) FROM gone
+SELECT (SELECT count(*) FROM gone) + (SELECT count(*) FROM nodes)
 """)
 
 

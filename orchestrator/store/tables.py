@@ -216,6 +216,7 @@ runs = Table(
     _flag("detached", "goes on when its parent ends"),
     _flag("closing", "has ended, and its open tasks are being cancelled"),
     Column("trace", Text, comment="the span that it came of, as a W3C traceparent; its own where it came of none"),
+    _flag("flow", "of a flow graph: its planner ends it"),
     CheckConstraint(_one_of(RunState), name="runs_have_a_known_status"),
     CheckConstraint("total = open + success + failed + cancelled + skipped", name="runs_counters_add_up"),
     CheckConstraint("open >= 0", name="runs_open_not_negative"),
@@ -245,6 +246,7 @@ Index(
     postgresql_where=text("code AND ended_at IS NULL AND workflow IS NOT NULL"),
 )
 Index("runs_closing", runs.c.id, postgresql_where=text("closing"))
+Index("runs_of_flows", runs.c.id, postgresql_where=text("flow"))
 Index("runs_cancelling", runs.c.id, postgresql_where=text("cancelling AND ended_at IS NULL"))
 
 untold = Table(
@@ -332,6 +334,39 @@ workflows = Table(
     Column("deleted_at", _Time),
     Column("triggers", JSONB, comment="what starts runs of it, as the definition says"),
     comment="definitions, immutable under (name, version)",
+)
+
+flows = Table(
+    "flows",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False, comment="0 says only that there is such a flow"),
+    Column("hash", Text, nullable=False),
+    Column("definition", JSONB, nullable=False),
+    Column("published", Boolean, nullable=False, server_default=text("true")),
+    Column("created_at", _Time, nullable=False, server_default=_now),
+    Column("deleted_at", _Time),
+    comment="flow graphs, immutable under (name, version)",
+)
+
+node_runs = Table(
+    "node_runs",
+    metadata,
+    Column("run_id", Uuid, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("node", Text, nullable=False, comment="its key, behind those of the nodes above it"),
+    Column("kind", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("error", Text),
+    Column("input", LargeBinary, comment="null where its tasks have it"),
+    Column("output", LargeBinary),
+    Column("first_call", Integer, nullable=False, comment="the number from which the ids of its tasks derive"),
+    Column("calls", Integer, nullable=False, comment="how many tasks it had"),
+    Column("started_at", _Time, nullable=False),
+    Column("ended_at", _Time, nullable=False),
+    comment="append-only: visits of runs of flows to their nodes",
 )
 
 schedules = Table(

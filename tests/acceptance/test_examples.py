@@ -18,7 +18,7 @@ from tests.waiting import eventually
 
 __all__ = ["folder"]
 EXAMPLES = REPOSITORY / "examples"
-SHOWN = {"approval", "nightly", "per_customer", "services", "thumbnails", "web"}
+SHOWN = {"agent", "approval", "nightly", "order", "per_customer", "services", "thumbnails", "web"}
 
 
 @pytest.fixture
@@ -75,6 +75,29 @@ def test_approval(example: Path) -> None:
         eventually(lambda: "turned down by Ann" in shown("o-2"), "it is turned down", 30)
         refunds = run(example, COMMAND, "tasks", "list", "--name", "approval.refund", "--json")
         assert [task["status"] for task in json.loads(refunds)["tasks"]] == ["success"]
+
+
+@pytest.mark.parametrize("example", ["order"], indirect=True)
+def test_order(example: Path) -> None:
+    with dev(example, "order:app"):
+        assert run(example, sys.executable, "order.py").splitlines() == [
+            "['pen is on its way']",
+            "['pen is on its way', 'desk is on its way']",
+            "not sold for 45650",
+        ]
+        assert "▶ ask" in run(example, COMMAND, "flows", "show", "order").replace("└─ ask ─▶ ask", "▶ ask")
+        runs = json.loads(run(example, COMMAND, "flows", "runs", "order", "--json"))
+        assert [row["status"] for row in runs["runs"]] == ["success"] * 3
+
+
+@pytest.mark.parametrize("example", ["agent"], indirect=True)
+def test_agent(example: Path) -> None:
+    with dev(example, "agent:app"):
+        assert run(example, sys.executable, "agent.py").splitlines() == [
+            "Painted for 200.",
+            "['price of paint: 120', 200, 'bought paint']",
+            "Out of budget after 1 steps.",
+        ]
 
 
 @pytest.mark.parametrize("example", ["per_customer"], indirect=True)

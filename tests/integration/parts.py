@@ -10,6 +10,7 @@ from orchestrator.domain.tasks.reports import Report
 from orchestrator.scheduler.code.runs import CodeRuns
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.fleet.view import Fleet
+from orchestrator.scheduler.flow.plans import Flows
 from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.requests import Requests
@@ -33,7 +34,7 @@ class Parts:
         backlog, lanes = Backlog(), LaneService()
         dags = Dags(backlog, 1_000_000, 1_000)
         code, triggers = CodeRuns(Fleet(5.0), backlog), Triggers(dags)
-        self.runs = Runs(dags, triggers, code, backlog)
+        self.runs = Runs(dags, Flows(1_000_000), triggers, code, backlog)
         self.cancels = Cancels(self.runs, dags, backlog)
         self._requests = Requests(self.runs, self.cancels, triggers, code, backlog, lanes)
         self._reports = Reports(code, 2, 100, OFF, 300.0)

@@ -54,6 +54,8 @@ TABLES = (
         "schedules",
         "backfills",
         "resolutions",
+        "flows",
+        "node_runs",
     ),
 )
 

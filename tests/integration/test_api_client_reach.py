@@ -30,6 +30,8 @@ PLAIN: dict[str, Any] = {
     "before": None,
     "concurrency": None,
     "count": 1,
+    "decision": "approved",
+    "graph": {"start": "a", "nodes": {"a": {"service": "s"}}},
     "data": {"cron": "0 6 * * *"},
     "definitions": [],
     "digits": "0",

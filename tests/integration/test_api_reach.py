@@ -62,7 +62,8 @@ def test_what_is_beside_the_prefix_is_refused_or_not_there(house: House, endpoin
 @pytest.mark.parametrize("endpoint", [one for one in NAMED if one.method == "GET" and not one.is_live], ids=titled)
 def test_what_the_key_is_for_is_shown(house: House, endpoint: Endpoint) -> None:
     answer = house.send("GET", place(endpoint, house, "mail"))
-    if endpoint.call.__name__ in ("history", "task_logs"):  # no run of code, and no such step yet
+    of_flows = ("show_flow", "show_flow_run", "list_node_runs")
+    if endpoint.call.__name__ in ("history", "task_logs", *of_flows):  # no run of code or a flow, and no such step yet
         assert answer.status_code in (200, 404)
     else:
         assert answer.status_code == 200, answer.text
@@ -243,6 +244,52 @@ def shows_throughput(house: House) -> None:
         assert {row["queue"] for row in found} == (set() if query else {OWN})
 
 
+def graph(queue: str = OWN) -> dict[str, Any]:
+    return {"start": "a", "nodes": {"a": {"service": "s", "queue": queue}}}
+
+
+def publishes_flows(house: House) -> None:
+    whole = house.make_key(None, None)
+    assert house.send("POST", "/flows", whole, json={"name": "bank-graph"}).is_success
+    version = {"flow_id": "bank-graph", "definition": graph(OTHERS)}
+    assert house.send("POST", "/flows/version", whole, json=version).json() == {"id": "bank-graph@1"}
+    started = house.send("POST", "/tasks", whole, json={"flow_id": "bank-graph"}).json()["id"]
+    inner = {"start": "a", "nodes": {"a": {"kind": "subflow", "subflow": "bank-graph"}}}
+    refused = [
+        ("POST", "/flows", {"name": "bank-graph"}),
+        ("POST", "/flows/version", {"flow_id": "bank-graph", "definition": graph()}),
+        ("POST", "/flows/version", {"flow_id": "mail-graph", "definition": graph(OTHERS)}),
+        ("POST", "/flows/version", {"flow_id": "mail-graph", "definition": inner}),
+        ("POST", "/api/v1/flows/validate", {"definition": inner}),
+        ("POST", "/api/v1/flows/mail-graph", {"definition": graph(OTHERS)}),
+        ("POST", "/tasks", {"flow_id": "bank-graph"}),
+        ("GET", "/flows/version?flow_id=bank-graph", None),
+        ("GET", "/flows/version/get?id=bank-graph@1", None),
+        ("GET", f"/tasks/get?id={started}", None),
+        ("GET", f"/tasks/runs?task_id={started}", None),
+        ("POST", f"/tasks/cancel?id={started}", None),
+        ("POST", "/tasks/signal", {"task_id": started, "key": "k", "value": 1}),
+    ]
+    before = changes(house)
+    for method, path, body in refused:
+        given: dict[str, Any] = {} if body is None else {"json": body}
+        assert house.send(method, path, **given).status_code in (403, 404), path
+    assert changes(house) == before
+    assert house.send("POST", "/flows/version", json={"FlowID": "mail-graph", "Definition": graph()}).is_success
+    assert house.send("POST", "/api/v1/flows/validate", json={"definition": graph()}).is_success
+    own = house.send("POST", "/tasks", json={"FlowID": "mail-graph", "ParamsJSON": "{}"}).json()["id"]
+    assert [one["id"] for one in house.get("/flows")] == ["mail-graph"]
+    assert [one["name"] for one in house.get("/api/v1/flows")["flows"]] == ["mail-graph"]
+    assert {one["flow_id"] for one in house.get("/tasks")} == {"mail-graph"}
+    assert house.get(f"/tasks/get?id={own}")["status"] == "pending"
+    assert house.get("/flows/version?flow_id=mail-graph")[0]["status"] == "published"
+    assert house.get("/flows/version/get?id=mail-graph@1")["version"] == 1
+
+
+OF_FLOWS = (
+    *("GET /flows", "POST /flows", "GET /flows/version", "POST /flows/version", "GET /flows/version/get"),
+    *("GET /tasks", "POST /tasks", "GET /api/v1/flows", "POST /api/v1/flows/validate"),
+)
 WITHIN_TESTS: dict[str, list[Callable[[House], None]]] = {
     "GET /api/v1/tasks": [lists_tasks],
     "POST /api/v1/tasks": [enqueues, enqueues_under_a_key_of_somebody_else],
@@ -259,6 +306,7 @@ WITHIN_TESTS: dict[str, list[Callable[[House], None]]] = {
     "GET /workflows": [lists_workflows_of_the_seed],
     "POST /workflows": [applies_at_the_seed],
     "GET /runs": [lists_runs_of_the_seed],
+    **{title: [publishes_flows] for title in OF_FLOWS},
 }
 ANYBODYS = {"GET /healthz", "GET /readyz", "POST /api/v1/workflows/validate"}
 

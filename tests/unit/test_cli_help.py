@@ -69,6 +69,8 @@ def test_the_commands_are_these() -> None:
         *(f"schedules {verb}" for verb in ("delete", "backfill", "backfills", "cancel-backfill")),
         *(f"keys {verb}" for verb in ("create", "list", "revoke", "generate-signing", "generate-data", "rotate-data")),
         "events post",
+        *(f"flows {verb}" for verb in ("validate", "publish", "list", "start", "show", "watch", "runs")),
+        *(f"flows {verb}" for verb in ("signal", "approve", "reject")),
         "rq import",
         *(f"quarantine {verb}" for verb in ("list", "show", "clear")),
     }

@@ -20,6 +20,8 @@ PUBLIC = [
     "DeterminismViolation",
     "Duplicate",
     "ExpressionError",
+    "FlowGraph",
+    "FlowHandle",
     "Forbidden",
     "GiveUp",
     "Handle",

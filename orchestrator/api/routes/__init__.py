@@ -7,6 +7,8 @@ from orchestrator.api.routes import (
     audit,
     client,
     code,
+    flow_seed,
+    flows,
     live,
     pull,
     quarantine,
@@ -33,6 +35,8 @@ ROUTES: tuple[Endpoint, ...] = (
     *audit.routes,
     *client.routes,
     *seed.routes,
+    *flows.routes,
+    *flow_seed.routes,
     *registry.routes,
     *pull.routes,
 )

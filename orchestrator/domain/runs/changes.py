@@ -53,11 +53,13 @@ class RunChanges(msgspec.Struct, array_like=True):
     continuing: ContinueRun | None = None
     closed: bool = False
     """It had ended, and what had not was cancelled with it. This is told before it is retried."""
+    of_flow: bool = False
+    """It is a run of a flow, and the facts are for its planner."""
 
     @property
     def is_for_plan(self) -> bool:
         """Say whether a plan has to be told, if the run has one."""
-        return bool(self.ended) or self.is_for_all_steps
+        return bool(self.ended) or self.of_flow or self.is_for_all_steps
 
     @property
     def is_for_all_steps(self) -> bool:

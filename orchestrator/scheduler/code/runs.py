@@ -259,20 +259,27 @@ def ask_to_cancel(tx: Transaction, ids: Iterable[bytes], reason: str) -> None:
     append_facts(tx, {run: [history.RunCancelRequested(reason)] for run in ids})
 
 
-def fire_timers(tx: Transaction, news: News, backlog: Backlog, late: Iterable[bytes], limit: int) -> None:
-    """Tell runs of a slice of the timers that are due, and the late of them that their own time is up."""
+def fire_timers(
+    tx: Transaction, news: News, backlog: Backlog, late: Iterable[bytes], limit: int
+) -> dict[bytes, list[Fact]]:
+    """Tell runs of a slice of the timers that are due, and the late of them that their own time is up.
+
+    Return what those of them are to be told that have no code.
+    """
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     for run, timer in expectations.fire_timers(tx.connection, tx.now, limit):
         facts[run].append(history.TimerFired(timer))
     for run in late:
         facts[run].append(history.RunCancelRequested(TIMED_OUT))
+    heard: set[bytes] = set()
     isolate(
         tx,
         news,
         list(facts.items()),
-        lambda _, some: append_facts(tx, dict(some)),
+        lambda _, some: heard.update(append_facts(tx, dict(some))),
         lambda told, error: backlog.set_aside(tx, news, told[0], [RunChanges(facts=told[1])], error),
     )
+    return {run: learned for run, learned in facts.items() if run not in heard}
 
 
 def reply(tx: Transaction, news: News, answers: Sequence[Answered]) -> None:

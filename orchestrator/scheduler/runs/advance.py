@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from orchestrator.domain.code.ends import child_outcome, run_error, task_outcome
 from orchestrator.domain.code.history import Fact, Outcome
+from orchestrator.domain.flow.definition import is_node
 from orchestrator.domain.ids import is_derived
 from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd, total
 from orchestrator.domain.runs.verdict import TIMED_OUT, verdict
@@ -20,12 +21,14 @@ from orchestrator.scheduler.budget import COST, TooSlow
 from orchestrator.scheduler.code.ends import RunEnd, end_runs
 from orchestrator.scheduler.code.runs import CodeRuns, append_facts
 from orchestrator.scheduler.dag.plans import Dags, Saved
+from orchestrator.scheduler.flow.plans import Flows
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
+from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.runs import ancestry
 from orchestrator.store.runs import life as runs
 from orchestrator.store.runs.life import RunRow
@@ -45,6 +48,7 @@ class Runs:
     """Tells runs what happened to them, and follows what comes of it."""
 
     dags: Dags
+    flows: Flows
     triggers: Triggers
     code: CodeRuns
     backlog: Backlog
@@ -53,7 +57,7 @@ class Runs:
         """Start runs that are new since the last tick, tree by tree; as many as there is time for, but always some."""
         pending = self.backlog.pending(tx, limit)
         steps = self.dags.sizes(
-            {run.id: (run.workflow, run.version) for run in pending if run.workflow and run.version}
+            {run.id: (run.workflow, run.version) for run in pending if run.workflow and run.version and not run.flow}
         )
         for number, slice_ in enumerate(_slices(tx, [run.id for run in pending], steps)):
             if number and tx.budget.is_spent:
@@ -68,12 +72,9 @@ class Runs:
         self._refuse_cycles(tx, news, [row.id for row in waiting if row.parent_run is not None], limit)
         news.outgoing.runs += begun
         self.conclude(tx, news, [row for row in begun if not row.is_planned])
-        planned = [row for row in begun if row.is_planned]
+        planned = [row for row in begun if row.is_planned or row.flow]
         self.backlog.release(tx, [row.id for row in planned if row.again])
-        again = RunChanges(closed=True, is_retried=True)
-        self.tell(
-            tx, news, [(row.id, [again if row.again else RunChanges(begun=True)]) for row in planned], is_urgent=True
-        )
+        self.tell(tx, news, [(row.id, [_beginning(row)]) for row in planned], is_urgent=True)
 
     def _refuse_cycles(self, tx: Transaction, news: News, waiting: list[bytes], limit: int) -> None:
         """End child runs that wait for a limit which those hold that wait for them."""
@@ -193,23 +194,29 @@ class Runs:
             self._count_and_plan(tx, news, some)
 
     def _count_and_plan(self, tx: Transaction, news: News, some: Sequence[RunAndChanges]) -> None:
-        saved = self.dags.advance(tx, news, dict(told for told in some if _is_for_plan(told)))
+        of_flows = {run: changes for run, changes in some if any(one.of_flow for one in changes)}
+        planned = {run: changes for run, changes in some if run not in of_flows and _is_for_plan((run, changes))}
+        saved = self.dags.advance(tx, news, planned)
+        advanced = self.flows.advance(tx, news, of_flows)
+        saved |= advanced.saved
         deltas: Deltas = {
             run: total(changes) for run, changes in some if run in saved or any(h.delta or h.facts for h in changes)
         }
-        facts = {run: [fact for one in changes for fact in one.facts] for run, changes in some}
+        facts = {run: [f for one in changes for f in one.facts] for run, changes in some if run not in of_flows}
         self._save(tx, news, deltas, saved, {run: learned for run, learned in facts.items() if learned})
+        if advanced.ends:
+            self.follow_ends(tx, news, runs.end(tx.connection, advanced.ends, tx.now))
         for run, changes in some:
             news.runs.turn_task_ends.extend(one.turn_task_end for one in changes if one.turn_task_end is not None)
             news.runs.continuing.update((run, one.continuing) for one in changes if one.continuing is not None)
 
     def conclude(self, tx: Transaction, news: News, rows: Iterable[RunRow]) -> None:
-        """End the runs among these that are complete. Code ends its runs itself."""
+        """End the runs among these that are complete. Code and flows end their runs themselves."""
         rows = list(rows)
         waiting = self.backlog.waiting(tx, [row.id for row in rows])
         complete: dict[bytes, RunState] = {}
         for row in rows:
-            if row.code or row.id in waiting:  # what it has not been told may open it again
+            if row.code or row.flow or row.id in waiting:  # what it has not been told may open it again
                 continue
             state = verdict(row.counters, row.cancelling, row.reason == TIMED_OUT)
             if state is not None and row.state in run_sources_of(state):
@@ -262,6 +269,9 @@ class Runs:
         if hooks and any(row.workflow is not None for row in over):
             self.triggers.runs_ended(tx, news, over)
         self.code.ended(tx, news, [row for row in ended if row.code])
+        of_flows = [row.id for row in ended if row.flow]
+        if of_flows:
+            flow_runs.forget(tx.connection, of_flows)
 
     def _save(self, tx: Transaction, news: News, deltas: Deltas, saved: Mapping[bytes, Saved], facts: Facts) -> None:
         """Write counters and plans, a row per run, tell code what it waits for, and end what has nothing left open."""
@@ -286,6 +296,13 @@ class Runs:
             untold = facts.keys() - of_code.keys()
             append_facts(tx, {row.id: facts[row.id] for row in rows if row.code and row.id in untold})
             self.conclude(tx, news, rows)
+
+
+def _beginning(row: RunRow) -> RunChanges:
+    """Return what a run is told that begins, or begins again."""
+    if row.again:
+        return RunChanges(closed=True, is_retried=True, of_flow=row.flow)
+    return RunChanges(begun=True, of_flow=row.flow)
 
 
 def _announced(run: RunRow, turn_task: TurnTaskEnd | None) -> Ended:
@@ -333,9 +350,10 @@ def _fold(news: News) -> dict[bytes, RunChanges]:
         if task.state in ENDED_TASK_STATES:
             changes.delta[task.state] += 1
             changes.delta["opened"] -= 1
-            if task.step is not None:
+            if task.step is not None and not is_node(task.step):
                 changes.ended[task.step, task.state] += 1
             else:
+                changes.of_flow |= task.step is not None
                 outcome = news.tasks.outcomes.pop(task.id, (None, None))
                 changes.facts.append(task_outcome(task.id, task.state, *outcome))
         elif task.before in ENDED_TASK_STATES:

@@ -24,6 +24,7 @@ from orchestrator.settings import Settings
 
 if TYPE_CHECKING:
     from orchestrator.sdk.backend.code import CodeBackend
+    from orchestrator.sdk.backend.flows import FlowBackend
     from orchestrator.sdk.backend.insights import InsightBackend
     from orchestrator.sdk.backend.quarantine import QuarantineBackend
     from orchestrator.sdk.backend.queues import QueueBackend
@@ -81,6 +82,13 @@ class Backend:
         from orchestrator.sdk.backend.workflows import WorkflowBackend
 
         return WorkflowBackend(self.connections, self._settings.max_payload)
+
+    @_Part
+    def flows(self) -> FlowBackend:
+        """Flow graphs, and their runs."""
+        from orchestrator.sdk.backend.flows import FlowBackend
+
+        return FlowBackend(self.connections, self._settings.max_payload, self._settings.audit_as)
 
     @_Part
     def schedules(self) -> ScheduleBackend:

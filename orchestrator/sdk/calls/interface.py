@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from orchestrator.sdk.calls.code import CodeWork
+from orchestrator.sdk.calls.flows import FlowCalls
 from orchestrator.sdk.calls.insights import InsightCalls
 from orchestrator.sdk.calls.quarantine import QuarantineCalls
 from orchestrator.sdk.calls.queues import QueueCalls
@@ -23,6 +24,8 @@ class Calls(Protocol):
     def runs(self) -> RunWork: ...
     @property
     def workflows(self) -> WorkflowCalls: ...
+    @property
+    def flows(self) -> FlowCalls: ...
     @property
     def code(self) -> CodeWork: ...
     @property

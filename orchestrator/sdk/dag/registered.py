@@ -126,6 +126,12 @@ def _of_step(task: Task[..., Any], step: Step) -> Registered:
     return msgspec.structs.replace(registered, ignored=_ignored(task, step))
 
 
+def of_function(task: Task[..., Any]) -> Registered:
+    """Return what a task says of itself that a node of a flow runs, whatever its input is."""
+    check_fit(task)
+    return _registered(task, task._redacting_options, {}, "the input of a node", "Give it a fixed one.")
+
+
 def _ignored(task: Task[..., Any], step: Step) -> tuple[str, ...]:
     """Return what a step would be given and its task has no parameter for."""
     given = {name: None for name in step.depends_on if name not in fan_out_sources(step)}

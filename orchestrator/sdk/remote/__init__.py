@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import cast
 
 from orchestrator.sdk.calls.code import CodeWork
+from orchestrator.sdk.calls.flows import FlowCalls
 from orchestrator.sdk.calls.insights import InsightCalls
 from orchestrator.sdk.calls.quarantine import QuarantineCalls
 from orchestrator.sdk.calls.queues import QueueCalls
@@ -42,6 +43,7 @@ class RemoteBackend:
         self.runs = cast(RunWork, RemoteRuns(asking, self.waiting))
         self.code = cast(CodeWork, RemoteCode(asking, self.waiting))
         self.workflows = cast(WorkflowCalls, remote_part("workflows", WorkflowCalls)(asking))
+        self.flows = cast(FlowCalls, remote_part("flows", FlowCalls)(asking))
         self.schedules = cast(ScheduleCalls, remote_part("schedules", ScheduleCalls)(asking))
         self.queues = cast(QueueCalls, remote_part("queues", QueueCalls)(asking))
         self.quarantine = cast(QuarantineCalls, remote_part("quarantine", QuarantineCalls)(asking))

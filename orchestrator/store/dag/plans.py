@@ -46,7 +46,7 @@ SELECT /* dags.load */ r.id, r.workflow, r.version, r.params::text AS params, r.
        coalesce(r.fire_time, r.created_at) AS fire_time, r.tags, r.depth, coalesce(r.root, r.id) AS root, r.cancelling
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
- WHERE r.workflow IS NOT NULL AND NOT r.code
+ WHERE r.workflow IS NOT NULL AND NOT r.code AND NOT r.flow
 """)
 
 
@@ -69,7 +69,7 @@ def sealed(run: NewRun, vault: Vault | None) -> NewRun:
 _VERSIONS = Prepared[Row]("""
 SELECT /* dags.versions */ r.id, r.workflow, r.version FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
- WHERE r.workflow IS NOT NULL AND NOT r.code
+ WHERE r.workflow IS NOT NULL AND NOT r.code AND NOT r.flow
 """)
 
 

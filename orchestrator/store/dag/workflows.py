@@ -74,7 +74,7 @@ def read(connection: Connection, name: str, version: int) -> Stored | None:
 _OF_RUN = Statement[Row](f"""
 SELECT /* workflows.of_run */ {_COLUMNS}
   FROM orchestrator.runs r JOIN orchestrator.workflows w ON w.name = r.workflow AND w.version = r.version
- WHERE r.id = %(run)s::uuid AND NOT r.code
+ WHERE r.id = %(run)s::uuid AND NOT r.code AND NOT r.flow
 """)
 
 

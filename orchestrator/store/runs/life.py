@@ -16,7 +16,8 @@ from orchestrator.store.sql import Batch, Prepared
 COUNTERS = """r.id, r.status, r.cancelling, r.total, r.open, r.success, r.failed, r.cancelled, r.skipped,
           r.workflow, r.reason, r.lane, r.parent_run, r.parent_step, r.code, coalesce(r.child_id, r.id) AS child_id,
           r.trace,
-          CASE WHEN r.trace IS NOT NULL THEN extract(epoch FROM r.created_at)::double precision END AS created"""
+          CASE WHEN r.trace IS NOT NULL THEN extract(epoch FROM r.created_at)::double precision END AS created,
+          r.flow"""
 """The columns of a `RunRow`."""
 
 
@@ -45,6 +46,8 @@ class RunRow(NamedTuple):
     """The span that it came of."""
     created: float | None = None
     """If it is traced: when it was created, in Unix seconds."""
+    flow: bool = False
+    """Of a flow, whose planner ends it."""
     again: bool = False
     """It has begun again, because a person retries it."""
 
@@ -66,7 +69,7 @@ class RunRow(NamedTuple):
     @property
     def is_planned(self) -> bool:
         """Say whether a definition says what follows what."""
-        return self.workflow is not None and not self.code
+        return self.workflow is not None and not self.code and not self.flow
 
     @property
     def goes_on(self) -> bool:
@@ -141,12 +144,16 @@ class Pending(NamedTuple):
     version: int | None
     lane: str | None
     """What it shares its limit with."""
+    flow: bool = False
 
 
 def pending() -> RoundRobin:
     """Return what finds the runs that want to begin."""
     return RoundRobin(
-        "runs.pending", "runs", "status = 'pending' AND NOT parked AND NOT cancelling", "id, workflow, version, lane"
+        "runs.pending",
+        "runs",
+        "status = 'pending' AND NOT parked AND NOT cancelling",
+        "id, workflow, version, lane, flow",
     )
 
 

@@ -23,7 +23,7 @@ KEEPS_KEY = "(e.options->>'unique_for')"
 REVIVABLE = """
        (e.run_id IS NULL OR (
             SELECT true FROM orchestrator.runs r
-             WHERE r.id = e.run_id AND NOT r.cancelling AND NOT r.code AND (
+             WHERE r.id = e.run_id AND NOT r.cancelling AND NOT r.code AND NOT r.flow AND (
                    r.status = 'running' OR (r.status = 'failed' AND r.lane IS NULL AND r.parent_step IS NULL))
              LIMIT 1))
        AND (e.unique_key IS NULL OR NOT EXISTS (

@@ -1,0 +1,381 @@
+"""Flows at the root, in the words of the system that they come from: a run is a task, and it is completed or canceled.
+
+A flow's id is its name, and a version's is `name@version`. Texts of JSON are taken as well as data, and names of fields
+as they are written here or without underscores, in any case: `flow_id`, `FlowID`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.api.context import Api
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.problems import Refused, refused
+from orchestrator.api.reach import RUN, WITHIN, Subject, check_flow, check_workflow
+from orchestrator.api.routes import flows
+from orchestrator.domain.access import Reach, Scope
+from orchestrator.errors import NotFound
+from orchestrator.sdk.flow import reading
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.options import check_label, check_name
+from orchestrator.store.flow.definitions import StoredFlow
+from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
+
+routes = Routes("flows at the root")
+
+_STATES = {"completed": "success", "canceled": "cancelled"}
+"""Their words for states, and ours."""
+_WORDS = {ours: theirs for theirs, ours in _STATES.items()}
+_OF_NODES = {"success": "ok", "failed": "error", "cancelled": "canceled", "skipped": "canceled"}
+
+
+class Created(msgspec.Struct, frozen=True):
+    """Something that was created."""
+
+    id: str
+
+
+class Ok(msgspec.Struct, frozen=True):
+    """It is done."""
+
+    ok: str = "1"
+
+
+class FlowItem(msgspec.Struct, frozen=True):
+    """A flow."""
+
+    id: str
+    name: str
+    version: int
+    created_at: int
+
+
+class VersionItem(msgspec.Struct, frozen=True):
+    """A version of a flow."""
+
+    id: str
+    flow_id: str
+    version: int
+    definition_json: str
+    status: str
+    created_at: int
+
+
+class FlowTask(msgspec.Struct, frozen=True):
+    """A run of a flow."""
+
+    id: str
+    flow_version_id: str
+    flow_id: str
+    flow_name: str
+    flow_version: int
+    status: str
+    params_json: str
+    shared_json: str
+    params: Any
+    shared: Any
+    current_node_key: str
+    last_action: str
+    step_count: int
+    retry_state_json: str
+    lease_owner: str
+    lease_expiry: int
+    request_id: str
+    error: str
+    created_at: int
+    updated_at: int
+
+
+class NodeRunItem(msgspec.Struct, frozen=True):
+    """An attempt at a node."""
+
+    id: str
+    task_id: str
+    node_key: str
+    attempt_no: int
+    status: str
+    prep_json: str
+    exec_input_json: str
+    exec_output_json: str
+    error_text: str
+    action: str
+    started_at: int
+    finished_at: int
+    worker_id: str
+    worker_url: str
+
+
+class VersionsQuery(msgspec.Struct, frozen=True):
+    """Whose versions."""
+
+    flow_id: str
+
+
+class VersionQuery(msgspec.Struct, frozen=True):
+    """Which version: `name@version`."""
+
+    id: str
+
+
+class TasksQuery(msgspec.Struct, frozen=True):
+    """Which tasks to list."""
+
+    status: str = ""
+    flow_version_id: str = ""
+    page: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    page_size: Annotated[int, Meta(ge=1, le=1_000)] = 100
+
+
+class TaskQuery(msgspec.Struct, frozen=True):
+    """Which task."""
+
+    id: UUID
+
+
+class RunsQuery(msgspec.Struct, frozen=True):
+    """Of which task."""
+
+    task_id: UUID
+
+
+class TaskSignal(msgspec.Struct, frozen=True):
+    """A value for a task, and the key under which it is written into its shared state."""
+
+    task_id: UUID
+    key: Annotated[str, Meta(min_length=1, max_length=500)]
+    value: Any = None
+
+
+def _in_query(name: str) -> Subject:
+    def check(api: Api, reach: Reach, given: Mapping[str, Any]) -> None:
+        RUN.check(api, reach, {"id": getattr(given["query"], name)})
+
+    return Subject(f"run in ?{name}", check)
+
+
+def _in_body(api: Api, reach: Reach, given: Mapping[str, Any]) -> None:
+    RUN.check(api, reach, {"id": given["body"].task_id})
+
+
+_OF_ID = _in_query("id")
+_OF_TASK_ID = _in_query("task_id")
+_SIGNALLED = Subject("run in the body", _in_body)
+
+# -- flows
+
+
+@routes.post("/flows", about=WITHIN, examples=[{"name": "order"}])
+def create_flow(api: Api, body: dict[str, Any], reach: Reach) -> Created:
+    """Create a flow; its versions follow."""
+    name = check_name("flow", str(_given(body, "name")))
+    check_workflow(reach, name)
+    api.backend.flows.declare(name)
+    return Created(name)
+
+
+@routes.get("/flows", about=WITHIN)
+def list_flows(api: Api, reach: Reach) -> list[FlowItem]:
+    """List flows."""
+    found = [one for one in api.backend.flows.names() if reach.has_workflow(one.name)]
+    return [FlowItem(one.name, one.name, one.version, _seconds(one.created_at)) for one in found]
+
+
+@routes.post("/flows/version", about=WITHIN, examples=[{"flow_id": "order", "definition": {"start": "a", "nodes": {}}}])
+def create_version(api: Api, body: dict[str, Any], reach: Reach) -> Created:
+    """Create a version of a flow, and publish it unless its status is another."""
+    name = check_name("flow", str(_given(body, "flow_id", "flow", "name")))
+    check_workflow(reach, name)
+    source = _given(body, "definition_json", "definition")
+    find = flows.find_flow(api)
+    if isinstance(source, str):
+        flow = reading.loads(source, "definition_json", find=find)
+    else:
+        flow = reading.from_data(source, "definition", find=find)
+    check_flow(reach, name, flow)
+    version = _whole(_given(body, "version", otherwise=0), "version")
+    status = str(_given(body, "status", otherwise="") or "published")
+    done = api.backend.flows.publish(name, flow, version or None, published=status == "published")
+    return Created(f"{name}@{done.version}")
+
+
+@routes.get("/flows/version", about=WITHIN)
+def list_versions(api: Api, query: VersionsQuery, reach: Reach) -> list[VersionItem]:
+    """List the versions of a flow."""
+    check_workflow(reach, query.flow_id)
+    return [_version(found) for found in api.backend.flows.versions(query.flow_id)]
+
+
+@routes.get("/flows/version/get", about=WITHIN)
+def show_version(api: Api, query: VersionQuery, reach: Reach) -> VersionItem:
+    """Get a version of a flow."""
+    name, version = _versioned(query.id)
+    check_workflow(reach, name)
+    return _version(api.backend.flows.read(name, version))
+
+
+# -- tasks
+
+
+@routes.post("/tasks", about=WITHIN, scope=Scope.ENQUEUE, examples=[{"flow_id": "order", "params": {"val": 2}}])
+def create_task(api: Api, body: dict[str, Any], reach: Reach) -> Created:
+    """Start a run of the newest published version of a flow. The same request_id starts one run."""
+    name = check_name("flow", str(_given(body, "flow_id", "flow")))
+    check_workflow(reach, name)
+    params = _given(body, "params_json", "params", otherwise={})
+    if isinstance(params, str):
+        try:
+            params = msgspec.json.decode(params) if params else {}
+        except msgspec.DecodeError as error:
+            raise _misfit(f"params_json is not JSON: {error}") from None
+    if not isinstance(params, dict):
+        raise _misfit("params_json is a mapping.")
+    version = _whole(_given(body, "version", otherwise=0), "version")
+    request = _given(body, "request_id", otherwise="")
+    key = check_label("request_id", str(request)) if request else None
+    run = api.backend.flows.start(name, params, new_id(), version=version or None, key=key)
+    return Created(str(UUID(bytes=run)))
+
+
+@routes.get("/tasks", about=WITHIN)
+def list_tasks(api: Api, query: TasksQuery, reach: Reach) -> list[FlowTask]:
+    """List runs of flows, newest first."""
+    status = query.status
+    states: tuple[str, ...] | None = (_STATES.get(status, status),) if status else None
+    cancelling = True if status == "canceling" else False if status in ("pending", "running") else None
+    if status == "canceling":
+        states = ("pending", "running")
+    flow, version = _versioned(query.flow_version_id) if query.flow_version_id else (None, None)
+    wanted = FlowRunFilter(flow, version, states, cancelling, reach.workflows)
+    offset = (query.page - 1) * query.page_size
+    found = api.backend.flows.list_page(wanted, limit=query.page_size, offset=offset)
+    return [_task(flows.hidden(api, view)) for view in found]
+
+
+@routes.get("/tasks/get", about=_OF_ID)
+def show_task(api: Api, query: TaskQuery) -> FlowTask:
+    """Get a run of a flow, with its shared state."""
+    return _task(flows.hidden(api, api.backend.flows.show(query.id.bytes)))
+
+
+@routes.post("/tasks/cancel", about=_OF_ID)
+def cancel_task(api: Api, query: TaskQuery) -> Ok:
+    """Cancel a run of a flow."""
+    api.backend.flows.show(query.id.bytes)  # there is such a one
+    api.backend.runs.cancel(query.id.bytes)
+    return Ok()
+
+
+@routes.get("/tasks/runs", about=_OF_TASK_ID)
+def list_node_runs(api: Api, query: RunsQuery) -> list[NodeRunItem]:
+    """List the attempts of a run of a flow at its nodes, in order."""
+    found = flows.node_runs(api, query.task_id)
+    return [_node_run(query.task_id, place, view) for place, view in enumerate(found, 1)]
+
+
+@routes.post("/tasks/signal", about=_SIGNALLED, examples=[{"task_id": str(UUID(int=7)), "key": "flag", "value": True}])
+def signal_task(api: Api, body: TaskSignal) -> Ok:
+    """Write a value into the shared state of a run of a flow, for nodes that wait for it."""
+    api.backend.flows.signal(body.task_id.bytes, body.key, body.value)
+    return Ok()
+
+
+# -- their words
+
+
+_NOTHING = object()
+
+
+def _given(body: Mapping[str, Any], *names: str, otherwise: Any = _NOTHING) -> Any:
+    """Return a field by any of its names."""
+    found = {str(key).replace("_", "").lower(): value for key, value in body.items()}
+    for name in names:
+        value = found.get(name.replace("_", ""))
+        if value is not None:
+            return value
+    if otherwise is _NOTHING:
+        raise _misfit(f"{names[0]} is missing.")
+    return otherwise
+
+
+def _misfit(detail: str) -> Refused:
+    return refused(422, "The request does not fit", detail)
+
+
+def _whole(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or not 0 <= value < 2**31:
+        raise _misfit(f"{name} is a whole number; found {value!r:.60}.")
+    return int(value)
+
+
+def _versioned(text: str) -> tuple[str, int]:
+    name, _, version = text.rpartition("@")
+    if not name or not version.isascii() or not version.isdecimal() or not 0 < int(version[:10]) < 2**31:
+        raise NotFound(f"There is no version {text!r:.100} of a flow: expected something like order@1.")
+    return name, int(version[:10])
+
+
+def _seconds(at: datetime | None) -> int:
+    return 0 if at is None else int(at.timestamp())
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _version(found: StoredFlow) -> VersionItem:
+    status = "published" if found.published else "draft"
+    text = _text(found.flow)
+    identifier = f"{found.name}@{found.version}"
+    return VersionItem(identifier, found.name, found.version, text, status, _seconds(found.created_at))
+
+
+def _task(view: FlowRunView) -> FlowTask:
+    is_open = view.status in ("pending", "running")
+    return FlowTask(
+        id=str(view.id),
+        flow_version_id=f"{view.flow}@{view.version}",
+        flow_id=view.flow,
+        flow_name=view.flow,
+        flow_version=view.version,
+        status="canceling" if view.cancelling and is_open else _WORDS.get(view.status, view.status),
+        params_json=_text(view.params),
+        shared_json=_text(view.shared),
+        params=view.params,
+        shared=view.shared,
+        current_node_key=view.cursor,
+        last_action=view.last_action,
+        step_count=view.steps,
+        retry_state_json="{}",
+        lease_owner="",
+        lease_expiry=0,
+        request_id=view.request_id or "",
+        error=view.reason or "",
+        created_at=_seconds(view.created_at),
+        updated_at=_seconds(view.ended_at or view.started_at or view.created_at),
+    )
+
+
+def _node_run(task: UUID, place: int, view: NodeRunView) -> NodeRunItem:
+    prep = {"kind": view.kind} if view.branch is None else {"kind": view.kind, "branch": view.branch}
+    return NodeRunItem(
+        id=f"{task}-{place}",
+        task_id=str(task),
+        node_key=view.node,
+        attempt_no=view.attempt,
+        status=_OF_NODES.get(view.status, view.status),
+        prep_json=_text(prep),
+        exec_input_json=_text(view.input),
+        exec_output_json=_text(view.output),
+        error_text=view.error or "",
+        action=view.action,
+        started_at=_seconds(view.started_at or view.ended_at),
+        finished_at=_seconds(view.ended_at),
+        worker_id=view.worker or "",
+        worker_url="",
+    )

@@ -1,0 +1,246 @@
+"""Flow graphs: checked, published, started, signalled, approved, and looked at."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.problems import refused
+from orchestrator.api.reach import RUN, WITHIN, WORKFLOW, check_flow, check_workflow
+from orchestrator.api.routes.workflows import Started
+from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.flow.decisions import APPROVED, REJECTED
+from orchestrator.domain.flow.definition import Flow, content_hash, named_flows
+from orchestrator.domain.states import RunState
+from orchestrator.sdk.backend.flows import body_of
+from orchestrator.sdk.flow import reading
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.options import check_label, check_name, check_tags
+from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
+
+routes = Routes("flows", "/api/v1")
+
+_EXAMPLE = {"start": "a", "nodes": {"a": {"kind": "executor", "service": "transform"}}, "edges": []}
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class FlowSummary(msgspec.Struct, frozen=True):
+    """One flow."""
+
+    name: str
+    version: int
+    """The newest that is published; 0 if none is."""
+    created_at: datetime
+
+
+class FlowList(msgspec.Struct, frozen=True):
+    """All flows."""
+
+    flows: list[FlowSummary]
+
+
+class FlowAnswer(msgspec.Struct, frozen=True):
+    """One version of a flow."""
+
+    name: str
+    version: int
+    hash: str
+    created_at: datetime
+    definition: dict[str, Any]
+    """As a file would have it."""
+
+
+class FlowDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A flow: as data, or as the text of a file in YAML or JSON."""
+
+    definition: dict[str, Any] | None = None
+    text: str | None = None
+    version: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
+    """The next one, if none is given."""
+
+
+class FlowPublished(msgspec.Struct, frozen=True):
+    """A flow that is stored."""
+
+    name: str
+    version: int
+    created: bool
+    """False if this version was there already."""
+
+
+class FlowChecked(msgspec.Struct, frozen=True):
+    """A flow in which nothing is wrong."""
+
+    nodes: int
+    hash: str
+
+
+class NewFlowRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A run of a flow to be started."""
+
+    params: dict[str, Any] = {}
+    version: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
+    """The newest, if none is given."""
+    tags: list[str] = []
+
+
+class FlowRunsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which runs to list."""
+
+    state: RunState | None = None
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
+    offset: Annotated[int, Meta(ge=0, le=100_000)] = 0
+
+
+class FlowRuns(msgspec.Struct, frozen=True):
+    """Runs of flows, newest first."""
+
+    items: list[FlowRunView]
+
+
+class NodesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which visits to list."""
+
+    after: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    """The number of the last visit of the page before."""
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = LARGEST_PAGE
+
+
+class NodeRuns(msgspec.Struct, frozen=True):
+    """Visits to nodes, in order, with each attempt."""
+
+    items: list[NodeRunView]
+
+
+class FlowSignal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A value, and why it is sent."""
+
+    value: Any = True
+    why: Annotated[str, Meta(max_length=2_000)] = ""
+
+
+class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why, and which approval, if it is not the one that the run waits for."""
+
+    why: Annotated[str, Meta(max_length=2_000)] = ""
+    node: str | None = None
+
+
+def find_flow(api: Api) -> reading.Find:
+    """Return what finds published flows."""
+
+    def find(name: str, version: int | None) -> tuple[int, dict[str, Any]] | None:
+        found = api.backend.flows.find(name, version)
+        return None if found is None else (found.version, body_of(found.flow))
+
+    return find
+
+
+def read_flow(api: Api, document: FlowDocument) -> Flow:
+    """Return the flow of a document, or say what is wrong with it."""
+    if (document.definition is None) == (document.text is None):
+        raise refused(422, "The request does not fit", "Expected either `definition` or `text`.")
+    if document.text is not None:
+        return reading.loads(document.text, "text", find=find_flow(api))
+    return reading.from_data(document.definition, find=find_flow(api))
+
+
+@routes.get("/flows", about=WITHIN)
+def list_flows(api: Api, reach: Reach) -> FlowList:
+    """List flows."""
+    found = [one for one in api.backend.flows.names() if reach.has_workflow(one.name)]
+    return FlowList([FlowSummary(one.name, one.version, one.created_at) for one in found])
+
+
+@routes.post("/flows/validate", about=WITHIN, scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
+def validate_flow(api: Api, body: FlowDocument, reach: Reach) -> FlowChecked:
+    """Say everything that is wrong with a flow, without storing it."""
+    flow = read_flow(api, body)
+    for name in sorted(named_flows(flow)):
+        check_workflow(reach, name)
+    return FlowChecked(len(flow.nodes), content_hash(flow))
+
+
+@routes.get("/flows/{name}", about=WORKFLOW)
+def show_flow(api: Api, name: str) -> FlowAnswer:
+    """Show the newest version of a flow."""
+    found = api.backend.flows.latest(name)
+    return FlowAnswer(found.name, found.version, found.hash, found.created_at, body_of(found.flow))
+
+
+@routes.post("/flows/{name}", about=WORKFLOW, examples=[{"definition": _EXAMPLE}])
+def publish_flow(api: Api, name: str, body: FlowDocument, reach: Reach) -> FlowPublished:
+    """Publish a flow: the same body again is a no-op, another one gets a new version."""
+    flow = read_flow(api, body)
+    check_flow(reach, name, flow)
+    done = api.backend.flows.publish(check_name("flow", name), flow, body.version)
+    return FlowPublished(name, done.version, done.created)
+
+
+@routes.post("/flows/{name}/runs", about=WORKFLOW, scope=Scope.ENQUEUE, status=201, examples=[{"params": {"val": 2}}])
+def start_flow(api: Api, name: str, body: NewFlowRun, key: str | None) -> Started:
+    """Start a run of a flow."""
+    key = None if key is None else check_label("key", key)
+    run = api.backend.flows.start(
+        name, body.params, new_id(), version=body.version, key=key, tags=check_tags(tuple(body.tags))
+    )
+    return Started(UUID(bytes=run))
+
+
+@routes.get("/flows/{name}/runs", about=WORKFLOW)
+def list_flow_runs(api: Api, name: str, query: FlowRunsQuery) -> FlowRuns:
+    """List runs of a flow, newest first."""
+    wanted = FlowRunFilter(name, None, None if query.state is None else (str(query.state),))
+    found = api.backend.flows.list_page(wanted, limit=query.limit, offset=query.offset)
+    return FlowRuns([hidden(api, view) for view in found])
+
+
+@routes.get("/runs/{id}/flow", about=RUN)
+def show_flow_run(api: Api, id: UUID) -> FlowRunView:
+    """Show where a run of a flow stands: its cursor, its shared state, and what it waits for."""
+    return hidden(api, api.backend.flows.show(id.bytes))
+
+
+@routes.get("/runs/{id}/nodes", about=RUN)
+def list_node_runs(api: Api, id: UUID, query: NodesQuery) -> NodeRuns:
+    """List the visits of a run of a flow to its nodes, with each attempt."""
+    return NodeRuns(node_runs(api, id, query.after, query.limit))
+
+
+@routes.post("/runs/{id}/flow/signals/{key}", about=RUN, status=202, examples=[{"value": True}])
+def signal_flow(api: Api, id: UUID, key: str, body: FlowSignal) -> Asked:
+    """Send a value to a run of a flow; it is there when a node waits for it."""
+    api.backend.flows.signal(id.bytes, key, body.value, body.why)
+    return Asked(id, "signal")
+
+
+@routes.post("/runs/{id}/approve", about=RUN, status=202, examples=[{"why": "within the budget"}])
+def approve(api: Api, id: UUID, body: Decision) -> Asked:
+    """Approve what a run of a flow waits for."""
+    api.backend.flows.decide(id.bytes, APPROVED, body.why, body.node)
+    return Asked(id, "approve")
+
+
+@routes.post("/runs/{id}/reject", about=RUN, status=202, examples=[{"why": "too expensive"}])
+def reject(api: Api, id: UUID, body: Decision) -> Asked:
+    """Reject what a run of a flow waits for."""
+    api.backend.flows.decide(id.bytes, REJECTED, body.why, body.node)
+    return Asked(id, "reject")
+
+
+def node_runs(api: Api, run: UUID, after: int = 0, limit: int = LARGEST_PAGE) -> list[NodeRunView]:
+    """Return visits to nodes, without what is not to be shown."""
+    found = api.backend.flows.node_runs(run.bytes, after, limit)
+    shown = api.redaction.shown
+    return [view._replace(input=shown(view.input), output=shown(view.output)) for view in found]
+
+
+def hidden(api: Api, view: FlowRunView) -> FlowRunView:
+    """Return a run without what is not to be shown."""
+    return view._replace(params=api.redaction.shown(view.params), shared=api.redaction.shown(view.shared))

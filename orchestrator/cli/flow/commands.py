@@ -1,0 +1,355 @@
+"""`orchestrator flows`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import click
+
+from orchestrator.cli.flow.drawing import draw
+from orchestrator.cli.runs.ids import RUN, run_argument
+from orchestrator.cli.terminal.data import parse_value
+from orchestrator.cli.terminal.options import app_option, json_option
+from orchestrator.cli.terminal.output import console, counted, echo, print_fields, print_json, print_table, state
+from orchestrator.cli.terminal.reading import looking
+from orchestrator.cli.terminal.sending import sending
+from orchestrator.cli.terminal.times import ago, between, present
+from orchestrator.domain.flow.checks import Known
+from orchestrator.domain.flow.decisions import APPROVED, REJECTED
+from orchestrator.domain.flow.definition import Flow
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState
+from orchestrator.errors import InvalidWorkflow, NotFound, did_you_mean
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.calls.interface import Calls
+from orchestrator.sdk.flow import reading
+from orchestrator.settings import load_settings
+from orchestrator.store.flow.reads import FlowRunView, waiting_for
+from orchestrator.workers.functions.loading import load_app
+
+_LOOK_AGAIN = 0.5
+"""Seconds between two looks at a run that is watched."""
+
+file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False))
+why_option = click.option("--why", default="", help="Why; it stands in the audit log and with the node.")
+
+
+@click.group("flows")
+def command() -> None:
+    """Check, publish and start flow graphs; signal, approve and watch their runs.
+
+    \b
+    Example:
+      orchestrator flows publish order.yaml
+      orchestrator flows start order val=2
+      orchestrator flows approve 0199b2f4 --why "within the budget"
+    """
+
+
+@command.command()
+@click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
+@click.option("--app", metavar="MODULE:APP", help="Check also whether this application has the functions.")
+@json_option
+def validate(files: tuple[str, ...], app: str | None, as_json: bool) -> None:
+    """Check files, and say everything that is wrong with them; exit with 1 if anything is. Needs no services.
+
+    Flows that others name are not looked for here: `publish` does.
+
+    \b
+    Example:
+      orchestrator flows validate flows/*.yaml --app shop.tasks:app
+    """
+    tasks = load_app(app).tasks if app else None
+    known = Known(functions=tasks) if tasks is not None else Known()
+    found: dict[str, Flow | InvalidWorkflow] = {}
+    for file in files:
+        try:
+            found[file] = reading.load(file, known)
+        except InvalidWorkflow as error:
+            found[file] = error
+    if as_json:
+        verdicts = [
+            {
+                "file": file,
+                "valid": isinstance(result, Flow),
+                "problems": [] if isinstance(result, Flow) else _told(result),
+            }
+            for file, result in found.items()
+        ]
+        print_json({"files": verdicts})
+    else:
+        for file, result in found.items():
+            if isinstance(result, Flow):
+                echo(f"{file}: {counted(len(result.nodes), 'node')}, valid")
+            else:
+                echo(str(result), colour="red", err=True)
+    sys.exit(0 if all(isinstance(result, Flow) for result in found.values()) else 1)
+
+
+def _told(error: InvalidWorkflow) -> list[str]:
+    return str(error).splitlines()
+
+
+@command.command()
+@file_argument
+@click.option("--name", help="What it is called. Default: the name of the file, without its ending.")
+@app_option
+@json_option
+def publish(file: str, name: str | None, app: str | None, as_json: bool) -> None:
+    """Store a flow under a new version, unless it is the same as the newest; runs keep the version they began with.
+
+    Flows that it names are taken over in the version that they have now.
+
+    \b
+    Example:
+      orchestrator flows publish order.yaml --app shop.tasks:app
+    """
+    named = app or load_settings().app
+    with closing(load_app(named) if named else Orchestrator(load_settings())) as application:
+        flow = application.flows.read(Path(file))
+        called = name or Path(file).stem
+        done = application._client.backend.flows.publish(called, flow)
+    if as_json:
+        print_json({"name": called, "version": done.version, "new": done.created})
+    else:
+        echo(f"{called}: version {done.version} ({'new' if done.created else 'unchanged'})")
+
+
+@command.command("list")
+@json_option
+def list_command(as_json: bool) -> None:
+    """List the flows that have been published.
+
+    \b
+    Example:
+      orchestrator flows list
+    """
+    with looking() as calls:
+        found = calls.flows.names()
+    if as_json:
+        print_json({"flows": [one._asdict() for one in found]})
+    else:
+        now = present()
+        rows = [(one.name, str(one.version) if one.version else "none", ago(one.created_at, now)) for one in found]
+        print_table(("NAME", "VERSION", "SINCE"), rows, empty="No flow has been published.")
+
+
+@command.command()
+@click.argument("flow")
+@click.argument("params", metavar="[KEY=VALUE]…", nargs=-1)
+@click.option("--version", type=click.IntRange(1), help="Default: the newest.")
+@click.option("--key", help="An idempotency key: a second start with it returns the first run.")
+@click.option("--tag", "tags", multiple=True, help="Add a tag; may be repeated.")
+@click.option("--watch", "is_watched", is_flag=True, help="Draw the run until its end; exit with 1 unless it succeeds.")
+@json_option
+def start(
+    flow: str,
+    params: tuple[str, ...],
+    version: int | None,
+    key: str | None,
+    tags: tuple[str, ...],
+    is_watched: bool,
+    as_json: bool,
+) -> None:
+    """Start a run of a flow, and print its id. A value is JSON, or else a text.
+
+    \b
+    Example:
+      orchestrator flows start order items='[1, 2]' customer=ann --watch
+    """
+    given: dict[str, Any] = {}
+    for param in params:
+        name, sign, value = param.partition("=")
+        if not sign or not name:
+            raise click.UsageError(f"Expected KEY=VALUE, found {param!r}.")
+        given[name] = parse_value(value)
+    with sending() as app:
+        try:
+            run = app.flows[flow].options(version=version, key=key, tags=tags).start(**given)
+        except NotFound as error:
+            raise NotFound(f"{error}{did_you_mean(flow, app.flows.names())}") from None
+    if as_json:
+        print_json({"id": run.id})
+    else:
+        echo(run.id)
+    if is_watched:
+        sys.exit(_follow(UUID(run.id)))
+
+
+@command.command()
+@click.argument("what", metavar="FLOW|ID")
+@json_option
+def show(what: str, as_json: bool) -> None:
+    """Draw a flow, or a run of one with the cursor on it.
+
+    \b
+    Example:
+      orchestrator flows show order
+      orchestrator flows show 0199b2f4
+    """
+    with looking() as calls:
+        if any(one.name == what for one in calls.flows.names()):
+            stored = calls.flows.latest(what)
+            if as_json:
+                print_json({"name": stored.name, "version": stored.version, "definition": stored.flow})
+            else:
+                echo(f"{stored.name}, version {stored.version}")
+                console().print(draw(stored.flow))
+            return
+        run = RUN.convert(what, None, None)
+        view = calls.flows.show(run.bytes)
+        visits = calls.flows.node_runs(run.bytes)
+        if as_json:
+            print_json({"run": view._asdict(), "nodes": [visit._asdict() for visit in visits]})
+            return
+        _print_run(calls, view, {visit.node for visit in visits if visit.status == "success"})
+
+
+def _print_run(calls: Calls, view: FlowRunView, visited: set[str]) -> None:
+    now = present()
+    fields: dict[str, Any] = {
+        "Run": str(view.id),
+        "Flow": f"{view.flow}, version {view.version}",
+        "State": state(view.status, "being cancelled" if view.cancelling and view.ended_at is None else ""),
+        "Started": ago(view.created_at, now),
+    }
+    if view.ended_at is not None and view.started_at is not None:
+        fields["Took"] = between(view.started_at, view.ended_at)
+    if view.reason:
+        fields["Reason"] = view.reason
+    if view.cursor and view.ended_at is None:
+        fields["At"] = view.cursor
+    if waits := waiting_for(view):
+        fields["Waits for"] = waits
+    fields["Steps"] = str(view.steps)
+    if view.last_action:
+        fields["Last action"] = view.last_action
+    fields["Shared"] = str(view.shared)[:1_000]
+    print_fields(fields)
+    echo()
+    cursor = view.cursor if view.ended_at is None or view.status == RunState.FAILED else ""
+    console().print(draw(calls.flows.read(view.flow, view.version).flow, cursor, visited))
+
+
+@command.command()
+@run_argument
+def watch(run: UUID) -> None:
+    """Follow a run: print each node that it has visited, until its end; exit with 1 unless it succeeds.
+
+    \b
+    Example:
+      orchestrator flows watch 0199b2f4
+    """
+    sys.exit(_follow(run))
+
+
+def _follow(run: UUID) -> int:
+    after, told = 0, ""
+    with looking() as calls:
+        while True:
+            view = calls.flows.show(run.bytes)
+            for visit in calls.flows.node_runs(run.bytes, after):
+                after = visit.number
+                branch = "" if visit.branch is None else f" [{visit.branch}]"
+                error = f": {visit.error}" if visit.error else ""
+                action = f" → {visit.action}" if visit.action else ""
+                echo(f"{visit.ended_at:%H:%M:%S}  {visit.node}{branch}  {visit.status}{action}{error}")
+            if RunState(view.status) in ENDED_RUN_STATES:
+                reason = f": {view.reason}" if view.reason else ""
+                echo(f"{view.status}{reason}", err=True)
+                return 0 if view.status == RunState.SUCCESS else 1
+            waits = waiting_for(view) if view.waits == "signal" else ""
+            if waits and waits != told:
+                echo(f"{view.cursor} waits for {waits}", err=True)
+            told = waits
+            time.sleep(_LOOK_AGAIN)
+
+
+@command.command()
+@run_argument
+@click.argument("key")
+@click.argument("value", default="true")
+@why_option
+def signal(run: UUID, key: str, value: str, why: str) -> None:
+    """Send a value to a run under a key; it is JSON, or else a text. It is there when a node waits for it.
+
+    \b
+    Example:
+      orchestrator flows signal 0199b2f4 paid '{"cents": 450}'
+    """
+    with sending() as app:
+        app.flows.run(run).signal(key, parse_value(value), why=why)
+    echo(f"{run} is sent {key!r}.")
+
+
+def _decide(run: UUID, decision: str, why: str, node: str | None) -> None:
+    with sending() as app:
+        key = app._client.backend.flows.decide(run.bytes, decision, why, node)
+    echo(f"{run}: {key!r} is {decision}.")
+
+
+node_option = click.option("--node", help="Which approval, if the run has not come to it yet.")
+
+
+@command.command()
+@run_argument
+@why_option
+@node_option
+def approve(run: UUID, why: str, node: str | None) -> None:
+    """Approve what a run waits for. Who it was, when and why stands in the audit log and with the node.
+
+    \b
+    Example:
+      orchestrator flows approve 0199b2f4 --why "within the budget"
+    """
+    _decide(run, APPROVED, why, node)
+
+
+@command.command()
+@run_argument
+@why_option
+@node_option
+def reject(run: UUID, why: str, node: str | None) -> None:
+    """Reject what a run waits for. Who it was, when and why stands in the audit log and with the node.
+
+    \b
+    Example:
+      orchestrator flows reject 0199b2f4 --why "too expensive"
+    """
+    _decide(run, REJECTED, why, node)
+
+
+@command.command()
+@click.argument("flow", required=False)
+@click.option("--status", type=click.Choice([str(one) for one in RunState]), help="Only in this state.")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="How many to show.")
+@json_option
+def runs(flow: str | None, status: str | None, limit: int, as_json: bool) -> None:
+    """List runs of flows, newest first, and where they stand.
+
+    \b
+    Example:
+      orchestrator flows runs order --status running
+    """
+    with looking() as calls:
+        found = calls.flows.runs(flow, status, limit)
+    if as_json:
+        print_json({"runs": [view._asdict() for view in found]})
+        return
+    now = present()
+    rows = [
+        (
+            str(view.id),
+            f"{view.flow}@{view.version}",
+            state(view.status),
+            view.cursor if view.ended_at is None else "",
+            waiting_for(view),
+            ago(view.created_at, now),
+        )
+        for view in found
+    ]
+    print_table(("ID", "FLOW", "STATE", "AT", "WAITS FOR", "STARTED"), rows, empty="No flow has been started.")

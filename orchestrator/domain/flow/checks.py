@@ -1,0 +1,358 @@
+"""What is wrong with a flow: told of the data as it was written, part by part, so that a reader can say in which line.
+
+A flow that passes can be planned: every path and expression in it can be read, every edge leads somewhere, and every
+node can be reached and left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+
+from orchestrator.domain.flow import expression
+from orchestrator.domain.flow.definition import Exec, Flow, Kind, Node, Post, Prep, Script
+from orchestrator.domain.flow.paths import parse
+from orchestrator.domain.flow.ways import Flaw, Place, of_edges, shown, unknown_keys
+from orchestrator.errors import ExpressionError, did_you_mean
+
+KINDS: tuple[str, ...] = get_args(Kind)
+MOST_NODES = 10_000
+DEEPEST = 20
+"""Flows that stand in each other's nodes."""
+
+
+class Known(NamedTuple):
+    """What the names in a flow may be; None where anything may stand."""
+
+    functions: Collection[str] | None = None
+    """For `local_func`."""
+    services: Collection[str] | None = None
+    executors: Collection[str] | None = None
+
+
+ANYTHING = Known()
+_FLOW_KEYS = ("start", "nodes", "edges", "max_steps", "description", "name", "version", "flow")
+_NODE_KEYS = tuple(Node.__struct_fields__)
+_STRUCTS: dict[str, tuple[str, ...]] = {
+    "prep": Prep.__struct_fields__,
+    "post": Post.__struct_fields__,
+    "script": Script.__struct_fields__,
+}
+_EXECS = ("parallel_execs", "foreach_execs", "subflow_execs")
+
+
+def flaws(plain: Any, known: Known = ANYTHING, *, place: Place = (), depth: int = 0) -> Iterator[Flaw]:
+    """Yield everything that is wrong with a flow as it was written."""
+    if not isinstance(plain, dict):
+        yield Flaw(place, "a flow is a mapping with start, nodes and edges.")
+        return
+    yield from unknown_keys(plain, _FLOW_KEYS, place, "A flow")
+    nodes = plain.get("nodes")
+    if not isinstance(nodes, dict) or not nodes:
+        yield Flaw((*place, "nodes"), "a flow has nodes: a mapping of keys to nodes.")
+        return
+    if len(nodes) > MOST_NODES:
+        yield Flaw((*place, "nodes"), f"{len(nodes):,} nodes, and at most {MOST_NODES:,} are allowed.")
+        return
+    if depth > DEEPEST:
+        yield Flaw(place, f"flows stand in each other's nodes at most {DEEPEST} levels deep.")
+        return
+    for key, node in nodes.items():
+        at = (*place, "nodes", key)
+        if not isinstance(node, dict):
+            yield Flaw(at, f"node {key!r} is a mapping with a kind; found {shown(node)}.")
+        else:
+            if not str(key) or "/" in str(key):
+                yield Flaw(at, f"a node cannot be called {key!r}: its key is a text without `/`.")
+            yield from (Flaw(flaw.place, f"node {key!r}: {flaw.message}") for flaw in _node(node, known, at, depth))
+    yield from of_edges(plain, nodes, place)
+
+
+# -- nodes
+
+
+def _node(node: dict[str, Any], known: Known, place: Place, depth: int) -> Iterator[Flaw]:
+    yield from unknown_keys(node, _NODE_KEYS, place, "a node")
+    kind = node.get("kind") or "executor"
+    if kind not in KINDS:
+        hint = did_you_mean(str(kind), KINDS)
+        yield Flaw((*place, "kind"), f"there is no kind {kind!r}.{hint} Kinds: {', '.join(KINDS)}.")
+        return
+    yield from _types(node, place)
+    yield from _mapping(node, place)
+    params = node.get("params")
+    params = params if isinstance(params, dict) else {}
+    yield from _OF_KIND[kind](node, params, known, place, depth)
+
+
+def _types(node: dict[str, Any], place: Place) -> Iterator[Flaw]:
+    """Yield values of other types than their fields have."""
+    for key, value in node.items():
+        if key in ("subflow", "choice_cases", *_EXECS, *_STRUCTS) or key not in _NODE_KEYS or value is None:
+            continue
+        try:
+            msgspec.convert(value, _TYPES[key])
+        except msgspec.ValidationError as error:
+            yield Flaw((*place, key), f"{key}: {_said(error)}; found {shown(value)}.")
+        else:
+            if isinstance(value, int) and not isinstance(value, bool) and key != "priority" and value < 0:
+                yield Flaw((*place, key), f"{key} is not negative; found {value}.")
+    for name, keys in _STRUCTS.items():
+        part = node.get(name)
+        if part is None:
+            continue
+        if not isinstance(part, dict):
+            yield Flaw((*place, name), f"{name} is a mapping; found {shown(part)}.")
+        else:
+            yield from unknown_keys(part, keys, (*place, name), name)
+            try:
+                msgspec.convert({key: value for key, value in part.items() if value is not None}, _PARTS[name])
+            except msgspec.ValidationError as error:
+                yield Flaw((*place, name), f"{name}: {_said(error)}.")
+
+
+_TYPES = {field.name: field.type for field in msgspec.structs.fields(Node)}
+_PARTS: dict[str, Any] = {"prep": Prep, "post": Post, "script": Script}
+
+
+def _mapping(node: dict[str, Any], place: Place) -> Iterator[Flaw]:
+    """Yield paths of prep and post that cannot be read."""
+    prep, post = node.get("prep"), node.get("post")
+    if isinstance(prep, dict):
+        at = (*place, "prep")
+        if prep.get("input_key"):
+            yield from _path(prep["input_key"], (*at, "input_key"))
+        for name, path in _items(prep.get("input_map")):
+            yield from _path(path, (*at, "input_map", name))
+    if isinstance(post, dict):
+        at = (*place, "post")
+        for name in ("output_key", "action_key"):
+            if post.get(name):
+                yield from _path(post[name], (*at, name), within=name)
+        for name, path in _items(post.get("output_map")):
+            yield from _path(name, (*at, "output_map", name), within="output_map")
+            yield from _path(path, (*at, "output_map", name), within="output_map", is_result=True)
+
+
+def _items(found: Any) -> list[tuple[str, Any]]:
+    return list(found.items()) if isinstance(found, dict) else []
+
+
+def _path(text: Any, place: Place, *, within: str = "", is_result: bool = False) -> Iterator[Flaw]:
+    if not isinstance(text, str):
+        yield Flaw(place, f"a path is a text, such as $shared.name; found {shown(text)}.")
+        return
+    try:
+        path = parse(text)
+    except ExpressionError as error:
+        yield Flaw(place, str(error))
+        return
+    if not within or not text.startswith("$"):
+        return
+    if within == "action_key" or is_result:
+        yield Flaw(place, f"{text!r} cannot exist there: expected the name of a part of the result.")
+    elif path.root != "shared" or not path.parts:
+        yield Flaw(place, f"{text!r} cannot be written: only keys of the shared state can, such as $shared.name.")
+
+
+def _executor(node: dict[str, Any], _params: Any, known: Known, place: Place, _depth: int) -> Iterator[Flaw]:
+    yield from _runs(node, known, place)
+
+
+def _runs(node: dict[str, Any], known: Known, place: Place, *, of: str = "") -> Iterator[Flaw]:
+    """Yield why nobody can be found who runs a node or a branch."""
+    kind = node.get("exec_type") or ""
+    executors = known.executors
+    if kind and executors is not None and kind not in executors:
+        yield Flaw(
+            (*place, "exec_type"),
+            f"there is no executor {kind!r}.{did_you_mean(kind, executors)} Executors: {', '.join(sorted(executors))}.",
+        )
+    if kind == "local_func":
+        name = node.get("func") or node.get("service")
+        if not name:
+            yield Flaw(place, f"exec_type local_func{of} needs `func`, the name of a task.")
+        elif known.functions is not None and name not in known.functions:
+            yield Flaw((*place, "func"), f"there is no task {name!r}.{did_you_mean(str(name), known.functions)}")
+    elif kind == "local_script":
+        script = node.get("script")
+        if not isinstance(script, dict) or not (script.get("cmd") or script.get("code")):
+            yield Flaw((*place, "script"), f"exec_type local_script{of} needs `script` with a cmd.")
+    elif kind in ("", "http", "queue"):
+        name = node.get("service") or node.get("func")
+        if not name and not node.get("options"):
+            yield Flaw(place, f"it needs a service{of}, or another exec_type.")
+        elif name and known.services is not None and name not in known.services:
+            yield Flaw((*place, "service"), f"there is no service {name!r}.{did_you_mean(str(name), known.services)}")
+
+
+def _choice(node: dict[str, Any], _params: Any, _known: Known, place: Place, _depth: int) -> Iterator[Flaw]:
+    cases = node.get("choice_cases") or []
+    if not isinstance(cases, list):
+        yield Flaw((*place, "choice_cases"), "choice_cases is a list of {action, expr}.")
+        return
+    if not cases and not node.get("choice_key") and not node.get("default_action") and not node.get("post"):
+        yield Flaw(place, "a choice needs choice_cases or a default_action.")
+    seen: set[str] = set()
+    for number, case in enumerate(cases):
+        at = (*place, "choice_cases", number)
+        if not isinstance(case, dict) or not isinstance(case.get("action"), str) or not case["action"]:
+            yield Flaw(at, f"case {number}: expected {{action, expr}}; found {shown(case)}.")
+            continue
+        yield from unknown_keys(case, ("action", "expr"), at, "a case")
+        text = msgspec.json.encode(case.get("expr"), order="sorted").decode()
+        if text in seen:
+            yield Flaw(at, f"case {number} ({case['action']}) is never reached: an earlier one has the same expr.")
+        seen.add(text)
+        for problem in expression.problems(case.get("expr")):
+            yield Flaw((*at, "expr"), f"case {number} ({case['action']}): {problem}")
+
+
+def _parallel(node: dict[str, Any], params: dict[str, Any], known: Known, place: Place, _: int) -> Iterator[Flaw]:
+    execs = node.get("parallel_execs") or []
+    services = node.get("parallel_services") or params.get("services") or []  # or they are parameters of the run
+    yield from _execs(node, "parallel_execs", known, place)
+    if isinstance(services, list) and known.services is not None and not execs:
+        for number, name in enumerate(services):
+            if isinstance(name, str) and name not in known.services:
+                hint = did_you_mean(name, known.services)
+                yield Flaw((*place, "parallel_services", number), f"there is no service {name!r}.{hint}")
+
+
+def _foreach(node: dict[str, Any], _params: Any, known: Known, place: Place, _depth: int) -> Iterator[Flaw]:
+    prep = node.get("prep")
+    if not isinstance(prep, dict) or not prep.get("input_key"):
+        yield Flaw(place, "a foreach needs prep.input_key, the path of a list.")
+    if not node.get("foreach_execs") or node.get("service") or node.get("func") or node.get("script"):
+        yield from _runs(node, known, place)
+    yield from _execs(node, "foreach_execs", known, place, whole=False)
+
+
+def _execs(node: dict[str, Any], name: str, known: Known, place: Place, *, whole: bool = True) -> Iterator[Flaw]:
+    """Yield what is wrong with the executors of branches, items or nodes of a subflow."""
+    execs = node.get(name) or []
+    if not isinstance(execs, list):
+        yield Flaw((*place, name), f"{name} is a list.")
+        return
+    for number, one in enumerate(execs):
+        at = (*place, name, number)
+        if not isinstance(one, dict):
+            yield Flaw(at, f"{name}: expected a mapping; found {shown(one)}.")
+            continue
+        yield from unknown_keys(one, Exec.__struct_fields__, at, name)
+        yield from _mapping(one, at)
+        try:
+            msgspec.convert(_without_nulls(one), Exec)
+        except msgspec.ValidationError as error:
+            yield Flaw(at, f"{name} {number}: {_said(error)}.")
+        if whole:
+            merged = {key: node.get(key) for key in ("service", "exec_type", "func", "script", "options")}
+            merged |= {key: value for key, value in one.items() if value}
+            yield from _runs(merged, known, at, of=f" in {name} {number}")
+
+
+def _subflow(node: dict[str, Any], _params: Any, known: Known, place: Place, depth: int) -> Iterator[Flaw]:
+    inner = node.get("subflow")
+    at = (*place, "subflow")
+    if isinstance(inner, str) or (isinstance(inner, dict) and inner.get("flow") and "nodes" not in inner):
+        yield Flaw(at, f"flow {inner if isinstance(inner, str) else inner['flow']!r} was not found.")
+        return
+    if not isinstance(inner, dict):
+        yield Flaw(at, "a subflow needs `subflow`: a flow, or the name of one that is published.")
+        return
+    yield from flaws(inner, known, place=at, depth=depth + 1)
+    yield from _execs(node, "subflow_execs", known, place, whole=False)
+    nodes = inner.get("nodes")
+    for number, one in enumerate(node.get("subflow_execs") or []):
+        wanted = one.get("node") if isinstance(one, dict) else None
+        if isinstance(nodes, dict) and wanted not in nodes:
+            hint = did_you_mean(str(wanted), nodes)
+            yield Flaw((*place, "subflow_execs", number), f"its subflow has no node {wanted!r}.{hint}")
+
+
+def _timer(_node: Any, params: dict[str, Any], _known: Known, place: Place, _depth: int) -> Iterator[Flaw]:
+    if "delay_ms" not in params:
+        yield Flaw(place, "a timer needs params.delay_ms.")
+    yield from _milliseconds(params, "delay_ms", place)
+
+
+def _waits(node: dict[str, Any], params: dict[str, Any], _known: Known, place: Place, _depth: int) -> Iterator[Flaw]:
+    name = "approval_key" if node.get("kind") == "approval" else "signal_key"
+    if params.get(name):
+        yield from _path(params[name], (*place, "params", name))
+    elif name == "signal_key":
+        yield Flaw(place, "a wait_event needs params.signal_key, the path of what it waits for.")
+    yield from _milliseconds(params, "timeout_ms", place)
+
+
+def _milliseconds(params: dict[str, Any], name: str, place: Place) -> Iterator[Flaw]:
+    value = params.get(name)
+    if expression.is_path(value):
+        yield from _path(value, (*place, "params", name))
+    elif value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
+        yield Flaw((*place, "params", name), f"params.{name} is a number of milliseconds; found {shown(value)}.")
+
+
+_OF_KIND: dict[str, Callable[[dict[str, Any], dict[str, Any], Known, Place, int], Iterator[Flaw]]] = {
+    "executor": _executor,
+    "choice": _choice,
+    "parallel": _parallel,
+    "foreach": _foreach,
+    "subflow": _subflow,
+    "timer": _timer,
+    "wait_event": _waits,
+    "approval": _waits,
+}
+
+# -- reading
+
+
+def _without_nulls(plain: Any) -> Any:
+    """Return a flow without what is null or an empty part: some write every field, with nothing in it."""
+    if isinstance(plain, dict):
+        return {key: value for key, value in plain.items() if value is not None}
+    return plain
+
+
+def normal(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return a flow that has passed the checks as its definition has it."""
+    flow = {key: value for key, value in plain.items() if value is not None and key not in ("name",)}
+    if "nodes" not in flow:
+        return flow
+    flow["nodes"] = {key: _normal_node(node) for key, node in flow["nodes"].items()}
+    flow["edges"] = [_without_nulls(edge) for edge in flow.get("edges") or []]
+    if "flow" not in flow:
+        flow.pop("version", None)
+    return flow
+
+
+def _normal_node(node: dict[str, Any]) -> dict[str, Any]:
+    found = {key: value for key, value in node.items() if value not in (None, "")}
+    for key in ("prep", "post", "script"):
+        if key in found:
+            found[key] = _without_nulls(found[key])
+            if not found[key]:
+                del found[key]
+    for key in _EXECS:
+        if key in found:
+            found[key] = [
+                {name: _without_nulls(value) for name, value in one.items() if value not in (None, "")}
+                for one in found[key]
+            ]
+    if "subflow" in found:
+        found["subflow"] = normal(found["subflow"])
+    return found
+
+
+def definition(plain: dict[str, Any]) -> Flow:
+    """Return a flow that has passed the checks."""
+    return msgspec.convert(normal(plain), Flow)
+
+
+def _said(error: Exception) -> str:
+    return str(error).split(" - at")[0].lower().rstrip(".").replace("`", "")
+
+
+__all__ = ["Flaw", "Known", "definition", "flaws", "normal"]

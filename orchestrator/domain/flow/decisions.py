@@ -1,0 +1,53 @@
+"""Actions and decisions: how a result or a word of a person becomes the name of an edge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.domain.flow.definition import DEFAULT, Node
+from orchestrator.domain.flow.paths import part_of
+
+APPROVED = "approved"
+REJECTED = "rejected"
+_YES = frozenset({"approved", "approve", "accepted", "accept", "yes", "true", "ok"})
+_NO = frozenset({"rejected", "reject", "denied", "deny", "no", "false"})
+
+
+def action_of(node: Node, result: Any) -> str:
+    """Return the action that a node ends with."""
+    if node.post.action_static:
+        return node.post.action_static
+    if node.post.action_key:
+        source = result if isinstance(result, dict) else {"result": result}
+        if action := as_action(part_of(source, node.post.action_key)):
+            return action
+    return node.default_action or DEFAULT
+
+
+def as_action(value: Any) -> str:
+    """Return the name of an action; an empty text for what cannot be one."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, (str, int, float)) else ""
+
+
+def decision(value: Any) -> str:
+    """Return what somebody has decided: approved, rejected, or in a word of their own."""
+    if isinstance(value, dict):
+        return decision(next((value[key] for key in ("approved", "approval", "decision") if key in value), None))
+    if isinstance(value, str):
+        word = value.strip().lower()
+        return APPROVED if word in _YES else REJECTED if word in _NO else value
+    return APPROVED if value else REJECTED
+
+
+def action_of_approval(node: Node, value: Any) -> str:
+    """Return the action of an approval, by what was decided."""
+    if node.post.action_static:
+        return node.post.action_static
+    if node.post.action_key:
+        known = {"approval": value, **(value if isinstance(value, dict) else {})}
+        found = part_of(known, node.post.action_key)
+        if found is not None:
+            return decision(found)
+    return decision(value)

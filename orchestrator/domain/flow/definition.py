@@ -1,0 +1,231 @@
+"""A flow as data: nodes, and edges that are taken by their actions. Whether they make sense together is for `checks`.
+
+Files, JSON and the Python builder are three ways to write a `Flow`. It is immutable, and its JSON is what the database
+keeps and the content hash covers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+
+from orchestrator.domain.dag.definition import Registered
+
+Kind = Literal["executor", "choice", "parallel", "subflow", "timer", "foreach", "wait_event", "approval"]
+Mode = Literal["sequential", "concurrent"]
+Strategy = Literal["fail_fast", "collect_errors", "ignore_errors", "continue"]
+
+DEFAULT = "default"
+"""The action of who says none, and the edge that every action takes which has none of its own."""
+ERROR = "error"
+"""The edge of a node that has failed."""
+TIMEOUT = "timeout"
+"""The edge of a node whose time to wait is up."""
+MOST_STEPS = 100_000
+"""Nodes that a run visits at most, unless its flow says otherwise."""
+
+
+class _Data(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What all parts of a flow share: compact JSON, and back."""
+
+
+class Prep(_Data, frozen=True, kw_only=True):
+    """What a node takes in."""
+
+    input_key: str = ""
+    """A path: `$params.order`, `$shared.list[0]`, `$input`; without a root, of the shared state."""
+    input_map: dict[str, str] = {}
+    """Several paths, each under a name of its own."""
+
+
+class Post(_Data, frozen=True, kw_only=True):
+    """What becomes of a node's result."""
+
+    output_key: str = ""
+    """Where in the shared state it is written."""
+    output_map: dict[str, str] = {}
+    """Parts of it, as paths in it, by where in the shared state they are written."""
+    action_static: str = ""
+    """The action that it ends with, whatever the result is."""
+    action_key: str = ""
+    """A path in the result, at which the action stands."""
+
+
+class Script(_Data, frozen=True, kw_only=True):
+    """A command that a worker runs."""
+
+    cmd: str = ""
+    args: tuple[str, ...] = ()
+    code: str = ""
+    language: str = ""
+    stdin_mode: str = ""
+    output_mode: str = ""
+    timeout_ms: int = 0
+    env: dict[str, str] = {}
+    work_dir: str = ""
+
+
+class Exec(_Data, frozen=True, kw_only=True):
+    """Who runs one branch, item or node of a subflow; what it leaves out is as its node has it."""
+
+    service: str = ""
+    exec_type: str = ""
+    func: str = ""
+    script: Script | None = None
+    params: dict[str, Any] = {}
+    prep: Prep = Prep()
+    post: Post = Post()
+    options: dict[str, Any] = {}
+    """Options of the executor."""
+    index: int | None = None
+    """Which item of a foreach; its place in the list, if it does not say."""
+    node: str = ""
+    """Which node of a subflow."""
+
+
+class ChoiceCase(_Data, frozen=True, kw_only=True):
+    """An action, and the expression that must hold for it."""
+
+    action: str
+    expr: Any = None
+
+
+class Node(_Data, frozen=True, kw_only=True):
+    """One node."""
+
+    kind: Kind = "executor"
+    description: str = ""
+    service: str = ""
+    exec_type: str = ""
+    """`http`, `local_func`, `local_script`, `queue`, or any other executor."""
+    func: str = ""
+    script: Script | None = None
+    options: dict[str, Any] = {}
+    """Options of the executor."""
+    params: dict[str, Any] = {}
+    """Added to the parameters of the run, and passed on."""
+    prep: Prep = Prep()
+    post: Post = Post()
+    default_action: str = ""
+    choice_key: str = ""
+    choice_cases: tuple[ChoiceCase, ...] = ()
+    max_retries: int = 0
+    """Tries after the first: 3 means up to four."""
+    wait_ms: int = 0
+    """Between two tries."""
+    max_attempts: int = 0
+    """Workers of a service that one try asks, one after another."""
+    attempt_delay_ms: int = 0
+    weighted_by_load: bool = False
+    timeout_ms: int = 0
+    """How long one try may take; of a wait, see `params.timeout_ms`."""
+    queue: str = ""
+    priority: int = 0
+    parallel_services: tuple[str, ...] = ()
+    parallel_execs: tuple[Exec, ...] = ()
+    parallel_mode: Mode = "sequential"
+    max_parallel: int = 0
+    failure_strategy: Strategy = "fail_fast"
+    foreach_execs: tuple[Exec, ...] = ()
+    subflow: Flow | None = None
+    subflow_execs: tuple[Exec, ...] = ()
+
+    @property
+    def ignores_errors(self) -> bool:
+        """Say whether it goes on as if nothing had failed."""
+        return self.failure_strategy in ("ignore_errors", "continue")
+
+
+class Edge(_Data, frozen=True, kw_only=True, rename={"source": "from"}):
+    """Where an action leads; to nowhere, the flow ends."""
+
+    source: str
+    action: str = DEFAULT
+    to: str = ""
+
+
+class Flow(_Data, frozen=True, kw_only=True):
+    """A graph of nodes, or a part of one that stands in a node."""
+
+    start: str
+    nodes: dict[str, Node]
+    edges: tuple[Edge, ...] = ()
+    max_steps: int = 0
+    """Nodes that a run visits at most; 0 for the usual number."""
+    description: str = ""
+    flow: str = ""
+    """Of one that stands in a node: the flow that it was taken over from."""
+    version: int = 0
+    """Of that flow, which version."""
+    functions: dict[str, Registered] = {}
+    """What the application's tasks that it runs say of themselves, taken over when it is published."""
+
+    @property
+    def most_steps(self) -> int:
+        """Return how many nodes a run visits at most."""
+        return self.max_steps or MOST_STEPS
+
+
+def content_hash(flow: Flow) -> str:
+    """Return a SHA-256 of all of it."""
+    return hashlib.sha256(msgspec.json.encode(flow, order="sorted")).hexdigest()
+
+
+def named_queues(flow: Flow) -> set[str]:
+    """Return the queues that the tasks of a flow wait in."""
+    found = {node.queue or "default" for node in flow.nodes.values()}
+    found |= {function.queue for function in flow.functions.values() if function.queue}
+    return found.union(*(named_queues(node.subflow) for node in flow.nodes.values() if node.subflow is not None))
+
+
+def functions_of(flow: Flow) -> set[str]:
+    """Return the names of all that the nodes of a flow run."""
+    found: set[str] = set()
+    for node in flow.nodes.values():
+        execs = (*node.parallel_execs, *node.foreach_execs, *node.subflow_execs)
+        found |= {
+            node.func,
+            node.service,
+            *node.parallel_services,
+            *(name for one in execs for name in (one.func, one.service)),
+        }
+        if node.subflow is not None:
+            found |= functions_of(node.subflow)
+    return found - {""}
+
+
+def named_flows(flow: Flow) -> set[str]:
+    """Return the flows that stand in a flow by their names."""
+    inner = [node.subflow for node in flow.nodes.values() if node.subflow is not None]
+    return {one.flow for one in inner if one.flow}.union(*map(named_flows, inner))
+
+
+class Edges:
+    """Where the actions of a flow's nodes lead."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._to = {(edge.source, edge.action or DEFAULT): edge.to for edge in flow.edges}
+
+    def follow(self, node: str, action: str) -> str:
+        """Return the node that an action leads to; an empty text where the flow ends."""
+        found = self._to.get((node, action))
+        return self._to.get((node, DEFAULT), "") if found is None else found
+
+    def catches(self, node: str, action: str) -> bool:
+        """Say whether an action of a node has an edge of its own."""
+        return (node, action) in self._to
+
+
+_STEP = "flow:"
+
+
+def step_of(path: str) -> str:
+    """Return what stands in the row of a task as its step; no step of a workflow can be called so."""
+    return _STEP + path
+
+
+def is_node(step: str | None) -> bool:
+    """Say whether a task belongs to a node of a flow."""
+    return step is not None and step.startswith(_STEP)

@@ -1,0 +1,71 @@
+"""A flow worked out once for all its runs: who runs what, and where actions lead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from orchestrator.domain.flow.definition import Edges, Exec, Flow, Node
+
+_OWN = ("service", "exec_type", "func", "script", "options")
+
+
+class Graph:
+    """A flow, with those that stand in its nodes."""
+
+    def __init__(self, flow: Flow, execs: Mapping[str, Exec] | None = None) -> None:
+        self.flow = flow
+        self.nodes = flow.nodes
+        self.edges = Edges(flow)
+        self._execs = execs or {}
+        """By node, who runs it instead of whom it names."""
+        self.inner = {
+            key: Graph(node.subflow, {one.node: one for one in node.subflow_execs})
+            for key, node in flow.nodes.items()
+            if node.subflow is not None
+        }
+
+    @property
+    def size(self) -> int:
+        """Return how many nodes it has, with those of the flows in it."""
+        return len(self.nodes) + sum(graph.size for graph in self.inner.values())
+
+    def executor(self, key: str, own: Exec | None = None) -> Exec:
+        """Return who runs a node, or a branch or item of it that says so itself."""
+        node = self.nodes[key]
+        found = Exec(**{name: getattr(node, name) for name in _OWN})
+        for more in (self._execs.get(key), own):
+            if more is not None:
+                found = _overridden(found, more)
+        return found
+
+
+def _overridden(found: Exec, more: Exec) -> Exec:
+    given = {name: getattr(more, name) for name in (*_OWN, "prep", "post") if getattr(more, name)}
+    return msgspec.structs.replace(found, **given, params=found.params | more.params)
+
+
+class Branch(NamedTuple):
+    """One task of a node."""
+
+    exec: Exec
+    input: Any
+
+
+def branches(graph: Graph, key: str, node: Node, params: Mapping[str, Any]) -> list[Exec]:
+    """Return who runs the branches of a parallel node, in order."""
+    if node.parallel_execs:
+        return [graph.executor(key, one) for one in node.parallel_execs]
+    named = node.parallel_services or params.get("services") or ()
+    services = [one for one in named if isinstance(one, str)] if isinstance(named, (list, tuple)) else []
+    return [graph.executor(key, Exec(service=one, func=one)) for one in services]
+
+
+def of_item(graph: Graph, key: str, node: Node, position: int) -> Exec:
+    """Return who runs an item of a foreach."""
+    for place, one in enumerate(node.foreach_execs):
+        if (place if one.index is None else one.index) == position:
+            return graph.executor(key, one)
+    return graph.executor(key)

@@ -1,0 +1,133 @@
+"""What is remembered of a run of a flow: where its cursor stands, the shared state, and what the node there waits for.
+
+It does not grow with the steps that a run has taken: a loop of ten thousand leaves as much behind as one of ten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Frame:
+    """A flow that a run is in: its own, or one that stands in a node of the frame above."""
+
+    node: str
+    """Where the cursor stands; empty when the run has ended."""
+    shared: dict[str, Any] = field(default_factory=dict)
+    input: Any = None
+    """Of a subflow: what its node took in."""
+    last_action: str = ""
+    entered: float = 0.0
+    """When the cursor came to its node."""
+    attempt: int = 1
+    """Of a subflow in this node: the how many-th try."""
+
+
+@dataclass
+class Calls:
+    """Tasks that the present node waits for."""
+
+    input: Any
+    total: int
+    first: int
+    """The number of the first of them."""
+    values: list[Any]
+    """By position; None where there is none."""
+    errors: dict[int, str] = field(default_factory=dict)
+    running: dict[bytes, int] = field(default_factory=dict)
+    """By id, the positions of those that are open."""
+    created: int = 0
+    """How many there have been."""
+
+
+@dataclass
+class Wait:
+    """What the present node waits for beside tasks."""
+
+    what: str
+    """`timer`, `signal`, `retry` (of a subflow), or `turn`: it goes on in the next tick."""
+    input: Any = None
+    timer: bytes | None = None
+    due: float | None = None
+    key: str = ""
+    """Of a signal: what it is called."""
+
+
+@dataclass
+class FlowState:
+    """All that is remembered between two ticks."""
+
+    frames: list[Frame] = field(default_factory=list)
+    work: Calls | Wait | None = None
+    steps: int = 0
+    made: int = 0
+    """Ids that were given out."""
+    recorded: int = 0
+    """Visits to nodes that were recorded."""
+    signals: dict[str, Any] = field(default_factory=dict)
+    """By key, what was sent; who waits in a subflow finds it here."""
+    deciders: dict[str, tuple[str, float, str]] = field(default_factory=dict)
+    """By key, who sent that, when, and why."""
+    closing: list[bytes] = field(default_factory=list)
+    """Tasks that were cancelled, and whose ends have not been told."""
+    is_over: bool = False
+    """The flow has ended; the run ends when nothing of it is open."""
+    error: str | None = None
+    """Why it failed."""
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """Return the shared state of the run."""
+        return self.frames[0].shared if self.frames else {}
+
+    @property
+    def cursor(self) -> str:
+        """Return where the cursor stands: the key of a node, behind those of the nodes above it."""
+        return "/".join(frame.node for frame in self.frames if frame.node)
+
+    @property
+    def last_action(self) -> str:
+        """Return the action that brought the cursor there."""
+        return self.frames[0].last_action if self.frames else ""
+
+    def to_plain(self) -> list[Any]:
+        """Return it as plain data."""
+        work: list[Any] | None = None
+        if isinstance(self.work, Calls):
+            calls = self.work
+            running = [[identifier, position] for identifier, position in calls.running.items()]
+            errors = [[position, error] for position, error in calls.errors.items()]
+            work = ["calls", calls.input, calls.total, calls.first, calls.values, errors, running, calls.created]
+        elif isinstance(self.work, Wait):
+            wait = self.work
+            work = ["wait", wait.what, wait.input, wait.timer, wait.due, wait.key]
+        frames = [[f.node, f.shared, f.input, f.last_action, f.entered, f.attempt] for f in self.frames]
+        deciders = {key: [*who] for key, who in self.deciders.items()}
+        numbers = [self.steps, self.made, self.recorded]
+        return [frames, work, numbers, self.signals, deciders, self.closing, self.is_over, self.error]
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> FlowState:
+        """Return it as `to_plain` has written it."""
+        frames, work, (steps, made, recorded), signals, deciders, closing, is_over, error = plain[:8]
+        found: Calls | Wait | None = None
+        if work is not None and work[0] == "calls":
+            _, given, total, first, values, errors, running, created = work
+            found = Calls(given, total, first, values, dict(errors), {bytes(one): at for one, at in running}, created)
+        elif work is not None:
+            _, what, given, timer, due, key = work
+            found = Wait(what, given, None if timer is None else bytes(timer), due, key)
+        return cls(
+            frames=[Frame(*frame) for frame in frames],
+            work=found,
+            steps=steps,
+            made=made,
+            recorded=recorded,
+            signals=signals,
+            deciders={key: (who[0], who[1], who[2]) for key, who in deciders.items()},
+            closing=[bytes(one) for one in closing],
+            is_over=is_over,
+            error=error,
+        )

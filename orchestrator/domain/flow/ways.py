@@ -1,0 +1,151 @@
+"""Edges that lead nowhere, actions that never come, nodes that are never reached, and cycles without a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from orchestrator.domain.flow.definition import DEFAULT, ERROR, TIMEOUT
+from orchestrator.errors import did_you_mean
+
+Place = tuple[str | int, ...]
+
+
+class Flaw(NamedTuple):
+    """Something that cannot be accepted, and where it stands: the keys on the way to it."""
+
+    place: Place
+    message: str
+
+
+_EDGE_KEYS = ("from", "action", "to")
+
+
+def unknown_keys(plain: Mapping[str, Any], keys: Collection[str], place: Place, what: str) -> Iterator[Flaw]:
+    """Yield keys that mean nothing."""
+    for key in plain:
+        if key not in keys:
+            yield Flaw((*place, key), f"{what} has no {key!r}.{did_you_mean(str(key), keys)}")
+
+
+def shown(value: Any) -> str:
+    """Return a value as it stands in a message."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def of_edges(plain: dict[str, Any], nodes: dict[str, Any], place: Place) -> Iterator[Flaw]:
+    """Yield what is wrong with the edges of a flow, and with its start."""
+    start = plain.get("start")
+    if not isinstance(start, str) or start not in nodes:
+        hint = did_you_mean(str(start), nodes)
+        yield Flaw((*place, "start"), f"start names a node; there is no {start!r}.{hint}")
+    edges = plain.get("edges") or []
+    if not isinstance(edges, list):
+        yield Flaw((*place, "edges"), "edges is a list of {from, action, to}.")
+        return
+    ways: dict[str, list[str]] = {}
+    seen: dict[tuple[str, str], int] = {}
+    for number, edge in enumerate(edges):
+        at = (*place, "edges", number)
+        found = edge if isinstance(edge, dict) else {}
+        source, to, action = found.get("from"), found.get("to") or "", found.get("action") or DEFAULT
+        if not isinstance(source, str) or not isinstance(to, str) or not isinstance(action, str):
+            yield Flaw(at, f"an edge is a mapping {{from, action, to}} of texts; found {shown(edge)}.")
+            continue
+        yield from unknown_keys(found, _EDGE_KEYS, at, "an edge")
+        if source not in nodes:
+            yield Flaw((*at, "from"), f"edge from {source!r}: there is no such node.{did_you_mean(source, nodes)}")
+        if to and to not in nodes:
+            hint = did_you_mean(to, nodes)
+            yield Flaw((*at, "to"), f"edge {action!r} from {source!r} leads to {to!r}: there is no such node.{hint}")
+        if (source, action) in seen:
+            yield Flaw(at, f"node {source!r} has two edges for the action {action!r}.")
+        seen[source, action] = number
+        yield from _impossible(nodes.get(source), source, action, at)
+        ways.setdefault(source, []).append(to)
+    if isinstance(start, str) and start in nodes:
+        yield from _reachable(nodes, start, ways, seen, place)
+
+
+def _impossible(node: Any, source: str, action: str, place: Place) -> Iterator[Flaw]:
+    """Yield an edge whose action its node can never end with."""
+    if not isinstance(node, dict) or action in (DEFAULT, ERROR, TIMEOUT):
+        return
+    post = node.get("post") if isinstance(node.get("post"), dict) else {}
+    assert isinstance(post, dict)
+    if node.get("kind") == "choice" and not post.get("action_key") and not node.get("choice_key"):
+        cases = [case.get("action") for case in node.get("choice_cases") or [] if isinstance(case, dict)]
+        possible = {
+            *cases,
+            node.get("default_action") or post.get("action_static") or DEFAULT,
+            post.get("action_static"),
+        }
+    elif post.get("action_static") and node.get("kind") != "choice":
+        possible = {post["action_static"]}
+    elif node.get("kind") == "approval" or post.get("action_key"):
+        return
+    else:
+        possible = {node.get("default_action") or DEFAULT}
+    if action not in possible:
+        said = ", ".join(sorted(repr(one) for one in possible if one))
+        yield Flaw(place, f"node {source!r} never ends with the action {action!r}: it ends with {said}.")
+
+
+def _reachable(
+    nodes: dict[str, Any],
+    start: str,
+    ways: Mapping[str, list[str]],
+    seen: Mapping[tuple[str, str], int],
+    place: Place,
+) -> Iterator[Flaw]:
+    reached = _closure([start], ways)
+    for key in nodes:
+        if key not in reached:
+            yield Flaw((*place, "nodes", key), f"node {key!r} is never reached: no way leads to it from {start!r}.")
+    back: dict[str, list[str]] = {}
+    for source, targets in ways.items():
+        for to in targets:
+            back.setdefault(to, []).append(source)
+    ends = [key for key in nodes if "" in ways.get(key, ()) or _may_end(nodes[key], key, seen)]
+    leaving = _closure(ends, back)
+    for key in nodes:
+        if key in reached and key not in leaving:
+            names = sorted(other for other in reached if other not in leaving and other in nodes)
+            shown = ", ".join(repr(name) for name in names[:5])
+            yield Flaw(
+                (*place, "nodes", key),
+                f"node {key!r} stands in a cycle that has no way out ({shown}): let one of them end with an action "
+                f"that has no edge, or that leads out.",
+            )
+            return
+
+
+def _may_end(node: Any, key: str, seen: Mapping[tuple[str, str], int]) -> bool:
+    """Say whether a node can end with an action that leads nowhere."""
+    if (key, DEFAULT) in seen:
+        return False
+    if not isinstance(node, dict):
+        return True
+    post = node.get("post") if isinstance(node.get("post"), dict) else {}
+    assert isinstance(post, dict)
+    kind = node.get("kind") or "executor"
+    if kind == "choice" and not post.get("action_key"):
+        cases = [case.get("action") for case in node.get("choice_cases") or [] if isinstance(case, dict)]
+        return any((key, action) not in seen for action in [*cases, node.get("default_action") or DEFAULT])
+    if kind == "approval" and not post.get("action_static"):
+        return (key, "approved") not in seen or (key, "rejected") not in seen
+    if post.get("action_static"):
+        return (key, post["action_static"]) not in seen
+    return True
+
+
+def _closure(found: list[str], ways: Mapping[str, list[str]]) -> set[str]:
+    reached = set(found)
+    waiting = list(found)
+    while waiting:
+        for to in ways.get(waiting.pop(), ()):
+            if to not in reached:
+                reached.add(to)
+                waiting.append(to)
+    return reached

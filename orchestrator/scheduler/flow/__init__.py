@@ -1,0 +1,1 @@
+"""Runs of flow graphs: told, planned, and ended."""

@@ -1,0 +1,261 @@
+"""Advance runs of flows: tell the planner what happened, and do what it answers, all runs of a tick at once.
+
+Nothing is remembered between ticks but the definitions, which never change: the state of a run is small, and is read
+with what happened to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from orchestrator.domain import zoned
+from orchestrator.domain.code import history
+from orchestrator.domain.dag.state import Delta
+from orchestrator.domain.flow import commands
+from orchestrator.domain.flow.commands import Command, Event
+from orchestrator.domain.flow.graph import Graph
+from orchestrator.domain.flow.plan import Planner
+from orchestrator.domain.flow.state import FlowState
+from orchestrator.domain.ids import derived_id
+from orchestrator.domain.plain import REFUSALS
+from orchestrator.domain.runs.changes import RunChanges
+from orchestrator.domain.sealed import open_error
+from orchestrator.domain.states import RunState
+from orchestrator.domain.tasks.task import NewTask, error_text
+from orchestrator.scheduler.dag.lru_cache import LruCache
+from orchestrator.scheduler.dag.plans import Saved
+from orchestrator.scheduler.flow.calls import CannotCall, new_task
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
+from orchestrator.scheduler.transaction import Transaction
+from orchestrator.sealing import VALUE
+from orchestrator.store.code import expectations
+from orchestrator.store.flow import definitions
+from orchestrator.store.flow import runs as store
+from orchestrator.store.flow.runs import FlowRun, Visit
+
+_GRAPHS = 30_000
+"""Nodes of the flows that are kept in memory."""
+_STATES = 4
+"""A run's state may be so many times as large as one payload."""
+_LARGEST_SHOWN = 65_536
+"""Bytes of what a node took in or gave, if it had no task that keeps them."""
+
+FlowEnd = tuple[bytes, RunState, str | None]
+
+
+class Advanced(NamedTuple):
+    """What came of telling runs."""
+
+    saved: dict[bytes, Saved]
+    ends: list[FlowEnd]
+
+
+class _Effects(NamedTuple):
+    """What is to be done for runs."""
+
+    tasks: list[NewTask]
+    cancelled: list[bytes]
+    timers: list[tuple[bytes, bytes, float]]
+    gone: list[tuple[bytes, bytes]]
+    visits: list[Visit]
+    ends: list[FlowEnd]
+
+    def add(self, other: _Effects) -> None:
+        self.tasks.extend(other.tasks)
+        self.cancelled.extend(other.cancelled)
+        self.timers.extend(other.timers)
+        self.gone.extend(other.gone)
+        self.visits.extend(other.visits)
+        self.ends.extend(other.ends)
+
+
+def call_id(run: bytes, number: int) -> bytes:
+    """Return the id of a task or timer of a run."""
+    return derived_id(run, "flow", number)
+
+
+class Flows:
+    """Plans the runs of flows."""
+
+    def __init__(self, max_payload: int) -> None:
+        self._max_payload = max_payload
+        self._graphs: LruCache[tuple[str, int], Graph] = LruCache(_GRAPHS)
+
+    def advance(self, tx: Transaction, news: News, told: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
+        """Bring runs up to date with what happened to them."""
+        if not told:
+            return Advanced({}, [])
+        saved: dict[bytes, Saved] = {}
+        effects = _Effects([], [], [], [], [], [])
+        for run in store.load(tx.connection, list(told)):
+            saved[run.id], own = self._advance(tx, run, told[run.id])
+            effects.add(own)
+        self._apply(tx, news, effects)
+        return Advanced(saved, effects.ends)
+
+    def _apply(self, tx: Transaction, news: News, effects: _Effects) -> None:
+        create_tasks(tx, news, effects.tasks)
+        started = {timer for _, timer, _ in effects.timers}
+        if effects.timers:
+            gone = {timer for _, timer in effects.gone}
+            expectations.start_timers(tx.connection, [timer for timer in effects.timers if timer[1] not in gone])
+            news.wakeups.delayed = True
+        left = [timer for timer in effects.gone if timer[1] not in started]
+        if left:
+            expectations.forget_timers(tx.connection, left)
+        if effects.visits:
+            store.keep_visits(tx.connection, effects.visits)
+        if effects.cancelled:
+            cancel_tasks(tx, news, effects.cancelled)
+
+    def _advance(self, tx: Transaction, run: FlowRun, told: Sequence[RunChanges]) -> tuple[Saved, _Effects]:
+        state, delta = _read(run), Delta()
+        if not isinstance(run.params, dict):
+            return self._abort(tx, run, "Its parameters are sealed with a data key that the scheduler does not have.")
+        planner = self._planner(tx, run, state)
+        effects = _Effects([], [], [], [], [], [])
+        waiting = [*_events(told)]
+        while waiting:
+            event = waiting.pop(0)
+            _count_begin(event, state, delta)
+            waiting += self._do(tx, run, planner.tell(event), effects, delta)
+        try:
+            data = _encode(tx, state)
+        except REFUSALS as error:
+            return self._abort(tx, run, f"Its shared state cannot be kept: {error}.")
+        if len(data) > _STATES * self._max_payload:
+            return self._abort(
+                tx,
+                run,
+                f"Its shared state has {len(data):,} bytes, and at most {_STATES * self._max_payload:,} are allowed. "
+                f"Let nodes give references to large data, or raise the setting max_payload.",
+            )
+        return Saved(delta, data, False), effects
+
+    def _abort(self, tx: Transaction, run: FlowRun, error: str) -> tuple[Saved, _Effects]:
+        """End a run that cannot go on, as it was before this was found out."""
+        state, delta = _read(run), Delta()
+        effects = _Effects([], [], [], [], [], [])
+        if not state.frames:
+            delta.total += 1
+            delta.opened += 1
+        self._do(tx, run, self._planner(tx, run, state).abort(error), effects, delta)
+        return Saved(delta, _encode(tx, state), False), effects
+
+    def _planner(self, tx: Transaction, run: FlowRun, state: FlowState) -> Planner:
+        params = run.params if isinstance(run.params, dict) else {}
+        graph = self._graph(tx, run)
+        return Planner(graph, params, state, tx.now.timestamp(), lambda number: call_id(run.id, number))
+
+    def _graph(self, tx: Transaction, run: FlowRun) -> Graph:
+        graph = self._graphs.get((run.flow, run.version))
+        if graph is None:
+            found = definitions.read(tx.connection, run.flow, run.version)
+            assert found is not None, f"the definition of flow {run.flow} version {run.version} is gone"
+            graph = Graph(found.flow)
+            self._graphs.put((run.flow, run.version), graph, 1 + graph.size)
+        return graph
+
+    def _do(
+        self, tx: Transaction, run: FlowRun, answers: Iterable[Command], effects: _Effects, delta: Delta
+    ) -> Iterator[Event]:
+        """Take note of what the planner wants; return what happens to calls that cannot be made."""
+        refused: list[Event] = []
+        for answer in answers:
+            match answer:
+                case commands.Call():
+                    try:
+                        effects.tasks.append(new_task(run, self._graph(tx, run).flow, answer, self._max_payload))
+                    except CannotCall as error:
+                        refused.append(commands.CallEnded(answer.id, error=str(error)))
+                    else:
+                        delta.total += 1
+                        delta.opened += 1
+                case commands.CancelCalls(ids=ids):
+                    effects.cancelled.extend(ids)
+                case commands.StartTimer(id=id, due=due):
+                    effects.timers.append((run.id, id, due))
+                case commands.CancelTimer(id=id):
+                    effects.gone.append((run.id, id))
+                case commands.NodeRun():
+                    effects.visits.append(_visit(tx, run.id, answer))
+                case commands.End(error=error):
+                    delta.opened -= 1
+                    name = "success" if error is None else "failed"
+                    delta.counts[name] = delta.counts.get(name, 0) + 1
+                    state = RunState.SUCCESS if error is None else RunState.FAILED
+                    effects.ends.append((run.id, state, error))
+        return iter(refused)
+
+
+def _read(run: FlowRun) -> FlowState:
+    return FlowState() if run.state is None else FlowState.from_plain(zoned.decode(run.state))
+
+
+def _encode(tx: Transaction, state: FlowState) -> bytes:
+    data = zoned.encode(state.to_plain())
+    return data if tx.vault is None else tx.vault.seal(VALUE, data)
+
+
+def _count_begin(event: Event, state: FlowState, delta: Delta) -> None:
+    """Count the flow itself: it is open as long as it goes on, and the run with it."""
+    if isinstance(event, commands.Begun) and not state.frames:
+        delta.total += 1
+        delta.opened += 1
+    elif isinstance(event, commands.Retried):
+        name = "failed" if state.is_over else "cancelled"
+        delta.counts[name] = delta.counts.get(name, 0) - 1
+        delta.opened += 1
+
+
+def _events(told: Sequence[RunChanges]) -> Iterator[Event]:
+    """Yield what happened to a run, as its planner knows it."""
+    for changes in told:
+        if changes.begun:
+            yield commands.Begun()
+        for fact in changes.facts:
+            if isinstance(fact, history.TaskCompleted):
+                yield commands.CallEnded(fact.id, zoned.decode(fact.result))
+            elif isinstance(fact, history.TaskFailed):
+                error = open_error(fact.error)
+                yield commands.CallEnded(fact.id, error=error_text(error.kind, error.message))
+            elif isinstance(fact, history.TaskCancelled):
+                yield commands.CallEnded(fact.id, error="The task was cancelled.")
+            elif isinstance(fact, history.TimerFired):
+                yield commands.TimerFired(fact.id)
+            elif isinstance(fact, history.SignalReceived):
+                value, by, why = zoned.decode(fact.value)
+                yield commands.Signalled(fact.name, value, by, why)
+        if changes.is_retried:
+            yield commands.Retried()
+
+
+def _visit(tx: Transaction, run: bytes, node: commands.NodeRun) -> Visit:
+    return Visit(
+        run,
+        node.number,
+        node.path,
+        node.kind,
+        node.status,
+        node.attempt,
+        node.action,
+        node.error,
+        None if node.calls else _shown(tx, node.input),
+        None if node.calls else _shown(tx, node.output),
+        node.first_call,
+        node.calls,
+        node.started,
+        tx.now.timestamp(),
+    )
+
+
+def _shown(tx: Transaction, value: Any) -> bytes | None:
+    """Return a value as people may look at it, unless it is large."""
+    if value is None:
+        return None
+    data = zoned.encode(value)
+    if len(data) > _LARGEST_SHOWN:
+        return None
+    return data if tx.vault is None else tx.vault.seal(VALUE, data)

@@ -1,0 +1,202 @@
+"""Flow graphs: published, started, signalled, and looked at."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from orchestrator.domain.dag.definition import check_size
+from orchestrator.domain.flow.definition import Flow
+from orchestrator.domain.flow.paths import parse
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.plain import stored_json, unstorable
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState
+from orchestrator.errors import InvalidWorkflow, NotFound, PayloadError, WrongState
+from orchestrator.sdk import acting
+from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.values.payload import encode_value
+from orchestrator.sdk.values.shown import as_json
+from orchestrator.store import inbox
+from orchestrator.store.dag import plans as dags
+from orchestrator.store.flow import definitions, reads
+from orchestrator.store.flow import runs as flow_runs
+from orchestrator.store.flow.definitions import FlowName, Published, StoredFlow
+from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
+from orchestrator.store.inbox import RequestKind
+from orchestrator.store.runs import creation
+
+
+class FlowBackend:
+    """What a client can do with flows, and with their runs."""
+
+    def __init__(self, connections: Connections, max_payload: int, actor: str) -> None:
+        self._connections = connections
+        self._vault = connections.keys.vault
+        self._limit = max_payload
+        self._actor = actor
+
+    # -- definitions
+
+    def declare(self, name: str) -> None:
+        """Note that there is a flow."""
+        with self._connections.writing(f"flow {name!r} was stored", transaction=True) as connection:
+            definitions.declare(connection, name)
+
+    def publish(self, name: str, graph: Flow, version: int | None = None, *, published: bool = True) -> Published:
+        """Store a version of a flow; the same body again is a no-op."""
+        with self._connections.writing(f"flow {name!r} was stored", transaction=True) as connection:
+            done = definitions.publish(connection, name, graph, version, published=published)
+            if done.created:
+                self._connections.record(connection, "publish", "flow", name, version=done.version)
+            return done
+
+    def names(self) -> list[FlowName]:
+        """Return all flows."""
+        with self._connections.reading() as connection:
+            return definitions.list_names(connection)
+
+    def find(self, name: str, version: int | None = None) -> StoredFlow | None:
+        """Return a flow, in its newest version if none is named; None if there is no such one."""
+        with self._connections.reading() as connection:
+            if version is None:
+                return definitions.latest(connection, name)
+            return definitions.read(connection, name, version)
+
+    def latest(self, name: str) -> StoredFlow:
+        """Return the newest version of a flow."""
+        found = self.find(name)
+        if found is None:
+            if any(one.name == name for one in self.names()):
+                raise NotFound(f"No version of flow {name!r} is published.")
+            raise NotFound(f"There is no flow {name!r}. Publish it with `orchestrator flows publish FILE`.")
+        return found
+
+    def read(self, name: str, version: int) -> StoredFlow:
+        """Return a version of a flow."""
+        found = self.find(name, version)
+        if found is None:
+            newest = self.latest(name)
+            raise NotFound(f"Flow {name!r} has no version {version}; the newest is {newest.version}.")
+        return found
+
+    def versions(self, name: str) -> list[StoredFlow]:
+        """Return the versions of a flow, newest first."""
+        with self._connections.reading() as connection:
+            return definitions.versions(connection, name)
+
+    # -- runs
+
+    def start(
+        self,
+        name: str,
+        params: Mapping[str, Any],
+        run_id: bytes,
+        *,
+        version: int | None = None,
+        key: str | None = None,
+        tags: Sequence[str] = (),
+    ) -> bytes:
+        """Create a run of a flow; return its id, or that of the run that has the key."""
+        stored = self.latest(name) if version is None else self.read(name, version)
+        if problem := unstorable(dict(params)):
+            raise InvalidWorkflow(f"The parameters of flow {name!r} cannot be kept as JSON: {problem}.")
+        run = flow_runs.new_run(name, stored.version, run_id, dict(params), tags)._replace(key=key)
+        check_size(run.params or "", f"The parameters of flow {name!r}", self._limit)
+        with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
+            if not creation.create(connection, [dags.sealed(run, self._vault)]) and key is not None:
+                run_id = dags.find_same(connection, run, params) or run_id
+        self._connections.nudge()
+        return run_id
+
+    def signal(self, run: bytes, key: str, value: Any, why: str = "") -> None:
+        """Send a value to a run under a key; if no node waits for it, it is there when one does."""
+        self._send(self.show(run), run, key, value, why, "signal")
+
+    def decide(self, run: bytes, decision: Any, why: str = "", node: str | None = None) -> str:
+        """Decide the approval for which a run waits; return its key. One that has not come yet must be named."""
+        view = self.show(run)
+        if node is not None:
+            key = self._approval_key(view, node)
+        elif view.waits == "signal" and self._kind(view, view.cursor) == "approval":
+            key = view.key
+        else:
+            waits = reads.waiting_for(view) or "nothing"
+            raise WrongState(
+                f"Run {to_text(run)} waits for no approval: it stands at {view.cursor or 'no node'!r} and waits for "
+                f"{waits}. To decide one that is still to come, name its node."
+            )
+        self._send(view, run, key, decision, why, str(decision) if isinstance(decision, str) else "decide")
+        return key
+
+    def _kind(self, view: FlowRunView, path: str) -> str:
+        flow: Flow | None = self.read(view.flow, view.version).flow
+        kind = ""
+        for key in path.split("/"):
+            if flow is None or key not in flow.nodes:
+                return ""
+            kind, flow = flow.nodes[key].kind, flow.nodes[key].subflow
+        return kind
+
+    def _approval_key(self, view: FlowRunView, path: str) -> str:
+        flow: Flow | None = self.read(view.flow, view.version).flow
+        *above, last = path.split("/")
+        for key in above:
+            flow = flow.nodes[key].subflow if flow is not None and key in flow.nodes else None
+        node = flow.nodes.get(last) if flow is not None else None
+        if node is None or node.kind != "approval":
+            raise NotFound(f"Flow {view.flow!r} has no approval {path!r}.")
+        return parse(str(node.params.get("approval_key") or last)).key
+
+    def _send(self, view: FlowRunView, run: bytes, key: str, value: Any, why: str, act: str) -> None:
+        if RunState(view.status) in ENDED_RUN_STATES:
+            raise WrongState(f"Run {to_text(run)} hears nothing any more: it is in state {view.status!r}.")
+        parse(key)  # or it says what is wrong with that
+        who = acting.current(self._actor)
+        data = encode_value([value, who.who, why], f"Signal {key!r}", self._limit)
+        if (problem := unstorable(key)) or (problem := unstorable(why)):
+            raise PayloadError(f"Signal {key!r} cannot be kept: {problem}.")
+        body = stored_json({"key": key, "value": base64.b64encode(data).decode()})
+        with self._connections.writing(f"signal {key!r} was stored", transaction=True) as connection:
+            inbox.add(connection, RequestKind.FLOW_SIGNAL, run, body)
+            detail = {"key": key, "node": view.cursor, "why": why} if why else {"key": key, "node": view.cursor}
+            self._connections.record(connection, act, "run", to_text(run), **detail)
+        self._connections.nudge()
+
+    # -- looking
+
+    def show(self, run: bytes) -> FlowRunView:
+        """Return where a run of a flow stands."""
+        with self._connections.reading() as connection:
+            found = reads.show(connection, run)
+        if found is None:
+            raise NotFound(f"No run of a flow has the id {to_text(run)}.")
+        return _shown(found)
+
+    def runs(self, workflow: str | None = None, state: str | None = None, limit: int = 50) -> list[FlowRunView]:
+        """Return the newest runs of flows."""
+        return self.list_page(FlowRunFilter(workflow, None, None if state is None else (state,)), limit=limit)
+
+    def list_page(self, wanted: FlowRunFilter, *, limit: int, offset: int = 0) -> list[FlowRunView]:
+        """Return a page of the runs that match, newest first."""
+        with self._connections.reading() as connection:
+            return [_shown(view) for view in reads.list_page(connection, wanted, limit=limit, offset=offset)]
+
+    def node_runs(self, run: bytes, after: int = 0, limit: int = 1_000) -> list[NodeRunView]:
+        """Return the visits of a run to nodes, in order."""
+        self.show(run)
+        with self._connections.reading() as connection:
+            found = reads.node_runs(connection, run, after=after, limit=min(limit, 1_000))
+        return [view._replace(input=as_json(view.input), output=as_json(view.output)) for view in found]
+
+
+def _shown(view: FlowRunView) -> FlowRunView:
+    return view._replace(params=as_json(view.params), shared=as_json(view.shared))
+
+
+def body_of(flow: Flow) -> dict[str, Any]:
+    """Return a flow as plain data, in the shape of a file."""
+    plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(flow, functions={}))
+    return plain

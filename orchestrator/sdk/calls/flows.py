@@ -1,0 +1,66 @@
+"""Flow graphs: published, started, signalled, and looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from orchestrator.domain.access import Scope
+from orchestrator.domain.flow.definition import Flow
+from orchestrator.domain.tasks.task import Id
+from orchestrator.sdk.calls.declaring import call
+from orchestrator.store.flow.definitions import FlowName, Published, StoredFlow
+from orchestrator.store.flow.reads import FlowRunView, NodeRunView
+
+
+class FlowCalls(Protocol):
+    """What can be asked of flows, by name, and of their runs."""
+
+    @call(Scope.OPERATE, repeatable=True)
+    def publish(self, name: str, graph: Flow, version: int | None = None) -> Published:
+        """Store a version of a flow."""
+
+    @call()
+    def names(self) -> list[FlowName]:
+        """Return all flows."""
+
+    @call()
+    def latest(self, name: str) -> StoredFlow:
+        """Return the newest version of a flow."""
+
+    @call()
+    def read(self, name: str, version: int) -> StoredFlow:
+        """Return a version of a flow."""
+
+    @call(Scope.ENQUEUE, repeatable=True)
+    def start(
+        self,
+        name: str,
+        params: Mapping[str, Any],
+        run_id: Id,
+        *,
+        version: int | None = None,
+        key: str | None = None,
+        tags: Sequence[str] = (),
+    ) -> Id:
+        """Create a run of a flow; return its id, or that of the run that has the key."""
+
+    @call(Scope.OPERATE)
+    def signal(self, run: Id, key: str, value: Any, why: str = "") -> None:
+        """Send a value to a run under a key."""
+
+    @call(Scope.OPERATE)
+    def decide(self, run: Id, decision: Any, why: str = "", node: str | None = None) -> str:
+        """Decide the approval for which a run waits; return its key."""
+
+    @call()
+    def show(self, run: Id) -> FlowRunView:
+        """Return where a run of a flow stands."""
+
+    @call()
+    def runs(self, workflow: str | None = None, state: str | None = None, limit: int = 50) -> list[FlowRunView]:
+        """Return the newest runs of flows."""
+
+    @call()
+    def node_runs(self, run: Id, after: int = 0, limit: int = 1_000) -> list[NodeRunView]:
+        """Return the visits of a run to nodes, in order."""

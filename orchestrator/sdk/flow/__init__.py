@@ -1,0 +1,1 @@
+"""Flow graphs of an application: read, built, published, started and steered."""

@@ -1,0 +1,195 @@
+"""Flow graphs in Python: the same data as in a file.
+
+order = FlowGraph(start="price")
+order.executor("price", run=price, input="$params.items", output="total", to="large")
+order.choice("large", cases={"ask": {"gt": ["$shared.total", 1000]}}, to={"ask": "ask", "default": "ship"})
+order.approval("ask", to={"approved": "ship"})
+order.executor("ship", run=ship, input="$shared.total")
+app.flows.publish("order", order)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.domain.flow.definition import DEFAULT, Flow
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.sdk.tasks.task import Task
+
+Runs = Task[..., Any] | str
+"""A task of the application, or the name of a service."""
+To = str | Mapping[str, str]
+"""Where a node leads: its one successor, or by action."""
+
+
+class FlowGraph:
+    """A flow that is being put together. Whether it makes sense is found out when it is read or published.
+
+    Args:
+        start: The node that comes first.
+        max_steps: How many nodes a run visits at most.
+        description: For people to read.
+    """
+
+    def __init__(self, start: str, *, max_steps: int = 0, description: str = "") -> None:
+        self._start = start
+        self._nodes: dict[str, dict[str, Any]] = {}
+        self._edges: list[dict[str, str]] = []
+        self._rest = {"max_steps": max_steps, "description": description}
+
+    def node(self, key: str, kind: str, *, to: To | None = None, **fields: Any) -> FlowGraph:
+        """Add a node with the fields that it has in a file."""
+        if key in self._nodes:
+            raise InvalidWorkflow(f"There are two nodes {key!r}. Give one of them another key.")
+        self._nodes[key] = {"kind": kind, **{name: value for name, value in fields.items() if value not in (None, "")}}
+        ways = {DEFAULT: to} if isinstance(to, str) else dict(to or {})
+        for action, target in ways.items():
+            self.edge(key, target, action=action)
+        return self
+
+    def edge(self, source: str, to: str, *, action: str = DEFAULT) -> FlowGraph:
+        """Let an action of a node lead to another."""
+        self._edges.append({"from": source, "action": action, "to": to})
+        return self
+
+    def executor(
+        self,
+        key: str,
+        *,
+        run: Runs,
+        input: str | Mapping[str, str] = "",
+        output: str = "",
+        action_key: str = "",
+        to: To | None = None,
+        **fields: Any,
+    ) -> FlowGraph:
+        """Add a node that runs a task or a service."""
+        fields = {**_runs(run), **_prep(input), **_post(output, action_key), **fields}
+        return self.node(key, "executor", to=to, **fields)
+
+    def choice(
+        self,
+        key: str,
+        *,
+        cases: Mapping[str, Any],
+        default: str = "",
+        input: str | Mapping[str, str] = "",
+        to: To | None = None,
+    ) -> FlowGraph:
+        """Add a node that ends with the first action whose expression holds."""
+        listed = [{"action": action, "expr": expr} for action, expr in cases.items()]
+        return self.node(key, "choice", to=to, choice_cases=listed, default_action=default, **_prep(input))
+
+    def parallel(
+        self,
+        key: str,
+        *,
+        run: Sequence[Runs],
+        input: str | Mapping[str, str] = "",
+        output: str = "",
+        concurrent: bool = True,
+        to: To | None = None,
+        **fields: Any,
+    ) -> FlowGraph:
+        """Add a node that runs several tasks or services with the same input."""
+        fields = {**_prep(input), **_post(output), **fields}
+        mode = "concurrent" if concurrent else "sequential"
+        return self.node(
+            key, "parallel", to=to, parallel_execs=[_runs(one) for one in run], parallel_mode=mode, **fields
+        )
+
+    def foreach(
+        self,
+        key: str,
+        *,
+        run: Runs,
+        input: str,
+        output: str = "",
+        concurrent: bool = True,
+        to: To | None = None,
+        **fields: Any,
+    ) -> FlowGraph:
+        """Add a node that runs a task or a service for each item of a list."""
+        fields = {**_runs(run), **_prep(input), **_post(output), **fields}
+        mode = "concurrent" if concurrent else "sequential"
+        return self.node(key, "foreach", to=to, parallel_mode=mode, **fields)
+
+    def subflow(
+        self,
+        key: str,
+        flow: FlowGraph | str,
+        *,
+        version: int | None = None,
+        input: str | Mapping[str, str] = "",
+        output: str = "",
+        to: To | None = None,
+        **fields: Any,
+    ) -> FlowGraph:
+        """Add a node that is a flow itself, or one that is published, by its name."""
+        inner: Any = {"flow": flow, "version": version} if isinstance(flow, str) else flow.to_data()
+        return self.node(key, "subflow", to=to, subflow=inner, **{**_prep(input), **_post(output), **fields})
+
+    def timer(self, key: str, *, seconds: float, to: To | None = None) -> FlowGraph:
+        """Add a node that waits for a while."""
+        return self.node(key, "timer", to=to, params={"delay_ms": round(seconds * 1000)})
+
+    def wait_event(
+        self,
+        key: str,
+        *,
+        signal: str,
+        timeout: float | None = None,
+        output: str = "",
+        to: To | None = None,
+        **fields: Any,
+    ) -> FlowGraph:
+        """Add a node that waits for a signal."""
+        params = {"signal_key": signal, **_timeout(timeout), **fields.pop("params", {})}
+        return self.node(key, "wait_event", to=to, params=params, **{**_post(output), **fields})
+
+    def approval(
+        self,
+        key: str,
+        *,
+        signal: str = "",
+        timeout: float | None = None,
+        output: str = "",
+        to: To | None = None,
+        **fields: Any,
+    ) -> FlowGraph:
+        """Add a node that waits until somebody approves or rejects."""
+        params = {**({"approval_key": signal} if signal else {}), **_timeout(timeout), **fields.pop("params", {})}
+        return self.node(key, "approval", to=to, params=params, **{**_post(output), **fields})
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the flow as plain data, in the shape of a file."""
+        rest = {name: value for name, value in self._rest.items() if value}
+        return {"start": self._start, "nodes": dict(self._nodes), "edges": list(self._edges), **rest}
+
+    def definition(self) -> Flow:
+        """Return the flow, or raise InvalidWorkflow with everything that is wrong with it."""
+        from orchestrator.sdk.flow import reading  # loads the YAML parser, which workers do without
+
+        return reading.from_data(self.to_data())
+
+
+def _runs(run: Runs) -> dict[str, Any]:
+    if isinstance(run, str):
+        return {"service": run}
+    return {"exec_type": "local_func", "func": run.name}
+
+
+def _prep(given: str | Mapping[str, str]) -> dict[str, Any]:
+    if not given:
+        return {}
+    return {"prep": {"input_key": given} if isinstance(given, str) else {"input_map": dict(given)}}
+
+
+def _post(output: str, action_key: str = "") -> dict[str, Any]:
+    fields = {name: text for name, text in (("output_key", output), ("action_key", action_key)) if text}
+    return {"post": fields} if fields else {}
+
+
+def _timeout(seconds: float | None) -> dict[str, Any]:
+    return {} if seconds is None else {"timeout_ms": round(seconds * 1000)}

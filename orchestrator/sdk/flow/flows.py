@@ -1,0 +1,157 @@
+"""Flow graphs of an application: published ones by name, and runs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import msgspec
+
+from orchestrator.domain.dag.definition import Registered
+from orchestrator.domain.flow.checks import Known
+from orchestrator.domain.flow.definition import Flow, functions_of
+from orchestrator.errors import NotFound
+from orchestrator.sdk.client import Client
+from orchestrator.sdk.code.workflow import Registry
+from orchestrator.sdk.dag.registered import of_function
+from orchestrator.sdk.flow.handle import FlowHandle
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.options import check_label, check_name, check_tags, shown
+from orchestrator.sdk.waiting.twins import twin
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.flow.builder import FlowGraph
+
+
+class Flows(Mapping[str, "StartableFlow"]):
+    """`app.flows`: the flow graphs that have been published, by name."""
+
+    def __init__(self, client: Client, registry: Registry) -> None:
+        self._client = client
+        self._registry = registry
+
+    def __getitem__(self, name: str) -> StartableFlow:
+        return StartableFlow(self._client, check_name("flow", name))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    def names(self) -> list[str]:
+        """Return the names of all that have been published."""
+        return [found.name for found in self._client.backend.flows.names()]
+
+    def publish(self, name: str, source: FlowGraph | Mapping[str, Any] | str | Path) -> int:
+        """Store a flow, built in Python, as data, or written in a file; return its version. The same again is a no-op.
+
+        What the application's tasks say of themselves, their retries, limits and queues, is a part of the version.
+        Where it has tasks, a node that runs another `local_func` is refused. Flows that it names stand in it from then
+        on, in the version that they have now.
+        """
+        flow = self.read(source)
+        return self._client.backend.flows.publish(check_name("flow", name), flow).version
+
+    def read(self, source: FlowGraph | Mapping[str, Any] | str | Path) -> Flow:
+        """Return a flow as it would be published, or raise InvalidWorkflow with everything that is wrong."""
+        from orchestrator.sdk.flow import reading  # loads the YAML parser, which workers do without
+
+        self._registry.modules.load()
+        tasks = self._registry.tasks
+        known = Known(functions=tasks) if tasks else Known()
+        if isinstance(source, (str, Path)):
+            flow = reading.load(Path(source), known, self._find)
+        else:
+            plain = dict(source) if isinstance(source, Mapping) else source.to_data()
+            flow = reading.from_data(plain, known=known, find=self._find)
+        used = sorted(functions_of(flow) & tasks.keys())
+        functions = {name: of_function(tasks[name]) for name in used}
+        said = {name: function for name, function in functions.items() if function != Registered()}
+        return msgspec.structs.replace(flow, functions=said)
+
+    def _find(self, name: str, version: int | None) -> tuple[int, dict[str, Any]] | None:
+        flows = self._client.backend.flows
+        try:
+            found = flows.latest(name) if version is None else flows.read(name, version)
+        except NotFound:
+            return None
+        return found.version, msgspec.to_builtins(msgspec.structs.replace(found.flow, functions={}))
+
+    def run(self, run_id: str | UUID) -> FlowHandle:
+        """Return a handle to a run that was started elsewhere."""
+        return _handle(self._client, run_id)
+
+    anames = twin(names)
+    apublish = twin(publish)
+
+
+def _handle(client: Client, run_id: str | UUID) -> FlowHandle:
+    try:
+        identifier = run_id if isinstance(run_id, UUID) else UUID(run_id)
+    except (ValueError, TypeError, AttributeError):
+        raise NotFound(f"{shown(run_id)} is not the id of a run: expected a UUID.") from None
+    return FlowHandle(client, identifier.bytes)
+
+
+class StartableFlow:
+    """One flow, by name; the newest version counts when a run is started, unless one is chosen."""
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        version: int | None = None,
+        key: str | None = None,
+        tags: tuple[str, ...] = (),
+    ) -> None:
+        self._client = client
+        self.name = name
+        """What it is called."""
+        self._version = version
+        self._key = key
+        self._tags = tags
+
+    def __repr__(self) -> str:
+        return f"<Flow {self.name}>"
+
+    def options(
+        self, *, version: int | None = None, key: str | None = None, tags: tuple[str, ...] | list[str] = ()
+    ) -> StartableFlow:
+        """Return this flow with a version, an idempotency key or tags for the runs that follow."""
+        key = None if key is None else check_label("key", key)
+        return StartableFlow(self._client, self.name, version, key, check_tags(tags))
+
+    def definition(self) -> Flow:
+        """Return the newest version."""
+        return self._client.backend.flows.latest(self.name).flow
+
+    def start(self, /, **params: Any) -> FlowHandle:
+        """Start a run; it is durable when this returns."""
+        run_id = self._client.backend.flows.start(
+            self.name, params, new_id(), version=self._version, key=self._key, tags=self._tags
+        )
+        return FlowHandle(self._client, run_id)
+
+    def signal(self, run_id: str | UUID, key: str, value: Any = True, *, why: str = "") -> None:
+        """Send a value to a run under a key."""
+        _handle(self._client, run_id).signal(key, value, why=why)
+
+    def approve(self, run_id: str | UUID, *, why: str = "", node: str | None = None) -> None:
+        """Approve what a run waits for."""
+        _handle(self._client, run_id).approve(why=why, node=node)
+
+    def reject(self, run_id: str | UUID, *, why: str = "", node: str | None = None) -> None:
+        """Reject what a run waits for."""
+        _handle(self._client, run_id).reject(why=why, node=node)
+
+    adefinition = twin(definition)
+    astart = twin(start)
+    asignal = twin(signal)
+    aapprove = twin(approve)
+    areject = twin(reject)

@@ -1,0 +1,64 @@
+"""A run of a flow, as its program holds it."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from orchestrator.domain.flow.decisions import APPROVED, REJECTED
+from orchestrator.errors import RunFailed
+from orchestrator.sdk.client import Client
+from orchestrator.sdk.tasks.handle import RunHandle
+from orchestrator.sdk.waiting.steps import Steps, complete
+from orchestrator.sdk.waiting.twins import twin
+
+
+class FlowHandle(RunHandle[Any]):
+    """One run of a flow."""
+
+    def __init__(self, client: Client, identifier: bytes) -> None:
+        super().__init__(client, identifier)
+
+    def __repr__(self) -> str:
+        return f"<FlowHandle {UUID(bytes=self._id)}>"
+
+    def result(self, timeout: float | None = None) -> dict[str, Any]:
+        """Wait for the end and return the shared state; raise RunFailed if it did not succeed."""
+        return complete(self._shared_at_end(timeout))
+
+    def _shared_at_end(self, timeout: float | None = None) -> Steps[dict[str, Any]]:
+        state = yield from self._wait_ended(timeout)
+        view = self._client.backend.flows.show(self._id)
+        if state != "success":
+            reason = f": {view.reason}" if view.reason else ""
+            raise RunFailed(f"{self!r} ended as {state}{reason} See `orchestrator flows show {self.id}`.")
+        shared: dict[str, Any] = view.shared
+        return shared
+
+    def shared(self) -> dict[str, Any]:
+        """Return the shared state as it is now."""
+        shared: dict[str, Any] = self._client.backend.flows.show(self._id).shared
+        return shared
+
+    def cursor(self) -> str:
+        """Return the node at which it stands, behind those above it; an empty text if it stands at none."""
+        return self._client.backend.flows.show(self._id).cursor
+
+    def signal(self, key: str, value: Any = True, *, why: str = "") -> None:
+        """Send a value under a key. If no node waits for it yet, it is there when one does."""
+        self._client.backend.flows.signal(self._id, key, value, why)
+
+    def approve(self, *, why: str = "", node: str | None = None) -> None:
+        """Approve what it waits for; or what it will wait for, if the node is named."""
+        self._client.backend.flows.decide(self._id, APPROVED, why, node)
+
+    def reject(self, *, why: str = "", node: str | None = None) -> None:
+        """Reject what it waits for; or what it will wait for, if the node is named."""
+        self._client.backend.flows.decide(self._id, REJECTED, why, node)
+
+    aresult = twin(result, _shared_at_end)
+    ashared = twin(shared)
+    acursor = twin(cursor)
+    asignal = twin(signal)
+    aapprove = twin(approve)
+    areject = twin(reject)

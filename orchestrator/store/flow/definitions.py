@@ -1,0 +1,148 @@
+"""Flow graphs: immutable under (name, version)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.domain.flow.definition import Flow, content_hash
+from orchestrator.domain.plain import stored_json
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.store.sql import Row, Statement
+
+
+class StoredFlow(NamedTuple):
+    """One version of a flow."""
+
+    name: str
+    version: int
+    hash: str
+    flow: Flow
+    published: bool
+    created_at: datetime
+
+
+class Published(NamedTuple):
+    """What publishing a flow came to."""
+
+    version: int
+    created: bool
+
+
+def _stored(row: Row) -> StoredFlow:
+    try:
+        flow = msgspec.json.decode(row.definition, type=Flow)
+    except msgspec.DecodeError as error:
+        raise msgspec.ValidationError(f"flow {row.name!r}, version {row.version}: {error}") from error
+    return StoredFlow(row.name, row.version, row.hash, flow, row.published, row.created_at)
+
+
+_COLUMNS = "name, version, hash, definition::text AS definition, published, created_at"
+_LATEST = Statement[Row](f"""
+SELECT /* flows.latest */ {_COLUMNS} FROM orchestrator.flows
+ WHERE name = %(name)s AND version > 0 AND published AND deleted_at IS NULL ORDER BY version DESC LIMIT 1
+""")
+
+
+def latest(connection: Connection, name: str) -> StoredFlow | None:
+    """Return the newest published version of a flow."""
+    row = _LATEST.first(connection, name=name)
+    return _stored(row) if row else None
+
+
+_ONE = Statement[Row](f"""
+SELECT /* flows.one */ {_COLUMNS} FROM orchestrator.flows
+ WHERE name = %(name)s AND version = %(version)s AND version > 0
+""")
+
+
+def read(connection: Connection, name: str, version: int) -> StoredFlow | None:
+    """Return one version of a flow."""
+    row = _ONE.first(connection, name=name, version=version)
+    return _stored(row) if row else None
+
+
+_VERSIONS = Statement[Row](f"""
+SELECT /* flows.versions */ {_COLUMNS} FROM orchestrator.flows
+ WHERE name = %(name)s AND version > 0 ORDER BY version DESC LIMIT %(limit)s
+""")
+
+
+def versions(connection: Connection, name: str, limit: int = 100) -> list[StoredFlow]:
+    """Return the versions of a flow, newest first."""
+    return [_stored(row) for row in _VERSIONS(connection, name=name, limit=limit)]
+
+
+class FlowName(NamedTuple):
+    """That there is a flow."""
+
+    name: str
+    version: int
+    """The newest that is published; 0 if none is."""
+    created_at: datetime
+
+
+_LIST = Statement[FlowName]("""
+SELECT /* flows.list */ name, coalesce(max(version) FILTER (WHERE published), 0) AS version,
+       min(created_at) AS created_at
+  FROM orchestrator.flows WHERE deleted_at IS NULL AND starts_with(name, %(within)s::text)
+ GROUP BY name ORDER BY name
+""")
+
+
+def list_names(connection: Connection, within: str = "") -> list[FlowName]:
+    """Return all flows whose names begin with `within`."""
+    return _LIST(connection, within=within)
+
+
+_LOCK = Statement[None]("SELECT /* flows.lock */ pg_advisory_xact_lock(hashtext('orchestrator.' || %(name)s))")
+_TAKEN = Statement[bool]("""
+SELECT /* flows.taken */ EXISTS (
+       SELECT FROM orchestrator.workflows WHERE name = %(name)s AND deleted_at IS NULL) AS taken
+""")
+_NEWEST = Statement[int]("""
+SELECT /* flows.newest */ coalesce(max(version), 0) FROM orchestrator.flows WHERE name = %(name)s
+""")
+_ADD = Statement[None]("""
+INSERT /* flows.add */ INTO orchestrator.flows (name, version, hash, definition, published)
+VALUES (%(name)s, %(version)s, %(hash)s, %(definition)s::jsonb, %(published)s)
+    ON CONFLICT DO NOTHING
+""")
+
+
+def _take_name(connection: Connection, name: str) -> None:
+    _LOCK(connection, name=name)
+    if _TAKEN.one(connection, name=name):
+        raise InvalidWorkflow(f"There is a workflow {name!r}. Runs are found by name: give the flow another one.")
+
+
+def declare(connection: Connection, name: str) -> None:
+    """Note that there is a flow, of which no version may be published yet."""
+    _take_name(connection, name)
+    _ADD(connection, name=name, version=0, hash="", definition="{}", published=False)
+
+
+def publish(
+    connection: Connection, name: str, flow: Flow, version: int | None = None, *, published: bool = True
+) -> Published:
+    """Store a version of a flow, in the caller's transaction. The same body again is a no-op."""
+    _take_name(connection, name)
+    digest = content_hash(flow)
+    newest = latest(connection, name)
+    if version is None:
+        if newest is not None and newest.hash == digest:
+            return Published(newest.version, created=False)
+        version = 1 + _NEWEST.one(connection, name=name)
+    existing = read(connection, name, version)
+    if existing is not None:
+        if existing.hash != digest:
+            raise InvalidWorkflow(
+                f"Flow {name!r} version {version} exists with another body. Versions never change: publish it as "
+                f"another version, or leave the version out to get one."
+            )
+        return Published(version, created=False)
+    _ADD(connection, name=name, version=version, hash=digest, definition=stored_json(flow), published=published)
+    return Published(version, created=True)

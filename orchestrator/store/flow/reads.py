@@ -1,0 +1,298 @@
+"""Runs of flows as people see them: where the cursor stands, the shared state, and the visits to nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from orchestrator.domain import zoned
+from orchestrator.domain.flow.state import Calls, FlowState, Wait
+from orchestrator.domain.ids import derived_id
+from orchestrator.store.dag.plans import read_params
+from orchestrator.store.sql import Row, Statement
+
+_MOST_CALLS = 5_000
+"""Tasks that are looked up for one page of visits."""
+
+
+class FlowRunView(NamedTuple):
+    """A run of a flow."""
+
+    id: UUID
+    flow: str
+    version: int
+    status: str
+    cancelling: bool
+    params: Any
+    shared: Any
+    """The shared state; of a run that has ended, the last one."""
+    cursor: str
+    """The node at which it stands, behind those above it; empty before the first and after the last."""
+    last_action: str
+    steps: int
+    """Nodes that it has visited."""
+    waits: str
+    """What it waits for: tasks, timer, signal, approval, or nothing."""
+    key: str
+    """Of a signal or approval: what it is called."""
+    due: datetime | None
+    """When a timer is due, or the time to wait is up."""
+    open_calls: int
+    """Tasks of its node that are open."""
+    reason: str | None
+    """Why it did not succeed."""
+    request_id: str | None
+    """The key that it was started under."""
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+_COLUMNS = """r.id, r.workflow, r.version, r.status, r.cancelling, r.params::text AS params, r.state, r.reason, r.key,
+       r.created_at, r.started_at, r.ended_at"""
+_ONE = Statement[Row](f"""
+SELECT /* flow_reads.one */ {_COLUMNS} FROM orchestrator.runs r WHERE r.id = %(id)s::uuid AND r.flow
+""")
+_LIST = Statement[Row](f"""
+SELECT /* flow_reads.list */ {_COLUMNS} FROM orchestrator.runs r
+ WHERE r.flow AND (%(flow)s::text IS NULL OR r.workflow = %(flow)s::text)
+   AND (%(version)s::int IS NULL OR r.version = %(version)s::int)
+   AND (%(states)s::text[] IS NULL OR r.status = ANY(%(states)s::text[]))
+   AND (%(cancelling)s::boolean IS NULL OR r.cancelling = %(cancelling)s::boolean)
+   AND (%(before)s::uuid IS NULL OR r.id < %(before)s::uuid) AND starts_with(r.workflow, %(within)s::text)
+ ORDER BY r.id DESC LIMIT %(limit)s OFFSET %(offset)s
+""")
+
+
+def show(connection: Connection, run: bytes) -> FlowRunView | None:
+    """Return a run of a flow, if there is such a one."""
+    row = _ONE.first(connection, id=run)
+    return None if row is None else _view(row)
+
+
+class FlowRunFilter(NamedTuple):
+    """Which runs are wanted; what is not given does not matter."""
+
+    flow: str | None = None
+    version: int | None = None
+    states: tuple[str, ...] | None = None
+    cancelling: bool | None = None
+    within: str = ""
+    """What the names of their flows begin with."""
+
+
+def list_page(
+    connection: Connection, wanted: FlowRunFilter, *, limit: int, before: UUID | None = None, offset: int = 0
+) -> list[FlowRunView]:
+    """Return runs of flows, newest first."""
+    rows = _LIST(
+        connection,
+        flow=wanted.flow,
+        version=wanted.version,
+        states=None if wanted.states is None else list(wanted.states),
+        cancelling=wanted.cancelling,
+        within=wanted.within,
+        before=before.bytes if before else None,
+        limit=limit,
+        offset=offset,
+    )
+    return [_view(row) for row in rows]
+
+
+def _view(row: Row) -> FlowRunView:
+    plain = None if row.state is None else zoned.decode(bytes(row.state))
+    state = FlowState.from_plain(plain) if isinstance(plain, list) else FlowState()
+    work = state.work if row.ended_at is None else None
+    waits = ""
+    if isinstance(work, Calls):
+        waits = "tasks"
+    elif isinstance(work, Wait):
+        waits = work.what
+    return FlowRunView(
+        id=row.id,
+        flow=row.workflow,
+        version=row.version,
+        status=row.status,
+        cancelling=row.cancelling,
+        params=read_params(row.params or "{}"),
+        shared=state.shared if plain is None or isinstance(plain, list) else plain,
+        cursor=state.cursor,
+        last_action=state.last_action,
+        steps=state.steps,
+        waits=waits,
+        key=work.key if isinstance(work, Wait) else "",
+        due=datetime.fromtimestamp(work.due, row.created_at.tzinfo) if isinstance(work, Wait) and work.due else None,
+        open_calls=len(work.running) if isinstance(work, Calls) else 0,
+        reason=row.reason,
+        request_id=row.key,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+    )
+
+
+class NodeRunView(NamedTuple):
+    """One attempt at a node, or at a branch of it."""
+
+    number: int
+    """Which visit."""
+    node: str
+    kind: str
+    branch: int | None
+    """Of a parallel or foreach: which; None for the node as a whole."""
+    attempt: int
+    status: str
+    action: str
+    error: str | None
+    input: Any
+    output: Any
+    worker: str | None
+    task: UUID | None
+    started_at: datetime | None
+    ended_at: datetime
+
+
+_VISITS = Statement[Row]("""
+SELECT /* flow_reads.visits */ number, node, kind, status, attempt, action, error, input, output, first_call, calls,
+       started_at, ended_at
+  FROM orchestrator.node_runs WHERE run_id = %(run)s::uuid AND number > %(after)s ORDER BY number LIMIT %(limit)s
+""")
+_TASKS = Statement[Row]("""
+SELECT /* flow_reads.tasks */ id, status, attempt, payload, result, error, worker, started_at, ended_at
+  FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[])
+""")
+_ATTEMPTS = Statement[Row]("""
+SELECT /* flow_reads.attempts */ task_id, attempt, outcome, error, worker, started_at, ended_at
+  FROM orchestrator.attempts WHERE task_id = ANY(%(ids)s::uuid[]) ORDER BY task_id, attempt
+""")
+
+
+def node_runs(connection: Connection, run: bytes, *, after: int = 0, limit: int = 1_000) -> list[NodeRunView]:
+    """Return the visits of a run to nodes, in order, with each attempt of each of their tasks."""
+    visits = _VISITS(connection, run=run, after=after, limit=limit)
+    ids: list[bytes] = []
+    for visit in visits:
+        ids += _calls(run, visit)
+        if len(ids) >= _MOST_CALLS:
+            break
+    tasks = {row.id: row for row in _TASKS(connection, ids=ids)} if ids else {}
+    attempts: dict[UUID, list[Row]] = {}
+    for row in _ATTEMPTS(connection, ids=ids) if ids else ():
+        if row.outcome != "returned":
+            attempts.setdefault(row.task_id, []).append(row)
+    return [view for visit in visits for view in _views(run, visit, tasks, attempts)]
+
+
+def _calls(run: bytes, visit: Row) -> list[bytes]:
+    return [derived_id(run, "flow", visit.first_call + number) for number in range(visit.calls)]
+
+
+def _views(run: bytes, visit: Row, tasks: dict[UUID, Row], attempts: dict[UUID, list[Row]]) -> Iterable[NodeRunView]:
+    """Yield the attempts of the tasks of one visit, and the visit as a whole, unless it was one task."""
+    is_one = visit.kind == "executor"
+    last: tuple[int, Row] | None = None
+    for branch, identifier in enumerate(_calls(run, visit)):
+        task = tasks.get(UUID(bytes=identifier))
+        number = 0
+        for number, row in enumerate(attempts.get(UUID(bytes=identifier), ()), 1):
+            yield _attempt(visit, None if is_one else branch, number, row, task)
+        if task is not None and is_one:
+            last = number + 1, task
+        elif task is not None:
+            yield _ended(visit, branch, number + 1, task)
+    if last is not None:
+        yield _ended(visit, None, *last)._replace(
+            status=visit.status, action=visit.action, error=visit.error, attempt=last[0]
+        )
+        return
+    yield NodeRunView(
+        visit.number,
+        visit.node,
+        visit.kind,
+        None,
+        visit.attempt,
+        visit.status,
+        visit.action,
+        visit.error,
+        _value(visit.input),
+        _value(visit.output) if visit.output is not None else _gathered(run, visit, tasks),
+        None,
+        None,
+        visit.started_at,
+        visit.ended_at,
+    )
+
+
+def _gathered(run: bytes, visit: Row, tasks: dict[UUID, Row]) -> Any:
+    """Return what the branches of a node gave, in order."""
+    if not visit.calls:
+        return None
+    found: Sequence[Row | None] = [tasks.get(UUID(bytes=identifier)) for identifier in _calls(run, visit)]
+    return [None if task is None else _value(task.result) for task in found]
+
+
+def _attempt(visit: Row, branch: int | None, number: int, row: Row, task: Row | None) -> NodeRunView:
+    return NodeRunView(
+        visit.number,
+        visit.node,
+        visit.kind,
+        branch,
+        number,
+        "failed",
+        "",
+        _error(row.error),
+        None if task is None else _input(task.payload),
+        None,
+        row.worker,
+        row.task_id,
+        row.started_at,
+        row.ended_at,
+    )
+
+
+def _ended(visit: Row, branch: int | None, number: int, task: Row) -> NodeRunView:
+    return NodeRunView(
+        visit.number,
+        visit.node,
+        visit.kind,
+        branch,
+        number,
+        task.status,
+        "",
+        _error(task.error),
+        _input(task.payload),
+        _value(task.result),
+        task.worker,
+        task.id,
+        task.started_at,
+        task.ended_at,
+    )
+
+
+def _value(data: Any) -> Any:
+    return None if data is None else zoned.decode(bytes(data))
+
+
+def _input(payload: Any) -> Any:
+    call = _value(payload)
+    return call[1].get("input") if isinstance(call, list) and len(call) > 1 else None
+
+
+def _error(error: Any) -> str | None:
+    return None if error is None else f"{error['kind']}: {error['message']}".rstrip(": ")
+
+
+def waiting_for(view: FlowRunView) -> str:
+    """Say what a run waits for."""
+    if view.waits == "tasks":
+        return f"{view.open_calls} open task{'s' if view.open_calls != 1 else ''}"
+    if view.waits == "signal":
+        until = f", until {view.due:%Y-%m-%d %H:%M:%S}" if view.due else ""
+        return f"a signal {view.key!r}{until}"
+    if view.waits in ("timer", "retry", "turn") and view.due:
+        return f"{view.due:%Y-%m-%d %H:%M:%S}"
+    return ""

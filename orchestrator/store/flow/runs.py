@@ -1,0 +1,96 @@
+"""Runs of flows: what the leader reads of them, and the visits to nodes that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.plain import stored_json
+from orchestrator.store.dag.plans import read_params
+from orchestrator.store.runs.creation import NewRun
+from orchestrator.store.sql import Batch, Blob, Prepared, Row
+
+
+class FlowRun(NamedTuple):
+    """A run of a flow that goes on."""
+
+    id: bytes
+    flow: str
+    version: int
+    params: Any
+    state: bytes | None
+
+
+_LOAD = Prepared[Row]("""
+SELECT /* flow_runs.load */ r.id, r.workflow, r.version, r.params::text AS params, r.state
+  FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
+ WHERE r.flow AND NOT r.cancelling AND r.ended_at IS NULL
+""")
+
+
+def load(connection: Connection, ids: Sequence[bytes]) -> list[FlowRun]:
+    """Return those of these runs that are runs of flows and go on; one that is being cancelled does not."""
+    return [
+        FlowRun(row.id, row.workflow, row.version, read_params(row.params or "{}"), row.state)
+        for row in _LOAD(connection, ids=ids)
+    ]
+
+
+def new_run(name: str, version: int, run_id: bytes, params: dict[str, Any], tags: Sequence[str] = ()) -> NewRun:
+    """Return a run of a flow that is to be created."""
+    return NewRun(
+        id=run_id,
+        name=name,
+        workflow=name,
+        version=version,
+        params=stored_json(params),
+        tags=stored_json(list(tags)),
+        flow=True,
+    )
+
+
+class Visit(NamedTuple):
+    """A visit to a node, as it is kept."""
+
+    run_id: bytes
+    number: int
+    node: str
+    kind: str
+    status: str
+    attempt: int
+    action: str
+    error: str | None
+    input: Blob | None
+    output: Blob | None
+    first_call: int
+    calls: int
+    started: float
+    ended: float
+
+
+_VISITS = Batch("n", Visit)
+_KEEP = Prepared[None](f"""
+INSERT /* flow_runs.keep */ INTO orchestrator.node_runs
+       (run_id, number, node, kind, status, attempt, action, error, input, output, first_call, calls, started_at,
+        ended_at)
+SELECT n.run_id, n.number, n.node, n.kind, n.status, n.attempt, n.action, n.error, n.input, n.output, n.first_call,
+       n.calls, to_timestamp(n.started), to_timestamp(n.ended)
+  FROM {_VISITS}
+    ON CONFLICT DO NOTHING
+""")
+
+
+def keep_visits(connection: Connection, visits: Sequence[Visit]) -> None:
+    """Keep visits to nodes."""
+    _KEEP(connection, _VISITS(visits))
+
+
+_FORGET = Prepared[None]("DELETE /* flow_runs.forget */ FROM orchestrator.timers WHERE run_id = ANY(%(ids)s::uuid[])")
+
+
+def forget(connection: Connection, ids: Sequence[bytes]) -> None:
+    """Forget what runs waited for that have ended."""
+    _FORGET(connection, ids=ids)

@@ -1,0 +1,282 @@
+"""Runs of flow graphs on a real Postgres and Redis: every kind of node, and whatever may come between."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from orchestrator import Workflow
+from orchestrator.errors import InvalidWorkflow, NotFound, RunFailed, WrongState
+from tests.integration.flow_stage import EVERY_KIND, Stage
+from tests.integration.stage import System
+
+
+@pytest.fixture
+def stage(system: System) -> Stage:
+    return Stage(system)
+
+
+def executor(service: str = "transform", **fields: object) -> dict[str, object]:
+    return {"kind": "executor", "service": service, **fields}
+
+
+def test_a_run_goes_through_every_kind_of_node(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    assert flows.publish("every", EVERY_KIND) == 1
+    run = flows["every"].start(val=10)
+    stage.run(run, 5)
+    assert (run.status(), run.cursor(), run.shared()) == ("running", "ask", {"doubled": 20})
+    run.approve(why="it is cheap")
+    stage.run(run, 10)
+    assert run.cursor() == "pause"
+    run.signal("flag")
+    stage.later(61.0)
+    assert stage.run(run) == "success"
+    assert run.result() == {
+        "doubled": 20,
+        "ok": "approved",
+        "both": [60, 60],
+        "each": [600, 600],
+        "flag": True,
+        "inner": {"total": 1200},
+    }
+    backend = stage.system.app._client.backend.flows
+    seen = [(visit.node, visit.branch, visit.status, visit.action) for visit in backend.node_runs(_raw(run.id))]
+    assert seen == [
+        ("double", None, "success", "default"),
+        ("large", None, "success", "ask"),
+        ("ask", None, "success", "approved"),
+        ("both", 0, "success", ""),
+        ("both", 1, "success", ""),
+        ("both", None, "success", "default"),
+        ("each", 0, "success", ""),
+        ("each", 1, "success", ""),
+        ("each", None, "success", "default"),
+        ("pause", None, "success", "default"),
+        ("wait", None, "success", "default"),
+        ("inner/total", None, "success", "default"),
+        ("inner", None, "success", "default"),
+    ]
+    (approval,) = [visit for visit in backend.node_runs(_raw(run.id)) if visit.node == "ask"]
+    assert approval.output["why"] == "it is cheap"
+    assert "@" in approval.output["by"]
+    assert stage.system.count("timers") == 0
+    (row,) = stage.system.sql("SELECT total, open, success, failed, cancelled FROM orchestrator.runs")
+    assert dict(row) == {"total": 7, "open": 0, "success": 7, "failed": 0, "cancelled": 0}
+    acts = {(line["act"], line["kind"]) for line in stage.system.sql("SELECT act, kind FROM orchestrator.audit")}
+    assert {("publish", "flow"), ("approved", "run"), ("signal", "run")} <= acts
+
+
+def _raw(identifier: str) -> bytes:
+    return UUID(identifier).bytes
+
+
+def test_a_node_is_tried_four_times_with_three_retries_and_each_attempt_is_kept(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    flows.publish("flaky", {"start": "a", "nodes": {"a": executor("flaky", max_retries=3, post={"output_key": "x"})}})
+    stage.failures = 3
+    run = flows["flaky"].start()
+    assert stage.run(run) == "success"
+    assert run.result() == {"x": "worked"}
+    visits = stage.system.app._client.backend.flows.node_runs(_raw(run.id))
+    assert [(visit.attempt, visit.status) for visit in visits] == [
+        (1, "failed"),
+        (2, "failed"),
+        (3, "failed"),
+        (4, "success"),
+    ]
+    stage.failures = 4
+    run = flows["flaky"].start()
+    assert stage.run(run) == "failed"
+    with pytest.raises(RunFailed, match="Node 'a': ValueError: flaky says no"):
+        run.result()
+
+
+def test_a_failed_run_goes_on_from_its_failed_node_when_a_person_retries_it(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    nodes = {
+        "a": executor(params={"mul": 2}, prep={"input_key": "$params.val"}, post={"output_key": "a"}),
+        "b": executor("flaky", post={"output_key": "b"}),
+    }
+    flows.publish("two", {"start": "a", "nodes": nodes, "edges": [{"from": "a", "to": "b"}]})
+    stage.failures = 1
+    run = flows["two"].start(val=1)
+    assert stage.run(run) == "failed"
+    run.retry()
+    assert stage.run(run) == "success"
+    assert run.result() == {"a": 2, "b": "worked"}
+    assert [name for name, _ in stage.calls] == ["transform", "flaky", "flaky"]
+    (row,) = stage.system.sql("SELECT total, open, success, failed FROM orchestrator.runs")
+    assert dict(row) == {"total": 4, "open": 0, "success": 3, "failed": 1}
+
+
+def test_the_branches_that_still_run_are_cancelled_when_one_fails(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    node = {
+        "kind": "parallel",
+        "parallel_services": ["bad", "job", "job"],
+        "parallel_mode": "concurrent",
+        "post": {"output_key": "x"},
+    }
+    flows.publish("fast", {"start": "p", "nodes": {"p": node}})
+    run = flows["fast"].start()
+    stage.system.pass_seconds()
+    taken = stage.worker.take()
+    assert sorted(task.name for task in taken) == ["bad", "job", "job"]
+    stage.worker.fail(*(task for task in taken if task.name == "bad"))
+    stage.system.pass_seconds()
+    assert run.status() == "failed"
+    (row,) = stage.system.sql("SELECT total, open, success, failed, cancelled FROM orchestrator.runs")
+    assert dict(row) == {"total": 4, "open": 0, "success": 0, "failed": 2, "cancelled": 2}
+
+
+@pytest.mark.parametrize("mode", ["sequential", "concurrent"])
+@pytest.mark.parametrize("strategy", ["fail_fast", "collect_errors", "ignore_errors", "continue"])
+def test_failure_strategies_work_in_both_modes(stage: Stage, mode: str, strategy: str) -> None:
+    flows = stage.system.app.flows
+    node = {
+        "kind": "parallel",
+        "parallel_services": ["bad", "route"],
+        "parallel_mode": mode,
+        "failure_strategy": strategy,
+        "post": {"output_key": "x"},
+    }
+    flows.publish("strategies", {"start": "p", "nodes": {"p": node}})
+    run = flows["strategies"].start()
+    ended = stage.run(run)
+    called = [name for name, _ in stage.calls]
+    if strategy in ("ignore_errors", "continue"):
+        assert (ended, run.result()) == ("success", {"x": [None, {"action": "default"}]})
+    else:
+        assert ended == "failed"
+        assert called == (["bad"] if (mode, strategy) == ("sequential", "fail_fast") else ["bad", "route"])
+
+
+def test_a_wait_that_nobody_ends_costs_nothing_and_fails_when_its_time_is_up(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    node = {"kind": "wait_event", "params": {"signal_key": "$shared.flag", "timeout_ms": 30_000}}
+    flows.publish("wait", {"start": "w", "nodes": {"w": node}})
+    run = flows["wait"].start()
+    stage.run(run, 3)
+    assert (run.status(), stage.system.count("tasks"), stage.system.count("timers")) == ("running", 0, 1)
+    stage.later(31.0)
+    assert stage.run(run, 3) == "failed"
+    with pytest.raises(RunFailed, match="Nobody sent 'flag'"):
+        run.result()
+    with pytest.raises(WrongState, match="hears nothing any more"):
+        run.signal("flag")
+
+
+def test_a_signal_counts_that_was_sent_before_the_run_began(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    node = {"kind": "wait_event", "params": {"signal_key": "$shared.flag"}, "post": {"output_key": "got"}}
+    flows.publish("early", {"start": "w", "nodes": {"w": node}})
+    run = flows["early"].start()
+    run.signal("flag", {"n": 1})
+    assert stage.run(run) == "success"
+    assert run.result() == {"flag": {"n": 1}, "got": {"n": 1}}
+
+
+def test_a_run_is_cancelled_wherever_it_stands(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    flows.publish("every", EVERY_KIND)
+    waiting, working = flows["every"].start(val=10), flows["every"].start(val=2)
+    stage.run(waiting, 4)
+    another = flows["every"].start(val=1)
+    stage.system.pass_seconds()
+    for run in (waiting, working, another):
+        run.cancel()
+    stage.system.tick_until(lambda: {run.status() for run in (waiting, working, another)} == {"cancelled"})
+    assert stage.system.count("tasks") == stage.system.count("timers") == 0
+    rows = stage.system.sql(
+        "SELECT open, total - success - failed - cancelled - skipped AS rest FROM orchestrator.runs"
+    )
+    assert {tuple(row.values()) for row in rows} == {(0, 0)}
+
+
+def test_a_loop_ends_at_its_limit_and_its_row_stays_small(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    count = {"kind": "choice", "choice_cases": [{"action": "on", "expr": {"ne": ["$params.stop", True]}}]}
+    loop = {
+        "start": "a",
+        "max_steps": 10_000,
+        "nodes": {"a": count},
+        "edges": [{"from": "a", "action": "on", "to": "a"}],
+    }
+    flows.publish("loop", loop)
+    run = flows["loop"].start()
+    assert stage.run(run, 200) == "failed"
+    with pytest.raises(RunFailed, match="It has visited 10,000 nodes"):
+        run.result()
+    (row,) = stage.system.sql("SELECT octet_length(state) AS size FROM orchestrator.runs")
+    assert row["size"] < 500
+    assert stage.system.count("node_runs") == 10_000
+
+
+def test_versions_never_change_and_a_run_keeps_its_own(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    one = {"start": "a", "nodes": {"a": executor(params={"mul": 2}, prep={"input_key": "$params.val"})}}
+    one["nodes"]["a"]["post"] = {"output_key": "x"}  # type: ignore[index]
+    two = {**one, "nodes": {"a": {**one["nodes"]["a"], "params": {"mul": 3}}}}  # type: ignore[index]
+    assert (flows.publish("v", one), flows.publish("v", one)) == (1, 1)
+    run = flows["v"].start(val=1)
+    assert flows.publish("v", two) == 2
+    stage.run(run)
+    assert run.result() == {"x": 2}
+    newest, chosen = flows["v"].start(val=1), flows["v"].options(version=1).start(val=1)
+    stage.run(newest), stage.run(chosen)
+    assert (newest.result(), chosen.result()) == ({"x": 3}, {"x": 2})
+    with pytest.raises(InvalidWorkflow, match="There is a workflow 'dag'"):
+        stage.system.app.workflows.apply(_dag())
+        flows.publish("dag", one)
+    with pytest.raises(NotFound, match="There is no flow 'w'"):
+        flows["w"].start()
+
+
+def _dag() -> Workflow:
+    workflow = Workflow("dag")
+    workflow.task("a", "job")
+    return workflow
+
+
+def test_a_flow_stands_in_another_by_its_name_and_keeps_its_version_there(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    inner = {"start": "a", "nodes": {"a": executor(params={"mul": 2}, prep={"input_key": "$input"})}}
+    inner["nodes"]["a"]["post"] = {"output_key": "x"}  # type: ignore[index]
+    flows.publish("inner", inner)
+    node = {"kind": "subflow", "subflow": "inner", "prep": {"input_key": "$params.val"}, "post": {"output_key": "sub"}}
+    flows.publish("outer", {"start": "s", "nodes": {"s": node}})
+    flows.publish("inner", {**inner, "max_steps": 5})
+    run = flows["outer"].start(val=4)
+    assert stage.run(run) == "success"
+    assert run.result() == {"sub": {"x": 8}}
+    assert flows["outer"].definition().nodes["s"].subflow.version == 1  # type: ignore[union-attr]
+
+
+def test_tasks_keep_their_own_limits_retries_and_queue(stage: Stage) -> None:
+    app = stage.system.app
+    app.task(name="limited", queue="slow", concurrency=2, retries=4)(lambda params: params)
+    node = {"kind": "foreach", "exec_type": "local_func", "func": "limited", "prep": {"input_key": "$params.list"}}
+    app.flows.publish("limits", {"start": "f", "nodes": {"f": {**node, "parallel_mode": "concurrent"}}})
+    app.flows["limits"].start(list=[1, 2, 3])
+    stage.system.pass_seconds()
+    rows = stage.system.sql("SELECT queue, lane, options->'retry'->>'max' AS retries, step FROM orchestrator.tasks")
+    assert [tuple(row.values()) for row in rows] == [("slow", "limited|", "4", "flow:f")] * 3
+
+
+def test_the_same_key_starts_one_run(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    flows.publish("every", EVERY_KIND)
+    first, second = (flows["every"].options(key="k").start(val=1) for _ in range(2))
+    assert first.id == second.id
+
+
+def test_what_is_too_large_fails_its_node_and_not_the_leader(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    node = executor("job", prep={"input_map": {"a": "$params.big", "b": "$params.big", "c": "$params.big"}})
+    flows.publish("large", {"start": "a", "nodes": {"a": node}})
+    run = flows["large"].start(big="x" * 600_000)
+    assert stage.run(run, 3) == "failed"
+    with pytest.raises(RunFailed, match="Its input has"):
+        run.result()

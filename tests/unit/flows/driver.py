@@ -1,0 +1,102 @@
+"""A leader made of nothing but the planner, which forgets everything between two events."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.domain import zoned
+from orchestrator.domain.flow import commands
+from orchestrator.domain.flow.commands import NodeRun
+from orchestrator.domain.flow.definition import Flow
+from orchestrator.domain.flow.graph import Graph
+from orchestrator.domain.flow.plan import Planner
+from orchestrator.domain.flow.state import FlowState
+
+
+class Driver:
+    """Runs one flow, its tasks in any order, every state written down and read again."""
+
+    def __init__(self, flow: Flow, params: dict[str, Any], service: Callable[[str, Any, dict[str, Any]], Any]) -> None:
+        self.graph = Graph(flow)
+        self.params = params
+        self.service = service
+        self.now = 1_000.0
+        self.calls: dict[bytes, commands.Call] = {}
+        self.timers: dict[bytes, float] = {}
+        self.visits: list[NodeRun] = []
+        self.end: commands.End | None = None
+        self.largest = 0
+        self._data = zoned.encode(FlowState().to_plain())
+
+    @property
+    def state(self) -> FlowState:
+        return FlowState.from_plain(zoned.decode(self._data))
+
+    def tell(self, event: commands.Event) -> None:
+        """Tell the planner something, as a leader that has just taken over."""
+        assert self.end is None, "it has ended"
+        state = self.state
+        planner = Planner(self.graph, self.params, state, self.now, lambda number: number.to_bytes(16, "big"))
+        for command in planner.tell(event):
+            match command:
+                case commands.Call(id=id):
+                    assert id not in self.calls
+                    self.calls[id] = command
+                case commands.CancelCalls(ids=ids):
+                    assert all(one in self.calls for one in ids)
+                case commands.StartTimer(id=id, due=due):
+                    self.timers[id] = due
+                case commands.CancelTimer(id=id):
+                    del self.timers[id]
+                case commands.NodeRun():
+                    self.visits.append(command)
+                case commands.End():
+                    self.end = command
+        self._data = zoned.encode(state.to_plain())
+        self.largest = max(self.largest, len(self._data))
+
+    def step(self, choose: random.Random) -> bool:
+        """Let something happen: a task ends, or a timer is due; say whether there was anything."""
+        if self.end is not None:
+            return False
+        if self.calls:
+            identifier = choose.choice(sorted(self.calls))
+            call = self.calls.pop(identifier)
+            if identifier in self.state.closing:
+                self.tell(commands.CallEnded(identifier, error="cancelled"))
+                return True
+            try:
+                ended = commands.CallEnded(identifier, self._tried(call))
+            except ValueError as error:
+                ended = commands.CallEnded(identifier, error=str(error))
+            self.tell(ended)
+            if choose.random() < 0.2 and self.end is None:
+                self.tell(ended)  # twice
+            return True
+        if self.timers:
+            timer = min(self.timers, key=lambda one: self.timers[one])
+            self.now = max(self.now, self.timers.pop(timer))
+            self.tell(commands.TimerFired(timer))
+            return True
+        return False
+
+    def _tried(self, call: commands.Call) -> Any:
+        """Do what the queue does with the retries of a task."""
+        for attempt in range(call.node.max_retries + 1):
+            try:
+                return self.service(call.exec.service or call.exec.func, call.input, call.params)
+            except ValueError:
+                if attempt == call.node.max_retries:
+                    raise
+        raise AssertionError
+
+    def run(self, seed: int = 0, most: int = 100_000) -> FlowState:
+        """Run until it has ended, or waits for somebody."""
+        choose = random.Random(seed)
+        self.tell(commands.Begun())
+        for _ in range(most):
+            if not self.step(choose):
+                break
+        return self.state

@@ -1,0 +1,108 @@
+"""What is wrong with a flow is told all at once, with its node and its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.domain.flow.checks import Known
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.sdk.flow import reading
+from orchestrator.sdk.flow.builder import FlowGraph
+
+FLAWS = [
+    ("{start: b, nodes: {a: {service: s}}}", "1: start names a node; there is no 'b'."),
+    ("{nodes: {a: {service: s}}}", "start names a node; there is no None."),
+    ("{start: a}", "a flow has nodes"),
+    ("[1]", "a flow is a mapping"),
+    ("start: a\nnodes:\n  a: {kind: exectuor}", "3: node 'a': there is no kind 'exectuor'. Did you mean 'executor'?"),
+    ("start: a\nnodes:\n  a:\n    service: s\n    retries: 3", "5: node 'a': a node has no 'retries'."),
+    ("start: a\nnodes:\n  a: {kind: executor}", "3: node 'a': it needs a service"),
+    ("start: a\nnodes: {a: {service: s}}\nedges:\n- {from: a, to: c}", "4: edge 'default' from 'a' leads to 'c'"),
+    ("start: a\nnodes: {a: {service: s}}\nedges:\n- {from: c, to: a}", "4: edge from 'c': there is no such node."),
+    (
+        "start: a\nnodes: {a: {service: s}}\nedges:\n- {from: a, to: ''}\n- {from: a, to: a}",
+        "5: node 'a' has two edges for the action 'default'.",
+    ),
+    ("start: a\nnodes:\n  a: {service: s}\n  b: {service: s}", "4: node 'b' is never reached: no way leads to it"),
+    (
+        "start: a\nnodes:\n  a: {service: s}\n  b: {service: s}\nedges:\n- {from: a, to: b}\n- {from: b, to: a}",
+        "3: node 'a' stands in a cycle that has no way out ('a', 'b')",
+    ),
+    (
+        "start: a\nnodes:\n  a: {service: s, post: {action_static: go}}\n  b: {service: s}\nedges:\n"
+        "- {from: a, action: stop, to: b}",
+        "6: node 'a' never ends with the action 'stop': it ends with 'go'.",
+    ),
+    ("start: a\nnodes:\n  a:\n    service: s\n    prep: {input_key: $parms.x}", "5: node 'a': Path '$parms.x' begins"),
+    ("start: a\nnodes:\n  a:\n    service: s\n    post: {output_key: $params.x}", "'$params.x' cannot be written"),
+    ("start: a\nnodes:\n  a:\n    service: s\n    post: {action_key: $shared.x}", "'$shared.x' cannot exist there"),
+    (
+        "start: a\nnodes:\n  a:\n    kind: choice\n    choice_cases:\n    - action: x\n      expr: {equals: [1, 2]}",
+        "7: node 'a': case 0 (x): there is no operator 'equals'",
+    ),
+    ("start: a\nnodes:\n  a: {kind: timer}", "a timer needs params.delay_ms"),
+    ("start: a\nnodes:\n  a: {kind: timer, params: {delay_ms: soon}}", "is a number of milliseconds; found 'soon'"),
+    ("start: a\nnodes:\n  a: {kind: wait_event}", "a wait_event needs params.signal_key"),
+    ("start: a\nnodes:\n  a: {kind: foreach, service: s}", "a foreach needs prep.input_key"),
+    ("start: a\nnodes:\n  a: {kind: subflow}", "a subflow needs `subflow`"),
+    ("start: a\nnodes:\n  a: {kind: subflow, subflow: gone}", "flow 'gone' was not found"),
+    (
+        "start: a\nnodes:\n  a:\n    kind: subflow\n    subflow:\n      start: x\n      nodes:\n        x: {kind: no}",
+        "8: node 'a': node 'x': there is no kind 'no'",
+    ),
+    ("start: a\nnodes:\n  a: {exec_type: local_func, func: shp}", "there is no task 'shp'. Did you mean 'ship'?"),
+    ("start: a\nnodes:\n  a: {exec_type: local_script}", "needs `script` with a cmd"),
+    ("start: a\nnodes:\n  a: {service: s, max_retries: many}", "max_retries: expected int, got str; found 'many'"),
+    ("start: a\nnodes:\n  a: {service: s, max_retries: -1}", "max_retries is not negative; found -1"),
+    ("start: a\nnodes:\n  a: {service: s, parallel_mode: both}", "parallel_mode: invalid enum value"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), FLAWS, ids=[words for _, words in FLAWS])
+def test_each_flaw_names_its_node_and_line(text: str, words: str) -> None:
+    with pytest.raises(InvalidWorkflow) as caught:
+        reading.loads(text, "f.yaml", Known(functions={"ship"}))
+    assert words in str(caught.value)
+    assert all(line.startswith("f.yaml:") for line in str(caught.value).splitlines())
+
+
+def test_everything_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "flow.yaml"
+    file.write_text("start: a\nnodes:\n  a: {kind: timer}\n  b: {kind: nothing}\n")
+    with pytest.raises(InvalidWorkflow) as caught:
+        reading.load(file)
+    assert [line.split(": ")[0].rpartition(":")[2] for line in str(caught.value).splitlines()] == ["3", "4", "4"]
+
+
+def test_fields_that_are_empty_are_as_good_as_left_out() -> None:
+    text = (
+        '{"start": "a", "nodes": {"a": {"kind": "executor", "service": "s", "func": "", "script": null, "prep": {}}}}'
+    )
+    bare = reading.loads('{"start": "a", "nodes": {"a": {"service": "s"}}}')
+    assert reading.loads(text) == bare
+
+
+def test_the_builder_gives_the_same_as_a_file() -> None:
+    graph = FlowGraph("price")
+    graph.executor("price", run="price", input="$params.items", output="total", to="large")
+    graph.choice("large", cases={"ask": {"gt": ["$shared.total", 1000]}}, to={"ask": "ask", "default": "ship"})
+    graph.approval("ask", timeout=60, to={"approved": "ship"})
+    graph.executor("ship", run="ship", input={"amount": "$shared.total"})
+    text = """
+    start: price
+    nodes:
+      price: {service: price, prep: {input_key: $params.items}, post: {output_key: total}}
+      large: {kind: choice, choice_cases: [{action: ask, expr: {gt: [$shared.total, 1000]}}]}
+      ask: {kind: approval, params: {timeout_ms: 60000}}
+      ship: {service: ship, prep: {input_map: {amount: $shared.total}}}
+    edges:
+    - {from: price, to: large}
+    - {from: large, action: ask, to: ask}
+    - {from: large, to: ship}
+    - {from: ask, action: approved, to: ship}
+    """
+    assert graph.definition() == reading.loads(text)
+    with pytest.raises(InvalidWorkflow, match="two nodes 'ask'"):
+        graph.timer("ask", seconds=1)

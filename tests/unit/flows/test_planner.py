@@ -1,0 +1,277 @@
+"""The planner of flows against an interpreter that takes them literally, and each of its rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.domain.flow import checks, commands
+from orchestrator.domain.flow.definition import Flow
+from tests.unit.flows.driver import Driver
+from tests.unit.flows.interpreter import Failed, Interpreter
+
+MOST = 60
+
+
+def service(name: str, value: Any, params: dict[str, Any]) -> Any:
+    """Answer what depends on nothing but what was asked; every third thing that was asked fails."""
+    text = f"{name} {value} {params.get('mul')}"
+    if name == "bad" or sum(text.encode()) % 3 == 0:
+        raise ValueError(f"{name} says no")
+    return {"action": f"a{len(text) % 3}", "list": [len(text), name], "of": name}
+
+
+KEYS = [f"n{number}" for number in range(5)]
+PATHS = ["", "$params.val", "$params.list", "$shared.x", "y.list", "$input", "$shared.x.list[0]", "$params.gone.deep"]
+
+
+def flows(depth: int = 2) -> st.SearchStrategy[dict[str, Any]]:
+    """Return random flows, loops included, in which nothing waits for people."""
+    kinds = ["executor", "choice", "parallel", "foreach", "timer"] + (["subflow"] if depth else [])
+
+    @st.composite
+    def node(draw: st.DrawFn) -> dict[str, Any]:
+        kind = draw(st.sampled_from(kinds))
+        found: dict[str, Any] = {"kind": kind, "params": {"mul": draw(st.integers(0, 3))}}
+        path = draw(st.sampled_from(PATHS))
+        if path:
+            found["prep"] = {"input_key": path}
+        post: dict[str, str] = {}
+        if output := draw(st.sampled_from(["", "x", "y"])):
+            post["output_key"] = output
+        if action := draw(st.sampled_from(["", "", "a0"])):
+            post["action_static"] = action
+        elif draw(st.booleans()):
+            post["action_key"] = "action"
+        if kind in ("executor", "foreach"):
+            found["service"] = draw(st.sampled_from(["one", "two", "bad"]))
+            found["max_retries"] = draw(st.integers(0, 2))
+        if kind in ("parallel", "foreach"):
+            found["parallel_mode"] = draw(st.sampled_from(["sequential", "concurrent"]))
+            found["failure_strategy"] = draw(st.sampled_from(["fail_fast", "collect_errors", "ignore_errors"]))
+            found["max_parallel"] = draw(st.integers(0, 2))
+        if kind == "parallel":
+            found["parallel_services"] = draw(st.lists(st.sampled_from(["one", "two"]), min_size=1, max_size=3))
+        if kind == "choice":
+            post.pop("action_static", None)
+            post.pop("action_key", None)
+            cases = st.sampled_from(["eq", "ne"]), st.sampled_from(PATHS[1:]), st.sampled_from([2, None, "one"])
+            drawn = draw(st.lists(st.tuples(*cases), max_size=2, unique_by=lambda case: case[:2]))
+            found["choice_cases"] = [
+                {"action": f"a{at}", "expr": {operator: [left if left[0] == "$" else f"$shared.{left}", right]}}
+                for at, (operator, left, right) in enumerate(drawn)
+            ]
+            found["default_action"] = "a2"
+        if kind == "timer":
+            found["params"]["delay_ms"] = draw(st.integers(0, 5))
+        if kind == "subflow":
+            found["subflow"] = draw(flows(depth - 1))
+        return found | ({"post": post} if post else {})
+
+    @st.composite
+    def flow(draw: st.DrawFn) -> dict[str, Any]:
+        keys = KEYS[: draw(st.integers(1, 4))]
+        nodes = {key: draw(node()) for key in keys}
+        ways = st.tuples(st.sampled_from(keys), st.sampled_from(["a0", "a1", "a2", "default", "error"]))
+        pairs = draw(st.dictionaries(ways, st.sampled_from([*keys, ""]), max_size=6))
+        edges = [{"from": source, "action": action, "to": to} for (source, action), to in pairs.items()]
+        return {"start": keys[0], "nodes": nodes, "edges": edges, "max_steps": MOST}
+
+    return flow()
+
+
+@settings(max_examples=250)
+@given(flows(), st.integers(0, 1_000))
+def test_it_comes_to_what_the_interpreter_says(plain: dict[str, Any], seed: int) -> None:
+    flow = checks.definition(plain)
+    params = {"val": 2, "list": [1, 2, 3]}
+    naive = Interpreter(service, MOST)
+    expected: dict[str, Any] | None
+    try:
+        expected = naive.run(flow, params, params)
+    except Failed:
+        expected = None
+    driver = Driver(flow, params, service)
+    state = driver.run(seed)
+    assert driver.end is not None
+    assert (driver.end.error is None) == (expected is not None)
+    assert not driver.calls
+    assert not driver.timers
+    seen = [(visit.path, visit.status) for visit in driver.visits]
+    assert seen[: len(naive.visited)] == naive.visited
+    assert [visit.number for visit in driver.visits] == list(range(1, len(seen) + 1))
+    if expected is not None:
+        assert {key: bool(value) if key == "_error" else value for key, value in state.shared.items()} == expected
+
+
+def flow_of(nodes: dict[str, Any], edges: list[tuple[str, str, str]] = [], **more: Any) -> Flow:  # noqa: B006
+    plain = {"start": next(iter(nodes)), "nodes": nodes, **more}
+    plain["edges"] = [{"from": source, "action": action, "to": to} for source, action, to in edges]
+    assert list(checks.flaws(plain)) == []
+    return checks.definition(plain)
+
+
+def echo(name: str, value: Any, params: dict[str, Any]) -> Any:
+    if name == "bad":
+        raise ValueError("no")
+    return value
+
+
+def test_a_loop_of_ten_thousand_steps_keeps_its_state_small() -> None:
+    count = {"kind": "executor", "service": "count", "prep": {"input_key": "n"}, "post": {"output_key": "n"}}
+    more = {"kind": "choice", "choice_cases": [{"action": "on", "expr": {"lt": ["$shared.n", 5_000]}}]}
+    flow = flow_of({"count": count, "more": more}, [("count", "default", "more"), ("more", "on", "count")])
+    driver = Driver(flow, {}, lambda _, value, __: (value or 0) + 1)
+    state = driver.run()
+    assert (state.shared, state.steps) == ({"n": 5_000}, 10_000)
+    assert driver.largest < 300
+
+
+def test_a_loop_that_never_waits_lets_others_have_their_turn() -> None:
+    spin = {"kind": "choice", "choice_cases": [{"action": "on", "expr": {"ne": ["$params.stop", True]}}]}
+    driver = Driver(flow_of({"spin": spin}, [("spin", "on", "spin")], max_steps=1_000), {}, echo)
+    driver.tell(commands.Begun())
+    assert driver.end is None
+    assert driver.state.steps == 100
+    assert list(driver.timers.values()) == [1_000.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "action"),
+    [
+        (True, "approved"),
+        (False, "rejected"),
+        ("approved", "approved"),
+        ("Yes", "approved"),
+        ("no", "rejected"),
+        ("later", "later"),
+        ({"approved": False}, "rejected"),
+        (0, "rejected"),
+    ],
+)
+def test_what_is_decided_is_an_action(value: Any, action: str) -> None:
+    for post in ({}, {"action_key": "approval"}):
+        node = {"kind": "approval", "params": {"approval_key": "$shared.ok"}, "post": post}
+        driver = Driver(flow_of({"ask": node}), {}, echo)
+        driver.run()
+        driver.tell(commands.Signalled("ok", value, "ann", "because"))
+        assert driver.visits[-1].action == action
+        assert driver.visits[-1].output == {"approval": value, "by": "ann", "at": 1_000.0, "why": "because"}
+
+
+WAIT = {"kind": "wait_event", "params": {"signal_key": "$shared.flag", "timeout_ms": 500}}
+AFTER = {"kind": "executor", "service": "echo", "prep": {"input_key": "$params.val"}, "post": {"output_key": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("node", "edges", "error", "shared"),
+    [
+        (WAIT, [], "Node 'wait': Nobody sent 'flag' within 0.5 s.", {}),
+        (WAIT, [("wait", "timeout", "after")], None, {"x": 1}),
+        (WAIT, [("wait", "error", "after")], None, {"x": 1}),
+        ({**WAIT, "failure_strategy": "continue"}, [("wait", "default", "after")], None, {"x": 1}),
+    ],
+)
+def test_a_wait_whose_time_is_up(node: dict[str, Any], edges: Any, error: str | None, shared: Any) -> None:
+    nodes = {"wait": node, "after": AFTER} if edges else {"wait": node}
+    driver = Driver(flow_of(nodes, edges), {"val": 1}, echo)
+    state = driver.run()
+    assert driver.end == commands.End(error)
+    assert {key: value for key, value in state.shared.items() if key != "_error"} == shared
+
+
+@pytest.mark.parametrize("value", [True, 0, "", [], {"n": 1}])
+@pytest.mark.parametrize("early", [True, False])
+def test_any_value_but_null_ends_a_wait_also_one_that_came_before(value: Any, early: bool) -> None:
+    inner = {"start": "w", "nodes": {"w": {**WAIT, "post": {"output_key": "got"}}}}
+    driver = Driver(flow_of({"s": {"kind": "subflow", "subflow": inner, "post": {"output_key": "s"}}}), {}, echo)
+    flag = commands.Signalled("flag", value)
+    others: list[commands.Event] = [commands.Begun(), commands.Signalled("other", 1)]
+    for event in [flag, *others] if early else [*others, commands.Signalled("flag", None), flag]:
+        if driver.end is None:
+            driver.tell(event)
+    assert driver.end == commands.End(None)
+    assert driver.state.shared["s"] == {"got": value}
+    assert driver.timers == {}
+
+
+def test_a_signal_that_is_consumed_is_asked_for_again() -> None:
+    node = {"kind": "approval", "params": {"approval_key": "$shared.ok", "consume": True}}
+    driver = Driver(flow_of({"a": node, "b": node}, [("a", "approved", "b")]), {}, echo)
+    driver.tell(commands.Begun())
+    driver.tell(commands.Signalled("ok", True))
+    assert (driver.state.cursor, driver.end) == ("b", None)
+
+
+def test_a_subflow_is_tried_again_as_a_whole() -> None:
+    inner = {"start": "a", "nodes": {"a": {"service": "bad"}}}
+    flow = flow_of({"s": {"kind": "subflow", "subflow": inner, "max_retries": 2, "wait_ms": 10}})
+    driver = Driver(flow, {}, echo)
+    driver.run()
+    assert driver.end == commands.End("Node 's': Node 'a': no")
+    assert [(visit.path, visit.attempt) for visit in driver.visits if visit.path == "s"] == [
+        ("s", 1),
+        ("s", 2),
+        ("s", 3),
+    ]
+
+
+def test_executors_of_branches_items_and_nodes_of_subflows() -> None:
+    seen: list[tuple[str, Any, Any]] = []
+
+    def note(name: str, value: Any, params: dict[str, Any]) -> Any:
+        seen.append((name, value, params.get("mul")))
+        return value
+
+    each = {
+        "kind": "foreach",
+        "exec_type": "local_func",
+        "func": "mul",
+        "params": {"mul": 2},
+        "prep": {"input_key": "$params.list"},
+        "foreach_execs": [{"index": 1, "params": {"mul": 4}}, {"index": 2, "func": "other"}],
+    }
+    both = {
+        "kind": "parallel",
+        "parallel_execs": [
+            {"service": "s", "prep": {"input_key": "$params.val"}, "post": {"output_key": "own"}},
+            {"exec_type": "local_func", "func": "f", "params": {"mul": 9}},
+        ],
+    }
+    inner = {"start": "a", "nodes": {"a": {"service": "remote", "prep": {"input_key": "$params.val"}}}}
+    sub = {
+        "kind": "subflow",
+        "subflow": inner,
+        "subflow_execs": [{"node": "a", "exec_type": "local_func", "func": "near", "params": {"mul": 7}}],
+    }
+    flow = flow_of({"each": each, "both": both, "sub": sub}, [("each", "default", "both"), ("both", "default", "sub")])
+    driver = Driver(flow, {"val": 1, "list": ["a", "b", "c"]}, note)
+    state = driver.run()
+    assert driver.end == commands.End(None)
+    assert seen[:3] == [("mul", "a", 2), ("mul", "b", 4), ("other", "c", 2)]
+    assert seen[3:5] == [("s", 1, None), ("f", None, 9)]
+    assert state.shared == {"own": 1}
+    assert driver.visits[-2].path == "sub/a"
+    assert seen[5][1:] == (1, 7)
+
+
+def test_what_comes_late_or_twice_changes_nothing() -> None:
+    node = {"kind": "parallel", "parallel_services": ["bad", "slow"], "parallel_mode": "concurrent"}
+    driver = Driver(flow_of({"p": node}), {}, echo)
+    driver.tell(commands.Begun())
+    first, second = sorted(driver.calls)
+    driver.tell(commands.CallEnded(first, error="no"))
+    assert driver.end is None, "it waits to hear that the other one is cancelled"
+    for event in (
+        commands.CallEnded(first, 1),
+        commands.TimerFired(first),
+        commands.Signalled("x", 1),
+        commands.Begun(),
+    ):
+        driver.tell(event)
+        assert driver.end is None
+    driver.tell(commands.CallEnded(second, error="cancelled"))
+    assert driver.end == commands.End("Node 'p': Branch 0: no")
