@@ -53,7 +53,9 @@ def children() -> set[int]:
     found: set[int] = set()
     for child in psutil.Process(os.getpid()).children():
         with suppress(psutil.Error):  # it has just ended
-            if "orchestrator.workers.running.isolated" in child.cmdline():
+            command = child.cmdline()
+            is_dying = not command and child.status() != psutil.STATUS_ZOMBIE  # and can still be taken for alive
+            if is_dying or "orchestrator.workers.running.isolated" in command:
                 found.add(child.pid)
     return found
 
