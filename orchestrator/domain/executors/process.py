@@ -48,8 +48,10 @@ class Process(ExecutorOptions, frozen=True, kw_only=True):
     def problems(self) -> list[tuple[str, str]]:
         """Return what types cannot say."""
         program = self.command[0] if self.command else ""
-        if not program or len(program) > 200 or "*" in program:
-            return [("command", "expected a program of 1 to 200 characters, without *, as its first word.")]
+        if not program or len(program) > 200 or "*" in program or ".." in program.split("/"):
+            return [("command", "expected a program of 1 to 200 characters, without * and .., as its first word.")]
+        if loading := [name for name in self.env if name.startswith(("LD_", "DYLD_"))]:
+            return [("env", f"{loading[0]} would have the program run something else, and is not given on.")]
         if self.cwd is not None and not self.cwd.startswith("/"):
             return [("cwd", f"expected a path from the root, such as /srv/jobs, found {self.cwd!r}.")]
         return []

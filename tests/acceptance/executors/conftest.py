@@ -9,9 +9,10 @@ import pytest
 
 from tests.acceptance.executors.bureaus import BureauHarness
 from tests.acceptance.executors.harness import Harness
+from tests.acceptance.executors.processes import ProcessHarness
 from tests.acceptance.stack import Stack
 
-HARNESSES: list[type[Harness]] = [BureauHarness]
+HARNESSES: list[type[Harness]] = [BureauHarness, ProcessHarness]
 """The executors that the suite is run over: add yours."""
 
 

@@ -40,6 +40,13 @@ class Stage:
     def is_watched(self, handle: Handle[Any]) -> None:
         eventually(lambda: handle.status() == "running", f"{handle.id} runs")
 
+    def hold(self, **options: Any) -> tuple[Handle[Any], str]:
+        """Enqueue work that is held; return once it is begun and watched."""
+        handle, id = self.enqueue("hold", options)
+        self.is_begun(id)
+        self.is_watched(handle)
+        return handle, id
+
 
 @pytest.fixture
 def stage(stack: Stack, harness: Harness) -> Stage:
@@ -77,9 +84,7 @@ def test_work_that_takes_too_long_is_ended(stage: Stage) -> None:
 
 def test_cancelled_work_is_ended(stage: Stage) -> None:
     stage.worker()
-    held, id = stage.enqueue("hold")
-    stage.is_watched(held)
-    assert stage.harness.is_running(id)
+    held, id = stage.hold()
     held.cancel()
     with pytest.raises(TaskCancelled):
         held.result(30)
@@ -129,8 +134,7 @@ def test_many_at_once_need_no_slots(stage: Stage) -> None:
 
 def test_a_worker_that_stops_leaves_the_work_alone_and_another_goes_on(stage: Stage) -> None:
     first = stage.worker()
-    held, id = stage.enqueue("hold")
-    stage.is_watched(held)
+    held, id = stage.hold()
     assert first.stop() == 0
     assert stage.harness.is_running(id)
     stage.worker()
@@ -143,8 +147,7 @@ def test_a_worker_that_stops_leaves_the_work_alone_and_another_goes_on(stage: St
 
 def test_a_watcher_that_is_killed_is_replaced_and_the_work_goes_on(stage: Stage) -> None:
     first = stage.worker()
-    held, id = stage.enqueue("hold", {"timeout": 60.0})
-    stage.is_watched(held)
+    held, id = stage.hold(timeout=60.0)
     first.kill()
     stage.worker()
     attempt = "SELECT attempt FROM orchestrator.tasks WHERE status = 'running'"
@@ -159,8 +162,7 @@ def test_a_watcher_that_is_killed_is_replaced_and_the_work_goes_on(stage: Stage)
 def test_time_runs_from_the_start_and_not_from_the_last_watcher(stage: Stage) -> None:
     first = stage.worker()
     began = time.monotonic()
-    held, id = stage.enqueue("hold", {"timeout": 6.0})
-    stage.is_watched(held)
+    held, id = stage.hold(timeout=6.0)
     first.kill()
     eventually(lambda: time.monotonic() - began > 2.0, "a part of its time has passed")
     stage.worker()
@@ -172,8 +174,7 @@ def test_time_runs_from_the_start_and_not_from_the_last_watcher(stage: Stage) ->
 
 def test_work_that_is_gone_is_a_failure_that_is_tried_again(stage: Stage) -> None:
     stage.worker()
-    held, id = stage.enqueue("hold", {"retries": [0.1]})
-    stage.is_watched(held)
+    held, id = stage.hold(retries=[0.1])
     stage.harness.lose(id)
     eventually(lambda: stage.harness.started(id) == 2, "it is begun once more")
     stage.harness.let_go(id, "second")
@@ -182,8 +183,7 @@ def test_work_that_is_gone_is_a_failure_that_is_tried_again(stage: Stage) -> Non
 
 def test_a_remote_side_that_is_away_is_waited_for(stage: Stage) -> None:
     stage.worker()
-    held, id = stage.enqueue("hold")
-    stage.is_watched(held)
+    held, id = stage.hold()
     stage.harness.go_down()
     waiting, other = stage.enqueue("return", value=2)
     eventually(lambda: stage.stack.processes[-1].logged("cannot be reached"), "it is said")

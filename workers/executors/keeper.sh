@@ -1,0 +1,19 @@
+# Keeps one command: starts it once, and writes down how it ended, whoever watches meanwhile or nobody.
+# Arguments: the folder of the execution, where to run, limits (CPU seconds, memory in kB, open files; or -), the command.
+folder=$1 place=$2 cpu=$3 memory=$4 files=$5
+shift 5
+trap : TERM INT HUP
+set -C
+own=$$
+read -r own </proc/$$/stat 2>/dev/null
+echo "$own" 2>/dev/null >"$folder/keeper" || exit 0
+set +C
+(
+  trap - TERM INT HUP
+  cd "$place" || exit 126
+  [ "$cpu" = - ] || ulimit -t "$cpu" || exit 126
+  [ "$memory" = - ] || ulimit -v "$memory" || exit 126
+  [ "$files" = - ] || ulimit -n "$files" || exit 126
+  exec "$@"
+)
+echo "$?" >"$folder/end"

@@ -1,0 +1,152 @@
+"""The folder of one execution of a command: what it is given, what it says, and how it ended.
+
+    input, spec.json    what the command is given
+    stdout, stderr      what it says; `told` is how far stderr has been passed on
+    keeper              who keeps it: the line of /proc/PID/stat, with the time at which that process started
+    end                 the exit code, written by the keeper as the last thing that it does
+
+The keeper makes its file so that only one can: the command is started once, however many have tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from orchestrator.errors import ConfigurationError
+
+_OLD = 7 * 86_400
+"""Seconds after which what nobody has cleared away is: whoever watched it died with the machine's other workers."""
+
+
+class Keeper(NamedTuple):
+    """The process that keeps a command; the leader of its process group."""
+
+    pid: int
+    started: str
+    """When it started, in the words of the kernel; so that another process with its number is not taken for it."""
+
+    def is_alive(self) -> bool:
+        """Say whether it is there still."""
+        line = _stat(self.pid)
+        return line is not None and _parse(line) == self and _state(line) not in "ZX"
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to all processes of the command."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+
+class Spool:
+    """One folder."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.folder = root / name
+
+    def prepare(self, input: bytes, specification: bytes) -> None:
+        """Write down what the command is given."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        (self.folder / "work").mkdir(exist_ok=True)
+        for name, data in (("input", input), ("spec.json", specification)):
+            path = self.folder / f".{name}"
+            path.write_bytes(data)
+            path.replace(self.folder / name)
+
+    def keeper(self) -> Keeper | None:
+        """Return who keeps the command; None if nobody has begun to."""
+        try:
+            line = (self.folder / "keeper").read_text()
+        except FileNotFoundError:
+            return None
+        return _parse(line) if line.endswith("\n") else None
+
+    def exit_code(self) -> int | None:
+        """Return how the command has ended; None if nobody knows."""
+        try:
+            said = (self.folder / "end").read_text()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return int(said) if said.endswith("\n") and said.strip().isdigit() else None
+
+    def new_lines(self, *, is_last: bool = False) -> list[str]:
+        """Return the lines of stderr that nobody has been told, and remember that they are."""
+        told = self.folder / "told"
+        try:
+            place = int(told.read_text() or 0) if told.exists() else 0
+            with (self.folder / "stderr").open("rb") as file:
+                file.seek(place)
+                data = file.read(_CHUNK)
+        except (FileNotFoundError, ValueError):
+            return []
+        if not is_last and not data.endswith(b"\n"):
+            whole = data.rfind(b"\n") + 1
+            data = data[: whole or (len(data) if len(data) == _CHUNK else 0)]
+        if data:
+            told.write_text(str(place + len(data)))
+        return data.decode(errors="replace").splitlines()
+
+    def output(self, limit: int) -> bytes | None:
+        """Return what the command has written to stdout; None if that is more than `limit` bytes."""
+        with (self.folder / "stdout").open("rb") as file:
+            data = file.read(limit + 1)
+        return data if len(data) <= limit else None
+
+    def last_words(self, size: int = 4_000) -> str:
+        """Return the end of stderr."""
+        with contextlib.suppress(FileNotFoundError), (self.folder / "stderr").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read().decode(errors="replace").strip()
+        return ""
+
+    def remove(self) -> None:
+        """Clear everything away."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_CHUNK = 64_000
+
+
+def open_root(namespace: str) -> Path:
+    """Return the folder of all executions of this machine and user; nobody else may have made it."""
+    root = Path(tempfile.gettempdir()) / f"orchestrator-executions-{os.getuid()}-{namespace}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ConfigurationError(
+            f"{root}: expected a folder of user {os.getuid()} that nobody else may write to. Remove it, or set TMPDIR "
+            f"to a folder of your own."
+        )
+    _sweep(root)
+    return root
+
+
+def _sweep(root: Path) -> None:
+    for folder in root.iterdir():
+        with contextlib.suppress(OSError):
+            end = folder / "end"
+            if end.exists() and time.time() - end.stat().st_mtime > _OLD:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stat(pid: int) -> str | None:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _parse(line: str) -> Keeper:
+    head, _, rest = line.rpartition(")")
+    fields = rest.split()
+    return Keeper(int((head or line).split()[0]), fields[19] if len(fields) > 19 else "")
+
+
+def _state(line: str) -> str:
+    return line.rpartition(")")[2].split()[0]
