@@ -126,7 +126,7 @@ def test_a_key_is_asked_for_and_not_shown(engine: Engine, api: str) -> None:
 @pytest.mark.parametrize("key", ["", "nonsense", f"orc_{'0' * 12}_{'x' * 43}"])
 def test_without_a_good_key_nothing_is_done(engine: Engine, api: str, key: str) -> None:
     make(engine, Scope.ADMIN)
-    with client(api, api_key=key) as (_, double), pytest.raises(ConfigurationError, match="refuses setting api_key"):
+    with client(api, api_key=key) as (_, double), pytest.raises(ConfigurationError, match="setting api_key"):
         double.enqueue(2)
     assert count(engine) == 0
 
@@ -335,6 +335,30 @@ def test_a_server_without_tls_is_said_to_have_none(api: str) -> None:
     url = api.replace("http:", "https:")
     with client(url) as (_, double), pytest.raises(ConfigurationError, match="does not speak TLS.*http://"):
         double.enqueue(2)
+
+
+def test_each_error_of_the_way_there_names_the_setting_and_what_to_do(engine: Engine, api: str) -> None:
+    small = make(engine, Scope.READ)
+    with client(api) as (_, double), pytest.raises(ConfigurationError) as none:
+        double.enqueue(2)
+    with (
+        client(api, api_key=str(Secret(small.id, "x" * 43))) as (_, double),
+        pytest.raises(ConfigurationError) as wrong,
+    ):
+        double.enqueue(2)
+    with client(api, api_key=str(small)) as (_, double), pytest.raises(Forbidden) as less:
+        double.enqueue(2)
+    with client("http://127.0.0.1:1") as (_, double), pytest.raises(Unavailable) as away:
+        double.enqueue(2)
+    assert "setting api_key is not set" in str(none.value)
+    assert f"refuses setting api_key: The key {small.id} opens nothing" in str(wrong.value)
+    assert f"needs the scope enqueue, and key {small.id} (test) has read" in str(less.value)
+    for error in (none, wrong, less):
+        assert "ORCHESTRATOR_API_KEY" in str(error.value)
+        assert "orchestrator keys create" in str(error.value)
+        assert api in str(error.value)
+    assert "http://127.0.0.1:1 cannot be reached: [Errno 111]" in str(away.value)
+    assert "ORCHESTRATOR_API_URL" in str(away.value)
 
 
 # -- who answers

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -33,6 +34,9 @@ from orchestrator.workers.spec import EVERY_QUEUE
 
 _INTERVAL = 0.3
 """Seconds between two looks at the children."""
+_LATELY = 30.0
+_MOST_KILLED = 3
+"""How often one may be killed within that many seconds, and be started again."""
 _MARGIN = 15.0
 """Seconds that a child gets to end beyond the drain timeout."""
 
@@ -147,7 +151,7 @@ def _without_services_file(settings: Settings, app: str | None) -> Settings:
 
 
 class _Team:
-    """The scheduler, the worker and the API. Nobody is restarted in silence: if one ends by itself, everything ends."""
+    """The scheduler, the worker and the API. Who was killed is started again; if one ends by itself, all end."""
 
     def __init__(
         self,
@@ -168,6 +172,10 @@ class _Team:
         """Schedules that go from the code are deleted; from a database that others use, too, they are not."""
         self._interrupts = interrupts
         self._children: dict[str, Child] = {}
+        self._options: dict[str, tuple[str, ...]] = {}
+        """What each was started with."""
+        self._killed: dict[str, list[float]] = {}
+        """When each was killed, lately."""
         self._warnings = WarningWatch(settings)
         self._changes = Changes(Path.cwd()) if reload and settings.app else None
         self._schedules_due = bool(settings.app)
@@ -204,15 +212,28 @@ class _Team:
             for role, child in list(self._children.items()):
                 if child.exit_code is not None and role == "schedules":
                     del self._children[role]  # what went wrong, it has said itself
-                elif child.exit_code is not None:
-                    what = f"the {role} has ended unexpectedly, with exit code {child.exit_code}"
-                    say("dev", what, logging.ERROR)
+                elif child.exit_code is not None and not self._start_again(role, child.exit_code):
                     return 1
             self._apply_schedules()
             for message in self._warnings.new_warnings():
                 say("dev", message, logging.WARNING)
             self._serve_more()
         return 0
+
+    def _start_again(self, role: str, exit_code: int) -> bool:
+        """Start one again that was killed; False if it has ended by itself, or is killed again and again."""
+        if exit_code >= 0:
+            say("dev", f"the {role} has ended unexpectedly, with exit code {exit_code}", logging.ERROR)
+            return False
+        now = time.monotonic()
+        killed = self._killed[role] = [*(at for at in self._killed.get(role, ()) if at > now - _LATELY), now]
+        how = f"the {role} was killed by signal {-exit_code}"
+        if len(killed) > _MOST_KILLED:
+            say("dev", f"{how}, as {_MOST_KILLED} times before within {_LATELY:g} s: giving up", logging.ERROR)
+            return False
+        say("dev", f"{how}: starting it again", logging.WARNING)
+        self._start(role, *self._options[role])
+        return True
 
     def _apply_schedules(self) -> None:
         """Store the schedules that the code declares, at first and whenever a file has changed."""
@@ -250,6 +271,7 @@ class _Team:
             "ORCHESTRATOR_LOG_FORMAT": self._settings.log_format,
         }
         command = role.partition(" ")[0]
+        self._options[role] = options
         self._children[role] = Child(command, [command, *options], environment, self._console.pass_on)
 
     def _stop(self, role: str) -> None:

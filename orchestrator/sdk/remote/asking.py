@@ -22,6 +22,11 @@ R = TypeVar("R")
 _PROBLEM = "application/problem+json"
 _ROUTES = "/api/v1"
 """What the client itself puts behind the address."""
+_KEYS = (
+    "Set ORCHESTRATOR_API_KEY to one that `orchestrator keys create NAME --scope SCOPE` has shown; `orchestrator keys "
+    "list` has all of them."
+)
+"""Where keys come from, and go."""
 _TRIES = 4
 _PAUSES = (0.05, 0.25, 1.0)
 """Seconds between tries, unless the server says how many."""
@@ -123,9 +128,10 @@ class Asking:
             return self._stranger(reply)
         text = problem.detail or problem.title
         if reply.status == 401:
-            return ConfigurationError(f"The API at {self.http.url} refuses setting api_key: {text}")
+            what = "refuses setting api_key" if self.http.has_key else "asks for a key, and setting api_key is not set"
+            return ConfigurationError(f"The API at {self.http.url} {what}: {text} {_KEYS}")
         if reply.status == 403:
-            return Forbidden(f"The API at {self.http.url} does not allow this: {text}")
+            return Forbidden(f"The API at {self.http.url} does not allow this with setting api_key: {text} {_KEYS}")
         found = from_problem(problem.type, text, problem.data)
         if found is not None:
             return found
@@ -145,7 +151,10 @@ class Asking:
 
     def away(self, error: Exception) -> Unavailable:
         """Return what to say of a server that cannot be reached."""
-        return Unavailable(f"The API at {self.http.url} cannot be reached: {error}")
+        return Unavailable(
+            f"The API at {self.http.url} cannot be reached: {error}. See whether `orchestrator api` runs there, and "
+            f"whether setting api_url (ORCHESTRATOR_API_URL) is its address."
+        )
 
     def _uncertain(self, call: Declared, error: Exception) -> OrchestratorError:
         if call.scope == "read":

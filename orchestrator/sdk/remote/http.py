@@ -74,6 +74,7 @@ class Http:
             "Accept": "application/json",
             "User-Agent": f"orchestrator-python/{metadata.version('durable-orchestrator')}",
         }
+        self.has_key = bool(settings.api_key)
         if settings.api_key:
             self._headers["Authorization"] = f"Bearer {_as_header(settings.api_key)}"
         self._idle: PerProcess[_Idle] = PerProcess(deque)
