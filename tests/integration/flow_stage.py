@@ -9,7 +9,7 @@ from orchestrator.sdk.flow.handle import FlowHandle
 from orchestrator.sdk.values.payload import decode_call, encode_value
 from tests.integration.stage import System, Worker
 
-SERVICES = ("transform", "sum", "route", "flaky", "bad", "job")
+SERVICES = ("transform", "sum", "route", "flaky", "bad", "job", "limited")
 
 
 def serve(name: str, given: Any, params: dict[str, Any]) -> Any:
@@ -30,6 +30,8 @@ class Stage:
         self.system = system
         self.worker: Worker = system.worker(knows=SERVICES, slots=100)
         self.calls: list[tuple[str, Any]] = []
+        for name in {*SERVICES} - {*system.app.tasks, "limited"}:
+            system.app.task(name=name)(lambda params: params)
         self.failures = 0
         """How often `flaky` fails before it works."""
         system.settle()
@@ -75,6 +77,7 @@ EVERY_KIND: dict[str, Any] = {
     "nodes": {
         "double": {
             "kind": "executor",
+            "exec_type": "local_func",
             "service": "transform",
             "params": {"mul": 2},
             "prep": {"input_key": "$params.val"},
@@ -88,6 +91,7 @@ EVERY_KIND: dict[str, Any] = {
         "ask": {"kind": "approval", "params": {"approval_key": "$shared.ok"}},
         "both": {
             "kind": "parallel",
+            "exec_type": "local_func",
             "parallel_services": ["transform", "transform"],
             "parallel_mode": "concurrent",
             "params": {"mul": 3},
@@ -96,6 +100,7 @@ EVERY_KIND: dict[str, Any] = {
         },
         "each": {
             "kind": "foreach",
+            "exec_type": "local_func",
             "service": "transform",
             "params": {"mul": 10},
             "prep": {"input_key": "$shared.both"},
@@ -111,6 +116,7 @@ EVERY_KIND: dict[str, Any] = {
                 "nodes": {
                     "total": {
                         "kind": "executor",
+                        "exec_type": "local_func",
                         "service": "sum",
                         "prep": {"input_key": "$input"},
                         "post": {"output_key": "total"},

@@ -18,7 +18,7 @@ def stage(system: System) -> Stage:
 
 
 def executor(service: str = "transform", **fields: object) -> dict[str, object]:
-    return {"kind": "executor", "service": service, **fields}
+    return {"kind": "executor", "exec_type": "local_func", "service": service, **fields}
 
 
 def test_a_run_goes_through_every_kind_of_node(stage: Stage) -> None:
@@ -115,6 +115,7 @@ def test_the_branches_that_still_run_are_cancelled_when_one_fails(stage: Stage) 
     flows = stage.system.app.flows
     node = {
         "kind": "parallel",
+        "exec_type": "local_func",
         "parallel_services": ["bad", "job", "job"],
         "parallel_mode": "concurrent",
         "post": {"output_key": "x"},
@@ -137,6 +138,7 @@ def test_failure_strategies_work_in_both_modes(stage: Stage, mode: str, strategy
     flows = stage.system.app.flows
     node = {
         "kind": "parallel",
+        "exec_type": "local_func",
         "parallel_services": ["bad", "route"],
         "parallel_mode": mode,
         "failure_strategy": strategy,

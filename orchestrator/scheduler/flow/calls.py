@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from orchestrator.domain import zoned
 from orchestrator.domain.dag.definition import Registered
 from orchestrator.domain.dag.placement import Origin, Placement
+from orchestrator.domain.executors.call import ExecutorCall
+from orchestrator.domain.executors.http import Http
+from orchestrator.domain.executors.process import Process
+from orchestrator.domain.executors.pull import Pull
+from orchestrator.domain.executors.registry import BUILT_IN, call_from, option_problems, task_name
 from orchestrator.domain.flow.commands import Call
 from orchestrator.domain.flow.definition import Flow, step_of
 from orchestrator.domain.plain import REFUSALS
@@ -14,7 +21,14 @@ from orchestrator.domain.tasks.retry import RetryPolicy
 from orchestrator.domain.tasks.task import NewTask, TaskOptions
 from orchestrator.store.flow.runs import FlowRun
 
+LOCAL = "local_func"
+SCRIPT = "local_script"
+QUEUE = "queue"
 _DEFAULT_QUEUE = "default"
+_REQUESTS = 10
+"""Requests for a service that may find nobody before its node has failed, unless that says otherwise."""
+_PAUSE = 0.3
+"""Seconds between two of them."""
 
 
 class CannotCall(Exception):
@@ -24,13 +38,18 @@ class CannotCall(Exception):
 def new_task(run: FlowRun, flow: Flow, call: Call, max_payload: int) -> NewTask:
     """Return the task that a node, or a branch of it, is."""
     executor = call.exec
-    name = executor.func if executor.exec_type == "local_func" else ""
-    name = name or executor.service or executor.func
+    kind = executor.exec_type or Http.executor
+    name = executor.func if kind == LOCAL else ""
+    name = (
+        name or executor.service or executor.func or ("" if kind in (LOCAL, Http.executor, QUEUE) else task_name(kind))
+    )
     if not name:
-        raise CannotCall(f"It names nothing to run: exec_type {executor.exec_type or 'http'!r} needs a service.")
+        raise CannotCall(
+            f"It names nothing to run: exec_type {kind!r} needs {'func' if kind == LOCAL else 'a service'}."
+        )
     context = {"workflow": run.flow, "step": call.path, "index": call.position, "count": call.of}
     given = {"input": call.input, "params": call.params}
-    if executor.exec_type == "local_func":  # a function may also name what it wants of them
+    if kind == LOCAL:  # a function may also name what it wants of them
         given = {**call.params, **(call.input if isinstance(call.input, dict) else {}), **given}
     try:
         payload = zoned.encode(((), given, context))
@@ -43,7 +62,10 @@ def new_task(run: FlowRun, flow: Flow, call: Call, max_payload: int) -> NewTask:
         )
     node, registered = call.node, flow.functions.get(name) or Registered()
     queue, priority = node.queue or registered.queue or _DEFAULT_QUEUE, node.priority or registered.priority
-    placement = Placement(name, queue, priority, _options(call, registered), registered)
+    options = _options(call, registered)
+    if kind != LOCAL:
+        options = msgspec.structs.replace(options, executor=_executor(kind, name, call))
+    placement = Placement(name, queue, priority, options, registered)
     return placement.new(call.id, payload, registered.key, Origin(run.id, call.position, step_of(call.path)))
 
 
@@ -55,4 +77,40 @@ def _options(call: Call, registered: Registered) -> TaskOptions:
         options = msgspec.structs.replace(options, retry=retry)
     if node.timeout_ms:
         options = msgspec.structs.replace(options, timeout=node.timeout_ms / 1000)
+    elif call.exec.script is not None and call.exec.script.timeout_ms:
+        options = msgspec.structs.replace(options, timeout=call.exec.script.timeout_ms / 1000)
     return options
+
+
+def _executor(kind: str, name: str, call: Call) -> ExecutorCall:
+    """Return who does a task that is no function of the application."""
+    node, given = call.node, dict(call.exec.options)
+    if kind == Http.executor:
+        own = {"weighted_by_load": node.weighted_by_load or given.get("weighted_by_load", True)}
+        own["max_attempts"] = node.max_attempts or given.get("max_attempts", _REQUESTS)
+        own["attempt_delay"] = node.attempt_delay_ms / 1000 or given.get("attempt_delay", _PAUSE)
+        given = {"service": name, **given, **own}
+    elif kind == QUEUE:
+        kind, given = Pull.executor, {"service": name, **given}
+    elif kind == SCRIPT:
+        kind, given = Process.executor, {**_command(call), **given}
+    try:
+        found = call_from(kind, given)
+    except msgspec.ValidationError as error:
+        raise CannotCall(f"Executor {kind!r} cannot be told that: {error}.") from error
+    options = BUILT_IN.get(kind)
+    for option, problem in option_problems(options, found.options) if options is not None else ():
+        raise CannotCall(f"Executor {kind!r}, option {option!r}: {problem}")
+    return found
+
+
+def _command(call: Call) -> dict[str, Any]:
+    """Return a script as the executor of processes has it."""
+    script = call.exec.script
+    if script is None or not (script.cmd or script.code):
+        raise CannotCall("exec_type 'local_script' needs `script` with a cmd.")
+    command = [script.cmd, *script.args] if script.cmd else [script.language or "bash", "-c", script.code]
+    found: dict[str, Any] = {"command": command, "env": script.env}
+    found["input"] = "none" if script.stdin_mode == "none" else "stdin"
+    found["output"] = "text" if script.output_mode in ("text", "raw") else "json"
+    return {**found, "cwd": script.work_dir} if script.work_dir else found
