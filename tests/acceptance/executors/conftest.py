@@ -1,35 +1,45 @@
-"""One stack and one remote side for each test."""
+"""One remote side and one scheduler for each executor; tests that disturb nothing share a worker."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.executors.bureaus import BureauHarness
-from tests.acceptance.executors.harness import Harness
+from tests.acceptance.executors.harness import Harness, Stage
 from tests.acceptance.executors.processes import ProcessHarness
-from tests.acceptance.stack import Stack
 
 HARNESSES: list[type[Harness]] = [BureauHarness, ProcessHarness]
 """The executors that the suite is run over: add yours."""
+_IMPATIENT = {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0}
 
 
-@pytest.fixture
-def settings() -> dict[str, float]:
-    """Impatient, so that the tests need not be patient."""
-    return {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0}
-
-
-@pytest.fixture(params=HARNESSES, ids=lambda kind: kind.name)
-def harness(request: pytest.FixtureRequest, stack: Stack, tmp_path: Path) -> Iterator[Harness]:
+@pytest.fixture(scope="module", params=HARNESSES, ids=lambda kind: kind.name)
+def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     """An executor and its remote side."""
-    if request.function.__name__ in request.param.without:
-        pytest.skip(f"makes no sense for {request.param.name}: see docs/executors.md")
-    harness: Harness = request.param(tmp_path)
-    harness.prepare(stack)
+    harness: Harness = request.param(tmp_path_factory.mktemp(request.param.name))
     try:
         yield harness
     finally:
         harness.close()
+
+
+@pytest.fixture(scope="module")
+def house(
+    harness: Harness, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    """A scheduler, and whoever works."""
+    with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack"), **_IMPATIENT) as stack:
+        harness.prepare(stack)
+        yield Stage(stack, harness)
+
+
+@pytest.fixture
+def stage(request: pytest.FixtureRequest, house: Stage) -> Iterator[Stage]:
+    """The same for one test, whose own workers are stopped after it."""
+    if request.function.__name__ in house.harness.without:
+        pytest.skip(f"makes no sense for {house.harness.name}: see docs/executors.md")
+    yield house
+    house.leave()

@@ -10,9 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import uuid4
 
+import project
+
+from orchestrator import Handle
 from orchestrator.domain.executors.options import ExecutorOptions
-from tests.acceptance.stack import Stack
+from tests.acceptance.stack import Process, Stack
+from tests.waiting import eventually
 
 
 class Harness(ABC):
@@ -67,3 +72,67 @@ class Harness(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Stop the remote side."""
+
+
+class Stage:
+    """A scheduler, workers, and tasks that the executor of a harness does."""
+
+    def __init__(self, stack: Stack, harness: Harness) -> None:
+        self.stack = stack
+        self.harness = harness
+        self._shared: Process | None = None
+        self._own: list[Process] = []
+        stack.scheduler()
+
+    def usual(self) -> Process:
+        """Return the worker that all have who disturb nothing."""
+        if self._shared is None:
+            self._shared = self._worker()
+        return self._shared
+
+    def worker(self, *options: str) -> Process:
+        """Start a worker of this test's own, which is then the only one, but for others of its own."""
+        if self._shared is not None:
+            self._shared.stop()
+            self._shared = None
+        self._own.append(self._worker(*options))
+        return self._own[-1]
+
+    def leave(self) -> None:
+        """Stop what a test has started."""
+        for process in self._own:
+            process.stop()
+        self._own = []
+
+    def _worker(self, *options: str) -> Process:
+        return self.stack.worker(*self.harness.worker_options(), *options)
+
+    def enqueue(self, do: str, options: dict[str, Any] | None = None, **more: Any) -> tuple[Handle[Any], str]:
+        """Enqueue work; return its handle, and the word by which the remote side counts it."""
+        id = uuid4().hex[:8]
+        task = project.work.options(executor=self.harness.options(), **(options or {}))
+        return task.enqueue(do=do, id=id, **more), id
+
+    def hold(self, **options: Any) -> tuple[Handle[Any], str]:
+        """Enqueue work that is held; return once it is begun and watched."""
+        handle, id = self.enqueue("hold", options)
+        self.is_begun(id)
+        self.is_watched(handle)
+        return handle, id
+
+    def is_begun(self, id: str) -> None:
+        eventually(lambda: self.harness.started(id) == 1, f"{id} is begun")
+
+    def is_watched(self, handle: Handle[Any]) -> None:
+        eventually(lambda: handle.status() == "running", f"{handle.id} runs")
+
+    def attempt(self, handle: Handle[Any]) -> int:
+        """Return the attempt that is running, or 0."""
+        found = self.stack.sql(
+            "SELECT attempt FROM orchestrator.tasks WHERE id = :id AND status = 'running'", id=handle.id
+        )
+        return int(found[0][0]) if found else 0
+
+    def failures(self, handle: Handle[Any]) -> int:
+        """Return how often a task that has ended had failed."""
+        return int(self.stack.scalar("SELECT failures FROM orchestrator.ended_tasks WHERE id = :id", id=handle.id))

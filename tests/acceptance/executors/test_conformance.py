@@ -3,59 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Any
-from uuid import uuid4
 
 import project
 import pytest
 from click.testing import CliRunner
 
-from orchestrator import Handle, TaskCancelled, TaskFailed
+from orchestrator import TaskCancelled, TaskFailed
 from orchestrator.cli import main
-from tests.acceptance.executors.harness import Harness
-from tests.acceptance.stack import Process, Stack
+from tests.acceptance.executors.harness import Stage
 from tests.waiting import eventually
 
 
-class Stage:
-    """A scheduler, workers, and tasks that the executor of a harness does."""
-
-    def __init__(self, stack: Stack, harness: Harness) -> None:
-        self.stack = stack
-        self.harness = harness
-        stack.scheduler()
-
-    def worker(self, *options: str) -> Process:
-        return self.stack.worker(*self.harness.worker_options(), *options)
-
-    def enqueue(self, do: str, options: dict[str, Any] | None = None, **more: Any) -> tuple[Handle[Any], str]:
-        """Enqueue work; return its handle, and the word by which the remote side counts it."""
-        id = uuid4().hex[:8]
-        task = project.work.options(executor=self.harness.options(), **(options or {}))
-        return task.enqueue(do=do, id=id, **more), id
-
-    def is_begun(self, id: str) -> None:
-        eventually(lambda: self.harness.started(id) == 1, f"{id} is begun")
-
-    def is_watched(self, handle: Handle[Any]) -> None:
-        eventually(lambda: handle.status() == "running", f"{handle.id} runs")
-
-    def hold(self, **options: Any) -> tuple[Handle[Any], str]:
-        """Enqueue work that is held; return once it is begun and watched."""
-        handle, id = self.enqueue("hold", options)
-        self.is_begun(id)
-        self.is_watched(handle)
-        return handle, id
-
-
-@pytest.fixture
-def stage(stack: Stack, harness: Harness) -> Stage:
-    """A scheduler, and nobody who works yet."""
-    return Stage(stack, harness)
-
-
 def test_work_succeeds_or_fails(stage: Stage) -> None:
-    stage.worker()
+    stage.usual()
     value = {"text": "grüße", "numbers": [1, 2.5, None]}
     good, first = stage.enqueue("return", value=value)
     bad, second = stage.enqueue("fail", message="no such thing")
@@ -66,7 +26,7 @@ def test_work_succeeds_or_fails(stage: Stage) -> None:
 
 
 def test_what_fails_is_tried_again_from_the_start(stage: Stage) -> None:
-    stage.worker()
+    stage.usual()
     bad, id = stage.enqueue("fail", {"retries": [0.1, 0.1]}, message="not this time")
     with pytest.raises(TaskFailed, match="not this time"):
         bad.result(30)
@@ -74,7 +34,7 @@ def test_what_fails_is_tried_again_from_the_start(stage: Stage) -> None:
 
 
 def test_work_that_takes_too_long_is_ended(stage: Stage) -> None:
-    stage.worker()
+    stage.usual()
     slow, id = stage.enqueue("hold", {"timeout": 1.0})
     with pytest.raises(TaskFailed, match="ran longer than its timeout of 1 s"):
         slow.result(30)
@@ -83,7 +43,7 @@ def test_work_that_takes_too_long_is_ended(stage: Stage) -> None:
 
 
 def test_cancelled_work_is_ended(stage: Stage) -> None:
-    stage.worker()
+    stage.usual()
     held, id = stage.hold()
     held.cancel()
     with pytest.raises(TaskCancelled):
@@ -92,7 +52,7 @@ def test_cancelled_work_is_ended(stage: Stage) -> None:
 
 
 def test_a_large_result_arrives_and_one_that_is_too_large_fails_with_a_reason(stage: Stage) -> None:
-    stage.worker()
+    stage.usual()
     large, _ = stage.enqueue("large", bytes=200_000)
     assert large.result(30) == "x" * 200_000
     too_large, _ = stage.enqueue("large", bytes=stage.stack.settings.max_payload + 1)
@@ -101,7 +61,7 @@ def test_a_large_result_arrives_and_one_that_is_too_large_fails_with_a_reason(st
 
 
 def test_what_the_work_says_is_in_the_log_of_its_task(stage: Stage) -> None:
-    stage.worker()
+    stage.usual()
     talking, _ = stage.enqueue("say", lines=20)
     assert talking.result(30) == 20
 
@@ -113,12 +73,34 @@ def test_what_the_work_says_is_in_the_log_of_its_task(stage: Stage) -> None:
 
 
 def test_garbage_is_a_failure_and_stops_nobody(stage: Stage) -> None:
-    stage.worker()
+    stage.usual()
     garbage, _ = stage.enqueue("garbage")
     good, _ = stage.enqueue("return", value=1)
     with pytest.raises(TaskFailed):
         garbage.result(30)
     assert good.result(30) == 1
+
+
+def test_work_that_is_gone_is_a_failure_that_is_tried_again(stage: Stage) -> None:
+    stage.usual()
+    held, id = stage.hold(retries=[0.1])
+    stage.harness.lose(id)
+    eventually(lambda: stage.harness.started(id) == 2, "it is begun once more")
+    stage.harness.let_go(id, "second")
+    assert held.result(30) == "second"
+
+
+def test_a_remote_side_that_is_away_is_waited_for(stage: Stage) -> None:
+    worker = stage.usual()
+    held, id = stage.hold()
+    stage.harness.go_down()
+    waiting, other = stage.enqueue("return", value=2)
+    eventually(lambda: worker.logged("cannot be reached"), "it is said")
+    stage.harness.come_back()
+    stage.harness.let_go(id, 1)
+    assert held.result(40) == 1
+    assert waiting.result(40) == 2
+    assert (stage.harness.started(id), stage.harness.started(other)) == (1, 1)
 
 
 def test_many_at_once_need_no_slots(stage: Stage) -> None:
@@ -142,7 +124,7 @@ def test_a_worker_that_stops_leaves_the_work_alone_and_another_goes_on(stage: St
     stage.harness.let_go(id, "done")
     assert held.result(30) == "done"
     assert stage.harness.started(id) == 1
-    assert stage.stack.sql("SELECT failures FROM orchestrator.ended_tasks") == [(0,)]
+    assert stage.failures(held) == 0
 
 
 def test_a_watcher_that_is_killed_is_replaced_and_the_work_goes_on(stage: Stage) -> None:
@@ -150,13 +132,12 @@ def test_a_watcher_that_is_killed_is_replaced_and_the_work_goes_on(stage: Stage)
     held, id = stage.hold(timeout=60.0)
     first.kill()
     stage.worker()
-    attempt = "SELECT attempt FROM orchestrator.tasks WHERE status = 'running'"
-    eventually(lambda: stage.stack.sql(attempt) == [(2,)], "another attempt watches it")
+    eventually(lambda: stage.attempt(held) == 2, "another attempt watches it")
     stage.is_watched(held)
     stage.harness.let_go(id, "done")
     assert held.result(30) == "done"
     assert stage.harness.started(id) == 1
-    assert stage.stack.sql("SELECT failures FROM orchestrator.ended_tasks") == [(0,)]
+    assert stage.failures(held) == 0
 
 
 def test_time_runs_from_the_start_and_not_from_the_last_watcher(stage: Stage) -> None:
@@ -170,25 +151,3 @@ def test_time_runs_from_the_start_and_not_from_the_last_watcher(stage: Stage) ->
         held.result(30)
     assert time.monotonic() - began < 11.0
     eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")
-
-
-def test_work_that_is_gone_is_a_failure_that_is_tried_again(stage: Stage) -> None:
-    stage.worker()
-    held, id = stage.hold(retries=[0.1])
-    stage.harness.lose(id)
-    eventually(lambda: stage.harness.started(id) == 2, "it is begun once more")
-    stage.harness.let_go(id, "second")
-    assert held.result(30) == "second"
-
-
-def test_a_remote_side_that_is_away_is_waited_for(stage: Stage) -> None:
-    stage.worker()
-    held, id = stage.hold()
-    stage.harness.go_down()
-    waiting, other = stage.enqueue("return", value=2)
-    eventually(lambda: stage.stack.processes[-1].logged("cannot be reached"), "it is said")
-    stage.harness.come_back()
-    stage.harness.let_go(id, 1)
-    assert held.result(40) == 1
-    assert waiting.result(40) == 2
-    assert (stage.harness.started(id), stage.harness.started(other)) == (1, 1)
