@@ -559,12 +559,12 @@ def test_a_leader_that_dies_amid_a_reset_has_done_nothing(
     stage.play()
     real, died = getattr(where, at), list[Any]()
 
-    def die(*arguments: Any) -> Any:
+    def die(*arguments: Any, **named: Any) -> Any:
         if not died:
             died.append(True)
-            real(*arguments)
+            real(*arguments, **named)
             raise RuntimeError("killed")
-        return real(*arguments)
+        return real(*arguments, **named)
 
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(handle.reset, to=4)
