@@ -16,6 +16,7 @@ from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.patience import LONGEST_BODY
 from orchestrator.api.problems import Problem, Refused, refused
 from orchestrator.domain.access import Reach
+from orchestrator.errors import ResultTimeout
 from orchestrator.sdk.waiting.steps import Pause, Steps
 
 LARGEST_BODY = 32_000_000
@@ -78,6 +79,8 @@ async def wait_for(turns: Turns, steps: Steps[Any], request: Request) -> Any:
                 if gone.done():
                     waiting.cancel()
                     raise ClientDisconnect
+    except ResultTimeout:
+        raise  # which says what was waited for
     except TimeoutError:
         raise refused(504, "It takes longer", f"There was no answer within {_LONGEST_WAIT:g} s.") from None
     finally:

@@ -38,7 +38,7 @@ class SearchQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What to look for."""
 
     text: Annotated[str, Meta(min_length=1, max_length=500)]
-    """The beginning of an id, the name of a task or workflow, a tag, or a part of an error."""
+    """The beginning of an id, a part of the name of a task or workflow, a tag, or a part of an error."""
     limit: Annotated[int, Meta(ge=1, le=100)] = 10
     """How many of each kind."""
 

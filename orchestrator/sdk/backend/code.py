@@ -54,6 +54,9 @@ from orchestrator.transport.codec import Ended
 _ASK_AGAIN = 5.0
 """Seconds after which a query is asked again: it may have been lost with a worker or a leader."""
 
+_RESETTING = 20.0
+"""Seconds to wait for the run that a reset starts."""
+
 
 class CodeBackend:
     """What a client can do with runs of code."""
@@ -184,8 +187,13 @@ class CodeBackend:
             self._add_request(connection, RequestKind.RESET, run, request=request, to=to, reason=reason)
             self._connections.record(connection, "reset", "run", to_text(run), to=to, reason=reason)
         self._connections.nudge()
-        answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), None)
-        assert answer is not None, "it is waited for without a limit"
+        answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), _RESETTING)
+        if answer is None:
+            raise ResultTimeout(
+                f"Run {to_text(run)} was not reset within {_RESETTING:g} s, and will be as soon as a scheduler comes "
+                f"to it: do not ask again, and look for the new run with `orchestrator runs list`. What is in the way, "
+                f"`orchestrator status` says."
+            )
         if answer.error is not None:
             raise (NotFound if answer.error.kind == "NotFound" else WrongState)(answer.error.message)
         return UUID(decode_value(answer.result or b"\xc0")).bytes

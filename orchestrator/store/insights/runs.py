@@ -104,6 +104,8 @@ class RunFilter:
     """Created before this time."""
     within: str = ""
     """Of a workflow whose name begins so."""
+    part: str | None = None
+    """With this in the name of the workflow, or of the run, in any case."""
 
 
 _COLUMNS = """id, name, status, cancelling, total, open, success, failed, cancelled, skipped,
@@ -131,6 +133,8 @@ SELECT /* insights.runs.list */ * FROM (SELECT {_COLUMNS} FROM orchestrator.runs
    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
    AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s::timestamptz)
    AND (%(within)s::text = '' OR starts_with(workflow, %(within)s::text))
+   AND (%(part)s::text IS NULL OR strpos(lower(name), lower(%(part)s::text)) > 0
+        OR strpos(lower(workflow), lower(%(part)s::text)) > 0)
  ORDER BY id DESC LIMIT %(limit)s) AS page ORDER BY created_at DESC, id DESC
 """)
 
@@ -159,11 +163,15 @@ def page_of_runs(connection: Connection, wanted: RunFilter, *, limit: int, befor
         "since": wanted.since,
         "until": wanted.until,
         "within": wanted.within,
+        "part": wanted.part,
         "before": before and before.hex,
         "limit": limit,
         "most": MOST_LOOKED_AT,
     }
-    is_walked = any((wanted.statuses, wanted.name, wanted.since, wanted.until, wanted.within)) and not wanted.parent
+    is_walked = (
+        any((wanted.statuses, wanted.name, wanted.since, wanted.until, wanted.within, wanted.part))
+        and not wanted.parent
+    )
     horizon = _HORIZON.first(connection, parameters) if is_walked else None
     found = [RunView(**_columns(row)) for row in _LIST(connection, parameters, horizon=horizon and horizon.hex)]
     return RunPage(found, min(run.id for run in found) if len(found) == limit else horizon)

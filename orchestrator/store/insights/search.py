@@ -1,4 +1,4 @@
-"""One question over everything: what begins with this id, has this name, carries this tag, or failed with this text.
+"""One question over everything: what has an id that begins so, or this in its name, its tags, or its error.
 
 It answers at once, and so looks only at as much as one page of a list does; the lists go on from there.
 """
@@ -28,9 +28,9 @@ class Found:
     runs_by_id: list[IdMatch]
     """Runs whose id begins so."""
     tasks: list[TaskView]
-    """Tasks of this name."""
+    """Tasks whose names have this in them."""
     runs: list[RunView]
-    """Runs of this workflow, or with this tag."""
+    """Runs whose workflows have this in their names, or with this tag."""
     failures: list[TaskView]
     """Tasks that failed with this text in their error."""
 
@@ -44,11 +44,12 @@ def search(connection: Connection, text: str, limit: int, *, queues: str = "", w
     is_id = _ID.fullmatch(digits) is not None
     by_workflow = page_of_runs(connection, RunFilter(workflow=text, within=workflows), limit=limit).runs
     by_tag = page_of_runs(connection, RunFilter(tags=(text,), within=workflows), limit=limit).runs
-    runs = {run.id: run for run in (*by_workflow, *by_tag)}
+    by_part = page_of_runs(connection, RunFilter(part=text, within=workflows), limit=limit).runs
+    runs = {run.id: run for run in (*by_workflow, *by_tag, *by_part)}
     return Found(
         tasks_by_id=ids.begin_with(connection, "task", digits, limit, queues) if is_id else [],
         runs_by_id=ids.begin_with(connection, "run", digits, limit, workflows) if is_id else [],
-        tasks=page_of_tasks(connection, TaskFilter(name=text, within=queues), limit=limit).tasks,
+        tasks=page_of_tasks(connection, TaskFilter(part=text, within=queues), limit=limit).tasks,
         runs=sorted(runs.values(), key=_newest, reverse=True)[:limit],
         failures=page_of_tasks(connection, TaskFilter(error=text, within=queues), limit=limit).tasks,
     )

@@ -129,6 +129,8 @@ class TaskFilter:
     """Ended before this time."""
     error: str | None = None
     """With this in the type or message of the error, in any case."""
+    part: str | None = None
+    """With this in the task name, in any case."""
 
     @property
     def by_end(self) -> bool:
@@ -147,6 +149,7 @@ _ENDED = """id, name, queue, priority, status, reason, NULL::text AS hold, 0 AS 
 _MATCHES = """(%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
         AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
         AND (%(name)s::text IS NULL OR name = %(name)s::text)
+        AND (%(part)s::text IS NULL OR strpos(lower(name), lower(%(part)s::text)) > 0)
         AND (%(within)s::text = '' OR starts_with(queue, %(within)s::text))"""
 _BY_TIME = """(%(since)s::timestamptz IS NULL OR ended_at >= %(since)s::timestamptz)
         AND (%(until)s::timestamptz IS NULL OR ended_at < %(until)s::timestamptz)"""
@@ -276,6 +279,7 @@ def _parameters(wanted: TaskFilter, limit: int, before: UUID | None) -> dict[str
         "since": wanted.since,
         "until": wanted.until,
         "error": wanted.error,
+        "part": wanted.part,
         "before": before and before.hex,
         "limit": limit,
         "most": MOST_ENDS_LOOKED_AT if wanted.by_end else MOST_LOOKED_AT,

@@ -1,0 +1,36 @@
+"""What is found by a part of its name; and a request that nobody comes to is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.sdk.backend import code
+from tests.integration.api_house import House, furnished
+from tests.integration.test_audit import code_run
+
+
+@pytest.fixture
+def house(database_url: str, redis_url: str) -> Iterator[House]:
+    with furnished(database_url, redis_url) as found:
+        yield found
+
+
+def test_parts_of_names_are_found_in_any_case_and_within_reach(house: House) -> None:
+    whole = house.make_key(None, None)
+    found = house.get("/api/v1/search?text=L-FLO", whole)
+    assert [run["id"] for run in found["runs"]] == [str(house.runs["mail"])]
+    assert {str(house.tasks[name]) for name in ("mail", "bank")} <= {
+        task["id"] for task in house.get("/api/v1/search?text=.A&limit=100", whole)["tasks"]
+    }
+    assert house.get("/api/v1/search?text=%25", whole)["tasks"] == []  # no pattern
+    assert house.get("/api/v1/search?text=ank-flow")["runs"] == []
+    assert {task["queue"] for task in house.get("/api/v1/search?text=.A&limit=100")["tasks"]} == {"mail.out"}
+
+
+def test_a_reset_that_nobody_comes_to_is_answered(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "_RESETTING", 0.3)
+    answer = house.send("POST", f"/api/v1/runs/{code_run(house)}/reset", house.make_key(None, None), json={"to": 1})
+    assert answer.status_code == 504, answer.text
+    assert "was not reset within 0.3 s" in answer.json()["detail"]
