@@ -4,6 +4,7 @@ How each is used, and how to write one: docs/executors.md.
 """
 
 from orchestrator.domain.executors.cloud_run import CloudRun
+from orchestrator.domain.executors.dask import Dask
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.domain.executors.http import Http
 from orchestrator.domain.executors.kubernetes import Kubernetes
@@ -16,6 +17,7 @@ from orchestrator.workers.executors.protocol import Executor, Gone, Setup, Unrea
 __all__ = [
     "Broken",
     "CloudRun",
+    "Dask",
     "Execution",
     "Executor",
     "ExecutorOptions",

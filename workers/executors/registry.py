@@ -24,6 +24,7 @@ class _Place(NamedTuple):
 
 _BUILT_IN: dict[str, _Place] = {
     "cloud_run": _Place("cloud_run", "CloudRunExecutor", "nothing"),
+    "dask": _Place("dask", "DaskExecutor", "nothing", ("distributed",)),
     "http": _Place("http", "HttpExecutor", "settings"),
     "kubernetes": _Place("kubernetes", "KubernetesExecutor", "nothing"),
     "process": _Place("process", "ProcessExecutor"),

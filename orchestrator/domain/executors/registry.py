@@ -13,6 +13,7 @@ import msgspec
 
 from orchestrator.domain.executors.call import ExecutorCall
 from orchestrator.domain.executors.cloud_run import CloudRun
+from orchestrator.domain.executors.dask import Dask
 from orchestrator.domain.executors.http import Http
 from orchestrator.domain.executors.kubernetes import Kubernetes
 from orchestrator.domain.executors.options import ExecutorOptions
@@ -24,7 +25,7 @@ from orchestrator.errors import did_you_mean
 IN_WORKER = "python"
 """The worker's own Python: what runs a task that names no other executor."""
 BUILT_IN: dict[str, type[ExecutorOptions]] = {
-    kind.executor: kind for kind in (CloudRun, Http, Kubernetes, Process, Pull, Rq)
+    kind.executor: kind for kind in (CloudRun, Dask, Http, Kubernetes, Process, Pull, Rq)
 }
 
 _REASON = " - at `$"
