@@ -92,7 +92,7 @@ def test_a_job_is_run_with_what_it_needs_to_know(google: FakeCloudRun) -> None:
     assert json.loads(said["TASK_SPEC"])["input"] == {"year": 2024}
     assert (said["REGION"], said["TASK_EXECUTION"]) == ("eu", asked.name)
     [found] = google.executions.values()
-    assert found["template"]["timeout"] == "60.000s"
+    assert found["template"]["timeout"] == "70.000s"
     assert found["taskCount"] == 3
     assert heard.lines == [f"info: The log of the execution is at {found['logUri']}"]
 

@@ -19,6 +19,7 @@ pytest.importorskip("kubernetes", reason="the models of Kubernetes's API are not
 
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.domain.executors.kubernetes import Kubernetes
+from orchestrator.domain.executors.kubernetes_job import job_of
 from orchestrator.errors import GiveUp
 from orchestrator.workers.executors.kubernetes import KubernetesExecutor
 from orchestrator.workers.executors.kubernetes_access import find_cluster
@@ -140,11 +141,13 @@ def test_an_exit_code_is_a_failure_with_the_end_of_the_log(cluster: FakeKubernet
     assert outcome == Broken("ExitCode", "The container ended with exit code 3.", detail="on the way")
 
 
-def test_the_deadline_is_the_tasks_timeout(cluster: FakeKubernetes) -> None:
-    outcome = run(execution(python("import time; time.sleep(60)"), timeout=0.3))
+def test_the_deadline_is_told_and_is_a_little_after_the_tasks_timeout(cluster: FakeKubernetes) -> None:
+    outcome = run(execution(python("import time; time.sleep(60)", deadline=1), timeout=0.3))
 
     assert isinstance(outcome, Broken)
     assert outcome.kind == "DeadlineExceeded"
+    late = execution(Kubernetes(image="a"), timeout=0.3)
+    assert job_of(late, Kubernetes(image="a"))["spec"]["activeDeadlineSeconds"] == 11
 
 
 def test_a_job_is_deleted_with_its_pod_when_it_is_cancelled(cluster: FakeKubernetes, tmp_path: Path) -> None:

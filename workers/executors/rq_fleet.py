@@ -77,7 +77,7 @@ def submit(redis: Redis, execution: Execution, options: Rq) -> None:
     """Enqueue a job under the execution's name, unless there is one."""
     serializer = SERIALIZERS[options.serializer]
     queue = Queue(options.queue, connection=redis, serializer=serializer)
-    limit = options.job_timeout if options.job_timeout is not None else execution.timeout
+    limit = options.job_timeout if options.job_timeout is not None else options.backstop(execution.timeout)
     kept = math.ceil(options.result_ttl)
     key = Job.key_for(execution.name)
     while True:

@@ -38,7 +38,7 @@ class CloudRun(ExecutorOptions, frozen=True, kw_only=True):
     tasks: int | None = None
     """How many tasks of Cloud Run do the work; as it was deployed if not given."""
     timeout: float | None = None
-    """Seconds after which Google ends each of them; the task's own timeout if not given."""
+    """Seconds after which Google ends each of them; a little more than the task's own timeout if not given."""
 
     def problems(self) -> list[tuple[str, str]]:
         """Return what types cannot say."""
@@ -80,7 +80,7 @@ def overrides(execution: Execution, options: CloudRun) -> dict[str, Any]:
     said: dict[str, Any] = {"containerOverrides": [container]}
     if options.tasks is not None:
         said["taskCount"] = options.tasks
-    limit = options.timeout if options.timeout is not None else execution.timeout
+    limit = options.timeout if options.timeout is not None else options.backstop(execution.timeout)
     if limit is not None:
         said["timeout"] = f"{limit:.3f}s"
     return {"overrides": said}

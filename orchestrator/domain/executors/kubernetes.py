@@ -52,7 +52,7 @@ class Kubernetes(ExecutorOptions, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     deadline: int | None = None
-    """Seconds after which Kubernetes ends it; the task's own timeout if not given."""
+    """Seconds after which Kubernetes ends it; a little more than the task's own timeout if not given."""
     ttl: int = 86_400
     """Seconds for which Kubernetes keeps it when it has ended, which is how long nobody of us need look."""
     image_patience: float = 300.0

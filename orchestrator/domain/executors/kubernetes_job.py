@@ -58,7 +58,7 @@ def job_of(execution: Execution, options: Kubernetes) -> dict[str, Any]:
     _add(container, resources={name: dict(value) for name, value in resources.items() if value})
     pull = [{"name": name} for name in options.image_pull_secrets]
     _add(pod, serviceAccountName=options.service_account, nodeSelector=options.node_selector, imagePullSecrets=pull)
-    limit = options.deadline if options.deadline is not None else execution.timeout
+    limit = options.deadline if options.deadline is not None else options.backstop(execution.timeout)
     spec: dict[str, Any] = {
         "backoffLimit": 0,  # tries are counted by the task's own policy
         "ttlSecondsAfterFinished": options.ttl,
@@ -83,10 +83,13 @@ def file_of(execution: Execution, options: Kubernetes) -> dict[str, Any]:
 
 
 def verdict(job: Mapping[str, Any]) -> Literal["complete", "failed"] | None:
-    """Say whether a Job has ended, and how."""
+    """Say whether a Job has ended, and how; one that fails while it is deleted is soon gone."""
+    is_deleted = bool(job.get("metadata", {}).get("deletionTimestamp"))
     for condition in job.get("status", {}).get("conditions") or ():
         if condition.get("status") == "True" and condition.get("type") in ("Complete", "Failed"):
-            return "complete" if condition["type"] == "Complete" else "failed"
+            if condition["type"] == "Complete":
+                return "complete"
+            return None if is_deleted else "failed"
     return None
 
 

@@ -6,6 +6,9 @@ from typing import ClassVar
 
 import msgspec
 
+_LATER = 10.0
+"""Seconds; the worker that watches goes first, and says why."""
+
 
 class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a task says to its executor. Constants: what differs from task to task is input."""
@@ -19,6 +22,11 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     def wants(self) -> str:
         """What a worker must have: the executor itself, and perhaps something that only some workers have."""
         return self.executor
+
+    @staticmethod
+    def backstop(limit: float | None) -> float | None:
+        """Return after how many seconds the other side may end the work by itself, if nobody of us has by then."""
+        return None if limit is None else limit + _LATER
 
     def problems(self) -> list[tuple[str, str]]:
         """Return what types cannot say: the option, and what is wrong with it."""

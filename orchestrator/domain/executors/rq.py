@@ -29,7 +29,7 @@ class Rq(ExecutorOptions, frozen=True, kw_only=True):
     serializer: Literal["pickle", "json"] = "pickle"
     """How the fleet's workers read jobs and write results; `pickle` is what they do if nobody told them otherwise."""
     job_timeout: float | None = None
-    """Seconds after which the fleet ends the job; the task's own timeout if not given."""
+    """Seconds after which the fleet ends the job; a little more than the task's own timeout if not given."""
     result_ttl: float = 86_400.0
     """Seconds for which the fleet keeps how it ended, which is how long nobody of us need look."""
 

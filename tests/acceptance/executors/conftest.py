@@ -8,10 +8,11 @@ import pytest
 
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.executors.bureaus import BureauHarness
+from tests.acceptance.executors.clusters import KubernetesHarness, RqHarness
 from tests.acceptance.executors.harness import Harness, Stage
 from tests.acceptance.executors.processes import ProcessHarness
 
-HARNESSES: list[type[Harness]] = [BureauHarness, ProcessHarness]
+HARNESSES: list[type[Harness]] = [BureauHarness, KubernetesHarness, ProcessHarness, RqHarness]
 """The executors that the suite is run over: add yours."""
 _IMPATIENT = {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0}
 
@@ -40,6 +41,6 @@ def house(
 def stage(request: pytest.FixtureRequest, house: Stage) -> Iterator[Stage]:
     """The same for one test, whose own workers are stopped after it."""
     if request.function.__name__ in house.harness.without:
-        pytest.skip(f"makes no sense for {house.harness.name}: see docs/executors.md")
+        pytest.skip(f"makes no sense for {house.harness.name}, or is shown by tests of its own")
     yield house
     house.leave()

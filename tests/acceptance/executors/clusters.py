@@ -1,0 +1,189 @@
+"""The remote sides of the executors `kubernetes` and `rq`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from redis import Redis
+from rq.job import Job
+
+from orchestrator.executors import ExecutorOptions, Kubernetes, Rq
+from tests.acceptance.executors.doing import FOLDER, Marks
+from tests.acceptance.executors.harness import Harness
+from tests.acceptance.stack import Stack
+from tests.integration.fake_kubernetes import FakeKubernetes
+
+HERE = Path(__file__).parent
+
+
+class _Marking(Harness):
+    """A remote side whose processes leave marks in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.marks = Marks(folder)
+
+    def started(self, id: str) -> int:
+        return len(self.marks.pids(id))
+
+    def is_running(self, id: str) -> bool:
+        return self.marks.is_running(id)
+
+    def let_go(self, id: str, value: Any = None) -> None:
+        self.marks.let_go(id, value)
+
+
+_TESTED_ALONE = frozenset(
+    {
+        "test_work_that_takes_too_long_is_ended",  # which a process that is slow to start may not have begun by then
+        "test_a_worker_that_stops_leaves_the_work_alone_and_another_goes_on",
+        "test_time_runs_from_the_start_and_not_from_the_last_watcher",
+    }
+)
+"""What the driver does alike for all, or tests/integration/test_executor_….py shows in a fraction of the time."""
+
+
+class KubernetesHarness(_Marking):
+    """A server that speaks Kubernetes's protocol, and runs containers as processes."""
+
+    name = "kubernetes"
+    without = _TESTED_ALONE | {"test_garbage_is_a_failure_and_stops_nobody"}  # a last line that is no JSON is text
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.server = FakeKubernetes()
+
+    def prepare(self, stack: Stack) -> None:
+        document = {
+            "current-context": "here",
+            "contexts": [{"name": "here", "context": {"cluster": "c", "namespace": "jobs"}}],
+            "clusters": [{"name": "c", "cluster": {"server": self.server.url}}],
+        }
+        (self.folder / "kubeconfig").write_text(yaml.safe_dump(document), encoding="utf-8")
+        stack.environment["KUBECONFIG"] = str(self.folder / "kubeconfig")
+
+    def options(self) -> ExecutorOptions:
+        command = [sys.executable, str(HERE / "doing.py")]
+        return Kubernetes(image="python:3", command=command, env={FOLDER: str(self.folder)}, grace=0)
+
+    def lose(self, id: str) -> None:
+        for kind, space, name in list(self.server.things):
+            job = self.server.things.get((kind, space, name))
+            if kind == "jobs" and job is not None and id in str(job["spec"]):
+                self.server.delete("jobs", space, name, {})
+
+    def go_down(self) -> None:
+        self.server.is_away = True
+        self.server.cut_watches()
+
+    def come_back(self) -> None:
+        self.server.is_away = False
+
+    def close(self) -> None:
+        self.server.stop()
+
+
+class RqHarness(_Marking):
+    """Two workers of RQ. Ours reach its Redis through a door that can be shut."""
+
+    name = "rq"
+    without = _TESTED_ALONE | frozenset(
+        {
+            "test_many_at_once_need_no_slots",  # each worker of RQ does one job at a time
+            "test_what_the_work_says_is_in_the_log_of_its_task",  # RQ keeps no log
+        }
+    )
+
+    def prepare(self, stack: Stack) -> None:
+        path = stack.settings.redis_url.removeprefix("unix://")
+        self._url = f"unix://{path}?db=7"
+        self._door = _Door(path)
+        stack.environment["RQ_REDIS_URL"] = f"redis://127.0.0.1:{self._door.port}/7"
+        environ = {**os.environ, FOLDER: str(self.folder)}
+        command = [sys.executable, "-m", "rq.cli", "worker", "--url", self._url, "--path", str(HERE), "--quiet", "work"]
+        with (self.folder / "rq.log").open("wb") as log:
+            self._workers = [
+                subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True) for _ in range(2)
+            ]
+
+    def options(self) -> ExecutorOptions:
+        return Rq(function="doing:work", queue="work")
+
+    def lose(self, id: str) -> None:
+        redis = Redis.from_url(self._url)
+        for key in redis.scan_iter("rq:job:task-*"):
+            job = Job.fetch(key.decode().removeprefix("rq:job:"), connection=redis)
+            if job.kwargs.get("id") == id:
+                job.delete()
+        redis.close()
+        os.kill(self.marks.pids(id)[-1], signal.SIGKILL)
+
+    def go_down(self) -> None:
+        self._door.shut()
+
+    def come_back(self) -> None:
+        self._door.open()
+
+    def close(self) -> None:
+        for worker in self._workers:
+            with suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait()
+        for id in [path.name.removeprefix("begun-") for path in self.folder.glob("begun-*")]:
+            for pid in self.marks.pids(id):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self._door.shut()
+
+
+class _Door:
+    """A port that leads to a socket, until it is shut."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.port = 0
+        self._talks: list[socket.socket] = []
+        self.open()
+
+    def open(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._listen, args=(self._listener,), daemon=True).start()
+
+    def shut(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for talk in self._talks:
+            with suppress(OSError):
+                talk.shutdown(socket.SHUT_RDWR)
+        self._talks.clear()
+
+    def _listen(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.socket(socket.AF_UNIX)
+                far.connect(self._path)
+                self._talks += [near, far]
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=_pass_on, args=(one, other), daemon=True).start()
+
+
+def _pass_on(one: socket.socket, other: socket.socket) -> None:
+    with suppress(OSError):
+        while data := one.recv(65_536):
+            other.sendall(data)
+    for end in (one, other):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+    one.close()
