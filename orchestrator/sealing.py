@@ -23,6 +23,7 @@ import msgspec
 from msgspec.msgpack import Ext
 
 from orchestrator.errors import ConfigurationError, PayloadError
+from orchestrator.references import is_reference
 from orchestrator.secret_keys import decode_secret, read_secrets
 from orchestrator.settings import Settings
 
@@ -65,8 +66,8 @@ class Vault:
         self._cipher = _ciphers[self.key][first]
 
     def seal(self, kind: bytes, data: bytes) -> bytes:
-        """Return encoded data, sealed; what is sealed already stays as it is."""
-        return data if is_sealed(data) else msgspec.msgpack.encode(self._extension(kind, data))
+        """Return encoded data, sealed; what is sealed already, or stored elsewhere, stays as it is."""
+        return data if is_sealed(data) or is_reference(data) else msgspec.msgpack.encode(self._extension(kind, data))
 
     def _extension(self, kind: bytes, data: bytes) -> Ext:
         id = self.key.encode()

@@ -43,6 +43,9 @@ CHOICES = {
 _SECRETS = ("signing_keys", "data_keys", "api_key")
 _LISTS = ("redact", "webhook_allow", "api_proxies")
 """Texts that may be given as lists of texts."""
+_SIZES = ("max_payload", "inline_payload", "inline_result")
+_LARGEST_STORED = 10_000_000_000
+"""Bytes; what is larger is no value of a program's memory."""
 _FOR_EVER_IF_ZERO = ("retention_success", "retention_failed", "retention_audit")
 
 
@@ -68,7 +71,13 @@ class Settings:
     """Postgres schema and prefix of all Redis keys; applications that share both servers differ in it."""
 
     max_payload: int = 1_000_000
-    """Largest size in bytes of one task's arguments or result."""
+    """Largest size in bytes of one task's arguments or result, as far as that stands in Postgres and in messages."""
+    payload_store: str = ""
+    """Where larger ones go: a folder that all machines share, s3://bucket/path, gs://bucket/path, …; if it is set."""
+    inline_payload: int = 64_000
+    """Bytes from which on arguments and results go there."""
+    payload_grace: float = 86_400.0
+    """Seconds for which nobody takes a stored payload for forgotten that no row names yet, or no more."""
     inline_result: int = 4_096
     """Results up to this many bytes travel to waiting clients with the announcement itself."""
 
@@ -166,6 +175,11 @@ class Settings:
         """Show everything but passwords."""
         shown = (f"{name}={_shown(name, getattr(self, name))}" for name in _FIELDS)
         return f"{type(self).__name__}({', '.join(shown)})"
+
+    @property
+    def largest_value(self) -> int:
+        """Bytes that arguments or a result may have, wherever they are kept."""
+        return _LARGEST_STORED if self.payload_store else self.max_payload
 
     def require_database(self) -> str:
         """Return the database URL, or say what to set."""
@@ -331,7 +345,7 @@ def _validated(settings: Settings) -> Settings:
         if name in _FOR_EVER_IF_ZERO:
             _check_retention(name, value)
         elif isinstance(field.default, (int, float)):
-            most = _LARGEST_PAYLOAD if name in ("max_payload", "inline_result") else _MOST
+            most = _LARGEST_PAYLOAD if name in _SIZES else _MOST
             if not 0 < value <= most:
                 raise ConfigurationError(
                     f"Setting {name}: expected a positive number up to {most:,.0f}, found {value!r}."
@@ -370,7 +384,7 @@ def _shown(name: str, value: object) -> str:
     """Return a value for a message, without the password that an address may hold, and no secret at all."""
     if name in _SECRETS:
         return "'…'" if value else "''"
-    if not name.endswith("_url"):
+    if not name.endswith("_url") and name != "payload_store":
         return repr(value)
     return repr(without_password(value)) if isinstance(value, str) else f"a value of type {type(value).__name__}"
 

@@ -30,8 +30,17 @@ def no_database(queue: str, what: str) -> str:
     )
 
 
+PAYLOAD_STORE = "@payload-store"
+"""Stands for a store where the id of a data key does: no key can have such an id."""
+
+
 def no_data_key(queue: str, what: str, key: str) -> str:
-    """Say that those who serve a queue cannot open something."""
+    """Say that those who serve a queue cannot open something, or cannot read it where it is stored."""
+    if key == PAYLOAD_STORE:
+        return (
+            f"No live worker of queue {queue!r} has the payload store that large values of {what} are in. "
+            f"Start workers that have it too (setting payload_store)"
+        )
     return (
         f"No live worker of queue {queue!r} has data key {key!r}, with which values are sealed of {what}. "
         f"Start workers that have it too (setting data_keys)"

@@ -1,0 +1,152 @@
+"""What leaves a row for the store, and how it is found again: by whoever in this process has a store.
+
+What a process can read is known by the stores that its settings have named, as its data keys are.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import lru_cache, partial
+from typing import IO, Protocol, TypeVar
+
+from orchestrator.domain.tasks.obstacles import PAYLOAD_STORE
+from orchestrator.errors import PayloadError, Unavailable
+from orchestrator.payloads.objects import Gone, Output, Reader, Reading, Writing, object_name, write
+from orchestrator.payloads.stores import Store, open_store
+from orchestrator.references import ARGUMENTS, BYTES, RESULT, Reference
+from orchestrator.sealing import Vault, key_name, vault_of
+from orchestrator.settings import Settings
+
+T = TypeVar("T")
+MEANS = PAYLOAD_STORE
+"""What a worker without a store lacks, told as the id of a data key is."""
+
+
+class NoStore(PayloadError):
+    """A payload is stored outside, and this process has no store."""
+
+
+class Opener(Protocol):
+    """Whoever can read what references name."""
+
+    def encoded(self, reference: Reference) -> bytes:
+        """Return the value as encoded data."""
+
+    def open(self, reference: Reference) -> IO[bytes]:
+        """Return stored bytes as a file."""
+
+
+_openers: dict[str, Opener] = {}
+"""Of this process, by where they read."""
+
+
+class PayloadStore:
+    """Takes what is too large for a row or a message, and reads it again."""
+
+    def __init__(self, store: Store, inline: int, vault: Vault | None) -> None:
+        self.store = store
+        self.inline = inline
+        """Bytes from which on a value leaves."""
+        self._vault = vault
+        _openers.setdefault(store.place, self)
+
+    def arguments(self, data: bytes, task: bytes, run: bytes | None) -> bytes:
+        """Return the arguments of a task, or what stands for them."""
+        return self._left(data, run or task, task, 0, ARGUMENTS)
+
+    def result(self, data: bytes, task: bytes, run: bytes | None, attempt: int) -> bytes:
+        """Return the result of an attempt, or what stands for it."""
+        return self._left(data, run or task, task, attempt, RESULT)
+
+    def _left(self, data: bytes, owner: bytes, task: bytes, attempt: int, what: str) -> bytes:
+        if len(data) <= self.inline:
+            return data
+        return write(self.store, object_name(owner, task, attempt, what), data, self._vault).encoded()
+
+    def output(self, task: bytes, run: bytes | None, attempt: int) -> Output:
+        """Return a file whose bytes become the result of an attempt."""
+        name = object_name(run or task, task, attempt, RESULT)
+        return Output(partial(Writing, self.store, name, self._vault), self.inline, _never)
+
+    def encoded(self, reference: Reference) -> bytes:
+        """Return the value as encoded data."""
+        with closing(Reading(self.store, reference)) as reading:
+            return reading.encoded()
+
+    def open(self, reference: Reference) -> IO[bytes]:
+        """Return stored bytes as a file."""
+        return io.BufferedReader(Reader(Reading(self.store, reference)))
+
+    def chunks(self, reference: Reference) -> Iterator[bytes]:
+        """Yield the value as encoded data; bytes as they are."""
+        if reference.form != BYTES:
+            yield self.encoded(reference)
+            return
+        with closing(Reading(self.store, reference)) as reading:
+            yield from reading.each()
+
+
+def _never(size: int) -> PayloadError:
+    return PayloadError(f"{size:,} bytes")
+
+
+def store_of(settings: Settings) -> PayloadStore | None:
+    """Return the store that settings name; None where there is none. From then on this process reads from it."""
+    if not settings.payload_store:
+        return None
+    keys = settings.data_keys, settings.data_keys_file
+    key = (settings.payload_store, settings.namespace, settings.inline_payload, *keys)
+    if key not in _known:
+        store = _opened(settings.payload_store, settings.namespace)
+        _known[key] = PayloadStore(store, settings.inline_payload, vault_of(settings))
+    return _known[key]
+
+
+_known: dict[tuple[object, ...], PayloadStore] = {}
+
+
+@lru_cache(maxsize=100)
+def _opened(url: str, namespace: str) -> Store:
+    return open_store(url, namespace)
+
+
+def register(place: str, opener: Opener) -> None:
+    """Have this process read from somewhere else too."""
+    _openers[place] = opener
+
+
+def forget(place: str) -> None:
+    """Have this process no longer read from there."""
+    _openers.pop(place, None)
+
+
+def means(settings: Settings) -> list[str]:
+    """Return how a worker says that it has a store."""
+    return [] if store_of(settings) is None else [key_name(MEANS)]
+
+
+def read_encoded(reference: Reference) -> bytes:
+    """Return what a reference names as encoded data, from whichever store of this process has it."""
+    return _first(reference, lambda opener: opener.encoded(reference))
+
+
+def open_bytes(reference: Reference) -> IO[bytes]:
+    """Return the bytes that a reference names as a file."""
+    return _first(reference, lambda opener: opener.open(reference))
+
+
+def _first(reference: Reference, read: Callable[[Opener], T]) -> T:
+    problem: Exception | None = None
+    for opener in reversed(list(_openers.values())):
+        try:
+            return read(opener)
+        except Gone as error:
+            problem = problem or error
+        except Unavailable as error:  # it may be there
+            problem = error if problem is None or isinstance(problem, Gone) else problem
+    raise problem or NoStore(
+        f"A payload of {reference.size:,} bytes is stored outside, and this process has no payload store. See the "
+        f"setting payload_store."
+    )

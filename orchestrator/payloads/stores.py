@@ -1,0 +1,268 @@
+"""Where objects are: a folder, or whatever fsspec reaches. All that is asked of it is written here.
+
+An object appears whole or not at all, is never changed, and is called by the numbers of `references.ObjectName` alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
+from urllib.parse import unquote, urlsplit
+from uuid import uuid4
+
+from orchestrator.errors import ConfigurationError, Unavailable
+from orchestrator.harmless import without_password
+from orchestrator.references import ObjectName
+
+SHARDS = tuple(f"{number:02x}" for number in range(256))
+_PART = ".part-"
+"""Between the name of a file and what keeps two writers apart, while it is being written."""
+
+
+class Absent(Exception):
+    """There is no such object."""
+
+
+class Found(NamedTuple):
+    """An object that stands in a store."""
+
+    name: ObjectName
+    age: float
+    """Seconds since it was written."""
+
+
+class Sink(Protocol):
+    """An object that is being written."""
+
+    def write(self, data: bytes) -> None:
+        """Append to it."""
+
+    def commit(self) -> None:
+        """Let it appear, durably."""
+
+    def abandon(self) -> None:
+        """Leave nothing of it."""
+
+
+class Store(Protocol):
+    """What keeps objects."""
+
+    place: str
+    """Where it is, for people."""
+
+    def create(self, name: ObjectName) -> Sink:
+        """Begin an object."""
+
+    def open(self, name: ObjectName) -> IO[bytes]:
+        """Open an object to read it; raise `Absent` if there is none."""
+
+    def listed(self, shard: str) -> Iterator[Found]:
+        """Yield the objects of one part of the store."""
+
+    def delete(self, names: Iterable[ObjectName]) -> None:
+        """Delete objects, those that are gone already too."""
+
+
+class answering:  # noqa: N801  # it is used like a function
+    """Turn what a store raises when it cannot be used into what a caller can act on; what is not there is `Absent`.
+
+    It is no generator, so that no frame but ours stands in what is raised: a worker tells a task's own errors by that.
+    """
+
+    def __init__(self, place: str, *, writing: bool = False) -> None:
+        self._place = place
+        self._writing = writing
+
+    def __enter__(self) -> None:
+        """Begin to ask the store."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Raise what came of it."""
+        if not isinstance(error, Exception) or isinstance(error, (Absent, Unavailable, ConfigurationError)):
+            return
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not self._writing:
+            raise Absent from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise Unavailable(f"The payload store {self._place} cannot be used: {reason}") from error
+
+
+class Folder:
+    """Objects as files of a folder, which all machines that use them mount."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.place = str(root)
+
+    def create(self, name: ObjectName) -> Sink:
+        with answering(self.place, writing=True):
+            return _File(self._root / name.path, self.place)
+
+    def open(self, name: ObjectName) -> IO[bytes]:
+        with answering(self.place):
+            if not self._root.is_dir():
+                raise OSError("there is no such folder, or it is not mounted")
+            return (self._root / name.path).open("rb")
+
+    def listed(self, shard: str) -> Iterator[Found]:
+        now = time.time()
+        with answering(self.place, writing=True), contextlib.suppress(FileNotFoundError):
+            for owner in list(os.scandir(self._root / shard)):
+                for file in list(os.scandir(owner.path)):
+                    yield from self._found(shard, owner.name, file, now)
+                with contextlib.suppress(OSError):  # it is not empty
+                    if now - owner.stat().st_mtime > _LEFT:
+                        Path(owner.path).rmdir()
+
+    def _found(self, shard: str, owner: str, file: os.DirEntry[str], now: float) -> Iterator[Found]:
+        with contextlib.suppress(FileNotFoundError):  # deleted at this moment
+            age = now - file.stat().st_mtime
+            name = ObjectName.parse(f"{shard}/{owner}/{file.name}")
+            if name is not None:
+                yield Found(name, age)
+            elif _PART in file.name and age > _LEFT:
+                Path(file.path).unlink()  # its writer has died
+
+    def delete(self, names: Iterable[ObjectName]) -> None:
+        with answering(self.place, writing=True):
+            for name in names:
+                path = self._root / name.path
+                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # others are there
+                    path.parent.rmdir()
+
+
+_LEFT = 86_400.0
+"""Seconds after which a file that is not complete, or an empty folder, is nobody's any more."""
+
+
+class _File:
+    def __init__(self, path: Path, place: str) -> None:
+        self._path = path
+        self._place = place
+        self._part = path.with_name(f"{path.name}{_PART}{uuid4().hex}")
+        for _ in range(100):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._file = self._part.open("xb")
+                return
+            except FileNotFoundError:
+                continue  # an empty folder was removed in between
+        raise OSError(f"the folder {path.parent} is removed again and again")
+
+    def write(self, data: bytes) -> None:
+        with answering(self._place, writing=True):
+            self._file.write(data)
+
+    def commit(self) -> None:
+        with answering(self._place, writing=True):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._part.replace(self._path)
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def abandon(self) -> None:
+        self._file.close()
+        with contextlib.suppress(OSError):
+            self._part.unlink(missing_ok=True)
+
+
+class Bucket:
+    """Objects wherever fsspec reaches: S3 and what speaks like it, Google Cloud Storage, Azure and others."""
+
+    def __init__(self, url: str) -> None:
+        self.place = without_password(url)
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError as error:
+            raise ConfigurationError(
+                f"Setting payload_store: {self.place} needs the package fsspec. Install it: pip install "
+                f"'durable-orchestrator[payloads]', and what fsspec wants for it: s3fs for s3://, gcsfs for gs://"
+            ) from error
+        try:
+            self._files, root = url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise ConfigurationError(f"Setting payload_store: {self.place}: {error}.") from error
+        self._root = str(root).rstrip("/")
+
+    def create(self, name: ObjectName) -> Sink:
+        with answering(self.place, writing=True):
+            return _Upload(self._files, f"{self._root}/{name.path}", self.place)
+
+    def open(self, name: ObjectName) -> IO[bytes]:
+        with answering(self.place):
+            file: IO[bytes] = self._files.open(f"{self._root}/{name.path}", "rb", cache_type="readahead")
+            return file
+
+    def listed(self, shard: str) -> Iterator[Found]:
+        with answering(self.place, writing=True), contextlib.suppress(FileNotFoundError):
+            self._files.invalidate_cache()
+            now = time.time()
+            found = self._files.find(f"{self._root}/{shard}", detail=True)
+            for path, info in found.items():
+                name = ObjectName.parse("/".join(path.split("/")[-3:]))
+                written = info.get("LastModified") or info.get("mtime") or info.get("created") or info.get("updated")
+                if name is not None and written is not None:
+                    yield Found(name, now - _seconds(written))
+
+    def delete(self, names: Iterable[ObjectName]) -> None:
+        paths = [f"{self._root}/{name.path}" for name in names]
+        with answering(self.place, writing=True), contextlib.suppress(FileNotFoundError):
+            if paths:
+                self._files.rm(paths)
+
+
+def _seconds(moment: Any) -> float:
+    """Return a time as a store gives it as seconds since 1970."""
+    if isinstance(moment, str):
+        from datetime import datetime
+
+        moment = datetime.fromisoformat(moment)
+    return float(moment.timestamp()) if hasattr(moment, "timestamp") else float(moment)
+
+
+class _Upload:
+    def __init__(self, files: Any, path: str, place: str) -> None:
+        self._files = files
+        self._path = path
+        self._place = place
+        self._file = files.open(path, "wb")
+
+    def write(self, data: bytes) -> None:
+        with answering(self._place, writing=True):
+            self._file.write(data)
+
+    def commit(self) -> None:
+        with answering(self._place, writing=True):
+            self._file.close()
+
+    def abandon(self) -> None:
+        """Have the store forget it; where it cannot, an object is left that no row names, and is collected."""
+        with contextlib.suppress(Exception):
+            self._file.discard()
+        with contextlib.suppress(Exception):
+            self._file.closed = True  # so that nobody closes it later, which would let it appear
+        with contextlib.suppress(Exception):
+            self._files.rm_file(self._path)
+
+
+def open_store(url: str, namespace: str) -> Store:
+    """Return the store of a setting, in which each namespace has a folder of its own."""
+    scheme = urlsplit(url).scheme
+    if scheme in ("", "file"):
+        path = Path(url if not scheme else unquote(urlsplit(url).path)).expanduser()
+        if not path.is_absolute():
+            raise ConfigurationError(
+                f"Setting payload_store: expected the whole path of a folder, such as /var/lib/orchestrator/payloads, "
+                f"or a URL, such as s3://bucket/payloads, found {url!r}."
+            )
+        return Folder(path / namespace)
+    return Bucket(f"{url.rstrip('/')}/{namespace}")

@@ -1,0 +1,217 @@
+"""Objects in a folder and behind fsspec: written whole, read in parts, refused where they are not what they were."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchestrator.errors import ConfigurationError, PayloadError, Unavailable
+from orchestrator.payloads.collector import Collector
+from orchestrator.payloads.keeping import PayloadStore
+from orchestrator.payloads.objects import CHUNK, Damaged, Gone, Output, Reading
+from orchestrator.payloads.stores import Absent, Folder, Store, open_store
+from orchestrator.references import (
+    RESULT,
+    ObjectName,
+    Reference,
+    is_reference,
+    may_hold_references,
+    owners_in,
+    read_reference,
+    stored_items,
+    whole_reference,
+)
+from orchestrator.sealing import Vault
+
+TASK = bytes(range(16))
+RUN = bytes(range(16, 32))
+VAULT = Vault("store", {"first": b"1" * 32})
+
+
+@pytest.fixture(params=["folder", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return open_store(str(tmp_path) if request.param == "folder" else f"memory://{tmp_path}", "space")
+
+
+@pytest.fixture(params=[None, VAULT], ids=["plain", "sealed"])
+def payloads(request: pytest.FixtureRequest, store: Store) -> PayloadStore:
+    return PayloadStore(store, 1_000, request.param)
+
+
+def stored(data: bytes) -> Reference:
+    found = whole_reference(data)
+    assert found is not None
+    return found
+
+
+def everything(store: Store) -> list[ObjectName]:
+    return [found.name for number in range(256) for found in store.listed(f"{number:02x}")]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"x" * 3_000_000, ["item", {"n": 1}] * 200_000, {"key": "v" * 1_500_000}, "text" * 1_000, list(range(70_000))],
+    ids=["bytes", "list", "mapping", "text", "numbers"],
+)
+def test_a_value_is_read_as_it_was_written(payloads: PayloadStore, value: Any) -> None:
+    data = msgspec.msgpack.encode(value)
+    reference = payloads.result(data, TASK, RUN, 3)
+    assert len(reference) < 250
+    assert msgspec.msgpack.decode(payloads.encoded(stored(reference))) == value
+    assert stored(reference).name[:4] == (RUN, TASK, 3, RESULT)
+
+
+def test_what_is_small_stays(payloads: PayloadStore) -> None:
+    assert payloads.result(b"x" * 1_000, TASK, None, 1) == b"x" * 1_000
+    assert everything(payloads.store) == []
+
+
+def test_one_item_is_read_without_the_others(payloads: PayloadStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [{"number": number, "text": "x" * 1_000} for number in range(5_000)]
+    reference = stored(payloads.result(msgspec.msgpack.encode(items), TASK, None, 1))
+    assert reference.count == 5_000
+    read: list[int] = []
+    chunk = Reading.chunk
+    monkeypatch.setattr(Reading, "chunk", lambda self, number: (read.append(number), chunk(self, number))[1])
+    for place in (0, 1, 777, 4_999):
+        assert msgspec.msgpack.decode(payloads.encoded(reference.at(place))) == items[place]
+    assert len(read) == 4
+    with pytest.raises(Damaged):
+        payloads.encoded(reference.at(5_000))
+
+
+def test_a_stored_list_has_references_as_items(payloads: PayloadStore) -> None:
+    reference = stored(payloads.result(msgspec.msgpack.encode(["abc"] * 1_000), TASK, None, 1))
+    items = stored_items(reference.extension())
+    assert items is not None
+    assert len(items) == 1_000
+    assert read_reference(bytes(items[7].data)) == reference.at(7)
+    assert stored_items(items[7]) is None
+    assert stored_items(["abc"]) is None
+
+
+def test_bytes_are_written_and_read_as_files(payloads: PayloadStore) -> None:
+    output = payloads.output(TASK, None, 1)
+    with io.BufferedWriter(output) as file:
+        for number in range(40):
+            file.write(bytes([number]) * 100_000)
+    reference = stored(output.finish())
+    assert reference.size == 4_000_000
+    with payloads.open(reference) as source:
+        assert source.read(3) == b"\0\0\0"
+        assert len(source.read()) == 4_000_000 - 3
+
+
+def test_few_bytes_stay(payloads: PayloadStore) -> None:
+    output = payloads.output(TASK, None, 1)
+    output.write(b"abc")
+    assert msgspec.msgpack.decode(output.finish()) == b"abc"
+    assert everything(payloads.store) == []
+
+
+def test_what_is_abandoned_leaves_nothing(payloads: PayloadStore) -> None:
+    output = payloads.output(TASK, None, 1)
+    output.write(b"x" * 2 * CHUNK)
+    output.abandon()
+    assert everything(payloads.store) == []
+    with pytest.raises(ValueError, match="closed"):
+        output.write(b"more")
+
+
+def test_without_a_store_no_more_is_written_than_fits() -> None:
+    output = Output(None, 10, lambda size: PayloadError(f"{size} bytes"))
+    output.write(b"x" * 10)
+    with pytest.raises(PayloadError, match="11 bytes"):
+        output.write(b"x")
+
+
+@pytest.mark.parametrize("place", [0, CHUNK + 5, -1])
+def test_what_was_altered_is_refused(tmp_path: Path, place: int) -> None:
+    payloads = PayloadStore(Folder(tmp_path), 1_000, None)
+    reference = stored(payloads.result(b"\xc6" + (2_000_000).to_bytes(4, "big") + b"x" * 2_000_000, TASK, None, 1))
+    path = tmp_path / reference.name.path
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(Damaged, match=re.escape(reference.name.path)):
+        payloads.encoded(reference)
+
+
+def test_what_is_gone_is_named(payloads: PayloadStore) -> None:
+    reference = stored(payloads.result(b"\xc5\xff\xff" + b"x" * 65_535, TASK, None, 1))
+    payloads.store.delete([reference.name])
+    payloads.store.delete([reference.name])
+    payloads.result(b"\xc5\xff\xff" + b"x" * 65_535, TASK, None, 1)
+    with pytest.raises(Gone, match="is not in the payload store"):
+        payloads.encoded(reference)
+
+
+def test_a_folder_that_is_not_there_is_an_outage(tmp_path: Path) -> None:
+    reference = stored(PayloadStore(Folder(tmp_path), 10, None).result(b"\xc4\x20" + b"x" * 32, TASK, None, 1))
+    with pytest.raises(Unavailable, match="not mounted"):
+        Reading(Folder(tmp_path / "away"), reference)
+    (tmp_path / "file").touch()
+    with pytest.raises(Unavailable, match="cannot be used"):
+        Folder(tmp_path / "file").create(reference.name)
+    with pytest.raises(Absent):
+        Folder(tmp_path).open(reference.name._replace(attempt=2))
+
+
+def test_nothing_but_our_names_are_objects(tmp_path: Path) -> None:
+    name = ObjectName(RUN, TASK, 1, RESULT, TASK)
+    assert ObjectName.parse(name.path) == name
+    for path in ("../etc/passwd", name.path + "x", "00" + name.path[2:], name.path.replace(".1.", ".01."), ""):
+        assert ObjectName.parse(path) is None
+
+
+def test_a_reference_that_was_made_up_is_refused(payloads: PayloadStore) -> None:
+    data = payloads.result(b"\xc5\xff\xff" + b"x" * 65_535, TASK, RUN, 1)
+    assert is_reference(data)
+    assert may_hold_references(b"\x91" + data)
+    assert owners_in(b"\x92" + data + data) == {RUN}
+    assert not may_hold_references(b"x" * 1_000)
+    short = msgspec.structs.replace(stored(data), owner=b"../../etc")
+    with pytest.raises(ValueError, match="damaged"):
+        whole_reference(short.encoded())
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_reference(b"\x93payload\x91\x01")
+
+
+def test_the_collector_takes_what_nobody_names_and_nothing_else(payloads: PayloadStore) -> None:
+    owners = [os.urandom(16) for _ in range(30)]
+    alive, last = set(owners[:10]), {owners[0]: 2}
+    kept = {stored(payloads.result(b"x" * 2_000, owner, None, 2)).name for owner in owners[:10]}
+    for owner in owners[10:]:
+        payloads.arguments(b"x" * 2_000, owner, None)
+    payloads.result(b"x" * 2_000, owners[0], None, 1)  # of an attempt that was repeated
+    assert len(everything(payloads.store)) == 31
+
+    def collected(grace: float) -> int:
+        collector = Collector(
+            payloads.store, grace, lambda asked: {*asked} - alive, lambda asked: {t: last.get(t, 2) for t in asked}
+        )
+        list(collector.look())
+        alive.add(owners[10])  # which appeared in between
+        return sum(collector.delete())
+
+    assert collected(3_600.0) == 0
+    assert collected(-1.0) == 20
+    left = {name for name in everything(payloads.store) if name.owner != owners[10]}
+    assert left == kept
+
+
+@pytest.mark.parametrize("url", ["payloads", "./payloads"])
+def test_a_folder_has_a_whole_path(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="the whole path of a folder"):
+        open_store(url, "space")
+
+
+def test_a_bucket_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="payload_store: nowhere://bucket"):
+        open_store("nowhere://bucket", "space")
