@@ -509,6 +509,14 @@ services = Table(
 )
 Index("services_by_time", services.c.seen_at)
 
+payload_keeps = Table(
+    "payload_keeps",
+    metadata,
+    Column("owner", Uuid, primary_key=True, comment="the task or run with which payloads go"),
+    Column("keeper", Uuid, primary_key=True, comment="another one that names some of them"),
+)
+Index("payload_keeps_of_keeper", payload_keeps.c.keeper)
+
 api_keys = Table(
     "api_keys",
     metadata,

@@ -33,6 +33,7 @@ from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import cancel_tasks
 from orchestrator.scheduler.transaction import Transaction
+from orchestrator.store import payloads
 from orchestrator.store.code import expectations, histories, resets, resolutions
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
@@ -143,6 +144,8 @@ def _start(tx: Transaction, news: News, planned: Sequence[_Planned], last: Mappi
     ends, handed_over = _hand_over_children(tx, planned)
     started = create_runs(tx, news, [_new_run(plan, ends[plan.new]) for plan in planned])
     planned = [plan for plan in planned if plan.new in started]
+    for plan in planned:
+        payloads.keep_all(tx.connection, plan.head.id, plan.new)  # which its history names
     expectations.create_promises(
         tx.connection,
         [

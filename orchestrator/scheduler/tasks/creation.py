@@ -9,9 +9,11 @@ import msgspec
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.tasks.task import NewTask, TaskError
+from orchestrator.references import owners_in
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import CALL
+from orchestrator.store import payloads
 from orchestrator.store.tasks import enqueue, results, transitions, unique
 from orchestrator.store.tasks.transitions import AttemptEnd
 from orchestrator.telemetry import get_logger
@@ -37,6 +39,9 @@ def create_tasks(
     if children:
         news.wakeups.delayed |= any(child.delay > 0 or child.expires is not None for child in children)
         news.wakeups.has_requests |= any(child.lane is not None for child in children)
+        pairs = [(owner, new.run_id or new.id) for new in children for owner in owners_in(new.payload)]
+        if kept := [pair for pair in pairs if pair[0] != pair[1]]:
+            payloads.keep(tx.connection, kept)
         if tx.vault is not None:
             children = [msgspec.structs.replace(new, payload=tx.vault.seal(CALL, new.payload)) for new in children]
         enqueue.create_tasks(tx.connection, children, tx.now, attempts, has_spans=tx.has_spans)

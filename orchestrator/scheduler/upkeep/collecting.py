@@ -1,0 +1,85 @@
+"""Collect stored payloads that nobody names, where the leader has a payload store.
+
+In a thread and on a connection of its own, as pruning is, and as little in the way. It only ever deletes what no row
+names, so nothing happens if a deposed leader goes on for a while.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+
+from sqlalchemy import Connection, Engine, exc
+
+from orchestrator.errors import Unavailable
+from orchestrator.payloads.collector import Collector
+from orchestrator.payloads.keeping import store_of
+from orchestrator.settings import Settings
+from orchestrator.store import payloads
+from orchestrator.telemetry import first_line, get_logger
+
+log = get_logger("scheduler")
+
+_EVERY = 3_600.0
+"""Seconds from the end of one round to the next."""
+_SETTLED = 60.0
+"""Seconds after which a transaction that was open has ended, or the server has ended it."""
+_SHORTEST_REST = 0.01
+_SLICE = 1_000
+
+
+class PayloadCollection:
+    """Collects, while this process leads."""
+
+    def __init__(self, engine: Engine, settings: Settings, leading: threading.Event) -> None:
+        self._engine = engine  # in autocommit mode
+        self._settings = settings
+        self._leading = leading
+        self._settled = max(_SETTLED, 2 * settings.database_timeout)
+
+    def start(self) -> None:
+        """Begin to wait for leadership, if there is a store."""
+        if self._settings.payload_store:
+            threading.Thread(target=self._run, name="payloads", daemon=True).start()
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            self._leading.wait()
+            try:
+                with self._engine.connect() as connection:
+                    began = time.monotonic()
+                    for rest in self.steps(connection):
+                        pause.wait(rest or max(_SHORTEST_REST, 9 * (time.monotonic() - began)))
+                        if not self._leading.is_set():
+                            break
+                        began = time.monotonic()
+            except (exc.SQLAlchemyError, Unavailable) as error:
+                log.warning("collecting payloads put off: %s", first_line(error))
+            pause.wait(_EVERY)
+
+    def steps(self, connection: Connection) -> Iterator[float]:
+        """Collect once; yields after every step how long to rest at least."""
+        store = store_of(self._settings)
+        if store is None:
+            return
+        while payloads.prune(connection, _SLICE) > 0:
+            yield 0.0
+        collector = Collector(
+            store.store,
+            self._settings.payload_grace,
+            partial(payloads.gone, connection),
+            partial(payloads.attempts, connection),
+        )
+        for _ in collector.look():
+            yield 0.0
+        if not collector.has_found:
+            return
+        yield self._settled
+        deleted = 0
+        for number in collector.delete():
+            deleted += number
+            yield 0.0
+        log.info("deleted %s stored payloads that nothing names any more", f"{deleted:,}")

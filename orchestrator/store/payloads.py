@@ -1,0 +1,82 @@
+"""Which stored payloads are still named: by the rows of the tasks and runs that they go with, and of those that share.
+
+A payload goes with its owner: the run of the task that has written it, or the task itself. Where something of it is
+copied into a row of another owner (a callback's argument, a step that a rerun keeps), that one is a *keeper* of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from orchestrator.store.sql import Batch, Statement
+
+_IS_THERE = """(EXISTS (SELECT FROM orchestrator.ended_tasks e WHERE e.id = {id})
+           OR EXISTS (SELECT FROM orchestrator.tasks t WHERE t.id = {id})
+           OR EXISTS (SELECT FROM orchestrator.runs r WHERE r.id = {id}))"""
+
+_GONE = Statement[UUID](f"""
+SELECT /* payloads.gone */ o.id FROM unnest(%(owners)s::uuid[]) AS o (id)
+ WHERE NOT {_IS_THERE.format(id="o.id")}
+   AND NOT EXISTS (SELECT FROM orchestrator.payload_keeps k
+                    WHERE k.owner = o.id AND {_IS_THERE.format(id="k.keeper")})
+""")
+
+
+def gone(connection: Connection, owners: Sequence[bytes]) -> set[bytes]:
+    """Return those of these owners that are no more, and whose payloads nobody else names."""
+    return {owner.bytes for owner in _GONE(connection, owners=owners)}
+
+
+_ATTEMPTS = Statement[tuple[UUID, int]]("""
+SELECT /* payloads.attempts */ id, attempt FROM orchestrator.ended_tasks WHERE id = ANY (%(tasks)s::uuid[])
+ UNION ALL
+SELECT id, attempt FROM orchestrator.tasks WHERE id = ANY (%(tasks)s::uuid[])
+""")
+
+
+def attempts(connection: Connection, tasks: Sequence[bytes]) -> dict[bytes, int]:
+    """Return the number of the current, or last, attempt of those of these tasks that exist."""
+    return {task.bytes: attempt for task, attempt in _ATTEMPTS(connection, tasks=tasks)}
+
+
+_PAIRS = Batch("pairs", "owner uuid, keeper uuid")
+_KEEP = Statement[None](f"""
+INSERT /* payloads.keep */ INTO orchestrator.payload_keeps (owner, keeper)
+SELECT DISTINCT pairs.owner, pairs.keeper FROM {_PAIRS} ON CONFLICT DO NOTHING
+""")
+
+
+def keep(connection: Connection, pairs: Iterable[tuple[bytes, bytes]]) -> None:
+    """Note that payloads of owners are named by others too, in the transaction that names them."""
+    _KEEP(connection, _PAIRS(sorted(set(pairs))))
+
+
+_KEEP_ALL = Statement[None]("""
+INSERT /* payloads.keep_all */ INTO orchestrator.payload_keeps (owner, keeper)
+SELECT %(run)s::uuid, %(new)s::uuid
+ UNION SELECT owner, %(new)s::uuid FROM orchestrator.payload_keeps WHERE keeper = %(run)s::uuid
+ON CONFLICT DO NOTHING
+""")
+
+
+def keep_all(connection: Connection, run: bytes, new: bytes) -> None:
+    """Note that a run names, from now on, what another one names: some of its rows were copied."""
+    _KEEP_ALL(connection, run=run, new=new)
+
+
+_PRUNE = Statement[int](f"""
+WITH /* payloads.prune */ old AS (
+    DELETE FROM orchestrator.payload_keeps WHERE ctid = ANY (ARRAY(
+           SELECT ctid FROM orchestrator.payload_keeps k WHERE NOT {_IS_THERE.format(id="k.keeper")} LIMIT %(limit)s))
+    RETURNING 1
+)
+SELECT count(*) FROM old
+""")
+
+
+def prune(connection: Connection, limit: int) -> int:
+    """Forget keepers that are no more; return how many."""
+    return _PRUNE.one(connection, limit=limit)
