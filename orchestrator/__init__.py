@@ -52,6 +52,7 @@ from orchestrator.sdk.tasks.handle import Handle, Progress, RunHandle
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.values.stored import Payload
 from orchestrator.settings import Settings
 
 __version__ = "0.1.0"
@@ -75,6 +76,7 @@ __all__ = [
     "OperationFailed",
     "Orchestrator",
     "OrchestratorError",
+    "Payload",
     "PayloadError",
     "Progress",
     "PromiseRejected",

@@ -16,6 +16,7 @@ import msgspec
 
 from orchestrator.domain.tasks.task import Returned
 from orchestrator.errors import OrchestratorError
+from orchestrator.payloads.keeping import means as store_means
 from orchestrator.sdk.modules import ImportFailed
 from orchestrator.sealing import key_names, vault_of
 from orchestrator.settings import Settings
@@ -151,7 +152,8 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     )
     # In a thread: a handler interrupts the main thread anywhere, also while it holds the lock that draining needs.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())
-    means = [*spec.means, *key_names(settings), *(announcements(setup) if spec.executions else ())]
+    means = [*spec.means, *key_names(settings), *store_means(settings)]
+    means += announcements(setup) if spec.executions else []
     names = sorted({*app.tasks, *app.code_workflows._announced, *allowed.patterns, *means})
     pipe.send_bytes(encode(Hello(names, spec.served(named), spec.unserved(named))))
     start_critical_thread("orders", process.obey)

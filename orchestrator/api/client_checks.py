@@ -16,6 +16,7 @@ from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.starts import START, CodeTarget
 from orchestrator.domain.tasks.task import NewTask, TaskOptions, UniqueKey
 from orchestrator.errors import InvalidTask, InvalidWorkflow, PayloadError
+from orchestrator.references import may_hold_references
 from orchestrator.sdk.dag.definitions import checked
 from orchestrator.sdk.tasks.options import check_label, check_name, check_rate, check_retention, check_tags
 from orchestrator.sdk.values.payload import decode_call, decode_value
@@ -97,6 +98,7 @@ def _unique(unique: UniqueKey) -> None:
 def _payload(settings: Settings, what: str, data: bytes) -> None:
     """Refuse a call that is too large, or that no worker could read; what is sealed need not be for us to open."""
     _size(settings, what, data)
+    _no_reference(what, data)
     if is_sealed(data):
         return
     try:
@@ -109,12 +111,19 @@ def _payload(settings: Settings, what: str, data: bytes) -> None:
 
 def _value(settings: Settings, what: str, data: bytes) -> None:
     _size(settings, what, data)
+    _no_reference(what, data)
     if is_sealed(data):
         return
     try:
         decode_value(data)
     except REFUSALS as error:
         raise PayloadError(f"{what} cannot be read: {error}.") from None
+
+
+def _no_reference(what: str, data: bytes) -> None:
+    """Refuse what names a stored payload: only those who write into the store have something to name there."""
+    if may_hold_references(data):
+        raise PayloadError(f"{what} cannot be read: it names a stored payload, which is not for a client to do.")
 
 
 def _size(settings: Settings, what: str, data: bytes) -> None:

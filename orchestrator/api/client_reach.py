@@ -158,7 +158,9 @@ _ABOUT: Mapping[tuple[str, str], Check] = {
     ("tasks", "enqueue"): _enqueue,
     ("tasks", "enqueue_many"): _enqueue_many,
     ("tasks", "retry_failed"): _filtered,
-    **dict.fromkeys([("tasks", name) for name in ("cancel", "retry", "status", "progress", "log", "overdue")], _task),
+    **dict.fromkeys(
+        [("tasks", name) for name in ("cancel", "retry", "status", "progress", "log", "overdue", "payload_part")], _task
+    ),
     ("tasks", "obstacles"): _target,
     **dict.fromkeys([("runs", name) for name in ("rerun", "cancel", "retry", "progress")], _run),
     **dict.fromkeys([("runs", name) for name in ("ends_after", "encoded_outputs")], _run),

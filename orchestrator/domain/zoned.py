@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from orchestrator import sealing
+from orchestrator import references, sealing
 
 _CODE = 1
 _TIMESTAMPS = (b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff")
@@ -47,10 +47,13 @@ def _extension(time: datetime) -> Any:
 
 class _Unopened:
     number = 0
+    stored = 0
 
 
 unopened = _Unopened()
-"""How many sealed values could not be opened so far: whoever decodes sees whether there was one."""
+"""How many sealed values could not be opened, and how many stored ones were left where they are, so far.
+
+Whoever decodes sees whether there was one."""
 
 
 def restore(code: int, data: memoryview) -> Any:
@@ -61,6 +64,8 @@ def restore(code: int, data: memoryview) -> Any:
         return decode(sealing.open_extension(sealed, sealing.VALUE))
     if code == sealing.CODE:
         unopened.number += 1
+    if code == references.CODE:
+        unopened.stored += 1
     return msgspec.msgpack.Ext(code, bytes(data))
 
 

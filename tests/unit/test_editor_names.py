@@ -36,7 +36,7 @@ NAMES: dict[type[Any], tuple[str, str]] = {
         "queues settings load_modules",
     ),
     Task: ("enqueue delay enqueue_in", "name queue function options schedule"),
-    Handle: ("result status progress cancel retry", "id"),
+    Handle: ("result open_result status progress cancel retry", "id"),
     RunHandle: ("status wait_ended results iter_results outputs progress cancel rerun retry", "id"),
     WorkflowHandle: (
         "result status signal resolve reject query update cancel terminate reset retry rerun history",
@@ -56,7 +56,7 @@ NAMES: dict[type[Any], tuple[str, str]] = {
     TaskContext: (
         "enqueue",
         "task_id task_name attempt queue run_id position workflow_name parallel_index parallel_count deadline details "
-        "progress log heartbeat cancelled check_cancelled remaining transaction complete",
+        "progress log heartbeat cancelled check_cancelled remaining transaction complete open_output",
     ),
     WorkflowContext: (
         "",

@@ -32,6 +32,7 @@ PUBLIC = [
     "OperationFailed",
     "Orchestrator",
     "OrchestratorError",
+    "Payload",
     "PayloadError",
     "Progress",
     "PromiseRejected",

@@ -15,6 +15,7 @@ from orchestrator.log_format import TASK_FIELDS
 from orchestrator.trace_context import fields_of
 
 if TYPE_CHECKING:
+    from orchestrator.payloads.objects import Output
     from orchestrator.sdk.tasks.transaction import TaskTransaction
 
 _lock = threading.Lock()
@@ -61,6 +62,7 @@ class Job:
         "lingers",
         "noted",
         "options",
+        "output",
         "received_at",
         "result",
         "secrets",
@@ -114,6 +116,8 @@ class Job:
         """The span that its code belongs to, as a traceparent: its own, where this process makes spans."""
         self.span: Any = None
         """Its span, from when it begins until its end is reported."""
+        self.output: Output | None = None
+        """Where it writes its result, if it has asked for that."""
         self.completion: bytes | None = None
         """The result that its transaction has recorded: it has succeeded, whatever its code does now."""
 

@@ -17,7 +17,9 @@ from orchestrator.domain.sealed import open_activation
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.retry import is_worth_retrying
 from orchestrator.domain.tasks.task import Failed, Returned, Succeeded, TaskError
-from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, SoftTimeout, TaskTimeout
+from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, SoftTimeout, TaskTimeout, Unavailable
+from orchestrator.payloads.keeping import MEANS, NoStore
+from orchestrator.references import is_reference, may_hold_references
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.code.engine import Engine, Running
 from orchestrator.sdk.names import also_called, type_names
@@ -25,7 +27,7 @@ from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.sdk.tasks.failure import describe, without_secrets
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.task import Task
-from orchestrator.sdk.values.payload import decode_call, encode_value
+from orchestrator.sdk.values.payload import decode_call, decode_unread, encode_value
 from orchestrator.sealing import Sealed
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Malformed, decode
@@ -34,11 +36,14 @@ from orchestrator.workers.reporting.task_output import end_lines
 from orchestrator.workers.running.forks import end_fork
 from orchestrator.workers.running.interrupt import Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.running.job import Job
+from orchestrator.workers.running.large_results import LargeResults, finished_output, read_events
 from orchestrator.workers.running.task_runtime import NOTHING, JobRuntime, NoDatabase, Outbox, interruption
 
 log = get_logger("worker")
 
 _UNKNOWN_DELAY = 0.5
+_STORE_DELAY = 2.0
+"""Seconds before a task is tried again whose payload store did not answer."""
 _KINDS_OF_TIMEOUT = type_names(TaskTimeout())
 
 
@@ -49,7 +54,9 @@ class Runner:
         self._database = app if database else None
         self._tasks = app.tasks
         self._allowed = allowed
+        self._large = LargeResults(app.settings)
         self._limit = app.settings.max_payload
+        """Of what executors bring."""
         self._redacted = {*redaction.words(app.settings.redact)}
         self._outbox = outbox
         self._told: set[str] = set()
@@ -57,7 +64,7 @@ class Runner:
         self._keys_told: set[str] = set()
         """Data keys of which it was said that they are not here."""
         self._workflows = app.code_workflows
-        self._engine = Engine(app.code_workflows.find, self._limit)
+        self._engine = Engine(app.code_workflows.find, app.settings.max_payload)
 
     def find(self, job: Job) -> Task[..., Any] | None:
         """Return the task that a job names: registered, or a function that the operator allowed."""
@@ -84,7 +91,7 @@ class Runner:
             enter_task(self._runtime(job))
             value = task.function(*arguments, **keywords)
             end_fork()
-            return self._success(job, task, value)
+            return self._large.left(job, self._success(job, task, value))
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, SystemExit too
             end_fork(error)
             return self.failure(job, error)
@@ -121,7 +128,7 @@ class Runner:
             activation = self._gather(job, decode(Activation, dispatch.payload))
             if activation is None:
                 return Activated(dispatch.id, dispatch.attempt, time.monotonic() - job.started_at, missing=True)
-            activation = open_activation(activation)
+            activation = read_events(open_activation(activation))
             job.interruptible(lambda reason: interrupt_thread(thread, reason))
             return self._engine.activate(activation, dispatch.id, dispatch.attempt)
         except BaseException as error:  # noqa: BLE001  # no fault of the code: that would be in the report
@@ -155,14 +162,18 @@ class Runner:
         assert current is not None
         try:
             job.interruptible(lambda _: _ignore(loop.call_soon_threadsafe(current.cancel)))
-            arguments, keywords = self._arguments(task, job)
+            if may_hold_references(job.dispatch.payload):
+                arguments, keywords = await asyncio.to_thread(self._arguments, task, job)
+            else:
+                arguments, keywords = self._arguments(task, job)
             enter_task(self._runtime(job))
             call = task.function(*arguments, **keywords)
             if job.options.soft_timeout is not None:
                 call = Interruptible(call, lambda: job.interrupted_by is SoftTimeout)
             value = await call
             end_fork()
-            return self._success(job, task, value)
+            report = self._success(job, task, value)
+            return await asyncio.to_thread(self._large.left, job, report) if self._large.are_large(report) else report
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, CancelledError too
             end_fork(error)
             return self.failure(job, error)
@@ -175,7 +186,11 @@ class Runner:
 
         A step's input is a mapping that holds more than a function need know; it gets what it has parameters for.
         """
-        arguments, keywords, *step = decode_call(job.dispatch.payload)
+        (arguments, keywords, *step), is_unread = decode_unread(job.dispatch.payload)
+        if is_unread or task._signature.wants_unread:
+            if step:
+                keywords = task._signature.pick(keywords)  # what it does not want is not read
+            arguments, keywords = task._signature.load(arguments, keywords)
         if patterns := self._redacted | {*job.options.redact, *task._redacting_options.redact}:
             job.secrets = Redaction(patterns).secrets(arguments, keywords)
         if step:
@@ -187,22 +202,24 @@ class Runner:
         return arguments, keywords
 
     def _runtime(self, job: Job) -> JobRuntime:
-        return JobRuntime(job, self._outbox, self._database)
+        return JobRuntime(job, self._outbox, self._database, self._large)
 
     def _success(self, job: Job, task: Task[..., Any], value: Any) -> Succeeded | Failed:
         ended_at = time.monotonic()
         if job.deadline is not None:
             job.uninterruptible()  # its time is not used up by what follows
         data = NOTHING
-        if job.options.store_result:
-            data = encode_value(value, f"The result of task {job.dispatch.name!r}", self._limit)
+        if job.output is not None:
+            data = finished_output(job, value)
+        elif job.options.store_result:
+            data = encode_value(value, f"The result of task {job.dispatch.name!r}", self._large.limit)
         if job.completion is not None:
-            if value is not None and data != job.completion:
+            if value is not None and data != job.completion and not is_reference(job.completion):
                 log.warning("it returned another result than ctx.complete() was given", extra=job.fields)
             return completed(job, job.completion)
         if _timed_out(job, ended_at):  # it has caught that, and returned all the same
             return self._failed(job, interruption(job, TaskTimeout))
-        if job.options.store_result:
+        if job.options.store_result and job.output is None:
             task._signature.check_result(value, data)
         return Succeeded(job.dispatch.id, job.dispatch.attempt, ended_at - job.started_at, data, job.children)
 
@@ -213,6 +230,8 @@ class Runner:
         database, which its worker was not given, has not failed: it is handed back like a task that is unknown here.
         One whose values cannot be opened here is handed back alone: others of its name may be sealed with other keys.
         """
+        if job.output is not None:
+            job.output.abandon()
         if job.completion is not None:
             log.warning("it had completed when it failed", exc_info=error, extra=job.fields)
             return completed(job, job.completion)
@@ -227,12 +246,24 @@ class Runner:
                 self._keys_told.add(error.key)
                 log.error("%s It is handed back, and waits for a worker with that key.", error, extra=job.fields)
             return Returned(job.dispatch.id, job.dispatch.attempt, "no data key", _UNKNOWN_DELAY, data_key=error.key)
+        elif isinstance(error, (NoStore, Unavailable)) and not _frames(error):
+            return self._handed_back(job, error)
         elif isinstance(error, NoDatabase):
             if job.dispatch.name not in self._told:
                 self._told.add(job.dispatch.name)
                 log.error("%s It is handed back, and waits for a worker that was started so.", error, extra=job.fields)
             return unknown(job, "no database")
         return self._failed(job, error)
+
+    def _handed_back(self, job: Job, error: Exception) -> Returned:
+        """Return the report of an attempt whose payload could not be read or kept: that is no fault of the task."""
+        task, kind = job.dispatch, type(error).__name__
+        if kind not in self._keys_told:
+            self._keys_told.add(kind)
+            log.error("%s It is handed back, and tried again.", error, extra=job.fields)
+        if isinstance(error, NoStore):
+            return Returned(task.id, task.attempt, "no payload store", _UNKNOWN_DELAY, data_key=MEANS)
+        return Returned(task.id, task.attempt, "payload store away", _STORE_DELAY)
 
     def _failed(self, job: Job, error: BaseException) -> Failed:
         failed = self._as_failed(job, describe(error), retryable=_is_worth_retrying(job, error))

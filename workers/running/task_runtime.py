@@ -26,6 +26,7 @@ from orchestrator.errors import (
     TaskTimeout,
     WrongState,
 )
+from orchestrator.payloads.objects import Output
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.tasks.context import Level, TaskContext
 from orchestrator.sdk.values.payload import decode_value, encode_value
@@ -38,6 +39,7 @@ from orchestrator.transport.pages import Pages
 from orchestrator.workers.reporting.journal import Journal
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.running.job import Job, Stage
+from orchestrator.workers.running.large_results import LargeResults
 
 log = get_logger("worker")
 _said = get_logger("tasks")
@@ -101,13 +103,20 @@ class ProcessOutbox:
 class JobRuntime:
     """The way out for one running task."""
 
-    __slots__ = ("_database", "_outbox", "job")
+    __slots__ = ("_database", "_large", "_outbox", "job")
 
-    def __init__(self, job: Job, outbox: Outbox, database: Orchestrator | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        outbox: Outbox,
+        database: Orchestrator | None = None,
+        large: LargeResults | None = None,
+    ) -> None:
         self.job = job
         self._outbox = outbox
         self._database = database
         """The application, where its worker was given the database."""
+        self._large = large
 
     def context(self) -> TaskContext:
         job = self.job
@@ -211,12 +220,17 @@ class JobRuntime:
                 f"inside `with ctx.transaction()`. Elsewhere a task's result is what it returns."
             )
         if job.options.store_result:
-            limit = self._database.settings.max_payload
+            limit = self._database.settings.largest_value
             data = encode_value(result, f"The result of task {job.dispatch.name!r}", limit)
             task = self._database.tasks.get(job.dispatch.name)
             if task is not None:
                 task._signature.check_result(result, data)
-            job.result = data
+            job.result = data if self._large is None else self._large.keep(job, data)
+
+    def open_output(self) -> Output:
+        if self._large is None:
+            raise WrongState(f"Task {self.job.dispatch.name!r}: ctx.open_output() works only in a worker.")
+        return self._large.open_output(self.job)
 
     def _over(self) -> BaseException:
         """Return why nothing can be completed any more: code that has swallowed its timeout meets it again here."""

@@ -43,7 +43,7 @@ class Expression:
     def evaluate(self, names: Names) -> Any:
         """Return the value, or say what does not fit."""
         scope = scope_of(names)
-        if scope.sealed and not self._is_name:
+        if (scope.sealed or scope.stored) and not self._is_name:
             scope.check_readable(self.roots, f"Expression {shortened(self.text)}")
         try:
             return self._evaluate(scope)

@@ -18,6 +18,7 @@ import msgspec
 from orchestrator import sealing
 from orchestrator.domain.dag.scope import EvaluationBudget, Scope
 from orchestrator.errors import did_you_mean
+from orchestrator.references import as_reference
 
 LARGEST = 1_000_000
 """Characters of a string, or items of a list, that an expression may make."""
@@ -301,6 +302,8 @@ def describe(value: Any) -> str:
         return f"an object with {listed(value)}" if value else "an empty object"
     if isinstance(value, msgspec.msgpack.Ext) and value.code == sealing.CODE:
         return "a sealed value, and the scheduler has no data key for it (setting data_keys)"
+    if (stored := as_reference(value)) is not None:
+        return f"a value of {stored.size:,} bytes in the payload store, which the scheduler does not read"
     return f"a {type(value).__name__}"
 
 

@@ -123,10 +123,13 @@ class Scope(dict[str, Any]):
         budget: EvaluationBudget | None = None,
         unreadable: dict[str, str] | None = None,
         sealed: set[str] | None = None,
+        stored: set[str] | None = None,
     ) -> None:
         super().__init__(names)
         self.sealed = set() if sealed is None else sealed
         """Names whose values are sealed, and this process has no key: they can be copied, and not looked at."""
+        self.stored = set() if stored is None else stored
+        """Names whose values, or parts of them, are in the payload store: they can be copied, and not looked at."""
         self.budget = budget or EvaluationBudget()
         self.unreadable = {} if unreadable is None else unreadable
 
@@ -136,7 +139,13 @@ class Scope(dict[str, Any]):
         raise KeyError(name)
 
     def check_readable(self, roots: Set[str], what: str) -> None:
-        """Refuse to compute with sealed values, for which there is no key."""
+        """Refuse to compute with sealed values, for which there is no key, and with stored ones, which are not read."""
+        if self.stored and not self.stored.isdisjoint(roots):
+            raise ExpressionError(
+                f"{what}: {', '.join(sorted(self.stored & roots))} is large and in the payload store, which the "
+                f"scheduler does not read. Pass the value on as a whole, let a step make what is asked here a result "
+                f"of its own, or raise the setting inline_payload."
+            )
         if self.sealed and not self.sealed.isdisjoint(roots):
             raise ExpressionError(
                 f"{what}: {', '.join(sorted(self.sealed & roots))} is sealed, and the scheduler has no data key to "
@@ -145,7 +154,7 @@ class Scope(dict[str, Any]):
 
     def extended(self, more: Mapping[str, Any]) -> Scope:
         """Return a scope that knows more names, at the same expense."""
-        wider = Scope(self, self.budget, self.unreadable, self.sealed)
+        wider = Scope(self, self.budget, self.unreadable, self.sealed, self.stored)
         wider.update(more)
         return wider
 

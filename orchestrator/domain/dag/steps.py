@@ -20,6 +20,7 @@ from orchestrator.domain.dag.operators import LARGEST, describe
 from orchestrator.domain.dag.scope import ENOUGH_WORK, Scope
 from orchestrator.domain.limits.names import LONGEST_KEY, key_text
 from orchestrator.errors import ExpressionError
+from orchestrator.references import stored_items
 
 _OF_ITEM = frozenset({"item", "index", "count"})
 _NOT_STEPS = _OF_ITEM | {"params", "run"}
@@ -138,9 +139,11 @@ class StepProgram:
             )
         return key
 
-    def _items(self, names: Mapping[str, Any]) -> list[Any]:
+    def _items(self, names: Mapping[str, Any]) -> Sequence[Any]:
         assert self._foreach is not None
         items = self._foreach.evaluate(names)
+        if (stored := stored_items(items)) is not None:
+            return stored
         if not isinstance(items, list):
             raise ExpressionError(f"foreach: {self.step.foreach}: expected a list, found {describe(items)}.")
         return items

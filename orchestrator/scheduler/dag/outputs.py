@@ -144,16 +144,18 @@ class Outputs:
         for key, results in found.items():
             run, place = needed[key]
             state = run.plan.step_state(place)
-            before = zoned.unopened.number
+            before, stored = zoned.unopened.number, zoned.unopened.stored
             try:
                 value = step_output(state, run.plan.fan(place), results, _decode)
             except (msgspec.DecodeError, ValueError, RecursionError, Sealed) as error:
                 names[run.id].unreadable[key[1]] = str(error)
                 continue
             names[run.id][key[1]] = value
+            if zoned.unopened.stored != stored:
+                names[run.id].stored.add(key[1])
             if zoned.unopened.number != before:
                 names[run.id].sealed.add(key[1])
-            elif key in again and state is StepState.SUCCESS:
+            elif zoned.unopened.stored == stored and key in again and state is StepState.SUCCESS:
                 self._kept.put(key, value, sum(len(result or b"") for _, result in results))
 
 

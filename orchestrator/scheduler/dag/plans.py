@@ -29,6 +29,7 @@ from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow
+from orchestrator.references import as_reference
 from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.outputs import Outputs, Place
 from orchestrator.scheduler.dag.planned import Compiled, DagRun
@@ -341,6 +342,11 @@ class Dags(Remembering):
         stored = self._latest[workflow]
         if stored is None:
             raise InvalidWorkflow(f"There is no workflow {workflow!r}.")
+        if any(as_reference(value) is not None for value in given.values()):
+            raise InvalidWorkflow(
+                f"Step {step!r}: a parameter of workflow {workflow!r} is large and in the payload store, and "
+                f"parameters stand in the row of a run. Pass it to a task, or let that workflow make it itself."
+            )
         params = resolve_params(stored.definition, given, tx.now)
         if run.depth >= self._nesting.depth:
             raise InvalidWorkflow(self._nesting.too_deep(workflow, run.depth + 1))

@@ -11,7 +11,9 @@ from datetime import datetime, timedelta
 from orchestrator.domain.executors.call import is_announced
 from orchestrator.domain.fleet.window import room, smoothed_rate
 from orchestrator.domain.limits.names import queue_bucket
+from orchestrator.domain.tasks.obstacles import PAYLOAD_STORE, hold_for_key
 from orchestrator.domain.tasks.task import Dispatch, executor_of
+from orchestrator.references import MARK, SHORTEST
 from orchestrator.scheduler.code.runs import CodeRuns
 from orchestrator.scheduler.dispatch.claims import Claims
 from orchestrator.scheduler.dispatch.executing import landed, over_room, place_executions, split
@@ -21,6 +23,7 @@ from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.remembering import Remembering
 from orchestrator.scheduler.transaction import Transaction
+from orchestrator.sealing import key_name
 from orchestrator.store.limits import queues
 from orchestrator.store.limits.queues import QueueRow
 from orchestrator.store.tasks import transitions, unique, waiting
@@ -40,6 +43,12 @@ _MOST_DATA = 16_000_000
 """Bytes of payload that are claimed of a queue at once, as far as the last claims tell."""
 _LARGE = 10_000
 """Bytes of payload from which on it matters how many tasks are claimed."""
+
+
+_STORE = key_name(PAYLOAD_STORE)
+"""What a worker says that has a payload store."""
+Crowded = tuple[Claimed, Crowd]
+"""A task that is kept back, and among which."""
 
 
 class Dispatcher(Remembering):
@@ -117,17 +126,20 @@ class Dispatcher(Remembering):
         if executions or self._executes:
             found = self._execute(tx, news, wanted, found, executions, unknown_timeout)
         unknown: list[Claimed] = []
-        crowded: list[Claimed] = []
+        unreadable: list[Claimed] = []
+        crowded: list[Crowded] = []
+        found = self._readable(news, found, unreadable)
         if self._fleet.capabilities.mixed:
             self._place(news, found, unknown, crowded)
         else:
             for task in found:
                 (news.outgoing.claimed if self._fleet.knows(task.queue, task.name) else unknown).append(task)
-        if unknown or crowded:
-            held = [Requeue(task.id, task.attempt, unknown_timeout, hold="unknown") for task in unknown]
-            held += [Requeue(task.id, task.attempt, unknown_timeout, hold="crowded") for task in crowded]
+        kept = [(task, "unknown") for task in unknown] + [(task, crowd.hold) for task, crowd in crowded]
+        kept += [(task, hold_for_key(PAYLOAD_STORE)) for task in unreadable]
+        if kept:
+            held = [Requeue(task.id, task.attempt, unknown_timeout, hold=hold) for task, hold in kept]
             transitions.requeue(tx.connection, held, tx.now)
-            for task in (*unknown, *crowded):
+            for task, _ in kept:
                 self._lanes.refuse(task)
         self._spend(tx, news)
         self._lanes.save(tx)
@@ -174,20 +186,36 @@ class Dispatcher(Remembering):
         if full and waiting.keep_back(tx.connection, full, tx.now + timedelta(seconds=unknown_timeout), self._batch):
             capabilities.grows = True
 
-    def _place(self, news: News, found: Sequence[Claimed], unknown: list[Claimed], crowded: list[Claimed]) -> None:
+    def _place(self, news: News, found: Sequence[Claimed], unknown: list[Claimed], crowded: list[Crowded]) -> None:
         """Send what only some workers know to one of them, and keep back what finds no place; turns of code later."""
         capabilities = self._fleet.capabilities
         for task in found:
-            kinds = capabilities.who(task.queue, task.name) if task.queue in capabilities.mixed else None
-            if not self._fleet.knows(task.queue, task.name):
+            is_mixed = task.queue in capabilities.mixed
+            kinds = capabilities.who(task.queue, task.name) if is_mixed else None
+            wanted = ""
+            if is_mixed and _wants_store(task) and (able := capabilities.who(task.queue, _STORE)):
+                kinds, wanted = able if kinds is None else able & kinds, _STORE
+            if not self._fleet.knows(task.queue, task.name) or kinds == frozenset():
                 unknown.append(task)
             elif kinds is None or task.is_turn_task:
                 news.outgoing.claimed.append(task)
             elif (worker := capabilities.place(task.queue, kinds)) is not None:
                 news.outgoing.claimed.append(task._replace(to=worker))
             else:
-                crowded.append(task)
-                news.capacity.crowds[Crowd(task.queue, task.name)] = capabilities.grows = True
+                crowd = Crowd(task.queue, task.name, wanted)
+                crowded.append((task, crowd))
+                news.capacity.crowds[crowd] = capabilities.grows = True
+
+    def _readable(self, news: News, found: list[Claimed], unreadable: list[Claimed]) -> list[Claimed]:
+        """Return tasks without those whose arguments are stored where no worker of their queue can read them."""
+        if not any(map(_wants_store, found)):
+            return found
+        lacking = [task for task in found if _wants_store(task) and not self._fleet.knows(task.queue, _STORE)]
+        if lacking:
+            unreadable.extend(lacking)
+            news.capacity.lacking.append(hold_for_key(PAYLOAD_STORE))
+        left = {task.id for task in lacking}
+        return [task for task in found if task.id not in left]
 
     def _rooms(self, tx: Transaction, news: News) -> dict[str, int]:
         """Return how many tasks each queue may be given now."""
@@ -335,3 +363,8 @@ class Dispatcher(Remembering):
             task.details,
             trace,
         )
+
+
+def _wants_store(task: Claimed) -> bool:
+    """Say whether a task has arguments that are stored elsewhere; what is sealed does not tell."""
+    return len(task.payload) >= SHORTEST and MARK in task.payload and not task.is_turn_task

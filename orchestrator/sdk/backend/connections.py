@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, exc
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import OrchestratorError, SchemaError, Unavailable, Uncertain
+from orchestrator.payloads.keeping import store_of
 from orchestrator.sdk import acting
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
@@ -34,6 +35,8 @@ class Connections:
     def __init__(self, settings: Settings) -> None:
         self.namespace = settings.namespace
         self.keys = Keys.of(settings)
+        self.payloads = store_of(settings)
+        """Where large values go, and are read; None if nowhere."""
         self._settings = settings
         self._links = PerProcess(lambda: _Links(settings))
         self._links()  # and so refuse settings that will not do

@@ -24,9 +24,10 @@ from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.calls.runs import walk_ends
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.values.payload import decode_value, encode_value
-from orchestrator.sdk.values.sealing import seal_task
+from orchestrator.sdk.values.sealing import left_task, seal_task
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.sealing import reveal
+from orchestrator.store import payloads
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.inbox import RequestKind
@@ -49,6 +50,7 @@ class RunBackend:
     def __init__(self, connections: Connections, waiting: EndWaiters, code: CodeBackend) -> None:
         self._connections = connections
         self._vault = connections.keys.vault
+        self._payloads = connections.payloads
         self._waiting = waiting
         self._code = code
 
@@ -58,6 +60,8 @@ class RunBackend:
             with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
                 if repeated and results.run_states(connection, [run_id]):
                     return
+                if (store := self._payloads) is not None:
+                    tasks = (left_task(task, store) for task in tasks)
                 if (vault := self._vault) is not None:
                     tasks = (seal_task(task, vault) for task in tasks)
                 total = enqueue.copy_tasks(connection, tasks)
@@ -96,6 +100,7 @@ class RunBackend:
             if kept is not None:
                 names = [graph.steps[place].name for place in kept.successes]
                 dags.keep(connection, run, new, names, msgspec.msgpack.encode(kept))
+                payloads.keep_all(connection, run, new)
         self._connections.nudge()
 
     # -- asking

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 
 import msgspec
@@ -13,15 +15,18 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.errors import Duplicate, InvalidTask, NotFound, WrongState
+from orchestrator.errors import Duplicate, InvalidTask, NotFound, PayloadError, WrongState
+from orchestrator.payloads.objects import Reading
+from orchestrator.references import is_reference, whole_reference
 from orchestrator.sdk.backend.asking import ask, check_state, obstacles, overdue
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.shared import SharedCommits
 from orchestrator.sdk.backend.waiting import EndWaiters
+from orchestrator.sdk.calls.tasks import PayloadPart
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.tasks.options import shown
 from orchestrator.sdk.tasks.progress import LogPage, TaskProgress, read_log, read_progress
-from orchestrator.sdk.values.sealing import seal_task
+from orchestrator.sdk.values.sealing import left_task, seal_task
 from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.sealing import reveal
 from orchestrator.store.inbox import RequestKind
@@ -40,6 +45,7 @@ class TaskBackend:
     def __init__(self, connections: Connections, waiting: EndWaiters) -> None:
         self._connections = connections
         self._vault = connections.keys.vault
+        self._payloads = connections.payloads
         self._waiting = waiting
         self._shared = SharedCommits(connections)
 
@@ -63,8 +69,7 @@ class TaskBackend:
         """
         if repeated:
             return self.enqueue_many([task], within, repeated=True)[0]
-        if self._vault is not None:
-            task = seal_task(task, self._vault)
+        task = self._outgoing(task)
         created = task.id
         if task.unique is None:
             self._connections.insert(task)
@@ -74,9 +79,17 @@ class TaskBackend:
         self._connections.nudge()
         return created
 
+    def _outgoing(self, task: NewTask) -> NewTask:
+        """Return a task as it is stored: what is large elsewhere, and what is here sealed."""
+        if self._payloads is not None:
+            task = left_task(task, self._payloads)
+        return task if self._vault is None else seal_task(task, self._vault)
+
     async def aenqueue(self, task: NewTask, within: str = "") -> bytes:
         """Do the same on an event loop, where those who come at the same time share a commit."""
-        if self._vault is not None:
+        if self._payloads is not None and len(task.payload) > self._payloads.inline:
+            task = await asyncio.to_thread(self._outgoing, task)
+        elif self._vault is not None:
             task = seal_task(task, self._vault)
         return await self._shared.enqueue(task, partial(self.enqueue, task, within))
 
@@ -100,8 +113,7 @@ class TaskBackend:
         """
         if repeated and self._has_any(tasks):
             return [task.id for task in tasks]
-        if self._vault is not None:
-            tasks = [seal_task(task, self._vault) for task in tasks]
+        tasks = [self._outgoing(task) for task in tasks]
         try:
             return self._create(tasks, within, repeated)
         except IntegrityError:
@@ -114,8 +126,7 @@ class TaskBackend:
 
         Some may have keys of their own. `beyond` is the key that one more would have: others under it are refused.
         """
-        if self._vault is not None:
-            tasks = [seal_task(task, self._vault) for task in tasks]
+        tasks = [self._outgoing(task) for task in tasks]
         prefix = beyond.rpartition("/")[0] + "/"
         sharing = [task for task in tasks if task.unique is not None and task.unique.key.startswith(prefix)]
         with self._connections.writing("the tasks were stored, all of them or none", transaction=True) as connection:
@@ -222,6 +233,30 @@ class TaskBackend:
     def overdue(self, task: bytes) -> str:
         """Say how a task is whose end somebody has waited for in vain."""
         return overdue(self._connections, task)
+
+    def payload_part(self, task: bytes, reference: bytes = b"", number: int = 0) -> PayloadPart:
+        """Return a part of what a task has left in the payload store: its result, or what a reference names."""
+        if not reference:
+            found = self._connections.outcomes([task]).get(task)
+            if found is None:
+                raise NotFound.by_id("task", to_text(task))
+            reference = found.result or b""
+            if not is_reference(reference):
+                return PayloadPart(reveal(reference), 1)
+        stored = whole_reference(reference)
+        if stored is None or stored.task != task:
+            raise PayloadError(f"Task {to_text(task)}: expected a reference to a payload of it, found something else.")
+        if self._payloads is None:
+            raise PayloadError(
+                f"A payload of task {to_text(task)} is stored outside, and this process has no payload store. See the "
+                f"setting payload_store."
+            )
+        with closing(Reading(self._payloads.store, stored)) as reading:
+            if stored.item is not None:
+                return PayloadPart(reading.encoded(), 1)
+            if number >= max(1, reading.chunks):
+                raise PayloadError(f"A payload of task {to_text(task)} has {reading.chunks} parts, and no {number}.")
+            return PayloadPart(reading.chunk(number) if reading.chunks else b"", reading.chunks)
 
     # -- waiting
 

@@ -16,6 +16,7 @@ import msgspec
 
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import Unavailable
+from orchestrator.references import is_reference
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.obstacles import ObstacleLog
 from orchestrator.sdk.waiting.per_process import PerProcess
@@ -168,6 +169,8 @@ def _is_complete(ended: Ended) -> bool:
         return ended.state == TaskState.CANCELLED
     if ended.result is None:
         return False
+    if is_reference(ended.result):
+        return True
     try:
         decode_value(ended.result)
     except (msgspec.DecodeError, ValueError, RecursionError, Sealed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Protocol
 
+import msgspec
 from msgspec import Meta
 
 from orchestrator.domain.access import Scope
@@ -16,7 +17,16 @@ from orchestrator.store.tasks.redrive import FailedFilter, Group
 from orchestrator.transport.codec import Ended
 
 Entry = Annotated[str, Meta(pattern=r"^(\d{1,19}-\d{1,19})?$")]
+Number = Annotated[int, Meta(ge=0, le=2**31)]
 Moment = Annotated[float, Meta(ge=0, le=1)]
+
+
+class PayloadPart(msgspec.Struct, frozen=True):
+    """A part of a value that is stored outside."""
+
+    data: bytes
+    parts: int
+    """How many there are."""
 
 
 class TaskCalls(Protocol):
@@ -65,6 +75,10 @@ class TaskCalls(Protocol):
     @call()
     def overdue(self, task: Id) -> str:
         """Say how a task is whose end somebody has waited for in vain."""
+
+    @call()
+    def payload_part(self, task: Id, reference: bytes = b"", number: Number = 0) -> PayloadPart:
+        """Return a part of what a task has left in the payload store: its result, or what a reference names."""
 
 
 class TaskWork(TaskCalls, Protocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from orchestrator.payloads.keeping import forget, register
 from orchestrator.sdk.calls.code import CodeWork
 from orchestrator.sdk.calls.flows import FlowCalls
 from orchestrator.sdk.calls.insights import InsightCalls
@@ -22,6 +23,7 @@ from orchestrator.sdk.calls.workflows import WorkflowCalls
 from orchestrator.sdk.remote.asking import Asking
 from orchestrator.sdk.remote.http import Http
 from orchestrator.sdk.remote.parts import RemoteCode, RemoteRuns, RemoteTasks, remote_part
+from orchestrator.sdk.remote.payloads import RemotePayloads
 from orchestrator.sdk.remote.waiting import Waits
 from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
@@ -47,10 +49,12 @@ class RemoteBackend:
         self.schedules = cast(ScheduleCalls, remote_part("schedules", ScheduleCalls)(asking))
         self.queues = cast(QueueCalls, remote_part("queues", QueueCalls)(asking))
         self.quarantine = cast(QuarantineCalls, remote_part("quarantine", QuarantineCalls)(asking))
+        register(self._http.url, RemotePayloads(self.tasks))
         self.insights = cast(InsightCalls, remote_part("insights", InsightCalls)(asking))
 
     def close(self) -> None:
         """Close every connection."""
+        forget(self._http.url)
         self.waiting.close()
         self._asking.close()
         self._http.close()

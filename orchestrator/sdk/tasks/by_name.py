@@ -10,7 +10,7 @@ from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import CallOptions, Placed, check_name, once, with_options
 from orchestrator.sdk.values.payload import encode_call
-from orchestrator.sdk.values.sealing import sealed_task
+from orchestrator.sdk.values.sealing import outgoing_task
 from orchestrator.settings import Settings
 from orchestrator.trace_context import current_trace
 
@@ -32,11 +32,12 @@ def call_by_name(
     else:  # all but this is the same for many calls
         chosen, placed = _placed(name, {option: options[option] for option in options if option != _ONCE}, period)
         placed = placed._replace(unique=once(name, key, period))
+    stays = placed.unique is not None and placed.unique.same_call
     task = NewTask(
         id=new_id(),
         name=name,
         queue=chosen.queue or queue,
-        payload=encode_call(name, args, kwargs, settings.max_payload),
+        payload=encode_call(name, args, kwargs, settings.max_payload if stays else settings.largest_value),
         priority=chosen.priority,
         delay=chosen.delay_seconds,
         options=placed.options,
@@ -45,7 +46,7 @@ def call_by_name(
         unique=placed.unique,
         trace=current_trace(),
     )
-    return sealed_task(task, settings)
+    return outgoing_task(task, settings)
 
 
 def _placed(name: str, options: Mapping[str, Any], period: float) -> tuple[CallOptions, Placed]:

@@ -8,8 +8,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
+from io import RawIOBase
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, cast, get_args
 from uuid import UUID, uuid4
 
 from orchestrator.domain.tasks.task import NewTask
@@ -98,6 +99,16 @@ class TaskContext:
             )
         if self._runtime is not None:
             self._runtime.leave(data)
+
+    # -- a large result
+
+    def open_output(self) -> IO[bytes]:
+        """Return a file whose bytes become the task's result, if the function returns None.
+
+        With a payload store, about a megabyte of it is in memory, however much is written; without one it may have
+        `max_payload` bytes. What an attempt has written that fails is nobody's result.
+        """
+        return cast("IO[bytes]", self._require_runtime("ctx.open_output()").open_output())
 
     # -- being told to stop
 
@@ -199,6 +210,9 @@ class TaskRuntime(Protocol):
 
     def complete(self, result: Any) -> None:
         """Set the result that the transaction records."""
+
+    def open_output(self) -> RawIOBase:
+        """Return where the task writes its result."""
 
 
 _runtime: ContextVar[TaskRuntime | None] = ContextVar("orchestrator_runtime", default=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, overload
+from typing import IO, Any, Generic, TypeVar, overload
 from uuid import UUID
 
 from orchestrator.domain.ids import to_text
@@ -21,12 +21,15 @@ from orchestrator.errors import (
     TaskFailed,
     TaskSkipped,
 )
+from orchestrator.payloads.keeping import open_bytes
+from orchestrator.references import BYTES, whole_reference
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import refuse_inside_task
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_value
+from orchestrator.sdk.values.stored import Payload
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, check_timeout, complete, iterate
 from orchestrator.sdk.waiting.twins import twin
 from orchestrator.transport.codec import Ended
@@ -67,6 +70,9 @@ class Handle(Generic[R]):
         return complete(self._result(timeout))
 
     def _result(self, timeout: float | None = None) -> Steps[R]:
+        return self._value((yield from self._ended(timeout)))
+
+    def _ended(self, timeout: float | None) -> Steps[Ended]:
         refuse_inside_task("another task")
         check_timeout(timeout)
         ended = self._known() or (yield from self._client.backend.tasks.wait(self._id, timeout))
@@ -75,7 +81,20 @@ class Handle(Generic[R]):
                 f"{self!r} had no result after {timeout} s. {self._client.backend.tasks.overdue(self._id)}; "
                 f"ask again, or see `orchestrator tasks show {self.id}`."
             )
-        return self._value(ended)
+        return ended
+
+    def open_result(self, timeout: float | None = None) -> IO[bytes]:
+        """Wait for a result that is bytes and return it as a file, of which about a megabyte is in memory at a time."""
+        return complete(self._open_result(timeout))
+
+    def _open_result(self, timeout: float | None = None) -> Steps[IO[bytes]]:
+        ended = yield from self._ended(timeout)
+        stored = whole_reference(ended.result) if ended.state == TaskState.SUCCESS and ended.result else None
+        if stored is not None and stored.form == BYTES:
+            return open_bytes(stored)
+        if ended.state == TaskState.SUCCESS:
+            return Payload(decode_value(ended.result or b"\xc0")).open()
+        return Payload(self._value(ended)).open()
 
     def status(self) -> str:
         """Return the task's present state: pending, dispatched, running, success, failed, cancelled or skipped."""
@@ -94,6 +113,7 @@ class Handle(Generic[R]):
         self._client.backend.tasks.retry(self._id)
 
     aresult = twin(result, _result)
+    aopen_result = twin(open_result, _open_result)
     astatus = twin(status)
     aprogress = twin(progress)
     acancel = twin(cancel)

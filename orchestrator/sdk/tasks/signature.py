@@ -14,6 +14,7 @@ from orchestrator.errors import InvalidTask, PayloadError, did_you_mean
 from orchestrator.sdk.tasks.context import TaskContext, current_task
 from orchestrator.sdk.values.conversion import can_convert, convert, sure_types, why_not
 from orchestrator.sdk.values.payload import decode_call, decode_value
+from orchestrator.sdk.values.stored import Payload, is_payload, loaded
 
 _MISFITS = (msgspec.ValidationError, TypeError, ValueError)
 """What is raised for data that does not fit a type, pydantic's own errors included."""
@@ -56,6 +57,7 @@ class Signature:
                     f"turned into {_describe(hints[named])}: {reason}."
                 )
         self._kinds = {p.name: hints[p.name] for p in visible if can_convert(hints.get(p.name, Any))}
+        self._unread = frozenset(p.name for p in visible if is_payload(hints.get(p.name)))
         self._result = hints["return"] if can_convert(hints.get("return", Any)) else Any
         self._sure = {name: sure_types(kind) for name, kind in self._kinds.items()}
         self._sure_results = sure_types(self._result)
@@ -151,6 +153,24 @@ class Signature:
         known = self._signature.parameters
         return {name: value for name, value in given.items() if name in known and name != self._star}
 
+    def load(self, arguments: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Read what was stored elsewhere, but for parameters that want it unread."""
+        names = self._positional
+        return [
+            self._load(names[place] if place < len(names) else self._star, value)
+            for place, value in enumerate(arguments)
+        ], {name: self._load(name, value) for name, value in keywords.items()}
+
+    @property
+    def wants_unread(self) -> bool:
+        """Say whether the function has a parameter for a value that was not read."""
+        return bool(self._unread)
+
+    def _load(self, name: str | None, value: Any) -> Any:
+        if name not in self._unread:
+            return loaded(value)
+        return value if value is None or isinstance(value, Payload) else Payload(value)
+
     def restore(self, arguments: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Turn decoded arguments into the annotated types."""
         self.check(arguments, keywords)
@@ -207,8 +227,8 @@ class Signature:
         try:
             return self.restore_result(value)
         except PayloadError:
-            if value is None:
-                return None
+            if value is None or (isinstance(value, bytes) and self._result is types.NoneType):
+                return value  # which it has written with ctx.open_output()
             raise
 
     def _restore(self, name: str | None, value: Any) -> Any:

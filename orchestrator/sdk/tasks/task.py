@@ -29,7 +29,7 @@ from orchestrator.sdk.tasks.options import CallOptions, Placed, check_name, show
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import digest_call, encode_call
-from orchestrator.sdk.values.sealing import sealed_task
+from orchestrator.sdk.values.sealing import outgoing_task, sealed_task
 from orchestrator.trace_context import current_trace
 from orchestrator.tracing.entry import sending
 
@@ -113,7 +113,7 @@ class Task(Generic[P, R]):
             raise InvalidTask("Option on_success=True: only inside a task that runs in a worker; this is a workflow.")
         ordinal, identifier = commander.next("task")
         scheduled = self._as_scheduled(commander.started.queue)
-        described = scheduled._described(identifier, args, kwargs, commander.run_id, ordinal)
+        described = scheduled._described(identifier, args, kwargs, commander.run_id, ordinal, stays=True)
         described = sealed_task(described, self._client.settings)
         commander.issue(ScheduleTask(ordinal, described, digest_call(args, kwargs)))
         restore = self._signature.restore_kept
@@ -142,8 +142,13 @@ class Task(Generic[P, R]):
         if inside_workflow() or current_runtime() is not None:
             return await self._client.threads.run(self.enqueue, *args, **kwargs)
         with sending("enqueue", self.name, self.queue) as sent:
-            task = self._new(args, kwargs)
+            task = self._checked(args, kwargs)
             self._enqueue_path()  # which refuses what only a running task can do
+            settings = self._client.settings
+            if len(task.payload) > settings.inline_payload and settings.payload_store:
+                task = await self._client.threads.run(outgoing_task, task, settings)
+            else:
+                task = sealed_task(task, settings)
             sent.created(task.id)
             backend = await self._client.opened()
             return Handle(self._client, await backend.tasks.aenqueue(task), self._signature)
@@ -214,6 +219,16 @@ class Task(Generic[P, R]):
         run_id: bytes | None = None,
         position: int | None = None,
     ) -> NewTask:
+        """Check a call and return it as data; nothing is written but arguments that are kept outside."""
+        return outgoing_task(self._checked(args, kwargs, run_id, position), self._client.settings)
+
+    def _checked(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        run_id: bytes | None = None,
+        position: int | None = None,
+    ) -> NewTask:
         """Check a call and return it as data; nothing is written."""
         self._refuse_in_workflow("enqueued")
         runtime = current_runtime()
@@ -222,7 +237,7 @@ class Task(Generic[P, R]):
         if (trace := current_trace()) is not None:
             task = msgspec.structs.replace(task, trace=trace)
         self._signature.check_types(args, kwargs, task.payload)
-        return sealed_task(task, self._client.settings)
+        return task
 
     def _described(
         self,
@@ -233,8 +248,9 @@ class Task(Generic[P, R]):
         position: int | None,
         *,
         in_task: bool = False,
+        stays: bool = False,
     ) -> NewTask:
-        """Check a call and return it as data, under an id that the caller has chosen."""
+        """Check a call and return it as data, under an id that the caller has chosen; `stays` if it is kept nowhere."""
         self._signature.check(args, kwargs)
         options = self._call_options
         settings = self._client.settings
@@ -245,11 +261,12 @@ class Task(Generic[P, R]):
             self._check_unique(placed.unique, in_run=run_id is not None, in_task=in_task)
             if placed.unique.same_call and options.executor_call is None:
                 args, kwargs = self._signature.normal(args, kwargs)
+        stays = stays or (placed.unique is not None and placed.unique.same_call)
         return NewTask(
             id=identifier,
             name=self.name,
             queue=self.queue,
-            payload=encode_call(self.name, args, kwargs, settings.max_payload),
+            payload=encode_call(self.name, args, kwargs, settings.max_payload if stays else settings.largest_value),
             priority=options.priority,
             delay=options.delay_seconds,
             options=placed.options,

@@ -13,13 +13,27 @@ from typing import Any
 
 import msgspec
 
+from orchestrator import references
 from orchestrator.domain import zoned
 from orchestrator.domain.plain import MOST_LEVELS, REFUSALS, is_too_deep
 from orchestrator.errors import PayloadError
+from orchestrator.payloads.keeping import read_encoded
+from orchestrator.references import read_reference, whole_reference
 from orchestrator.sdk.values.conversion import convert, encode_other
+from orchestrator.sdk.values.stored import Payload
 from orchestrator.sealing import CALL, CODE, VALUE, open_data, open_extension
 
-__all__ = ["convert", "decode_call", "decode_value", "digest_call", "encode_call", "encode_other", "encode_value"]
+__all__ = [
+    "convert",
+    "decode_call",
+    "decode_shown",
+    "decode_unread",
+    "decode_value",
+    "digest_call",
+    "encode_call",
+    "encode_other",
+    "encode_value",
+]
 
 _NEST = frozenset([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 """The bytes with which a map or an array of MessagePack begins."""
@@ -37,9 +51,36 @@ _orderly = msgspec.msgpack.Encoder(enc_hook=encode_other, order="deterministic")
 
 def _restore(code: int, data: memoryview) -> Any:
     """Return what an extension stands for, or say why it cannot be opened."""
+    if code == references.CODE:
+        return _decoder.decode(read_encoded(read_reference(bytes(data))))
     return _decoder.decode(open_extension(bytes(data), VALUE)) if code == CODE else zoned.restore(code, data)
 
 
+class _Unread:
+    number = 0
+
+
+_unread = _Unread()
+"""How many stored values were not read so far."""
+
+
+def _postpone(code: int, data: memoryview) -> Any:
+    """Return what an extension stands for; what is stored elsewhere is not read yet."""
+    if code == references.CODE:
+        _unread.number += 1
+        return Payload(reference=read_reference(bytes(data)), decode=_decoder.decode)
+    return _postponing.decode(open_extension(bytes(data), VALUE)) if code == CODE else zoned.restore(code, data)
+
+
+def _tell(code: int, data: memoryview) -> Any:
+    """Return what an extension stands for; of what is stored elsewhere, only what it is."""
+    if code == references.CODE:
+        return str(read_reference(bytes(data)))
+    return _telling.decode(open_extension(bytes(data), VALUE)) if code == CODE else zoned.restore(code, data)
+
+
+_postponing = msgspec.msgpack.Decoder(ext_hook=_postpone)
+_telling = msgspec.msgpack.Decoder(ext_hook=_tell)
 _decoder = msgspec.msgpack.Decoder(ext_hook=_restore)
 _IN_TIMES = b"\xff"
 """A byte that stands in every timestamp, and rarely in anything else."""
@@ -49,7 +90,19 @@ _parts = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
 
 def decode_call(data: bytes) -> Any:
     """Decode the arguments of a call: by place, by name and, for a step of a workflow, what it knows of itself."""
-    return _decoder.decode(open_data(data, CALL))
+    return _decoder.decode(_call(data))
+
+
+def decode_unread(data: bytes) -> tuple[Any, bool]:
+    """Decode the arguments of a call, of which what is stored elsewhere is a `Payload`; say whether there is one."""
+    before = _unread.number
+    return _postponing.decode(_call(data)), _unread.number != before
+
+
+def _call(data: bytes) -> bytes:
+    """Return an encoded call, wherever it is and whoever has sealed it."""
+    stored = whole_reference(data)
+    return open_data(data if stored is None else read_encoded(stored), CALL)
 
 
 def encode_call(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any], limit: int) -> bytes:
@@ -103,7 +156,7 @@ def _checked(data: bytes, what: str, limit: int) -> bytes:
     if len(data) > limit:
         raise PayloadError(
             f"{what}: {len(data):,} bytes, and at most {limit:,} are allowed. Pass a reference to the data instead, "
-            f"or raise the setting max_payload."
+            f"raise the setting max_payload, or keep what is large elsewhere: setting payload_store."
         )
     if len(data) > _SHORT and (problem := _unreadable(data)):
         raise PayloadError(f"{what} could not be read again: {problem}.")
@@ -135,6 +188,11 @@ def _is_surely_shallow(data: bytes, levels: int) -> bool:
         return False  # a map whose keys may be anything
     parts = found.values() if isinstance(found, dict) else found
     return all(len(part) < levels - 1 or _is_surely_shallow(bytes(part), levels - 1) for part in parts)
+
+
+def decode_shown(data: bytes) -> Any:
+    """Decode a value for who looks at it: what is stored elsewhere is not read, and a text says what it is."""
+    return _telling.decode(data)
 
 
 def decode_value(data: bytes, kind: Any = Any) -> Any:

@@ -5,8 +5,25 @@ from __future__ import annotations
 import msgspec
 
 from orchestrator.domain.tasks.task import NewTask
+from orchestrator.payloads.keeping import PayloadStore, store_of
 from orchestrator.sealing import CALL, Vault, vault_of
 from orchestrator.settings import Settings
+
+
+def outgoing_task(task: NewTask, settings: Settings) -> NewTask:
+    """Return a task whose arguments, if they are large, are in the payload store, and are sealed otherwise."""
+    store = store_of(settings) if len(task.payload) > settings.inline_payload else None
+    return sealed_task(task if store is None else left_task(task, store), settings)
+
+
+def left_task(task: NewTask, store: PayloadStore) -> NewTask:
+    """Return a task with its arguments in the payload store, if they are large.
+
+    Those under a key of one call stay, because they are compared with those of the next call under that key.
+    """
+    if len(task.payload) <= store.inline or (task.unique is not None and task.unique.same_call):
+        return task
+    return msgspec.structs.replace(task, payload=store.arguments(task.payload, task.id, task.run_id))
 
 
 def sealed_task(task: NewTask, settings: Settings) -> NewTask:

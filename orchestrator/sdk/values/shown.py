@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.sdk.values.payload import decode_value
+from orchestrator.references import whole_reference
+from orchestrator.sdk.values.payload import decode_shown
 from orchestrator.sealing import CALL, CODE, Sealed, described, open_data
 
 
@@ -17,6 +18,8 @@ def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
     """
     if not payload:
         return [], {}
+    if (stored := whole_reference(payload)) is not None:
+        return [str(stored)], {}
     try:
         payload = open_data(payload, CALL)
     except Sealed as error:
@@ -31,7 +34,7 @@ def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
 def stored_value(data: bytes) -> Any:
     """Return the value that is stored, or the bytes themselves where they are none, or with which key it is sealed."""
     try:
-        return decode_value(data)
+        return decode_shown(data)
     except Sealed as error:
         return _told(error)
     except ValueError:

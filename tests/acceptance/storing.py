@@ -1,0 +1,94 @@
+"""An application whose tasks are given and return more than stands in a row."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+from orchestrator import Orchestrator, Payload, TaskContext, WorkflowContext
+
+app = Orchestrator()
+
+
+@app.task
+def echo(value: Any) -> Any:
+    return value
+
+
+@app.task
+async def echo_async(value: Any) -> Any:
+    return value
+
+
+@app.task
+def length(value: Any) -> int:
+    return len(value)
+
+
+@app.task
+def numbers(count: int) -> list[dict[str, Any]]:
+    return [{"number": number, "text": "x" * 100} for number in range(count)]
+
+
+@app.task
+def number_of(item: dict[str, Any]) -> int:
+    return int(item["number"])
+
+
+@app.task
+def write(ctx: TaskContext, megabytes: int) -> None:
+    with ctx.open_output() as output:
+        for number in range(megabytes):
+            output.write(bytes([number % 256]) * 1_000_000)
+
+
+@app.task
+def copy(ctx: TaskContext, write: Payload) -> None:
+    with write.open() as source, ctx.open_output() as output:
+        while data := source.read(100_000):
+            output.write(data)
+
+
+@app.task
+def digest(copy: Payload) -> dict[str, Any]:
+    found = hashlib.sha256()
+    with copy.open() as source:
+        while data := source.read(100_000):
+            found.update(data)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"sha256": found.hexdigest(), "size": copy.size, "peak": peak}
+
+
+@app.task
+def die_once(mark: str) -> bytes:
+    """Return something large, in the first attempt from a process that is killed when it has stored that."""
+    if not Path(mark).exists():
+        from orchestrator.workers.reporting.reporter import Reporter
+
+        def die(*_: object) -> None:
+            Path(mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        Reporter.report = die  # type: ignore[method-assign, assignment]
+    return b"y" * 500_000
+
+
+@app.task
+def follow(result: bytes) -> int:
+    return len(result)
+
+
+@app.task(on_success=follow)
+def followed() -> bytes:
+    return b"z" * 500_000
+
+
+@app.workflow
+async def flow(ctx: WorkflowContext, size: int) -> int:
+    first = await echo.schedule("a" * size)
+    made = await numbers.schedule(size // 100)
+    return len(first) + len(made)

@@ -1,0 +1,82 @@
+"""A payload store that is away, that some workers lack, or that others may look into."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import storing
+
+from orchestrator import Unavailable
+from orchestrator.scheduler.upkeep.collecting import PayloadCollection
+from tests.acceptance.stack import Stack
+from tests.acceptance.storehouse import DATA_KEY, LARGE, WORKER, objects, start, storing_stack
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def stack(database_url: str, redis_url: str, tmp_path: Path, settings: dict[str, Any]) -> Iterator[Stack]:
+    """Services without processes."""
+    with storing_stack(database_url, redis_url, tmp_path, **settings) as stack:
+        yield stack
+
+
+def test_nothing_young_is_collected(stack: Stack) -> None:
+    handle = storing.length.enqueue(LARGE)
+    stack.sql("DELETE FROM orchestrator.tasks RETURNING 1")
+    by = PayloadCollection(stack.engine, stack.settings, threading.Event())
+    with stack.engine.connect() as connection:
+        assert list(by.steps(connection)) == []
+    assert len(objects(stack)) == 1, handle
+
+
+def test_an_outage_of_the_store_costs_no_try(stack: Stack) -> None:
+    stack.scheduler()
+    handle = storing.echo.enqueue(LARGE)
+    root = Path(stack.settings.payload_store)
+    away = root.with_name("away")
+    root.rename(away)
+    worker = stack.worker(*WORKER)
+    eventually(lambda: worker.logged("It is handed back, and tried again."), "it is handed back")
+    assert handle.status() in ("pending", "dispatched", "running")
+    away.rename(root)
+    assert handle.result(60) == LARGE
+    assert stack.scalar("SELECT failures FROM orchestrator.ended_tasks") == 0
+
+
+def test_a_client_is_told_of_an_outage_and_nothing_is_enqueued(stack: Stack) -> None:
+    Path(stack.settings.payload_store).touch()
+    with pytest.raises(Unavailable, match="The payload store .* cannot be used: .*Not a directory"):
+        storing.length.enqueue(LARGE)
+    assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 0
+
+
+def test_a_worker_without_a_store_gets_nothing_that_it_cannot_read(stack: Stack) -> None:
+    stack.scheduler()
+    has_store, stack.environment = stack.environment, {**stack.environment}
+    del stack.environment["ORCHESTRATOR_PAYLOAD_STORE"]
+    stack.worker(*WORKER)
+    small, large = storing.length.enqueue("abc"), storing.length.enqueue(LARGE)
+    assert small.result(60) == 3
+    held = "SELECT hold FROM orchestrator.tasks"
+    eventually(lambda: stack.sql(held) == [("no data key: @payload-store",)], "it is kept back")
+    obstacles = storing.app._client.backend.tasks.obstacles
+    eventually(lambda: "(setting payload_store)" in str(obstacles(large._id)), "it is said what it waits for")
+    stack.environment = has_store
+    stack.worker(*WORKER)
+    assert large.result(60) == len(LARGE)
+    assert storing.app.start_many(storing.length, [(LARGE,)] * 20).results(60) == [len(LARGE)] * 20
+    assert stack.scalar("SELECT max(attempt) FROM orchestrator.ended_tasks WHERE run_id IS NOT NULL") < 100
+
+
+@pytest.mark.parametrize("settings", [{"data_keys": DATA_KEY}])
+def test_what_is_stored_is_sealed(stack: Stack) -> None:
+    start(stack)
+    assert storing.echo.enqueue(LARGE).result(60) == LARGE
+    assert storing.app.start_many(storing.length, [(LARGE,)]).results(60) == [len(LARGE)]
+    assert len(objects(stack)) == 3
+    for path in objects(stack):
+        assert b"secret" not in path.read_bytes()

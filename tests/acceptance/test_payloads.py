@@ -1,0 +1,182 @@
+"""What is large stands in the payload store, and rows and messages name it."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import storing
+
+from orchestrator import Orchestrator, PayloadError, Settings, TaskFailed
+from orchestrator.payloads import keeping
+from orchestrator.sdk.dag.definitions import loads
+from tests.acceptance.stack import Stack
+from tests.acceptance.storehouse import LARGE, WORKER, collect, largest_rows, objects, storing_stack
+from tests.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def house(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A scheduler and a worker, for many tests; those that have a stack of their own come after them."""
+    with storing_stack(database_url, redis_url, tmp_path_factory.mktemp("house")) as stack:
+        stack.scheduler()
+        stack.worker(*WORKER)
+        yield stack
+
+
+@pytest.fixture
+def running(house: Stack) -> Stack:
+    """The same, without what was there before."""
+    house.sql("TRUNCATE orchestrator.ended_tasks, orchestrator.histories, orchestrator.runs; SELECT 1")
+    for path in objects(house):
+        path.unlink()
+    return house
+
+
+def test_arguments_and_results_leave_the_rows(running: Stack) -> None:
+    for task in (storing.echo, storing.echo_async, storing.echo.options(isolation="process")):
+        assert task.enqueue(LARGE).result(60) == LARGE
+    assert storing.app.start_many(storing.length, [(LARGE,), ([1] * 200_000,)]).results(60) == [len(LARGE), 200_000]
+    assert storing.followed.enqueue().result(60) == b"z" * 500_000
+    following = "SELECT result FROM orchestrator.ended_tasks WHERE name = 'storing.follow'"
+    eventually(lambda: running.sql(following))
+    assert storing.flow.start(100_000).result(60) == 101_000
+    assert largest_rows(running) < 101_000
+    assert len(objects(running)) == 3 * 2 + 2 + 1 + 2
+
+
+def test_a_large_list_fans_out_by_reference(running: Stack) -> None:
+    storing.app.workflows.apply(
+        loads("""
+name: fan
+tasks:
+  some: {task: storing.numbers, input: {count: 1500}}
+  each: {task: storing.number_of, depends_on: [some], foreach: some}
+  all:  {task: storing.length, depends_on: [each], input: {value: "${each}"}}
+  bad:  {task: storing.length, depends_on: [some], input: {value: "${some[0]}"}}
+""")
+    )
+    run = storing.app.workflows["fan"].start()
+    assert run.wait_ended(60) == "failed"
+    outputs = run.outputs()
+    assert outputs["each"] == list(range(1_500))
+    assert outputs["all"] == 1_500
+    assert len(outputs["some"]) == 1_500
+    assert largest_rows(running) < 20_000
+    assert len(objects(running)) == 1
+    reason = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "runs", "show", run.id],
+        env=running.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "payload store, which the scheduler does not read" in " ".join(reason.split())
+
+
+def test_much_is_written_and_read_by_processes_that_hold_little(running: Stack) -> None:
+    storing.app.workflows.apply(
+        loads("""
+name: stream
+tasks:
+  write:  {task: storing.write, input: {megabytes: 200}}
+  copy:   {task: storing.copy, depends_on: [write]}
+  digest: {task: storing.digest, depends_on: [copy]}
+""")
+    )
+    run = storing.app.workflows["stream"].start()
+    assert run.wait_ended(100) == "success"
+    expected = hashlib.sha256()
+    for number in range(200):
+        expected.update(bytes([number % 256]) * 1_000_000)
+    task = running.scalar("SELECT id FROM orchestrator.ended_tasks WHERE step = 'copy'")
+    found = hashlib.sha256()
+    with storing.app.handle(str(task)).open_result() as source:
+        while data := source.read(1_000_000):
+            found.update(data)
+    assert found.digest() == expected.digest()
+    made = run_output(running, "digest")
+    assert made["sha256"] == expected.hexdigest()
+    assert made["size"] == 200_000_000
+    assert made["peak"] < 150_000, f"{made['peak']} kB"
+
+
+def run_output(running: Stack, step: str) -> Any:
+    task = running.scalar(f"SELECT id FROM orchestrator.ended_tasks WHERE step = '{step}'")
+    return storing.app.handle(str(task)).result(10)
+
+
+def test_small_output_stays_in_its_row(running: Stack) -> None:
+    handle = storing.write.enqueue(0)
+    with handle.open_result(60) as source:
+        assert source.read() == b""
+    with pytest.raises(PayloadError, match="if it is bytes"):
+        storing.length.enqueue("abc").open_result(60)
+    assert objects(running) == []
+
+
+def test_a_worker_that_is_killed_between_payload_and_report_leaves_nothing(running: Stack, tmp_path: Path) -> None:
+    handle = storing.die_once.enqueue(str(tmp_path / "died"))
+    assert handle.result(60) == b"y" * 500_000
+    assert len(objects(running)) == 2
+    collect(running)
+    assert len(objects(running)) == 1
+    assert storing.app.handle(handle.id).result(10) == b"y" * 500_000
+    running.sql("DELETE FROM orchestrator.ended_tasks RETURNING 1")
+    collect(running)
+    assert objects(running) == []
+
+
+def test_what_another_row_names_stays(running: Stack) -> None:
+    first = storing.followed.enqueue()
+    first.result(60)
+    eventually(lambda: running.sql("SELECT 1 FROM orchestrator.ended_tasks WHERE name = 'storing.follow'"))
+    running.sql("DELETE FROM orchestrator.ended_tasks WHERE name = 'storing.followed' RETURNING 1")
+    collect(running)
+    assert len(objects(running)) == 1
+    running.sql("DELETE FROM orchestrator.ended_tasks RETURNING 1")
+    collect(running)
+    assert objects(running) == []
+    assert running.scalar("SELECT count(*) FROM orchestrator.payload_keeps") == 0
+
+
+def test_what_was_altered_is_refused_in_words(running: Stack) -> None:
+    handle = storing.echo.enqueue("b" * 100_000)
+    handle.result(60)
+    for path in objects(running):
+        data = bytearray(path.read_bytes())
+        data[50] ^= 1
+        path.write_bytes(data)
+    with pytest.raises(PayloadError, match="was altered"):
+        storing.app.handle(handle.id).result(10)
+    running.worker(*WORKER, "--queues", "late")
+    late = storing.length.options(queue="late", delay=1).enqueue("c" * 100_000)
+    for path in objects(running):
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(TaskFailed, match="was altered, or only a part of it is left"):
+        late.result(60)
+    for path in objects(running):
+        path.unlink()
+    with pytest.raises(PayloadError, match="is not in the payload store"):
+        storing.app.handle(handle.id).result(10)
+
+
+def test_clients_over_http_need_no_store(running: Stack) -> None:
+    written = storing.write.enqueue(3)
+    fanned = storing.numbers.enqueue(3_000)
+    written.open_result(60).close()
+    fanned.result(60)
+    with Orchestrator(Settings(api_url=running.api())) as remote:
+        keeping._openers.pop(str(Path(running.settings.payload_store) / "orchestrator"))
+        with remote.handle(written.id).open_result(60) as source:
+            assert source.read() == b"".join(bytes([number]) * 1_000_000 for number in range(3))
+        assert remote.handle(written.id).result(60)[:3] == b"\0\0\0"
+        assert remote.handle(fanned.id).result(60)[2_999]["number"] == 2_999
+        remote.task(name="storing.length")(storing.length.function)
+        assert remote.enqueue("storing.length", LARGE).result(60) == len(LARGE)
+    assert len(objects(running)) == 3

@@ -1,0 +1,117 @@
+"""What a task returns or writes, if it is too large for a report: it goes to the payload store first.
+
+The object is there before the report that names it is sent. If this process dies in between, no row ever names it, and
+the collector finds it: the next attempt writes another.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import msgspec
+
+from orchestrator.domain.code.activation import Activation
+from orchestrator.domain.code.history import Event
+from orchestrator.domain.sealed import changed
+from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.task import Succeeded
+from orchestrator.errors import PayloadError, Unavailable, WrongState
+from orchestrator.payloads.keeping import PayloadStore, read_encoded, store_of
+from orchestrator.payloads.objects import Output
+from orchestrator.references import whole_reference
+from orchestrator.settings import Settings
+from orchestrator.telemetry import Outage, get_logger
+from orchestrator.workers.running.job import Job
+
+log = get_logger("worker")
+
+_PATIENCE = 300.0
+"""Seconds for which a result waits for a store that does not answer; then its task is handed back."""
+
+
+class LargeResults:
+    """Keeps the results of one worker process that are large."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._store: PayloadStore | None = store_of(settings)
+        self._inline = settings.max_payload if self._store is None else self._store.inline
+        self._outage = Outage(log, "the payload store", "large results wait")
+        self.limit = settings.largest_value
+
+    def are_large(self, report: AttemptReport) -> bool:
+        """Say whether a report has a result that leaves it."""
+        return self._store is not None and isinstance(report, Succeeded) and len(report.result) > self._inline
+
+    def left(self, job: Job, report: AttemptReport) -> AttemptReport:
+        """Return a report with its result in the store, if that is large."""
+        if not self.are_large(report) or not isinstance(report, Succeeded) or report.result == job.completion:
+            return report
+        return msgspec.structs.replace(report, result=self.keep(job, report.result))
+
+    def keep(self, job: Job, data: bytes) -> bytes:
+        """Return an encoded result, or what stands for it once it is stored; wait for a store that is away."""
+        if self._store is None or len(data) <= self._inline:
+            return data
+        task = job.dispatch
+        give_up_at = time.monotonic() + _PATIENCE
+        pause = 0.1
+        while True:
+            try:
+                kept = self._store.result(data, task.id, task.run_id, task.attempt)
+            except Unavailable as error:
+                self._outage.failed(str(error))
+                if time.monotonic() > give_up_at or job.interrupted_by is not None:
+                    raise
+                threading.Event().wait(pause)
+                pause = min(2 * pause, 5.0)
+            else:
+                self._outage.worked()
+                return kept
+
+    def open_output(self, job: Job) -> Output:
+        """Return a file whose bytes become the result of a job."""
+        name = job.dispatch.name
+        if job.output is not None:
+            raise WrongState(f"Task {name!r}: ctx.open_output() has been called already, and a task has one result.")
+        if job.transaction is not None or job.completion is not None:
+            raise WrongState(f"Task {name!r}: inside ctx.transaction(), the result is what ctx.complete() is given.")
+        if self._store is not None:
+            job.output = self._store.output(job.dispatch.id, job.dispatch.run_id, job.dispatch.attempt)
+        else:
+            job.output = Output(None, self._inline, lambda size: _too_large(name, size, self._inline))
+        return job.output
+
+
+def _too_large(name: str, size: int, limit: int) -> PayloadError:
+    return PayloadError(
+        f"The output of task {name!r}: {size:,} bytes, and at most {limit:,} are allowed without a payload store. See "
+        f"the setting payload_store."
+    )
+
+
+def read_events(activation: Activation) -> Activation:
+    """Return an activation whose stored values have been read: the code of a workflow must not meet an outage."""
+    events = [_read(event) for event in activation.events]
+    return msgspec.structs.replace(activation, events=events)
+
+
+def _read(event: Event) -> Event:
+    what = changed(event.what, _content, lambda error: error)
+    return event if what is event.what else Event(event.number, event.at, what)
+
+
+def _content(_: bytes, data: bytes) -> bytes:
+    stored = whole_reference(data)
+    return data if stored is None else read_encoded(stored)
+
+
+def finished_output(job: Job, value: object) -> bytes:
+    """Return what a job has written as its encoded result."""
+    assert job.output is not None
+    if value is not None:
+        raise PayloadError(
+            f"Task {job.dispatch.name!r} has written its result with ctx.open_output(), and returned another one. "
+            f"Return None."
+        )
+    return job.output.finish()
