@@ -155,6 +155,13 @@ def test_nonsense_is_a_failure_that_says_so(redis_url: str, answer: Any, kind: s
     assert len(found.message) < 1_000
 
 
+def test_what_a_service_sends_as_logs_is_in_the_log_of_the_task(redis_url: str) -> None:
+    heard = Heard()
+    with serving(lambda *_: (200, {"result": 1, "error": "", "logs": ["first", {"a": 1}]})) as service:
+        assert run(redis_url, execution(Http(service="sum", url=service.url)), heard) == Finished(1)
+    assert heard.lines == ["info: first", 'info: {"a":1}']
+
+
 def test_an_answer_that_comes_twice_counts_once(redis_url: str) -> None:
     with serving(lambda *_: TWICE + TWICE.replace(b"1}", b"2}")) as service:
         assert run(redis_url, execution(Http(service="sum", url=service.url))) == Finished(1)

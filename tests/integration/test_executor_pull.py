@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -24,6 +27,7 @@ from tests.integration.serving import serving
 from tests.integration.test_executor_http import Heard
 
 KEYS = Keys()
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SIGNED = {"signing_keys": "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="}
 SEALED = {"data_keys": "k1:MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="}
 
@@ -354,3 +358,40 @@ def test_a_result_that_is_too_large_is_refused(address: str, settings: Settings)
         assert (answer.status_code, "max_payload" in answer.json()["detail"]) == (413, True)
 
     tell(story, address, settings)
+
+
+@pytest.mark.parametrize("program", [("sh", "pull.sh"), ("node", "pull.js")], ids=["shell", "javascript"])
+def test_a_worker_in_another_language(address: str, settings: Settings, program: tuple[str, str]) -> None:
+    needed = ("curl", "jq") if program[0] == "sh" else ("node",)
+    if missing := [name for name in needed if shutil.which(name) is None]:
+        pytest.skip(f"there is no {missing[0]} here")
+    work = Execution(
+        name="e-1",
+        task="count",
+        task_id=str(uuid4()),
+        attempt=1,
+        queue="default",
+        options=Pull(),
+        input={"text": "one two  three"},
+    )
+
+    async def story(executor: PullExecutor, _: Client) -> None:
+        watching = await watched(executor, work)
+        process = await asyncio.create_subprocess_exec(
+            program[0], str(EXAMPLES / program[1]), env={**os.environ, "API": address, "ONCE": "1"}
+        )
+        try:
+            assert await asyncio.wait_for(watching, 30) == Finished(3)
+            await executor.release(work, "e-1")
+            assert await asyncio.wait_for(process.wait(), 30) == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    tell(story, address, settings)
+
+
+def test_a_worker_in_shell_has_thirty_lines() -> None:
+    lines = (EXAMPLES / "pull.sh").read_text().splitlines()
+    assert len([line for line in lines if line.strip() and not line.startswith("#")]) <= 30

@@ -14,7 +14,7 @@ from typing import ClassVar
 from urllib.parse import quote
 
 from orchestrator.domain.executors.execution import Broken, Execution, Outcome
-from orchestrator.domain.executors.http import Http, Passed, read_answer, request_body, service_of
+from orchestrator.domain.executors.http import Http, Passed, read_answer, request_body, said_lines, service_of
 from orchestrator.domain.executors.services import ServiceWorker
 from orchestrator.domain.tasks.destinations import Destinations, parse_destinations
 from orchestrator.settings import Settings
@@ -63,7 +63,7 @@ class HttpExecutor:
             candidates.sort(key=lambda one: one.url != external_id)
             for worker in candidates:
                 try:
-                    return await self._request(execution, worker, service, body)
+                    return await self._request(execution, worker, service, body, watcher)
                 except Barred as error:
                     return Broken("NotAllowed", f"{worker.url}: {error}. The worker's operator can allow it.", False)
                 except (Unanswered, Passed) as error:
@@ -103,7 +103,9 @@ class HttpExecutor:
         """Forget who there is."""
         self._book.close()
 
-    async def _request(self, execution: Execution, worker: ServiceWorker, service: str, body: bytes) -> Outcome:
+    async def _request(
+        self, execution: Execution, worker: ServiceWorker, service: str, body: bytes, watcher: Watcher
+    ) -> Outcome:
         options = _options(execution)
         self._asked[execution.name] = worker
         self._book.begin(worker.id)
@@ -122,6 +124,8 @@ class HttpExecutor:
             return Broken("AnswerTooLarge", f"{error}, which is what the setting max_payload allows.", retryable=False)
         finally:
             self._book.end(worker.id)
+        for line in said_lines(reply.body):
+            watcher.log(line)
         read = read_answer(reply.status, reply.body, who)
         return read if isinstance(read, Broken) else finished(read)
 

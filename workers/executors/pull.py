@@ -18,7 +18,7 @@ from typing import ClassVar, TypeVar
 import msgspec
 
 from orchestrator.domain.executors.execution import Broken, Execution, Outcome
-from orchestrator.domain.executors.http import reported, request_body
+from orchestrator.domain.executors.http import reported, request_body, said_lines
 from orchestrator.domain.executors.pull import Pull, service_of
 from orchestrator.settings import Settings
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe
@@ -78,6 +78,8 @@ class PullExecutor:
                 if seen.state == "leased" and (before is None or seen.leases > before.leases):
                     watcher.log(f"{seen.worker} has it")
                 if seen.state == "done":
+                    for line in said_lines(seen.outcome):
+                        watcher.log(line)
                     return _outcome(seen)
                 if seen.state == "lost":
                     silent = f"{seen.leases} had it and fell silent for {options.lease:g} s, {seen.worker} last"

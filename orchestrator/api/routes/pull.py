@@ -7,6 +7,8 @@ answered: the worker that watches the execution reports it, the leader applies t
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -82,6 +84,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     result: Any = None
     error: str | dict[str, Any] | None = None
     """A text, or an object with `kind`, `message`, `retryable` and `detail`, if it failed."""
+    logs: Annotated[list[str], Meta(max_length=1_000)] = []
+    """What the work has said, for the log of the task."""
 
 
 @routes.post("/poll", about=WHOLE, may_be_nothing=True, examples=[{"worker_id": "w1", "services": ["sum"], "wait": 0}])
@@ -110,26 +114,46 @@ def queue_heartbeat(api: Api, body: Beat) -> Ok:
 @routes.post("/complete", about=WHOLE)
 def complete_work(api: Api, body: Completion) -> Steps[Ok]:
     """Hand in what came of something; answered when that is in Postgres. The same again changes nothing."""
-    said = msgspec.json.encode({"result": body.result, "error": body.error or ""})
+    said = msgspec.json.encode({"result": body.result, "error": body.error or "", "logs": body.logs})
     if len(said) > api.settings.max_payload + _AROUND:
         detail = (
             f"A result has at most {api.settings.max_payload:,} bytes (setting max_payload): send an error instead."
         )
         raise refused(413, "The result is too large", detail)
-    pause, deadline = Pause(), time.monotonic() + _APPLYING
-    name = body.queue_id.rpartition("~")[0]
-    with api.desk.ends.listening([name], pause.ring):
+    pause, deadline, has_waited = Pause(), time.monotonic() + _APPLYING, False
+    with _told(api, body.queue_id, pause):
         while True:
             state = api.desk.pulls.complete(body.queue_id, said)
             if state not in ("done", "ended"):
                 raise _refusal(state, body.queue_id)
             left = deadline - time.monotonic()
-            if state == "ended" or (left <= _APPLYING - _LOOK_AGAIN and _has_ended(api, body.queue_id)):
+            if state == "ended" or (has_waited and _has_ended(api, body.queue_id)):
                 return Ok()
             if left <= 0:
                 raise refused(503, "It is kept, but not in Postgres yet", "No leader has applied it: send it again.")
             pause.seconds = min(left, _LOOK_AGAIN)
             yield pause
+            has_waited = True
+
+
+@contextmanager
+def _told(api: Api, queue_id: str, pause: Pause) -> Iterator[None]:
+    """End pauses when the end of a task is announced, or who watches an execution lets go of it."""
+    task = api.desk.pulls.task_of(queue_id)
+    if task is None:
+        yield
+        return
+
+    def wake(_: object) -> None:
+        pause.ring()
+
+    announcements = api.backend.waiting.announcements
+    announcements.listen(UUID(task).bytes, wake)
+    try:
+        with api.desk.ends.listening([queue_id.rpartition("~")[0]], pause.ring):
+            yield
+    finally:
+        announcements.forget(UUID(task).bytes, wake)
 
 
 def _has_ended(api: Api, queue_id: str) -> bool:

@@ -17,6 +17,7 @@ _LONGEST = 86_400.0
 _AS_THEY_ARE = {"input", "params"}
 _BUSY = (404, 429, 502, 503, 504)
 """Answers that say that another worker should be asked: it does not know the service, or cannot serve it now."""
+_MOST_LINES = 1_000
 _LONGEST_SAID = 4_000
 """Characters of an error that are kept."""
 
@@ -113,6 +114,16 @@ def read_answer(status: int, body: bytes, who: str) -> Any | Broken:
             f"{who} answered with something else than an object with `result` and `error`: {shown!r}.",
         )
     return said["result"]
+
+
+def said_lines(body: bytes) -> list[str]:
+    """Return the lines of a log that a service has sent beside its result, as `logs`."""
+    try:
+        said = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    lines = said.get("logs") if isinstance(said, dict) else None
+    return [_text(line) for line in lines[:_MOST_LINES]] if isinstance(lines, list) else []
 
 
 def _may_retry(status: int) -> bool:

@@ -1,0 +1,32 @@
+#!/bin/sh
+# A worker in shell, for tasks with the executor `pull`: it asks for work of the service `count`, and counts words.
+#
+#     API=http://localhost:8000 KEY=orc_… ./pull.sh
+#
+# It needs curl and jq. A heartbeat keeps the lease while the work takes; what was handed in is sent again until it is
+# known to be safe (200), or not wanted any more (4xx).
+api=${API:-http://localhost:8000}
+
+ask() {
+    curl -sS -w '\n%{http_code}' -H 'Content-Type: application/json' ${KEY:+-H "Authorization: Bearer $KEY"} \
+        -d "$2" "$api/queue/$1"
+}
+
+while true; do
+    answer=$(ask poll '{"worker_id": "shell-'$$'", "services": ["count"]}')
+    case ${answer##*
+} in
+        200) ;;
+        204) continue ;;
+        *) echo "poll: $answer" >&2; sleep 2; continue ;;
+    esac
+    work=$(printf '%s' "$answer" | sed '$d')
+    id=$(printf '%s' "$work" | jq .queue_id)
+    (while sleep 15; do ask heartbeat "{\"queue_id\": $id}" >/dev/null; done) &
+    beats=$!
+    words=$(printf '%s' "$work" | jq -r .input.text | wc -w)
+    said="{\"queue_id\": $id, \"result\": $((words)), \"error\": \"\"}"
+    until code=$(ask complete "$said" | tail -1); [ "$code" = 200 ] || [ "${code#4}" != "$code" ]; do sleep 2; done
+    kill $beats
+    [ "${ONCE:-}" ] && exit
+done
