@@ -10,9 +10,18 @@ from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.executors.bureaus import BureauHarness
 from tests.acceptance.executors.clusters import KubernetesHarness, RqHarness
 from tests.acceptance.executors.harness import Harness, Stage
+from tests.acceptance.executors.http_services import HttpHarness
 from tests.acceptance.executors.processes import ProcessHarness
+from tests.acceptance.executors.pullers import PullHarness
 
-HARNESSES: list[type[Harness]] = [BureauHarness, KubernetesHarness, ProcessHarness, RqHarness]
+HARNESSES: list[type[Harness]] = [
+    BureauHarness,
+    HttpHarness,
+    KubernetesHarness,
+    ProcessHarness,
+    PullHarness,
+    RqHarness,
+]
 """The executors that the suite is run over: add yours."""
 _IMPATIENT = {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0}
 

@@ -1,0 +1,154 @@
+"""A service over HTTP that counts, and recognises a request which it has seen: the remote side of `http`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from orchestrator.domain.executors.http import Http
+from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.services import ServiceWorker
+from orchestrator.transport import services
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys
+from tests.acceptance.executors.harness import Harness
+from tests.acceptance.stack import Stack
+
+
+class _Work:
+    def __init__(self, input: dict[str, Any]) -> None:
+        self.input = input
+        self.end: dict[str, Any] | None = None
+        self.changed = asyncio.Event()
+        self.is_lost = False
+
+
+class HttpHarness(Harness):
+    """One process that offers a service, known to the registry."""
+
+    name = "http"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._works: dict[str, _Work] = {}
+        self._begun: list[str] = []
+        self._talks: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    def prepare(self, stack: Stack) -> None:
+        redis, keys = connect(stack.settings.redis_url), Keys.of(stack.settings)
+        _, now = services.find(redis, keys, "w")
+        url = f"http://127.0.0.1:{self._port}"
+        for_long = now + 1_000  # its heartbeats are not what is tested here
+        services.write(redis, keys, ServiceWorker(id="w", url=url, services=("work",), heard_at=for_long))
+        redis.close()
+
+    def options(self) -> ExecutorOptions:
+        return Http(service="work")
+
+    def started(self, id: str) -> int:
+        return self._begun.count(id)
+
+    def is_running(self, id: str) -> bool:
+        return any(work.input.get("id") == id and work.end is None for work in list(self._works.values()))
+
+    def let_go(self, id: str, value: Any = None) -> None:
+        self._end(id, {"result": value, "error": ""})
+
+    def lose(self, id: str) -> None:
+        self._end(id, None)
+
+    def go_down(self) -> None:
+        async def down() -> None:
+            self._server.close()
+            for writer in list(self._talks):
+                writer.transport.abort()
+
+        self._call(down())
+
+    def come_back(self) -> None:
+        self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", self._port))
+
+    def close(self) -> None:
+        self.go_down()
+        self._call(self._cancel_all())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _cancel_all(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def _end(self, id: str, end: dict[str, Any] | None) -> None:
+        async def tell() -> None:
+            for name, work in list(self._works.items()):
+                if work.input.get("id") == id and work.end is None:
+                    work.end, work.is_lost = end or {}, end is None
+                    work.changed.set()
+                    if work.is_lost:
+                        del self._works[name]
+
+        self._call(tell())
+
+    def _call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._talks.add(writer)
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            method, path, _ = head.split(" ", 2)
+            if method == "DELETE":
+                if (work := self._works.get(path.rsplit("/", 1)[1])) is not None and work.end is None:
+                    work.end = {"result": None, "error": "cancelled"}
+                    work.changed.set()
+                writer.write(_answer({}))
+            else:
+                size = next(int(line[15:]) for line in head.split("\r\n") if line.lower().startswith("content-length:"))
+                writer.write(await self._do(json.loads(await reader.readexactly(size))))
+            await writer.drain()
+        except (OSError, EOFError):
+            pass
+        finally:
+            self._talks.discard(writer)
+            writer.close()
+
+    async def _do(self, asked: dict[str, Any]) -> bytes:
+        name, input = asked["request_id"], asked["input"]
+        work = self._works.get(name)
+        if work is None:
+            work = self._works[name] = _Work(input)
+            self._begun.append(input["id"])
+            _begin(work)
+        if input["do"] == "garbage":
+            work.end = {}
+            return b"\x00\xff no HTTP at all\r\n\r\n"
+        if work.end is None:
+            await work.changed.wait()
+        return b"" if work.is_lost else _answer(work.end or {})
+
+
+def _begin(work: _Work) -> None:
+    input = work.input
+    ends = {
+        "return": {"result": input.get("value"), "error": ""},
+        "fail": {"result": None, "error": input.get("message"), "retryable": input.get("retryable", True)},
+        "large": {"result": "x" * input.get("bytes", 0)},
+        "say": {"result": input.get("lines"), "logs": [f"line {number}" for number in range(input.get("lines", 0))]},
+    }
+    work.end = ends.get(input["do"])
+
+
+def _answer(said: dict[str, Any]) -> bytes:
+    data = json.dumps(said).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data)

@@ -1,0 +1,118 @@
+"""Somebody who asks for work over the HTTP API, and counts: the remote side of the executor `pull`."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.pull import Pull
+from tests.acceptance.executors.harness import Harness
+from tests.acceptance.stack import Stack
+
+
+class _Work:
+    def __init__(self, work: dict[str, Any]) -> None:
+        self.work = work
+        self.input: dict[str, Any] = work["input"]
+        self.ended = threading.Event()
+        self.value: Any = None
+        self.is_lost = False
+        self.is_over = False
+
+
+class PullHarness(Harness):
+    """A program that polls, in two threads, and works in one for each task."""
+
+    name = "pull"
+    without = frozenset({"test_a_remote_side_that_is_away_is_waited_for"})
+    """Nobody is reached here: who is away does not ask."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._works: list[_Work] = []
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def prepare(self, stack: Stack) -> None:
+        self._http = httpx.Client(base_url=stack.api(), timeout=40, limits=httpx.Limits(max_connections=None))
+        for number in range(2):
+            self._begin(self._poll, f"p-{number}")
+
+    def options(self) -> ExecutorOptions:
+        return Pull(service="work", lease=2.0)
+
+    def started(self, id: str) -> int:
+        return sum(work.input["id"] == id for work in list(self._works))
+
+    def is_running(self, id: str) -> bool:
+        return any(work.input["id"] == id and not work.is_over for work in list(self._works))
+
+    def let_go(self, id: str, value: Any = None) -> None:
+        for work in self._of(id):
+            work.value = value
+            work.ended.set()
+
+    def lose(self, id: str) -> None:
+        for work in self._of(id):
+            work.is_lost = True
+            work.ended.set()
+
+    def close(self) -> None:
+        self._over.set()
+        for work in self._works:
+            work.ended.set()
+        for thread in self._threads:
+            thread.join(10)
+        self._http.close()
+
+    def _of(self, id: str) -> list[_Work]:
+        return [work for work in self._works if work.input["id"] == id]
+
+    def _begin(self, call: Any, *arguments: Any) -> None:
+        thread = threading.Thread(target=call, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _poll(self, name: str) -> None:
+        while not self._over.is_set():
+            wanted = {"worker_id": name, "services": ["work"], "wait": 1}
+            answer = self._ask("poll", wanted)
+            if answer is None:
+                self._over.wait(0.2)
+            elif answer.status_code == 200:
+                work = _Work(answer.json())
+                self._works.append(work)
+                self._begin(self._do, work)
+
+    def _do(self, work: _Work) -> None:
+        do, id = work.input["do"], work.work["queue_id"]
+        said: dict[str, Any] = {"result": work.input.get("value")}
+        if do == "hold":
+            while not work.ended.wait(0.3):
+                answer = self._ask("heartbeat", {"queue_id": id})
+                if answer is not None and answer.status_code != 200:
+                    break
+            said = {"result": work.value}
+        elif do == "fail":
+            said = {"error": {"kind": "Failure", "message": work.input["message"]}}
+        elif do == "say":
+            lines = work.input["lines"]
+            said = {"result": lines, "logs": [f"line {number}" for number in range(lines)]}
+        elif do == "large":
+            said = {"result": "x" * work.input["bytes"]}
+        elif do == "garbage":
+            said = {"result": "\0"}
+        work.is_over = True
+        if not (work.is_lost or self._over.is_set()):
+            self._ask("complete", {"queue_id": id, **said})
+
+    def _ask(self, what: str, body: dict[str, Any]) -> httpx.Response | None:
+        """Return the answer of the API; None where it is not there, as it is when a test ends."""
+        try:
+            return self._http.post(f"/queue/{what}", json=body)
+        except httpx.TransportError:
+            return None
