@@ -104,14 +104,15 @@
     let isFirst = true;
     stream.onopen = () => say("on");
     stream.onerror = () => say(stream.readyState === EventSource.CLOSED ? "off" : "lost");
-    stream.addEventListener("snapshot", () => { if (!isFirst) soon(); isFirst = false; });
+    // Something may have happened between the page and the stream; those of the system hear of the next thing anyway.
+    stream.addEventListener("snapshot", () => { if (!isFirst || !path.includes("/status/")) soon(); isFirst = false; });
     for (const name of ["task", "tasks", "run", "activity", "workers", "progress"]) stream.addEventListener(name, soon);
     stream.addEventListener("log", (event) => line(isKnownLine(JSON.parse(event.data))));
     stream.addEventListener("end", () => { stream.close(); say("off"); soon(); });
   }
 
   if (main.dataset.live) listen(main.dataset.live);
-  if (main.dataset.poll) setInterval(soon, 1000 * Number(main.dataset.poll));
+  if (main.dataset.poll) setInterval(() => { if (main.dataset.poll) soon(); }, 1000 * Number(main.dataset.poll));
   document.addEventListener("visibilitychange", () => { if (!document.hidden && isAgain) { isAgain = false; soon(); } });
 
   // -- marked rows

@@ -1,0 +1,64 @@
+"""A real browser: Debian's Chromium, driven by Playwright. It notes what a page must not do."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class Watched:
+    """A page, and what was wrong with it."""
+
+    def __init__(self, page: Any, base: str) -> None:
+        self.page = page
+        self.base = base
+        self.faults: list[str] = []
+        page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
+        page.on("console", self._console)
+        page.on("request", self._request)
+
+    def _console(self, message: Any) -> None:
+        if message.type in ("error", "warning"):  # a breach of the policy is told as an error
+            self.faults.append(f"console: {message.text}")
+
+    def _request(self, request: Any) -> None:
+        if not request.url.startswith((self.base, "data:", "about:")):
+            self.faults.append(f"foreign request: {request.url}")
+
+    def go(self, path: str) -> Any:
+        """Open a page of the dashboard."""
+        return self.page.goto(self.base + path)
+
+    def sees(self, selector: str, text: str = "") -> Any:
+        """Wait until something is shown; return it."""
+        found = self.page.locator(selector, has_text=text).first if text else self.page.locator(selector).first
+        found.wait_for(timeout=30_000)
+        return found
+
+
+@contextmanager
+def browsing() -> Iterator[Any]:
+    """Start the browser, or skip and say how to get one."""
+    if PROGRAM is None:
+        pytest.skip("There is no Chromium here: apt-get install chromium")
+    api = pytest.importorskip("playwright.sync_api", reason="Playwright drives the browser: pip install playwright")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=PROGRAM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def watched(browser: Any, base: str, **options: Any) -> Iterator[Watched]:
+    """Open a window; in the end nothing must have been wrong in it."""
+    context = browser.new_context(base_url=base, **{"viewport": {"width": 1280, "height": 900}} | options)
+    found = Watched(context.new_page(), base)
+    yield found
+    context.close()
+    assert found.faults == []

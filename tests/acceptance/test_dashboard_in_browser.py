@@ -1,0 +1,192 @@
+"""The dashboard in a real browser: it is live, acts by mouse and by keyboard, and does nothing that it should not."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.domain.access import Scope, Secret
+from orchestrator.store import keys
+from tests.acceptance.browser import Watched, browsing, watched
+from tests.acceptance.conftest import fresh_stack
+from tests.acceptance.listening import enqueue
+from tests.acceptance.stack import Stack
+from tests.waiting import eventually
+
+PAGES = ("/ui", "/ui/tasks", "/ui/queues", "/ui/failures", "/ui/runs", "/ui/workflows", "/ui/schedules", "/ui/workers")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with browsing() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served(
+    browser: Any, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Stack, str]]:
+    with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
+        stack.scheduler()
+        stack.worker("--queues", "default,mail", processes=1)
+        yield stack, stack.api()
+
+
+@pytest.fixture
+def base(served: tuple[Stack, str]) -> str:
+    return served[1]
+
+
+@pytest.fixture
+def window(browser: Any, base: str) -> Iterator[Watched]:
+    with watched(browser, base) as found:
+        yield found
+
+
+def start_dag(base: str, name: str, go: Path) -> str:
+    """Start a run whose second step waits for a file."""
+    wait = {"task": "project.logged_when", "input": {"path": f"{go}.log", "go": str(go), "number": 1}}
+    tasks = {
+        "first": {"task": "project.add", "input": {"a": 1, "b": 1}},
+        "wait": wait | {"depends_on": ["first"]},
+        "last": {"task": "project.add", "depends_on": ["wait"], "input": {"a": 1, "b": 1}},
+    }
+    httpx.post(f"{base}/api/v1/workflows", json={"definition": {"name": name, "tasks": tasks}}).raise_for_status()
+    return str(httpx.post(f"{base}/api/v1/workflows/{name}/runs", json={}).raise_for_status().json()["id"])
+
+
+def test_a_graph_turns_green_while_one_looks(base: str, window: Watched, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    run = start_dag(base, "nightly", go)
+    window.go(f"/ui/runs/{run}")
+    window.sees("g.node.s-success", "first")
+    window.sees("g.node.s-open", "wait")
+    go.touch()
+    window.sees("g.node.s-success", "last")
+    window.sees("h1 .s-success")
+    window.sees(".gantt .name", "last")
+    assert window.page.locator("tr", has_text="Run from here").count() == 3
+
+
+def test_a_run_is_cancelled_after_a_question(base: str, window: Watched, tmp_path: Path) -> None:
+    run = start_dag(base, "slow", tmp_path / "never")
+    window.go(f"/ui/runs/{run}")
+    window.page.get_by_text("Cancel…").click()
+    window.page.get_by_role("button", name="Cancel it").click()
+    window.sees(".said", "being cancelled")
+    window.sees("h1 .s-cancelled")
+
+
+def test_a_group_of_failures_is_tried_again(base: str, window: Watched, tmp_path: Path) -> None:
+    for number in range(3):
+        task = enqueue(f"{base}/api/v1", "broken", f"reason {number}", queue="mail")
+    eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
+    window.go("/ui/failures")
+    window.sees("td.main", "project.broken")
+    window.page.get_by_text("Retry all…").click()
+    window.page.get_by_role("button", name="Retry 3 tasks").click()
+    window.sees(".said", "3 tasks are tried again")
+    window.go(f"/ui/tasks/{task}")
+    window.sees(".error", "reason 2")
+
+
+def test_what_a_task_says_appears_while_it_runs(base: str, window: Watched, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    task = enqueue(f"{base}/api/v1", "narrates", str(go))
+    window.go(f"/ui/tasks/{task}")
+    window.sees("#log p", "begins")
+    go.touch()
+    window.sees("#log p", "is done")
+    window.sees("h1 .s-success")
+    assert window.page.locator("#log p").count() == 2
+
+
+def test_a_queue_is_paused_and_goes_on_by_keyboard_alone(window: Watched) -> None:
+    window.go("/ui")
+    window.page.keyboard.press("g")
+    window.page.keyboard.press("q")
+    window.sees("h1", "Queues")
+    row = window.page.locator("tr", has_text="mail")
+    row.get_by_role("link", name="mail").focus()
+    window.page.keyboard.press("Enter")
+    window.sees("h1", "mail")
+    for label, then in (("Pause", "Resume"), ("Resume", "Pause")):
+        for _ in range(40):
+            window.page.keyboard.press("Tab")
+            if window.page.evaluate("document.activeElement.textContent") == label:
+                break
+        window.page.keyboard.press("Enter")
+        window.sees(".acts button", then)
+    window.page.keyboard.press("/")
+    window.page.keyboard.type("project.broken")
+    window.page.keyboard.press("Enter")
+    window.sees("h1", "What fits")
+
+
+def test_a_promise_is_resolved(base: str, window: Watched) -> None:
+    started = httpx.post(f"{base}/api/v1/workflows/project.approval/runs", json={"kwargs": {"patience": 600}})
+    window.go(f"/ui/runs/{started.raise_for_status().json()['id']}")
+    window.sees(".waits", "promise").get_by_label("Value, as JSON or text").first.fill("yes")
+    window.page.get_by_role("button", name="Resolve").click()
+    window.sees(".said", "goes on")
+    window.sees(".story", "Somebody resolved")
+    window.sees("h1 .s-success")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
+    run = httpx.get(f"{base}/api/v1/runs?limit=1").json()["items"][0]["id"]
+    task = httpx.get(f"{base}/api/v1/tasks?status=failed&status=success&limit=1").json()["items"][0]["id"]
+    with watched(browser, base, color_scheme=scheme) as window:
+        window.page.add_init_script(
+            "window.moved = 0; new PerformanceObserver((list) => { for (const one of list.getEntries()) "
+            "if (!one.hadRecentInput) window.moved += one.value; }).observe({type: 'layout-shift', buffered: true})"
+        )
+        others = (*PAGES[1:], "/ui/login") if scheme == "light" else ()  # in the dark, only colours differ
+        for path in (PAGES[0], f"/ui/runs/{run}", f"/ui/tasks/{task}", *others):
+            window.go(path)
+            found = [
+                one for one in axe.run(window.page).response["violations"] if one["impact"] in ("serious", "critical")
+            ]
+            assert [(one["id"], one["nodes"][0]["html"]) for one in found] == [], path
+            assert window.page.evaluate("window.moved") < 0.05, path
+
+
+def test_a_phone_needs_no_sideways_scrolling(base: str, browser: Any) -> None:
+    with watched(browser, base, viewport={"width": 390, "height": 844}) as window:
+        for path in PAGES:
+            window.go(path)
+            assert window.page.evaluate("document.documentElement.scrollWidth") <= 390, path
+
+
+def test_one_logs_in_and_is_refused_what_the_key_may_not_do(served: tuple[Stack, str], browser: Any) -> None:
+    stack, base = served
+    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+    with stack.engine.connect() as connection:
+        keys.add(connection, secret, "reader", Scope.READ, None)
+    try:
+        eventually(lambda: httpx.get(f"{base}/ui").status_code == 303, "a key is asked for")
+        context = browser.new_context(base_url=base)
+        page = context.new_page()
+        page.goto("/ui/queues")
+        page.get_by_label("Key").fill("orc_nonsense")
+        page.get_by_role("button", name="Log in").click()
+        page.get_by_role("alert").wait_for()
+        page.get_by_label("Key").fill(str(secret))
+        page.get_by_role("button", name="Log in").click()
+        page.get_by_role("heading", name="Queues").wait_for()
+        assert page.get_by_role("button", name="Pause").count() == 0
+        answer = page.evaluate("fetch('/ui/queues/mail/pause', {method: 'POST'}).then((answer) => answer.status)")
+        assert answer == 403
+        page.get_by_role("button", name="Log out").click()
+        page.get_by_label("Key").wait_for()
+        context.close()
+    finally:
+        with stack.engine.connect() as connection:
+            connection.exec_driver_sql("TRUNCATE orchestrator.api_keys")
