@@ -32,6 +32,7 @@ from orchestrator.domain.redaction import scrub
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import Failed, Noted, Returned, Started, Succeeded, TaskError
 from orchestrator.errors import TaskAborted, TaskTimeout
+from orchestrator.references import may_hold_references
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import LogLine, ProgressMark
 from orchestrator.workers.executors import registry
@@ -39,6 +40,7 @@ from orchestrator.workers.executors.protocol import Executor, Gone, Setup, Unrea
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.reporting.task_log import TaskLog
 from orchestrator.workers.running.job import Job, Stage
+from orchestrator.workers.running.large_results import in_thread
 from orchestrator.workers.running.runner import Runner
 from orchestrator.workers.running.task_runtime import Outbox, interruption
 
@@ -204,7 +206,10 @@ class Driver:
         if record is None or record.failures != job.dispatch.failures:  # a leader of an earlier release has sent it
             record = self._new_record(job)
             await self._keep(job, record)
-        arguments, keywords = self._runner.call(job)
+        if may_hold_references(job.dispatch.payload):
+            arguments, keywords = await in_thread(lambda: self._runner.call(job))
+        else:
+            arguments, keywords = self._runner.call(job)
         dispatch, step = job.dispatch, job.step
         count = step.get("count")
         execution = Execution(

@@ -6,8 +6,11 @@ the collector finds it: the next attempt writes another.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -26,6 +29,7 @@ from orchestrator.workers.running.job import Job
 
 log = get_logger("worker")
 
+T = TypeVar("T")
 _PATIENCE = 300.0
 """Seconds for which a result waits for a store that does not answer; then its task is handed back."""
 
@@ -104,6 +108,24 @@ def _read(event: Event) -> Event:
 def _content(_: bytes, data: bytes) -> bytes:
     stored = whole_reference(data)
     return data if stored is None else read_encoded(stored)
+
+
+async def in_thread(ask: Callable[[], T]) -> T:
+    """Read or write in a thread, while the event loop goes on.
+
+    What it raises has no frames of the libraries in between: by its frames an error is known to be the task's own.
+    """
+
+    def attempt() -> tuple[T | None, BaseException | None]:
+        try:
+            return ask(), None
+        except BaseException as error:  # noqa: BLE001  # it is raised on the loop
+            return None, error
+
+    value, error = await asyncio.to_thread(attempt)
+    if error is not None:
+        raise error.with_traceback(None)
+    return cast(T, value)
 
 
 def finished_output(job: Job, value: object) -> bytes:

@@ -36,7 +36,7 @@ from orchestrator.workers.reporting.task_output import end_lines
 from orchestrator.workers.running.forks import end_fork
 from orchestrator.workers.running.interrupt import Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.running.job import Job
-from orchestrator.workers.running.large_results import LargeResults, finished_output, read_events
+from orchestrator.workers.running.large_results import LargeResults, finished_output, in_thread, read_events
 from orchestrator.workers.running.task_runtime import NOTHING, JobRuntime, NoDatabase, Outbox, interruption
 
 log = get_logger("worker")
@@ -163,7 +163,7 @@ class Runner:
         try:
             job.interruptible(lambda _: _ignore(loop.call_soon_threadsafe(current.cancel)))
             if may_hold_references(job.dispatch.payload):
-                arguments, keywords = await asyncio.to_thread(self._arguments, task, job)
+                arguments, keywords = await in_thread(lambda: self._arguments(task, job))
             else:
                 arguments, keywords = self._arguments(task, job)
             enter_task(self._runtime(job))
@@ -173,7 +173,7 @@ class Runner:
             value = await call
             end_fork()
             report = self._success(job, task, value)
-            return await asyncio.to_thread(self._large.left, job, report) if self._large.are_large(report) else report
+            return await in_thread(lambda: self._large.left(job, report)) if self._large.are_large(report) else report
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, CancelledError too
             end_fork(error)
             return self.failure(job, error)
