@@ -232,12 +232,14 @@ def test_versions_never_change_and_a_run_keeps_its_own(stage: Stage) -> None:
     with pytest.raises(InvalidWorkflow, match="There is a workflow 'dag'"):
         stage.system.app.workflows.apply(_dag())
         flows.publish("dag", one)
+    with pytest.raises(InvalidWorkflow, match="There is a flow 'v'"):
+        stage.system.app.workflows.apply(_dag("v"))
     with pytest.raises(NotFound, match="There is no flow 'w'"):
         flows["w"].start()
 
 
-def _dag() -> Workflow:
-    workflow = Workflow("dag")
+def _dag(name: str = "dag") -> Workflow:
+    workflow = Workflow(name)
     workflow.task("a", "job")
     return workflow
 

@@ -31,6 +31,7 @@ routes = Routes("flows at the root")
 
 _STATES = {"completed": "success", "canceled": "cancelled"}
 """Their words for states, and ours."""
+_ALL = ("pending", "running", "completed", "failed", "canceling", "canceled")
 _WORDS = {ours: theirs for theirs, ours in _STATES.items()}
 _OF_NODES = {"success": "ok", "failed": "error", "cancelled": "canceled", "skipped": "canceled"}
 
@@ -246,6 +247,8 @@ def create_task(api: Api, body: dict[str, Any], reach: Reach) -> Created:
 def list_tasks(api: Api, query: TasksQuery, reach: Reach) -> list[FlowTask]:
     """List runs of flows, newest first."""
     status = query.status
+    if status and status not in _ALL:
+        raise _misfit(f"There is no status {status!r:.60}. Expected one of {', '.join(_ALL)}.")
     states: tuple[str, ...] | None = (_STATES.get(status, status),) if status else None
     cancelling = True if status == "canceling" else False if status in ("pending", "running") else None
     if status == "canceling":
@@ -308,7 +311,7 @@ def _misfit(detail: str) -> Refused:
 
 
 def _whole(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or not 0 <= value < 2**31:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**31 or value != int(value):
         raise _misfit(f"{name} is a whole number; found {value!r:.60}.")
     return int(value)
 

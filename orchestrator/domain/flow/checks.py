@@ -15,7 +15,7 @@ from orchestrator.domain.flow import expression
 from orchestrator.domain.flow.definition import Exec, Flow, Kind, Node, Post, Prep, Script
 from orchestrator.domain.flow.paths import parse
 from orchestrator.domain.flow.ways import Flaw, Place, of_edges, shown, unknown_keys
-from orchestrator.errors import ExpressionError, did_you_mean
+from orchestrator.errors import ExpressionError, InvalidWorkflow, did_you_mean
 
 KINDS: tuple[str, ...] = get_args(Kind)
 MOST_NODES = 10_000
@@ -174,7 +174,7 @@ def _runs(node: dict[str, Any], known: Known, place: Place, *, of: str = "") -> 
         name = node.get("func") or node.get("service")
         if not name:
             yield Flaw(place, f"exec_type local_func{of} needs `func`, the name of a task.")
-        elif known.functions is not None and name not in known.functions:
+        elif known.functions is not None and str(name) not in known.functions:
             yield Flaw((*place, "func"), f"there is no task {name!r}.{did_you_mean(str(name), known.functions)}")
     elif kind == "local_script":
         script = node.get("script")
@@ -184,7 +184,7 @@ def _runs(node: dict[str, Any], known: Known, place: Place, *, of: str = "") -> 
         name = node.get("service") or node.get("func")
         if not name and not node.get("options"):
             yield Flaw(place, f"it needs a service{of}, or another exec_type.")
-        elif name and known.services is not None and name not in known.services:
+        elif name and known.services is not None and str(name) not in known.services:
             yield Flaw((*place, "service"), f"there is no service {name!r}.{did_you_mean(str(name), known.services)}")
 
 
@@ -267,7 +267,7 @@ def _subflow(node: dict[str, Any], _params: Any, known: Known, place: Place, dep
     nodes = inner.get("nodes")
     for number, one in enumerate(node.get("subflow_execs") or []):
         wanted = one.get("node") if isinstance(one, dict) else None
-        if isinstance(nodes, dict) and wanted not in nodes:
+        if isinstance(nodes, dict) and not (isinstance(wanted, str) and wanted in nodes):
             hint = did_you_mean(str(wanted), nodes)
             yield Flaw((*place, "subflow_execs", number), f"its subflow has no node {wanted!r}.{hint}")
 
@@ -348,7 +348,10 @@ def _normal_node(node: dict[str, Any]) -> dict[str, Any]:
 
 def definition(plain: dict[str, Any]) -> Flow:
     """Return a flow that has passed the checks."""
-    return msgspec.convert(normal(plain), Flow)
+    try:
+        return msgspec.convert(normal(plain), Flow)
+    except msgspec.ValidationError as error:
+        raise InvalidWorkflow(f"The flow cannot be read: {error}.") from error
 
 
 def _said(error: Exception) -> str:

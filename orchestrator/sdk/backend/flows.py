@@ -60,6 +60,8 @@ class FlowBackend:
 
     def find(self, name: str, version: int | None = None) -> StoredFlow | None:
         """Return a flow, in its newest version if none is named; None if there is no such one."""
+        if "\0" in name:  # which Postgres cannot be asked for
+            return None
         with self._connections.reading() as connection:
             if version is None:
                 return definitions.latest(connection, name)
@@ -84,6 +86,8 @@ class FlowBackend:
 
     def versions(self, name: str) -> list[StoredFlow]:
         """Return the versions of a flow, newest first."""
+        if "\0" in name:
+            return []
         with self._connections.reading() as connection:
             return definitions.versions(connection, name)
 
@@ -181,6 +185,8 @@ class FlowBackend:
 
     def list_page(self, wanted: FlowRunFilter, *, limit: int, offset: int = 0) -> list[FlowRunView]:
         """Return a page of the runs that match, newest first."""
+        if "\0" in (wanted.flow or ""):
+            return []
         with self._connections.reading() as connection:
             return [_shown(view) for view in reads.list_page(connection, wanted, limit=limit, offset=offset)]
 

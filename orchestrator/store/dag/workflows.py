@@ -145,6 +145,10 @@ _NEWEST_VERSION = Statement[int]("""
 SELECT /* workflows.newest_version */ coalesce(max(version), 0)
   FROM orchestrator.workflows WHERE name = %(name)s
 """)
+_TAKEN = Statement[bool]("""
+SELECT /* workflows.taken */ EXISTS (
+       SELECT FROM orchestrator.flows WHERE name = %(name)s AND deleted_at IS NULL) AS taken
+""")
 _RESTORE = Statement[None]("""
 UPDATE /* workflows.restore */ orchestrator.workflows SET deleted_at = NULL
  WHERE name = %(name)s AND version = %(version)s
@@ -191,6 +195,10 @@ def _refuse_cycle(connection: Connection, definition: Definition) -> None:
 
 def _store(connection: Connection, definition: Definition, condition: Condition) -> Application:
     _LOCK(connection, name=definition.name)
+    if _TAKEN.one(connection, name=definition.name):
+        raise InvalidWorkflow(
+            f"There is a flow {definition.name!r}. Runs are found by name: give the workflow another one."
+        )
     digest = content_hash(definition)
     newest = latest(connection, definition.name)
     now = (None, None) if newest is None else (newest.version, newest.hash)
