@@ -47,7 +47,7 @@ def check(schema: Any, value: Any, place: str = "$") -> None:
 
 
 class FakeCloudRun(http.server.ThreadingHTTPServer):
-    """Google, for jobs called `quick`, `failing` and `holding`."""
+    """Google, for jobs called `quick`, `report`, `failing` and `holding`."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -88,7 +88,7 @@ class FakeCloudRun(http.server.ThreadingHTTPServer):
         with self.lock:
             self.executions = {name: execution, **self.executions}  # the newest first
         if short != "holding":
-            self.end(name, succeeded=short == "quick")
+            self.end(name, succeeded=short != "failing")
         return {"name": f"{job}/operations/1", "metadata": {"@type": "Execution", "name": name}, "done": False}
 
     def end(self, name: str, *, succeeded: bool = True, cancelled: bool = False) -> None:
@@ -140,7 +140,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, path: str, query: dict[str, str], body: dict[str, Any]) -> None:
         found, server = _PATH.fullmatch(path), self.server
-        if found is None or found["short"] not in ("quick", "failing", "holding"):
+        if found is None or found["short"] not in ("quick", "report", "failing", "holding"):
             self._send(404, {"error": {"message": f"Resource {path} was not found"}})
         elif found["rest"] == ":run":
             answer = server.run(found["job"], found["short"], body)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from orchestrator.workers.executors import cloud_run
 from orchestrator.workers.executors.cloud_run import CloudRunExecutor
 from orchestrator.workers.executors.protocol import Gone, Unreachable
 from tests.integration.fake_cloud_run import FakeCloudRun
+from tests.integration.guide import example
 from tests.waiting import eventually
 
 T = TypeVar("T")
@@ -95,6 +97,12 @@ def test_a_job_is_run_with_what_it_needs_to_know(google: FakeCloudRun) -> None:
     assert found["template"]["timeout"] == "70.000s"
     assert found["taskCount"] == 3
     assert heard.lines == [f"info: The log of the execution is at {found['logUri']}"]
+
+
+def test_the_example_of_the_guide_runs(google: FakeCloudRun) -> None:
+    options, input = example("cloud_run")
+    assert run(replace(execution("report"), options=options, input=input)) == Finished(None)
+    assert json.loads(variables(google)["TASK_SPEC"])["input"] == {"month": "2024-01"}
 
 
 def test_an_execution_is_found_by_our_name_and_not_run_again(google: FakeCloudRun) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from orchestrator.errors import GiveUp
 from orchestrator.workers.executors import dask
 from orchestrator.workers.executors.dask import DaskExecutor
 from orchestrator.workers.executors.protocol import Gone, Unreachable
+from tests.integration.guide import example
 from tests.waiting import eventually
 
 T = TypeVar("T")
@@ -134,6 +136,12 @@ def test_a_function_runs_on_the_cluster_and_is_forgotten_there(cluster: Cluster)
 
     assert drive(steps) == Finished({"doubled": 8})
     assert run(execution(cluster, "double_later", 3)) == Finished(6)
+
+
+def test_the_example_of_the_guide_runs(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.address)
+    options, input = example("dask")
+    assert run(replace(execution(None, "double"), options=options, input=input)) == Finished(3)
 
 
 def test_failures_have_the_type_text_and_traceback_of_the_other_side(cluster: Cluster) -> None:

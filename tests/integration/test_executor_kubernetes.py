@@ -25,6 +25,7 @@ from orchestrator.workers.executors.kubernetes import KubernetesExecutor
 from orchestrator.workers.executors.kubernetes_access import find_cluster
 from orchestrator.workers.executors.protocol import Gone, Unreachable
 from tests.integration.fake_kubernetes import FakeKubernetes, Refused, check_model
+from tests.integration.guide import example
 from tests.waiting import eventually
 
 T = TypeVar("T")
@@ -133,6 +134,12 @@ def test_the_result_is_the_last_line_or_the_message(
     cluster: FakeKubernetes, code: str, output: str, result: Any
 ) -> None:
     assert run(execution(python(code, output=output))) == Finished(result)
+
+
+def test_the_example_of_the_guide_runs(cluster: FakeKubernetes) -> None:
+    options, input = example("kubernetes")
+    assert isinstance(options, Kubernetes)
+    assert run(execution(options, **input)) == Finished(6)
 
 
 def test_an_exit_code_is_a_failure_with_the_end_of_the_log(cluster: FakeKubernetes) -> None:

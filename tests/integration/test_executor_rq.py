@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from orchestrator.domain.executors.rq import Rq
 from orchestrator.errors import GiveUp
 from orchestrator.workers.executors.protocol import Gone, Unreachable
 from orchestrator.workers.executors.rq import RqExecutor
+from tests.integration.guide import example
 from tests.waiting import eventually
 
 T = TypeVar("T")
@@ -289,6 +291,14 @@ def test_hundreds_are_watched_over_a_few_connections(redis_url: str) -> None:
 
     assert drive(steps) <= 4
     redis.close()
+
+
+def test_the_example_of_the_guide_runs(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, input = example("rq")
+    monkeypatch.setenv("RQ_REDIS_URL", redis_url)
+    asked = replace(execution("double", url=redis_url), options=options, input=input)
+    with rq_worker(redis_url, "numbers"):
+        assert run(asked) == Finished(3)
 
 
 @pytest.mark.parametrize(

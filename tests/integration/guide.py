@@ -1,0 +1,29 @@
+"""The examples of docs/executors.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.registry import BUILT_IN, option_problems
+from orchestrator.sdk.dag.definitions import loads
+
+_PAGE = Path(__file__).parents[2] / "docs" / "executors.md"
+
+
+def example(executor: str) -> tuple[ExecutorOptions, dict[str, Any]]:
+    """Return what the page says to an executor, and the input of its step."""
+    section = _PAGE.read_text(encoding="utf-8").split(f"\n## {executor}\n")[1].split("\n## ")[0]
+    block = re.search(r"```yaml\n(.*?)```", section, re.DOTALL)
+    assert block is not None
+    loads(block[1])  # which checks it as a whole
+    [step] = yaml.safe_load(block[1])["tasks"].values()
+    assert step["executor"] == executor
+    kind = BUILT_IN[executor]
+    assert option_problems(kind, step["with"]) == []
+    return msgspec.convert(step["with"], kind), step["input"]
