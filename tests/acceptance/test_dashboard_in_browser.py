@@ -90,7 +90,7 @@ def test_a_group_of_failures_is_tried_again(base: str, window: Watched, tmp_path
     window.sees("td.main", "project.broken")
     window.page.get_by_text("Retry all…").click()
     window.page.get_by_role("button", name="Retry 3 tasks").click()
-    window.sees(".said", "3 tasks are tried again")
+    window.sees(".said", "Tried again: 3.")
     window.go(f"/ui/tasks/{task}")
     window.sees(".error", "reason 2")
 

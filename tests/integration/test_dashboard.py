@@ -278,7 +278,7 @@ def test_failed_tasks_are_counted_before_they_are_tried_again(house: House, anyo
     assert "Retry 1 task" in page
     assert "secret of mail" in page
     anyone.post("/ui/tasks/retry", queue="mail.out", back="/ui/failures")
-    assert anyone.said() == "1 tasks are tried again."
+    assert anyone.said() == "Tried again: 1."
     with house.engine.connect() as connection:
         assert connection.exec_driver_sql("DELETE FROM orchestrator.inbox").rowcount == 1
 

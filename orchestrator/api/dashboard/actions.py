@@ -43,7 +43,7 @@ def _own(path: str, call: Callable[..., Any]) -> Action:
 ACTIONS: tuple[Action, ...] = (
     _action(tasks.retry_task, "The task is tried again."),
     _action(tasks.cancel_task, "The task is being cancelled."),
-    _action(tasks.retry_failed, "{answer.tasks:,} tasks are tried again."),
+    _action(tasks.retry_failed, "Tried again: {answer.tasks:,}."),
     _own("/ui/tasks/cancel-chosen", task_pages.cancel_chosen),
     _own("/ui/tasks/retry-chosen", task_pages.retry_chosen),
     _action(queues.pause_queue, "The queue is paused: what is with the workers goes on."),
