@@ -1,0 +1,39 @@
+"""Traces where nobody receives spans: nobody wants any, or the receiver is away."""
+
+from __future__ import annotations
+
+import httpx
+
+from tests.acceptance.conftest import project
+from tests.acceptance.stack import Stack
+from tests.waiting import eventually
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_a_receiver_that_is_away_slows_nobody(stack: Stack) -> None:
+    stack.environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_BSP_SCHEDULE_DELAY": "10"}
+    scheduler = stack.scheduler()
+    worker = stack.worker()
+    handles = [project.add.enqueue(number, 1) for number in range(50)]
+    assert [handle.result(timeout=30) for handle in handles] == [number + 1 for number in range(50)]
+    said = "The receiver of spans cannot be used"
+    eventually(lambda: worker.logged(said), "it is said")
+    assert (worker.stop(), scheduler.stop()) == (0, 0)
+    assert worker.log.read_text().count(said) == 1
+    assert "Traceback" not in worker.log.read_text() + scheduler.log.read_text()
+
+
+def test_without_a_receiver_nothing_is_loaded_and_traces_are_passed_on(stack: Stack) -> None:
+    stack.scheduler()
+    stack.worker("--app", "traced:app")
+    address = stack.api()
+    sent = httpx.post(f"{address}/api/v1/tasks", json={"name": "traced.passes_on"}, headers={"traceparent": PARENT})
+    assert sent.status_code == 201, sent.text
+    eventually(lambda: stack.scalar("SELECT count(*) FROM orchestrator.ended_tasks") == 2, "both have ended")
+    answer = httpx.get(f"{address}/api/v1/tasks/{sent.json()['id']}").json()
+    assert answer["result"] == [PARENT]
+    assert stack.sql("SELECT name, trace FROM orchestrator.ended_tasks ORDER BY created_at") == [
+        ("traced.passes_on", PARENT),
+        ("traced.tells", PARENT),
+    ]
