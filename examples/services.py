@@ -16,7 +16,7 @@ app = Orchestrator()
 
 
 @app.task(name="transform")
-def transform(input: str | float, params: dict[str, Any]) -> str | float:
+def transform(input: str | int | float, params: dict[str, Any]) -> str | int | float:
     """Multiply a number, or write a text in capital or small letters."""
     if not isinstance(input, str):
         return input * params.get("mul", 1)
@@ -27,7 +27,7 @@ def transform(input: str | float, params: dict[str, Any]) -> str | float:
 
 
 @app.task(name="sum")
-def add_up(input: list[float]) -> float:
+def add_up(input: list[int | float]) -> int | float:
     """Return the sum of a list."""
     return sum(input)
 

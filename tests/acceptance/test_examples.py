@@ -18,7 +18,7 @@ from tests.waiting import eventually
 
 __all__ = ["folder"]
 EXAMPLES = REPOSITORY / "examples"
-SHOWN = {"agent", "approval", "nightly", "order", "per_customer", "services", "thumbnails", "web"}
+SHOWN = {"agent", "approval", "branches", "nightly", "order", "per_customer", "services", "thumbnails", "web"}
 
 
 @pytest.fixture

@@ -51,6 +51,11 @@ def who(ctx: TaskContext) -> Any:
     return ctx.task_name
 
 
+@app.task(name="told")
+def told(params: dict[str, Any]) -> Any:
+    return params
+
+
 @app.task(name="odd")
 def odd() -> Any:
     return object()

@@ -89,6 +89,8 @@ def ask(url: str, name: str, body: Any) -> Any:
         ("move", {"input": None, "arguments": [{"x": 1}, 7]}, {"x": 8, "y": 0}),
         ("nap", {"input": 0.01}, "woken"),
         ("who", {}, "who"),
+        ("who", {"input": 5}, "who"),
+        ("told", {"input": 5, "params": {"a": 1}}, {"a": 1}),
     ],
 )
 def test_a_request_is_a_call_of_the_function(service: str, name: str, body: Any, result: Any) -> None:

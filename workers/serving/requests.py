@@ -25,7 +25,7 @@ def as_call(task: Task[..., Any], request: ServiceRequest) -> tuple[list[Any], d
     """Return the arguments of the function, in its types.
 
     A parameter that is called `input` or `params` takes that as it is. Without an `input`, named values are bound by
-    name, of the params too, where they fit; anything else is the first argument.
+    name, of the params too, where they fit; anything else is the first argument, if there is one.
     """
     signature, given = task._signature, request.input
     names = signature.names
@@ -35,8 +35,8 @@ def as_call(task: Task[..., Any], request: ServiceRequest) -> tuple[list[Any], d
         keywords = {"input": given}
     elif isinstance(given, Mapping):
         keywords = signature.pick({**request.params, **given})
-    elif not arguments and names and given is not None:
-        arguments = [given]
+    elif not arguments and given is not None and (free := [name for name in names if name != "params"]):
+        keywords = {free[0]: given}
     if "params" in names:
         keywords["params"] = request.params
     elif not isinstance(given, Mapping) or "input" in names:
