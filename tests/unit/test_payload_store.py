@@ -11,6 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from orchestrator.domain.code.history import TaskCompleted
+from orchestrator.domain.flow.commands import CallEnded
+from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.errors import ConfigurationError, PayloadError, Unavailable
 from orchestrator.payloads.collector import Collector
 from orchestrator.payloads.keeping import PayloadStore
@@ -27,6 +30,7 @@ from orchestrator.references import (
     stored_items,
     whole_reference,
 )
+from orchestrator.scheduler.flow.plans import _events
 from orchestrator.sealing import Vault
 
 TASK = bytes(range(16))
@@ -204,6 +208,16 @@ def test_the_collector_takes_what_nobody_names_and_nothing_else(payloads: Payloa
     assert collected(-1.0) == 20
     left = {name for name in everything(payloads.store) if name.owner != owners[10]}
     assert left == kept
+
+
+def test_a_flow_is_told_that_a_result_is_stored_elsewhere(payloads: PayloadStore) -> None:
+    data = payloads.result(b"\xc5\xff\xff" + b"x" * 65_535, TASK, RUN, 1)
+    changes = RunChanges()
+    changes.facts.extend([TaskCompleted(TASK, data), TaskCompleted(TASK, b"\x01")])
+    stored_one, small = _events([changes])
+    assert isinstance(stored_one, CallEnded)
+    assert "payload store" in (stored_one.error or "")
+    assert small == CallEnded(TASK, 1)
 
 
 @pytest.mark.parametrize("url", ["payloads", "./payloads"])

@@ -23,6 +23,7 @@ from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import NewTask, error_text
+from orchestrator.references import is_reference
 from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.plans import Saved
 from orchestrator.scheduler.flow.calls import CannotCall, new_task
@@ -210,13 +211,21 @@ def _count_begin(event: Event, state: FlowState, delta: Delta) -> None:
         delta.opened += 1
 
 
+_STORED = (
+    "The result is large and in the payload store, which the scheduler does not read, and a flow keeps results in its "
+    "shared state. Return less, or raise the setting inline_payload."
+)
+
+
 def _events(told: Sequence[RunChanges]) -> Iterator[Event]:
     """Yield what happened to a run, as its planner knows it."""
     for changes in told:
         if changes.begun:
             yield commands.Begun()
         for fact in changes.facts:
-            if isinstance(fact, history.TaskCompleted):
+            if isinstance(fact, history.TaskCompleted) and is_reference(fact.result):
+                yield commands.CallEnded(fact.id, error=_STORED)
+            elif isinstance(fact, history.TaskCompleted):
                 yield commands.CallEnded(fact.id, zoned.decode(fact.result))
             elif isinstance(fact, history.TaskFailed):
                 error = open_error(fact.error)
