@@ -155,7 +155,7 @@ def _jobs(url: str | None, queue: str, serializer: str) -> Iterator[WaitingJobs]
         raise ConfigurationError(f"The address of RQ's Redis cannot be read: {error}.") from None
     try:
         yield WaitingJobs(redis, queue, serializer)
-    except RedisError as error:
+    except (RedisError, OSError, UnicodeError) as error:  # the last of a host that can be no name
         raise ConfigurationError(
             f"The Redis of RQ, {without_password(address)}: {error}. What was taken so far is kept: run this again."
         ) from error
