@@ -63,10 +63,14 @@ T = TypeVar("T")
 class _Job:
     """One execution that is watched here."""
 
-    __slots__ = ("execution", "executor", "external_id", "job", "record")
+    __slots__ = ("ends", "execution", "executor", "external_id", "job", "record")
 
-    def __init__(self, job: Job, executor: Executor, execution: Execution, record: Record) -> None:
+    def __init__(
+        self, job: Job, executor: Executor, execution: Execution, record: Record, *, ends: bool = False
+    ) -> None:
         self.job = job
+        self.ends = ends
+        """It is only to be ended: its task was cancelled."""
         self.executor = executor
         self.execution = execution
         self.record = record
@@ -182,7 +186,9 @@ class Driver:
             except BaseException as error:  # noqa: BLE001  # no fault of the work, which has not begun
                 self._end(job, self._runner.failure(job, error))
                 return
-            if watched is not None:
+            if watched is not None and watched.ends:
+                await self._finish_off(watched)
+            elif watched is not None:
                 await self._go_on(watched)
         finally:
             self._forget(job)
@@ -206,6 +212,8 @@ class Driver:
         if record is None or record.failures != job.dispatch.failures:  # a leader of an earlier release has sent it
             record = self._new_record(job)
             await self._keep(job, record)
+        if call.ends is not None:
+            record = call.ends
         if may_hold_references(job.dispatch.payload):
             arguments, keywords = await in_thread(lambda: self._runner.call(job))
         else:
@@ -228,7 +236,7 @@ class Driver:
             index=step.get("index") if count is not None else None,
             count=count,
         )
-        return _Job(job, executor, execution, record)
+        return _Job(job, executor, execution, record, ends=call.ends is not None)
 
     async def _go_on(self, watched: _Job) -> None:
         job = watched.job
@@ -251,6 +259,18 @@ class Driver:
             else:
                 await self._cancel(watched)
                 report = self._runner.failure(job, error if reason is None else interruption(job, reason))
+        self._end(job, report, watched)
+
+    async def _finish_off(self, watched: _Job) -> None:
+        """End the work of a task that was cancelled while nobody watched it, or whose watcher may have died then."""
+        job, executor, execution = watched.job, watched.executor, watched.execution
+        try:
+            async with asyncio.timeout(job.options.timeout):
+                await self._reach(watched, lambda: executor.cancel(execution, watched.external_id))
+            report: AttemptReport = self._runner.finished(job, None)
+        except BaseException as error:  # noqa: BLE001  # whatever an executor raises is the failure of this try
+            report = self._runner.failure(job, error)
+            watched.external_id = ""  # which keeps what is left of it for the next try
         self._end(job, report, watched)
 
     async def _watch(self, watched: _Job) -> Outcome:

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.domain.executors.record import Record
+
 _ANNOUNCED = "@executor:"
 
 
@@ -19,6 +21,8 @@ class ExecutorCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """Its `ExecutorOptions`, as plain data."""
     wants: str = ""
     """What a worker must have, where that is more than the executor itself: `process /usr/bin/convert`."""
+    ends: Record | None = None
+    """The execution of another task, which was cancelled: there is nothing to do but to end it."""
 
     @property
     def means(self) -> str:

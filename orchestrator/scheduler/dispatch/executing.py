@@ -50,7 +50,7 @@ def place_executions(
             news.capacity.lacking.append(hold)
             continue
         record, is_new = next_record(task.id, task.attempt, task.failures, task.details, now)
-        host = record.host
+        host = record.host if call.ends is None else call.ends.host
         if host and capabilities.executions.waits_for(host, able):
             back.append(Requeue(task.id, task.attempt, _MACHINE_IS_AWAY))
             continue

@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from orchestrator.domain.ids import to_text
+from orchestrator.domain.executors.record import decode_record
+from orchestrator.domain.executors.registry import task_name
+from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
-from orchestrator.domain.tasks.task import NewTask, TaskError
+from orchestrator.domain.tasks.retry import RetryPolicy
+from orchestrator.domain.tasks.task import NewTask, TaskError, TaskOptions, executor_of
 from orchestrator.references import owners_in
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import CALL
 from orchestrator.store import payloads
-from orchestrator.store.tasks import enqueue, results, transitions, unique
+from orchestrator.store.tasks import details, enqueue, results, transitions, unique
 from orchestrator.store.tasks.transitions import AttemptEnd
 from orchestrator.telemetry import get_logger
 
@@ -49,11 +52,39 @@ def create_tasks(
 
 def cancel_tasks(tx: Transaction, news: News, ids: list[bytes]) -> None:
     """End tasks wherever they stand; running attempts are revoked after the commit."""
+    create_tasks(tx, news, _endings_of(details.executions(tx.connection, list(dict.fromkeys(ids)))))
     endings = [AttemptEnd(task, None, "cancelled", error_json(_CANCELLED)) for task in dict.fromkeys(ids)]
     moved = transitions.end(tx.connection, TaskState.CANCELLED, endings, tx.now)
     revoked = [task for task in moved if task.before in IN_FLIGHT_STATES]
     news.note(moved, errors={task.id: _CANCELLED for task in moved}, lingering={task.id for task in revoked})
     news.outgoing.revoked.extend(revoked)
+
+
+_NO_ARGUMENTS = msgspec.msgpack.encode(([], {}))
+_SURE_AFTER = 15.0
+"""Seconds after which it is made sure that cancelled work has ended: whoever watched it may have died."""
+_END_OPTIONS = TaskOptions(retry=RetryPolicy(max=20), timeout=600.0, store_result=False)
+
+
+def _endings_of(executions: Sequence[details.Execution]) -> list[NewTask]:
+    """Return the tasks that end executions of cancelled tasks. Who watches one ends it at once, if somebody does."""
+    created = []
+    for task in executions:
+        call, record = executor_of(task.options), decode_record(task.details)
+        if call is None or record is None or call.ends is not None:
+            continue
+        options = msgspec.structs.replace(_END_OPTIONS, executor=msgspec.structs.replace(call, ends=record))
+        created.append(
+            NewTask(
+                id=derived_id(task.id, "end", task.attempt),
+                name=task_name(call.name),
+                queue=task.queue,
+                payload=_NO_ARGUMENTS,
+                delay=_SURE_AFTER if task.is_in_flight else 0.0,
+                options=msgspec.json.encode(options).decode(),
+            )
+        )
+    return created
 
 
 def error_json(error: TaskError) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
@@ -23,3 +24,30 @@ UPDATE /* details.save */ orchestrator.tasks t SET details = r.details
 def save(connection: Connection, notes: Collection[Noted]) -> None:
     """Keep what attempts have left, at most one note of each task, where the attempt still counts."""
     _SAVE(connection, _NOTES((note.id, note.attempt, note.details) for note in notes))
+
+
+class Execution(NamedTuple):
+    """An open task that an executor does, and what is kept of its execution."""
+
+    id: bytes
+    name: str
+    queue: str
+    attempt: int
+    is_in_flight: bool
+    options: str
+    details: bytes
+
+
+_EXECUTIONS = Prepared[Execution]("""
+SELECT /* details.executions */ t.id, t.name, t.queue, t.attempt, t.status <> 'pending' AS is_in_flight,
+       t.options::text AS options, t.details
+  FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (
+       SELECT id, name, queue, attempt, status, options, details FROM orchestrator.tasks
+        WHERE id = wanted.id AND options ? 'executor' AND details IS NOT NULL LIMIT 1) AS t
+""")
+
+
+def executions(connection: Connection, ids: Sequence[bytes]) -> list[Execution]:
+    """Return those of these tasks that executors may have begun."""
+    return _EXECUTIONS(connection, ids=ids)

@@ -151,3 +151,17 @@ def test_time_runs_from_the_start_and_not_from_the_last_watcher(stage: Stage) ->
         held.result(30)
     assert time.monotonic() - began < 11.0
     eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")
+
+
+def test_work_that_is_cancelled_while_nobody_watches_is_ended_by_the_next_worker(stage: Stage) -> None:
+    first = stage.worker()
+    held, id = stage.hold()
+    assert first.stop() == 0
+    assert held.status() == "pending"
+    held.cancel()
+    with pytest.raises(TaskCancelled):
+        held.result(30)
+    assert stage.harness.is_running(id)
+    stage.worker()
+    eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")
+    assert stage.harness.started(id) == 1
