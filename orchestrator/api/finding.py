@@ -1,7 +1,7 @@
 """Which route a request is for: found by the words of its path, as they were sent.
 
 A `%2F` is a part of the word that it stands in, so that whatever has a name can be asked for by it. Where a path fits a
-route with this very word and one with a place for any, the one that has the method is meant.
+route with this very word and one with a place for any, the one that has the method is meant; but no word is an id.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Served(Protocol):
 
 
 T = TypeVar("T", bound=Served)
+_ID = re.compile(r"[0-9a-f-]{32,36}", re.IGNORECASE)
 
 
 class Match(NamedTuple, Generic[T]):
@@ -32,6 +33,11 @@ class Match(NamedTuple, Generic[T]):
     served: T
     places: dict[str, str]
     """What stands in the places of its path."""
+
+    @property
+    def is_plausible(self) -> bool:
+        """Say whether an id stands where one is expected."""
+        return "id" not in self.places or _ID.fullmatch(self.places["id"]) is not None
 
 
 @dataclass
@@ -69,7 +75,7 @@ class Paths(Generic[T]):
             return Match(plain, {})
         first: Match[T] | None = None
         for match in _matches(self._root, _words(scope), ()):
-            if method in match.served.methods:
+            if method in match.served.methods and (first is None or match.is_plausible):
                 return match
             first = first or match
         return first

@@ -20,7 +20,7 @@ _PROBLEMS = {
     401: "There are keys, and none was sent that opens this.",
     403: "The key may not do this, or a page of somebody else's has sent it.",
     404: "There is no such thing.",
-    409: "It is in a state that does not allow this, or another has the key.",
+    409: "It is in a state that does not allow this, another has the key, or whoever was asked did not answer in time.",
     412: "It was changed meanwhile.",
     408: "The body did not come in time.",
     413: "The body is too large.",
@@ -28,7 +28,6 @@ _PROBLEMS = {
     429: "Too much at once; come again after `Retry-After` seconds.",
     500: "A defect.",
     503: "Postgres or Redis is away; come again after `Retry-After` seconds.",
-    504: "There was no answer in time.",
 }
 
 

@@ -104,7 +104,7 @@ _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (WrongState, 409, "It is not in a state for this"),
     (InvalidTask, 422, "It cannot be accepted"),
     (InvalidWorkflow, 422, "The workflow cannot be accepted"),
-    (ResultTimeout, 504, "It takes longer"),
+    (ResultTimeout, 409, "It was not answered in time"),
     (Unavailable, 503, "Postgres cannot be used now"),
     (Uncertain, 503, "It is not known whether it was done"),
     (ConfigurationError, 503, "The server is not ready"),

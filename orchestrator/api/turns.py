@@ -82,7 +82,7 @@ async def wait_for(turns: Turns, steps: Steps[Any], request: Request) -> Any:
     except ResultTimeout:
         raise  # which says what was waited for
     except TimeoutError:
-        raise refused(504, "It takes longer", f"There was no answer within {_LONGEST_WAIT:g} s.") from None
+        raise refused(409, "It was not answered in time", f"There was no answer within {_LONGEST_WAIT:g} s.") from None
     finally:
         gone.cancel()
         steps.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -78,3 +80,11 @@ def test_what_nobody_serves_is_told(server: Server) -> None:
     assert server.ask("PUT", "/api/v1/workflows/validate").headers["Allow"] == "POST"
     assert server.ask("GET", "/api/v1/workflows//versions").status_code == 404
     assert server.ask("GET", "/api/v1/nowhere").status_code == 404
+    assert server.ask("GET", "/api/v1/tasks/retry").headers["Allow"] == "POST", "no task has this id"
+    assert server.ask("GET", f"/api/v1/tasks/{uuid4()}").status_code == 404
+
+
+def test_each_operation_has_a_name_of_its_own(server: Server) -> None:
+    paths = server.ask("GET", "/openapi.json").json()["paths"]
+    names = Counter(operation["operationId"] for methods in paths.values() for operation in methods.values())
+    assert [name for name, times in names.items() if times > 1] == []

@@ -244,7 +244,7 @@ def create_task(api: Api, body: dict[str, Any], reach: Reach) -> Created:
 
 
 @routes.get("/tasks", about=WITHIN)
-def list_tasks(api: Api, query: TasksQuery, reach: Reach) -> list[FlowTask]:
+def list_flow_tasks(api: Api, query: TasksQuery, reach: Reach) -> list[FlowTask]:
     """List runs of flows, newest first."""
     status = query.status
     if status and status not in _ALL:

@@ -221,14 +221,14 @@ def signal_flow(api: Api, id: UUID, key: str, body: FlowSignal) -> Asked:
 
 
 @routes.post("/runs/{id}/approve", about=RUN, status=202, examples=[{"why": "within the budget"}])
-def approve(api: Api, id: UUID, body: Decision) -> Asked:
+def approve_flow(api: Api, id: UUID, body: Decision) -> Asked:
     """Approve what a run of a flow waits for."""
     api.backend.flows.decide(id.bytes, APPROVED, body.why, body.node)
     return Asked(id, "approve")
 
 
 @routes.post("/runs/{id}/reject", about=RUN, status=202, examples=[{"why": "too expensive"}])
-def reject(api: Api, id: UUID, body: Decision) -> Asked:
+def reject_flow(api: Api, id: UUID, body: Decision) -> Asked:
     """Reject what a run of a flow waits for."""
     api.backend.flows.decide(id.bytes, REJECTED, body.why, body.node)
     return Asked(id, "reject")
