@@ -193,7 +193,8 @@ class Orchestrator:
         `app.enqueue_many(resize, [("a.png", 50), {"path": "b.png"}])`.
         """
         with sending("enqueue", task.name, task.queue):
-            tasks = [_new(task, call) for call in calls]
+            trace = current_trace()
+            tasks = [_new(task, call, trace) for call in calls]
             hand_over = task._enqueue_path()
             ids = [new.id for new in tasks]
             if hand_over is not None:
@@ -212,14 +213,15 @@ class Orchestrator:
         hand_over, runtime = task._enqueue_path(), current_runtime()
         run_id = new_id() if runtime is None else runtime.next_id()
         calls = (item if isinstance(item, (tuple, list, Mapping)) else (item,) for item in items)
-        tasks = (_new(task, call, run_id, position) for position, call in enumerate(calls))
         called = check_name("run", name or task.name)
         with sending("start", called, task.queue) as sent:
             sent.created(run_id)
+            trace = current_trace()
+            tasks = (_new(task, call, trace, run_id, position) for position, call in enumerate(calls))
             if hand_over is None:
                 self._client.backend.runs.start(run_id, called, tasks)
             else:
-                hand_over([as_task(run_id, StartMany(called, list(tasks)), current_trace())])
+                hand_over([as_task(run_id, StartMany(called, list(tasks)), trace)])
         return RunHandle(self._client, run_id, task._signature)
 
     def post_event(self, name: str, payload: Any = None) -> None:
@@ -321,10 +323,12 @@ def _code(function: Callable[..., Any]) -> object:
     return getattr(function, "__code__", function)
 
 
-def _new(task: Task[..., Any], call: Call, run_id: bytes | None = None, position: int | None = None) -> NewTask:
+def _new(
+    task: Task[..., Any], call: Call, trace: str | None, run_id: bytes | None = None, position: int | None = None
+) -> NewTask:
     if isinstance(call, Mapping):
-        return task._new((), call, run_id, position)
-    return task._new(tuple(call), {}, run_id, position)
+        return task._new((), call, run_id, position, trace)
+    return task._new(tuple(call), {}, run_id, position, trace)
 
 
 def parse_id(what: str, value: str | UUID) -> bytes:

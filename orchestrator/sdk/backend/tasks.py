@@ -113,7 +113,8 @@ class TaskBackend:
         """
         if repeated and self._has_any(tasks):
             return [task.id for task in tasks]
-        tasks = [self._outgoing(task) for task in tasks]
+        if self._payloads is not None or self._vault is not None:
+            tasks = [self._outgoing(task) for task in tasks]
         try:
             return self._create(tasks, within, repeated)
         except IntegrityError:
@@ -126,7 +127,8 @@ class TaskBackend:
 
         Some may have keys of their own. `beyond` is the key that one more would have: others under it are refused.
         """
-        tasks = [self._outgoing(task) for task in tasks]
+        if self._payloads is not None or self._vault is not None:
+            tasks = [self._outgoing(task) for task in tasks]
         prefix = beyond.rpartition("/")[0] + "/"
         sharing = [task for task in tasks if task.unique is not None and task.unique.key.startswith(prefix)]
         with self._connections.writing("the tasks were stored, all of them or none", transaction=True) as connection:

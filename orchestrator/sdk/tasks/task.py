@@ -126,7 +126,7 @@ class Task(Generic[P, R]):
         """
         self._refuse_in_workflow("enqueued")
         with sending("enqueue", self.name, self.queue) as sent:
-            task = self._new(args, kwargs)
+            task = self._new(args, kwargs, trace=current_trace())
             hand_over = self._enqueue_path()
             sent.created(task.id)
             if hand_over is None:
@@ -142,7 +142,7 @@ class Task(Generic[P, R]):
         if inside_workflow() or current_runtime() is not None:
             return await self._client.threads.run(self.enqueue, *args, **kwargs)
         with sending("enqueue", self.name, self.queue) as sent:
-            task = self._checked(args, kwargs)
+            task = self._checked(args, kwargs, trace=current_trace())
             self._enqueue_path()  # which refuses what only a running task can do
             settings = self._client.settings
             if len(task.payload) > settings.inline_payload and settings.payload_store:
@@ -175,7 +175,7 @@ class Task(Generic[P, R]):
             raise InvalidTask("Option on_success=True does not go with enqueue_in: the transaction decides.")
         self._refuse_in_workflow("enqueued")
         with sending("enqueue", self.name, self.queue) as sent:
-            task = self._new(args, kwargs)
+            task = self._new(args, kwargs, trace=current_trace())
             sent.created(task.id)
             return Handle(self._client, self._client.backend.tasks.enqueue_in(connection, task), self._signature)
 
@@ -218,9 +218,10 @@ class Task(Generic[P, R]):
         kwargs: Mapping[str, Any],
         run_id: bytes | None = None,
         position: int | None = None,
+        trace: str | None = None,
     ) -> NewTask:
         """Check a call and return it as data; nothing is written but arguments that are kept outside."""
-        return outgoing_task(self._checked(args, kwargs, run_id, position), self._client.settings)
+        return outgoing_task(self._checked(args, kwargs, run_id, position, trace), self._client.settings)
 
     def _checked(
         self,
@@ -228,13 +229,14 @@ class Task(Generic[P, R]):
         kwargs: Mapping[str, Any],
         run_id: bytes | None = None,
         position: int | None = None,
+        trace: str | None = None,
     ) -> NewTask:
         """Check a call and return it as data; nothing is written."""
         self._refuse_in_workflow("enqueued")
         runtime = current_runtime()
         identifier = new_id() if runtime is None else runtime.next_id()
         task = self._described(identifier, args, kwargs, run_id, position, in_task=runtime is not None)
-        if (trace := current_trace()) is not None:
+        if trace is not None:
             task = msgspec.structs.replace(task, trace=trace)
         self._signature.check_types(args, kwargs, task.payload)
         return task

@@ -12,8 +12,9 @@ from orchestrator.settings import Settings
 
 def outgoing_task(task: NewTask, settings: Settings) -> NewTask:
     """Return a task whose arguments, if they are large, are in the payload store, and are sealed otherwise."""
-    store = store_of(settings) if len(task.payload) > settings.inline_payload else None
-    return sealed_task(task if store is None else left_task(task, store), settings)
+    if len(task.payload) > settings.inline_payload and (store := store_of(settings)) is not None:
+        task = left_task(task, store)
+    return sealed_task(task, settings)
 
 
 def left_task(task: NewTask, store: PayloadStore) -> NewTask:
