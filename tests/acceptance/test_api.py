@@ -87,7 +87,10 @@ def test_many_tasks_are_enqueued_together_and_listed_page_by_page(http: httpx.Cl
 
 
 def test_a_workflow_is_applied_started_and_followed_at_the_root(http: httpx.Client) -> None:
-    assert http.post("/workflows", json=DAG).json() == {"name": "api_nightly", "version": 1, "new": True}
+    applied = http.post("/workflows", json=DAG)
+    digest = applied.json()["hash"]
+    assert applied.json() == {"name": "api_nightly", "version": 1, "new": True, "hash": digest}
+    assert applied.headers["ETag"] == f'"{digest}"'
     assert http.post("/workflows", json=DAG).json()["new"] is False
     assert "api_nightly" in [one["name"] for one in http.get("/workflows").json()["workflows"]]
     assert http.get("/workflows/api_nightly").json()["definition"]["name"] == "api_nightly"
