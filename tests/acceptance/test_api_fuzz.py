@@ -67,7 +67,7 @@ def test_nothing_that_a_client_sends_makes_a_server_error(
                 *("run", f"{address}/openapi.json", "--checks", ",".join(CHECKS), "--seed", "1", "--no-color"),
                 *("--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "4", "--request-timeout", "60"),
                 *("--suppress-health-check", "all", "--warnings", "off"),
-                # streams, which end when there is nothing to come, and what waits for work
+                # what waits by design: streams, updates that code may answer later, and who asks for work
                 *("--exclude-path-regex", r"(}|/status)/events$|^/queue/poll$"),
             ],
             cwd=tmp_path,
