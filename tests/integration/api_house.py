@@ -110,7 +110,18 @@ def furnished(database_url: str, redis_url: str) -> Iterator[House]:
 
 def changes(house: House) -> list[Any]:
     """Return all that a request which is refused must not touch."""
-    tables = ("inbox", "queues", "schedules", "workflows", "backfills", "runs", "tasks", "api_keys", "services")
+    tables = (
+        "inbox",
+        "queues",
+        "schedules",
+        "workflows",
+        "backfills",
+        "runs",
+        "tasks",
+        "api_keys",
+        "services",
+        "flows",
+    )
     with house.engine.connect() as connection:
         return [
             connection.exec_driver_sql(f"SELECT count(*), sum(hashtext(t::text)) FROM orchestrator.{table} t").one()

@@ -9,13 +9,14 @@ import pytest
 from sqlalchemy import Engine, text
 
 from orchestrator.api import app as application
+from orchestrator.api import turns
 from orchestrator.settings import load_settings
 
 
 def test_too_many_who_enqueue_at_once_are_told_to_come_again(
     database_url: str, redis_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(application, "_MOST_WAITING", 3)
+    monkeypatch.setattr(turns, "_MOST_WAITING", 3)
     app = application.create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
 
     async def main() -> list[httpx.Response]:

@@ -23,6 +23,7 @@ from orchestrator.cli import main
 from orchestrator.domain.access import Secret
 from orchestrator.domain.code import history
 from orchestrator.sdk.backend import Backend
+from orchestrator.sdk.flow.reading import from_data
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.store import audit
@@ -42,6 +43,9 @@ UNAUDITED = {
     "POST /queue/poll",
     "POST /queue/heartbeat",
     "POST /queue/complete",
+    "POST /api/v1/flows/validate",
+    "POST /api/v1/flows/{name}/runs",
+    "POST /tasks",
 }
 """What only looks, or starts something: that is too much of it, and tasks and runs tell when they were created."""
 BODIES: dict[str, dict[str, Any]] = {
@@ -52,6 +56,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "update_run": {"timeout": 0},
     "register_worker": {"id": "w", "url": "http://10.0.0.7:8080", "services": ["sum"]},
 }
+GRAPH = {"start": "ask", "nodes": {"ask": {"kind": "approval", "params": {"approval_key": "ok"}}}}
+"""A flow."""
 CLIENTS = ("/api/v1/client/", "/api/v1/waits")
 """What the Python client asks is answered by the same functions."""
 ACTS = [
@@ -69,7 +75,7 @@ def house(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) ->
         with found.engine.connect() as connection:
             tables = (
                 "tasks, ended_tasks, runs, workflows, schedules, backfills, queues, inbox, audit, api_keys, histories,"
-                "services"
+                "services, flows"
             )
             names = ", ".join(f"orchestrator.{table.strip()}" for table in tables.split(","))
             connection.exec_driver_sql(f"TRUNCATE {names}")
@@ -95,6 +101,15 @@ def code_run(house: House) -> UUID:
     return UUID(bytes=run)
 
 
+def flow_run(house: House) -> UUID:
+    """Start a run of a flow."""
+    backend, run = Backend(house.settings), new_id()
+    backend.flows.publish("mail-graph", from_data(GRAPH))
+    backend.flows.start("mail-graph", {}, run)
+    backend.close()
+    return UUID(bytes=run)
+
+
 def make_ready(house: House, endpoint: Endpoint) -> None:
     """Have things in the states in which they can be acted upon."""
     statements = {
@@ -116,26 +131,53 @@ def address(endpoint: Endpoint, house: House) -> str:
         RUN: {"id": code_run(house) if is_code else house.runs["mail"], "name": "a"},
         BACKFILL: {"number": house.backfills["mail"]},
     }
+    if endpoint.tag == "flows":
+        kinds |= {RUN: {"id": flow_run(house), "name": "ok"}, WORKFLOW: {"name": "mail-steps"}}
     places = kinds.get(endpoint.about, {})
-    return re.sub(r"{(\w+)}", lambda found: str(places.get(found[1], "x")), endpoint.path)
+    found = re.sub(r"{(\w+)}", lambda found: str(places.get(found[1], "x")), endpoint.path)
+    return f"{found}?id={flow_run(house)}" if found == "/tasks/cancel" else found
 
 
-def body(endpoint: Endpoint) -> dict[str, Any]:
+def body(endpoint: Endpoint, house: House) -> dict[str, Any]:
+    name = endpoint.call.__name__
     made = definition("mail-new", "mail.out")
-    bodies = BODIES | {"apply_workflow": {"definition": made}, "put_workflow": made}
-    return {} if endpoint.body is None else {"json": bodies.get(endpoint.call.__name__, {})}
+    bodies = BODIES | {
+        "apply_workflow": {"definition": made},
+        "put_workflow": made,
+        "publish_flow": {"definition": GRAPH},
+        "create_flow": {"name": "mail-steps"},
+        "create_version": {"flow_id": "mail-steps", "definition": GRAPH},
+        "approve_flow": {"node": "ask"},
+        "reject_flow": {"node": "ask"},
+        "signal_flow": {"value": 1},
+    }
+    if name == "signal_task":
+        return {"json": {"task_id": str(flow_run(house)), "key": "ok", "value": 1}}
+    return {} if endpoint.body is None else {"json": bodies.get(name, {})}
 
 
 @pytest.mark.parametrize("endpoint", ACTS, ids=lambda one: f"{one.method} {one.path}")
 def test_every_act_over_http_has_one_line(house: House, endpoint: Endpoint) -> None:
     key = house.make_key(None, None)
     make_ready(house, endpoint)
+    path, sent = address(endpoint, house), body(endpoint, house)
     forget(house)
-    answer = house.send(endpoint.method, address(endpoint, house), key, **body(endpoint))
+    answer = house.send(endpoint.method, path, key, **sent)
     assert answer.status_code in (200, 201, 202, 409), answer.text
     [line] = lines(house)
     assert (line.who, line.origin) == (f"bound ({key.id})", "127.0.0.1")
-    kinds = ("task", "run", "queue", "schedule", "workflow", "backfill", "failed tasks", "quarantine", "service")
+    kinds = (
+        "task",
+        "run",
+        "queue",
+        "schedule",
+        "workflow",
+        "backfill",
+        "failed tasks",
+        "quarantine",
+        "service",
+        "flow",
+    )
     assert line.kind in kinds
 
 
@@ -145,13 +187,13 @@ def test_no_act_stands_without_its_line(house: House, endpoint: Endpoint) -> Non
         pytest.skip("it stands in Redis, and is cleared after the line was written")
     key = house.make_key(None, None)
     make_ready(house, endpoint)
-    path = address(endpoint, house)
+    path, sent = address(endpoint, house), body(endpoint, house)
     forget(house)
     before = changes(house)
     with house.engine.connect() as connection:
         connection.exec_driver_sql("ALTER TABLE orchestrator.audit ADD CONSTRAINT refuse CHECK (false) NOT VALID")
     try:
-        answer = house.send(endpoint.method, path, key, **body(endpoint))
+        answer = house.send(endpoint.method, path, key, **sent)
     finally:
         with house.engine.connect() as connection:
             connection.exec_driver_sql("ALTER TABLE orchestrator.audit DROP CONSTRAINT refuse")

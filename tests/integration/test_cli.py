@@ -581,6 +581,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
         "leader",
         "revision",
         "open",
+        "open_least",
         "ended_last_minute",
         "ended_last_hour",
         "workers",

@@ -213,10 +213,10 @@ def list_node_runs(api: Api, id: UUID, query: NodesQuery) -> NodeRuns:
     return NodeRuns(node_runs(api, id, query.after, query.limit))
 
 
-@routes.post("/runs/{id}/flow/signals/{key}", about=RUN, status=202, examples=[{"value": True}])
-def signal_flow(api: Api, id: UUID, key: str, body: FlowSignal) -> Asked:
+@routes.post("/runs/{id}/flow/signals/{name}", about=RUN, status=202, examples=[{"value": True}])
+def signal_flow(api: Api, id: UUID, name: str, body: FlowSignal) -> Asked:
     """Send a value to a run of a flow; it is there when a node waits for it."""
-    api.backend.flows.signal(id.bytes, key, body.value, body.why)
+    api.backend.flows.signal(id.bytes, name, body.value, body.why)
     return Asked(id, "signal")
 
 

@@ -44,6 +44,7 @@ class FlowBackend:
         """Note that there is a flow."""
         with self._connections.writing(f"flow {name!r} was stored", transaction=True) as connection:
             definitions.declare(connection, name)
+            self._connections.record(connection, "declare", "flow", name)
 
     def publish(self, name: str, graph: Flow, version: int | None = None, *, published: bool = True) -> Published:
         """Store a version of a flow; the same body again is a no-op."""
