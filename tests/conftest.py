@@ -16,6 +16,7 @@ from sqlalchemy import create_engine, text
 
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store import database
+from tests.long import is_long
 
 # Whoever started us may ignore these, as nohup does; what we start would inherit that, and obey nobody.
 for _number in (signal.SIGTERM, signal.SIGHUP):
@@ -25,6 +26,14 @@ for _number in (signal.SIGTERM, signal.SIGHUP):
 # The same examples in every run: a failure belongs to the commit that shows it.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)  # before those with marks that nobody wants are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes too long for every build."""
+    for item in items:
+        if is_long(item.nodeid):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")

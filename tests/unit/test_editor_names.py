@@ -32,7 +32,7 @@ from orchestrator.sdk.tasks.gathering import Completions
 NAMES: dict[type[Any], tuple[str, str]] = {
     Orchestrator: (
         "enqueue enqueue_many start_many post_event retry_failed close",
-        "task tasks find_task workflow workflows code_workflows schedule schedules handle run workflow_run queue "
+        "task tasks find_task workflow workflows code_workflows flows schedule schedules handle run workflow_run queue "
         "queues settings load_modules",
     ),
     Task: ("enqueue delay enqueue_in", "name queue function options schedule"),

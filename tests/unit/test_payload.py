@@ -526,6 +526,10 @@ def test_inside_a_task_on_success_waits_for_the_success(app: Orchestrator) -> No
 
 @pytest.fixture
 def live_app(database_url: str, redis_url: str) -> Iterator[Orchestrator]:
+    engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg2:"))
+    with engine.begin() as connection:
+        connection.execute(text("TRUNCATE orchestrator.tasks, orchestrator.runs"))  # what other tests have left
+    engine.dispose()
     app = Orchestrator(Settings(database_url=database_url, redis_url=redis_url, max_payload=10_000))
     yield app
     app.close()

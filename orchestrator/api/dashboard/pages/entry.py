@@ -50,7 +50,7 @@ def static_file(api: Api, name: str) -> Response:
     del api
     file = _FILES.get(name)
     if file is None:
-        raise refused(404, "Not found", f"There is no file {name!r:.100}.")
+        raise refused(404, "There is no such file", f"There is no file {name!r:.100}.")
     kept = {"Cache-Control": "public, max-age=31536000, immutable"}
     return Response(file, media_type=_TYPES[name.rpartition(".")[2]], headers=kept)
 
@@ -62,4 +62,4 @@ _FILES = {file.name: file.read_bytes() for file in STATIC.iterdir() if file.suff
 def nothing(api: Api, anything: str) -> Response:
     """Say that there is no such page."""
     del api
-    raise refused(404, "No such page", f"There is no page {anything!r:.100}. The menu has all of them.")
+    raise refused(404, "There is no such page", f"There is no page {anything!r:.100}. The menu has all of them.")

@@ -88,7 +88,7 @@ class Counted(msgspec.Struct, frozen=True):
 def act_on_chosen(api: Api, ids: list[UUID], reach: Reach, act: str) -> Counted:
     """Cancel marked tasks, or try them again; what has changed meanwhile is left alone."""
     if not ids:
-        raise refused(422, "Nothing is marked", "Mark the tasks that are meant.")
+        raise refused(422, "There is nothing marked", "Mark the tasks that are meant.")
     done = 0
     for id in ids:
         if reach.is_bound:

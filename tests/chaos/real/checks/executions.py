@@ -34,7 +34,9 @@ def check_executions(ended: dict[str, Any], executions: list[Execution]) -> Iter
         if number > 1:
             yield f"attempt {attempt} of task {task} ran {number} times"
     failures = Counter(execution.task for execution in executions if execution.outcome == "failed")
-    began = {execution.task for execution in executions}
+    began = {
+        one.task for one in executions if one.outcome != "cut short"
+    }  # of which nobody may have heard that it began
     for task, row in ended.items():
         if row["id"] == row["run_id"]:
             continue  # it carried the turns of a workflow as code: journeys.py

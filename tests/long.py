@@ -1,0 +1,31 @@
+"""Tests that every build leaves out, because others show the same on a smaller scale; `scripts/test --long` runs them."""
+
+from __future__ import annotations
+
+_LARGE = (
+    "acceptance/test_bench.py",
+    "acceptance/test_code_workflows.py::test_a_thousand_workflows_of_ten_steps[http]",
+    "acceptance/test_crashes.py::test_innocents_in_children_do_not_pay_for_the_death_of_their_worker",
+    "acceptance/test_enqueue_to_result.py::test_a_run_of_a_hundred_thousand_tasks_counts_exactly[http]",
+    "acceptance/test_live_recovery.py::test_who_does_not_read_is_not_waited_for_and_begins_again",
+    "acceptance/test_sealed_data.py::test_a_rotation_under_load_that_is_killed_goes_on",
+    "acceptance/test_workflows.py::test_the_cost_of_a_task_does_not_grow_with_the_size_of_its_run[http]",
+    "chaos/test_long_outages.py::test_ten_minutes_without",
+    "chaos/test_soak.py",
+    "integration/test_cli_reads.py::test_of_rows_that_older_releases_have_left[http]",
+    "integration/test_cli_reads.py::test_status_names_who_locks_the_tables[http]",
+    "integration/test_guarantees.py::test_the_promises_hold_whatever_happens",
+    "integration/test_leader_under_pressure.py::test_where_the_front_is_slow_the_most_urgent_still_go_first",
+    "integration/test_schedules.py::test_a_year_in_ten_zones_with_leaders_that_die",
+    "unit/code_workflows/test_code_replay_property.py",
+    "unit/code_workflows/test_code_reset_property.py",
+)
+_EXECUTORS = "acceptance/executors/test_conformance.py"
+_OTHERS = ("[kubernetes]", "[pull]", "[rq]")
+"""Executors that have tests of their own in every build."""
+
+
+def is_long(name: str) -> bool:
+    """Say whether a test, by the name that pytest gives it, is left out."""
+    place = name.removeprefix("tests/")
+    return place.startswith(_LARGE) or (place.startswith(_EXECUTORS) and place.endswith(_OTHERS))
