@@ -1,4 +1,4 @@
-"""Tests that every build leaves out, because others show the same on a smaller scale; `scripts/test --long` runs them."""
+"""Tests that every build leaves out, because others show the same on a smaller scale: see `scripts/test --long`."""
 
 from __future__ import annotations
 
