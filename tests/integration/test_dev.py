@@ -105,7 +105,7 @@ def test_it_serves_every_queue_that_is_named(project: Project) -> None:
 
         stop(dev)
     with project.dev() as dev:
-        dev.wait_for("ready: queues default, mail, pictures, images, wide, 10 at once")
+        dev.wait_for("ready: queues default, mail, pictures, wide, 10 at once")
         stop(dev)
 
 
