@@ -10,16 +10,15 @@ _LARGE = (
     "acceptance/test_live_recovery.py::test_who_does_not_read_is_not_waited_for_and_begins_again",
     "acceptance/test_sealed_data.py::test_a_rotation_under_load_that_is_killed_goes_on",
     "acceptance/test_workflows.py::test_the_cost_of_a_task_does_not_grow_with_the_size_of_its_run[http]",
-    "chaos/test_long_outages.py::test_ten_minutes_without",
+    "chaos/test_long_outages.py",
     "chaos/test_soak.py",
-    "integration/test_cli_reads.py::test_of_rows_that_older_releases_have_left[http]",
-    "integration/test_cli_reads.py::test_status_names_who_locks_the_tables[http]",
     "integration/test_guarantees.py::test_the_promises_hold_whatever_happens",
     "integration/test_leader_under_pressure.py::test_where_the_front_is_slow_the_most_urgent_still_go_first",
     "integration/test_schedules.py::test_a_year_in_ten_zones_with_leaders_that_die",
     "unit/code_workflows/test_code_replay_property.py",
     "unit/code_workflows/test_code_reset_property.py",
 )
+_COMMANDS = "integration/test_cli_reads.py"
 _EXECUTORS = "acceptance/executors/test_conformance.py"
 _OTHERS = ("[kubernetes]", "[pull]", "[rq]")
 """Executors that have tests of their own in every build."""
@@ -28,4 +27,5 @@ _OTHERS = ("[kubernetes]", "[pull]", "[rq]")
 def is_long(name: str) -> bool:
     """Say whether a test, by the name that pytest gives it, is left out."""
     place = name.removeprefix("tests/")
-    return place.startswith(_LARGE) or (place.startswith(_EXECUTORS) and place.endswith(_OTHERS))
+    over_http = place.startswith(_COMMANDS) and place.endswith("[http]")
+    return place.startswith(_LARGE) or over_http or (place.startswith(_EXECUTORS) and place.endswith(_OTHERS))
