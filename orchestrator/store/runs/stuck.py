@@ -24,7 +24,10 @@ WITH /* stuck.mark_stuck */ back AS (
      WHERE t.ctid = found.place
     RETURNING t.id, t.queue, t.attempt, r.reason
 ), marked AS (
-    UPDATE orchestrator.runs r SET stuck = back.reason, cached = 0 FROM back WHERE r.id = back.id
+    UPDATE orchestrator.runs r SET stuck = back.reason, cached = 0
+      FROM back
+     CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = back.id LIMIT 1) AS found
+     WHERE r.ctid = found.place
 )
 SELECT id, 'pending' AS state, queue, id AS run_id, attempt, 'dispatched' AS before FROM back
 """)
@@ -39,11 +42,14 @@ _STICK_HELD = Prepared[bytes](f"""
 WITH /* stuck.mark_held */ marked AS (
     UPDATE orchestrator.runs r SET stuck = s.reason, cached = 0
       FROM {_REASONS}
-     WHERE r.id = s.id AND r.code AND r.shown > 0 AND r.ended_at IS NULL
+     CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = s.id LIMIT 1) AS found
+     WHERE r.ctid = found.place AND r.code AND r.shown > 0 AND r.ended_at IS NULL
     RETURNING r.id
 ), back AS (
     UPDATE orchestrator.tasks t SET blockers = 1, worker = NULL, hold = NULL, wake_at = NULL
-      FROM marked WHERE t.id = marked.id AND t.status = 'pending'
+      FROM marked
+     CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.tasks WHERE id = marked.id LIMIT 1) AS found
+     WHERE t.ctid = found.place AND t.status = 'pending'
 )
 SELECT id FROM marked
 """)
@@ -164,7 +170,9 @@ WITH /* stuck.wake */ open AS (
            SELECT stuck FROM orchestrator.runs WHERE id = wanted.id AND code AND ended_at IS NULL LIMIT 1) AS r
 ), woken AS (
     UPDATE orchestrator.tasks t SET blockers = 0
-      FROM open WHERE open.free AND t.id = open.id AND t.status = 'pending' AND t.blockers > 0
+      FROM open
+     CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.tasks WHERE id = open.id LIMIT 1) AS found
+     WHERE t.ctid = found.place AND open.free AND t.status = 'pending' AND t.blockers > 0
 )
 SELECT id FROM open WHERE free
 """)
