@@ -1,0 +1,162 @@
+"""The examples of docs/executors.md that need no cluster run as written, and the README's table shows them.
+
+Those of rq, kubernetes, cloud_run and dask are run where their clusters are: tests/integration/test_executor_….py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from importlib import import_module, invalidate_caches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import msgspec
+import project
+import pytest
+
+from orchestrator import TaskCancelled, executors
+from orchestrator.domain.executors.registry import BUILT_IN, IN_WORKER
+from orchestrator.sdk.dag.definitions import loads
+from tests.acceptance.conftest import fresh_stack
+from tests.acceptance.pages import FENCE, REPOSITORY
+from tests.acceptance.stack import Stack, using
+from tests.integration.guide import example
+from tests.integration.test_serve import served
+from tests.waiting import eventually
+
+PAGE = (REPOSITORY / "docs" / "executors.md").read_text(encoding="utf-8")
+OWN = "One of your own"
+
+
+def blocks(section: str, language: str) -> list[str]:
+    """Return the code of one section of the page."""
+    text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0] if section else PAGE.split("\n## ")[0]
+    return [body for kind, body in FENCE.findall(text) if kind == language]
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder from which Python imports: the page's programs, and its executor with the entry point."""
+    folder = tmp_path_factory.mktemp("packages")
+    [own], [points] = blocks(OWN, "python"), blocks(OWN, "toml")
+    (folder / "hot_folder.py").write_text(own, encoding="utf-8")
+    group, point = re.match(r'\[project\.entry-points\."([\w.]+)"\]\n(.*)\n', points).groups()  # type: ignore[union-attr]
+    installed = folder / "hot_folder-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: hot_folder\nVersion: 1.0\n", encoding="utf-8")
+    (installed / "entry_points.txt").write_text(f"[{group}]\n{point.replace(chr(34), '')}\n", encoding="utf-8")
+    for name, section in (("page_process", ""), ("page_http", "http"), ("page_pull", "pull")):
+        [body] = blocks(section, "python")
+        (folder / f"{name}.py").write_text(body, encoding="utf-8")
+    sys.path.insert(0, str(folder))
+    invalidate_caches()
+    yield folder
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="module")
+def stack(
+    packages: Path, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    """A scheduler, and a worker that allows what the page says."""
+    with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
+        path = [str(packages), *filter(None, [os.environ.get("PYTHONPATH")])]
+        stack.environment["PYTHONPATH"] = os.pathsep.join(path)
+        stack.scheduler()
+        stack.worker("--allow-command", "/usr/bin/wc")
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def api(stack: Stack) -> str:
+    return stack.api()
+
+
+@pytest.fixture
+def page(request: pytest.FixtureRequest, stack: Stack) -> Iterator[ModuleType]:
+    """A program of the page, as a module whose application is the stack's."""
+    module = import_module(request.param)
+    with using(module.app, stack):
+        yield module
+
+
+def run(text: str, /, **params: Any) -> Any:
+    """Run a workflow of one step; return what that has brought."""
+    definition = loads(text)
+    project.app.workflows.apply(definition)
+    [output] = project.app.workflows[definition.name].start(**params).outputs(30).values()
+    return output
+
+
+@pytest.mark.parametrize("page", ["page_process"], indirect=True)
+def test_a_command(page: ModuleType) -> None:
+    assert page.count_words.enqueue("one two  three").result(30).strip() == "3"
+    [workflow] = blocks("", "yaml")
+    assert run(workflow, text="one two").strip() == "2"
+
+
+@pytest.mark.parametrize("page", ["page_http"], indirect=True)
+def test_a_service(page: ModuleType, api: str) -> None:
+    [workflow] = blocks("http", "yaml")
+    with served("services:app", REPOSITORY / "examples", "--registry", api):
+        assert page.add_up.enqueue([1.5, 2.5]).result(30) == 4
+        assert run(workflow) == 6
+
+
+@pytest.mark.parametrize("page", ["page_pull"], indirect=True)
+def test_somebody_who_asks(page: ModuleType, api: str) -> None:
+    counted = page.count_words.enqueue("one two")
+    with httpx.Client(base_url=f"{api}/queue", timeout=30) as client:
+        work = client.post("/poll", json={"worker_id": "w", "services": ["count"]}).json()
+        assert work["input"] == {"text": "one two"}
+        client.post("/complete", json={"queue_id": work["queue_id"], "result": 2}).raise_for_status()
+    assert counted.result(30) == 2
+
+
+def test_one_of_ones_own(stack: Stack, packages: Path, tmp_path: Path) -> None:  # they are running
+    kind: Any = import_module("hot_folder").HotFolder
+    work = project.work.options(executor=kind(path=str(tmp_path)))
+
+    def requests() -> list[Path]:
+        return list(tmp_path.glob("*.request"))
+
+    done = work.enqueue(page=7)
+    eventually(requests, "it is asked for")
+    [request] = requests()
+    assert json.loads(request.read_bytes()) == {"page": 7}
+    request.with_suffix(".new").write_text('{"text": "grüße"}', encoding="utf-8")
+    request.with_suffix(".new").rename(request.with_suffix(".answer"))
+    assert done.result(30) == {"text": "grüße"}
+    eventually(lambda: not list(tmp_path.iterdir()), "it is cleared away")
+    unwanted = work.enqueue(page=8)
+    eventually(requests, "it is asked for")
+    unwanted.cancel()
+    with pytest.raises(TaskCancelled):
+        unwanted.result(30)
+    eventually(lambda: not list(tmp_path.iterdir()), "it is ended")
+
+
+def test_one_of_ones_own_has_forty_lines() -> None:
+    [own] = blocks(OWN, "python")
+    assert len([line for line in own.splitlines() if line.strip()]) <= 40
+
+
+def test_the_table_of_executors_shows_what_the_page_does() -> None:
+    """What the README says to an executor is said to it in an example of the page, which a test runs."""
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[?`(\w+)`(?:\]\((\S+)\))? \| .* \| `(.+)` \|$", text, re.MULTILINE)
+    assert {name for name, _, _ in rows} == {*BUILT_IN, IN_WORKER}
+    for name, link, shown in rows:
+        if name == IN_WORKER:
+            continue
+        assert link == f"docs/executors.md#{name}"
+        if shown not in PAGE:  # where the page says it in YAML, which has more
+            options, on_page = eval(shown, vars(executors).copy()), example(name)[0]  # our own README
+            said, more = msgspec.to_builtins(options), msgspec.to_builtins(on_page)
+            assert said == {key: more[key] if f"{key}=" in shown else said[key] for key in said}
