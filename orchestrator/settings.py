@@ -150,6 +150,9 @@ class Settings:
     api_group_scopes: str = ""
     """What groups may do, e.g. ops=operate, platform=admin; the largest counts, and api_user_scope without any."""
 
+    session_lifetime: float = 43_200.0
+    """Seconds after which somebody who has logged in to the dashboard is asked for the key again."""
+
     webhooks: str = "public"
     """Where workers post webhooks: to `public` addresses and those of webhook_allow, `allowed` ones only, or `off`."""
     webhook_allow: str = ""

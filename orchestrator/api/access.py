@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
+from sqlalchemy import Connection
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
@@ -19,12 +20,14 @@ from orchestrator.api.guard import check_sender
 from orchestrator.api.problems import Problem, Refused
 from orchestrator.api.proxies import Proxies, User
 from orchestrator.api.strangers import Strangers
-from orchestrator.domain.access import Key, Reach, Scope, Secret, parse
+from orchestrator.domain.access import Key, Reach, Scope, Secret, Ticket, parse
 from orchestrator.sdk.acting import Actor
-from orchestrator.store import keys
+from orchestrator.store import keys, sessions
 
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Does something in a thread."""
+Shown = Secret | Ticket
+"""By what somebody says who they are: a key, or the session that they have begun with one."""
 
 _REMEMBERED = 1.0
 """Seconds for which a look into Postgres holds: so long may a key that was revoked still open the door."""
@@ -44,6 +47,8 @@ class Caller(NamedTuple):
     reach: Reach = _ALL
     scope: Scope = Scope.ADMIN
     """What they may do; where nobody is asked who they are, everything."""
+    key: str | None = None
+    """The id of the key that has let them in."""
 
 
 class Doorkeeper:
@@ -61,27 +66,30 @@ class Doorkeeper:
         self._one_by_one = asyncio.Lock()
         """For looks at what may be a guess."""
 
-    def stranger(self, peer: str, headers: Headers) -> Actor:
+    def stranger(self, peer: str, headers: Headers, ticket: Ticket | None = None) -> Actor:
         """Return who somebody is who was not let in: by name where that is known, else who they say they are."""
-        given, user = _given(headers), None
+        given, user = _shown(headers, ticket), None
         if given is None:
             with contextlib.suppress(Refused):
                 user = self._proxies.user(peer, headers)
             who = "?" if user is None else user.name
         else:
             key = self._key(given)
-            who = f"? ({given.id})" if key is None else f"{key.name} ({key.id})"
+            unknown = f"? ({given.id})" if isinstance(given, Secret) else "?"
+            who = unknown if key is None else f"{key.name} ({key.id})"
         return Actor(who, self._proxies.origin(peer, headers))
 
-    async def admit(self, peer: str, headers: Headers, needed: Scope | None, run: Run) -> Caller:
+    async def admit(
+        self, peer: str, headers: Headers, needed: Scope | None, run: Run, ticket: Ticket | None = None
+    ) -> Caller:
         """Refuse who may not do this, and return who does it, and to what they may.
 
-        None needs no key, for those who only ask whether the server lives.
+        None needs no key, for those who only ask whether the server lives. A ticket counts where no key was sent.
         """
         origin = self._proxies.origin(peer, headers)
         if needed is None:
             return Caller(Actor("?", origin))
-        given = _given(headers)
+        given = _shown(headers, ticket)
         user = self._proxies.user(peer, headers) if given is None else None
         if user is not None:
             return _check_user(user, needed, origin)
@@ -89,9 +97,13 @@ class Doorkeeper:
             await self._look_after(given, origin, run)
         if self.asks:
             key = self._check(given, _sent(headers), needed, origin)
-            return Caller(Actor(f"{key.name} ({key.id})", origin), key.reach, key.scope)
+            return Caller(Actor(f"{key.name} ({key.id})", origin), key.reach, key.scope, key.id)
         check_sender(peer, headers)
         return Caller(Actor("anyone on this machine", origin))
+
+    def forget(self, ticket: Ticket) -> None:
+        """Look again whether a ticket opens anything: its session was ended."""
+        self._known.pop(ticket.id, None)
 
     def is_tls(self, peer: str, request: HTTPConnection) -> bool:
         """Say whether nobody can listen on the way: here, or up to a proxy that is trusted."""
@@ -102,7 +114,7 @@ class Doorkeeper:
         """Say whether everybody has to show who they are."""
         return self._has_keys or self._proxies.identify
 
-    async def _look_after(self, given: Secret | None, origin: str, run: Run) -> None:
+    async def _look_after(self, given: Shown | None, origin: str, run: Run) -> None:
         """Read keys; from where many wrong ones came, those that nobody knows yet are looked for one by one.
 
         So guesses never take more than one connection, and a good key among them waits, but is not refused.
@@ -113,7 +125,7 @@ class Doorkeeper:
         else:
             await self._look(given, run)
 
-    async def _look(self, given: Secret | None, run: Run) -> None:
+    async def _look(self, given: Shown | None, run: Run) -> None:
         """Read keys; whoever needs the same meanwhile waits for this, so that a crowd looks once."""
         id = None if given is None else given.id
         look = self._looks.get(id)
@@ -122,11 +134,11 @@ class Doorkeeper:
             look.add_done_callback(lambda _: self._looks.pop(id))
         await asyncio.shield(look)
 
-    def _is_fresh(self, given: Secret | None) -> bool:
+    def _is_fresh(self, given: Shown | None) -> bool:
         since = time.monotonic() - _REMEMBERED
         return self._asked_at > since and (given is None or self._known.get(given.id, (-math.inf, None))[0] > since)
 
-    def read_keys(self, given: Secret | None = None) -> bool:
+    def read_keys(self, given: Shown | None = None) -> bool:
         """Look into Postgres whether there are keys, and what this one is; return the first."""
         now = time.monotonic()
         with self._api.reading() as connection:
@@ -134,14 +146,16 @@ class Doorkeeper:
             if given is not None:
                 if len(self._known) >= _MOST_REMEMBERED:
                     self._known.clear()
-                self._known[given.id] = now, keys.find(connection, given.id)
+                self._known[given.id] = now, _find(connection, given)
         self._asked_at = now
         return self._has_keys
 
-    def _key(self, given: Secret) -> Key | None:
+    def _key(self, given: Shown) -> Key | None:
         """Return the key that somebody has, good or not, as far as it is known; None for a guess."""
         found = self._known.get(given.id, (0.0, None))[1]
-        return found[0] if found is not None and found[0].is_of(given) else None
+        if found is None:
+            return None
+        return found[0] if isinstance(given, Ticket) or found[0].is_of(given) else None
 
     def _note_guess(self, origin: str) -> None:
         """Count a wrong key, and send away who has tried many."""
@@ -154,10 +168,12 @@ class Doorkeeper:
             Problem(title="There were too many wrong keys", status=429, detail=detail), {"Retry-After": str(seconds)}
         )
 
-    def _check(self, given: Secret | None, sent: bool, needed: Scope, origin: str) -> Key:
+    def _check(self, given: Shown | None, sent: bool, needed: Scope, origin: str) -> Key:
         if given is None:
             raise _unknown(_NO_KEY if sent else _NOTHING_SENT)
-        found = self._known[given.id][1]
+        found = self._known.get(given.id, (0.0, None))[1]
+        if isinstance(given, Ticket):
+            return self._check_session(found, needed, origin)
         reason = "no such key" if found is None else found[0].refusal(given, found[1])
         if found is None or reason is not None:
             if self._key(given) is None:
@@ -165,6 +181,17 @@ class Doorkeeper:
             raise _unknown(f"The key {given.id} opens nothing: {reason}.")
         key = found[0]
         _check_scope(f"key {given.id} ({key.name})", key.scope, needed)
+        return key
+
+    def _check_session(self, found: tuple[Key, datetime] | None, needed: Scope, origin: str) -> Key:
+        """Return the key of a session; one that nobody knows may have been good, so that no try is refused for it."""
+        reason = "it has ended" if found is None else found[0].fault(found[1])
+        if found is None or reason is not None:
+            if found is None and not self._strangers.wait(origin):
+                self._strangers.note(origin)
+            raise _unknown(f"The session opens nothing: {reason}. Log in again.")
+        key = found[0]
+        _check_scope(f"key {key.id} ({key.name})", key.scope, needed)
         return key
 
 
@@ -183,6 +210,14 @@ def _check_scope(who: str, scope: Scope | None, needed: Scope) -> Scope:
 def _given(headers: Headers) -> Secret | None:
     word, _, text = headers.get("authorization", "").partition(" ")
     return parse(text.strip()) if word.lower() == "bearer" else None
+
+
+def _find(connection: Connection, given: Shown) -> tuple[Key, datetime] | None:
+    return sessions.find(connection, given) if isinstance(given, Ticket) else keys.find(connection, given.id)
+
+
+def _shown(headers: Headers, ticket: Ticket | None) -> Shown | None:
+    return ticket if ticket is not None and not _sent(headers) else _given(headers)
 
 
 def _sent(headers: Headers) -> bool:

@@ -8,7 +8,6 @@ from functools import partial
 
 import anyio.to_thread
 import msgspec
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -24,7 +23,7 @@ from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, re
 from orchestrator.api.reach import WHOLE, OutOfReach
 from orchestrator.api.refusals import Refusals
 from orchestrator.api.turns import Turns, perform, read_body, wait_for
-from orchestrator.domain.access import Reach, masked
+from orchestrator.domain.access import Reach, Ticket, masked
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.exposition import OTHER
 from orchestrator.sdk.acting import Actor, served
@@ -60,7 +59,9 @@ class ServedPath:
         observed.under_way += 1
         try:
             endpoint = self._endpoint(request.method)
-            admit = partial(self._door.admit, peer, self.headers(request), endpoint.scope, self._turns.run)
+            admit = partial(
+                self._door.admit, peer, request.headers, endpoint.scope, self._turns.run, self.ticket(request)
+            )
             caller = await admit()
             served.set(caller.actor)
             if endpoint.is_live:
@@ -71,7 +72,7 @@ class ServedPath:
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001  # a defect is one request's, and is told without a traceback
-            actor = caller.actor if caller else self._door.stranger(peer, self.headers(request))
+            actor = caller.actor if caller else self._door.stranger(peer, request.headers, self.ticket(request))
             await self._note(error, actor, request)
             told = _without_names(error) if caller and caller.reach.is_bound else error
             response = self.refuse(told, request, caller)
@@ -80,9 +81,10 @@ class ServedPath:
         self._observe(request.method, response.status_code, time.monotonic() - began)
         await response(scope, receive, send)
 
-    def headers(self, request: Request) -> Headers:
-        """Return the headers by which somebody says who they are."""
-        return request.headers
+    def ticket(self, request: Request) -> Ticket | None:
+        """Return what somebody shows instead of a key; the API takes keys alone."""
+        del request
+        return None
 
     async def answer(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
         """Do what was asked, and answer."""

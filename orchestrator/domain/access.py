@@ -12,7 +12,7 @@ from typing import NamedTuple
 _PREFIX = "orc"
 _KEY = re.compile(rf"{_PREFIX}_([0-9a-f]{{12}})_([\w-]{{43}})")
 """Something to find it by, and 256 random bits; the prefix lets scanners of secrets know it."""
-
+_TICKET = re.compile(r"[A-Za-z0-9_-]{43}")
 _LOOKS_LIKE_ONE = re.compile(rf"{_PREFIX}_([0-9a-f]{{12}})_[\w-]+")
 
 
@@ -80,6 +80,32 @@ class Secret(NamedTuple):
         return hashlib.sha256(self.secret.encode()).digest()
 
 
+class Ticket(NamedTuple):
+    """What the browser of somebody who has logged in shows instead of a key: 256 random bits, for a session."""
+
+    text: str
+
+    @property
+    def hash(self) -> bytes:
+        """What is kept of it."""
+        return hashlib.sha256(self.text.encode()).digest()
+
+    @property
+    def id(self) -> str:
+        """What it is remembered by."""
+        return self.hash.hex()
+
+    @property
+    def form_token(self) -> str:
+        """What forms of this session prove, and of no other; nobody finds the ticket by it."""
+        return hashlib.sha256(f"form {self.text}".encode()).hexdigest()
+
+
+def parse_ticket(text: str) -> Ticket | None:
+    """Return a ticket from its text, or None if it is none."""
+    return Ticket(text) if _TICKET.fullmatch(text) else None
+
+
 def parse(text: str) -> Secret | None:
     """Return a key from its text, or None if it is none."""
     found = _KEY.fullmatch(text)
@@ -117,8 +143,10 @@ class Key(NamedTuple):
 
     def refusal(self, given: Secret, now: datetime) -> str | None:
         """Say why it does not let its bearer in; None if it does."""
-        if not self.is_of(given):
-            return "no such key"
+        return self.fault(now) if self.is_of(given) else "no such key"
+
+    def fault(self, now: datetime) -> str | None:
+        """Say why it lets nobody in; None if it does."""
         if self.revoked_at is not None:
             return "the key was revoked"
         if self.expires_at is not None and self.expires_at <= now:

@@ -11,7 +11,9 @@ from orchestrator.domain.access import Key, Scope, Secret
 from orchestrator.store.sql import Statement
 
 
-class _Row(NamedTuple):
+class KeyRow(NamedTuple):
+    """A key, and the time by Postgres's clock."""
+
     id: str
     name: str
     hash: memoryview
@@ -25,21 +27,25 @@ class _Row(NamedTuple):
 
     @property
     def key(self) -> Key:
+        """The key as others know it."""
         times = self.created_at, self.expires_at, self.revoked_at
         return Key(self.id, self.name, bytes(self.hash), Scope(self.scope), *times, self.queues, self.workflows)
 
 
-_COLUMNS = "id, name, hash, scope, created_at, expires_at, revoked_at, queues, workflows, now()"
-_ADD = Statement[_Row](f"""
+COLUMNS = "id, name, hash, scope, created_at, expires_at, revoked_at, queues, workflows, now()"
+_ADD = Statement[KeyRow](f"""
 INSERT /* keys.add */ INTO orchestrator.api_keys (id, name, hash, scope, expires_at, queues, workflows)
 VALUES (%(id)s, %(name)s, %(hash)s, %(scope)s, %(expires_at)s::timestamptz, %(queues)s, %(workflows)s)
-RETURNING {_COLUMNS}
+RETURNING {COLUMNS}
 """)
-_FIND = Statement[_Row](f"SELECT /* keys.find */ {_COLUMNS} FROM orchestrator.api_keys WHERE id = %(id)s")
-_LIST = Statement[_Row](f"SELECT /* keys.list */ {_COLUMNS} FROM orchestrator.api_keys ORDER BY created_at, id")
+_FIND = Statement[KeyRow](f"SELECT /* keys.find */ {COLUMNS} FROM orchestrator.api_keys WHERE id = %(id)s")
+_LIST = Statement[KeyRow](f"SELECT /* keys.list */ {COLUMNS} FROM orchestrator.api_keys ORDER BY created_at, id")
 _HAS_ANY = Statement[bool]("SELECT /* keys.has_any */ EXISTS (SELECT FROM orchestrator.api_keys)")
 _REVOKE = Statement[None]("""
-UPDATE /* keys.revoke */ orchestrator.api_keys SET revoked_at = coalesce(revoked_at, now()) WHERE id = %(id)s
+WITH /* keys.revoke */ ended AS (
+    DELETE FROM orchestrator.sessions WHERE key_id = %(id)s
+)
+UPDATE orchestrator.api_keys SET revoked_at = coalesce(revoked_at, now()) WHERE id = %(id)s
 """)
 
 
@@ -75,5 +81,5 @@ def has_any(connection: Connection) -> bool:
 
 
 def revoke(connection: Connection, id: str) -> bool:
-    """Let a key open nothing any more; False if there is none."""
+    """Let a key open nothing any more, and end the sessions of who has logged in with it; False if there is none."""
     return bool(_REVOKE.count(connection, id=id))

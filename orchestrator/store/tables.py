@@ -531,6 +531,18 @@ api_keys = Table(
     Column("workflows", Text, comment="what the names of the workflows that it is for begin with"),
 )
 
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("hash", LargeBinary, primary_key=True, comment="SHA-256 of what the browser shows"),
+    Column("key_id", Text, nullable=False, comment="the key of the log-in; the session is as good as it"),
+    Column("created_at", _Time, nullable=False, server_default=_now),
+    Column("expires_at", _Time, nullable=False),
+    comment="who has logged in to the dashboard",
+)
+Index("sessions_by_end", sessions.c.expires_at)
+Index("sessions_of_key", sessions.c.key_id)
+
 audit = Table(
     "audit",
     metadata,

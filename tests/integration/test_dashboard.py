@@ -20,7 +20,7 @@ from orchestrator.domain.access import Scope, Secret
 from orchestrator.sdk.ids import new_id
 from orchestrator.store import keys
 from tests.integration.api_house import House, changes, furnished
-from tests.integration.visitor import Visitor
+from tests.integration.visitor import SESSION, Visitor
 
 HOSTILE = """"><script>alert('x')</script>{{ 7 * 7 }}"""
 SHOWN = [one for one in PAGES if one.method == "GET" and not one.is_live and "static" not in one.path]
@@ -165,7 +165,7 @@ def test_a_key_lets_in_until_it_is_revoked(house: House) -> None:
     assert wrong.status_code == 401
     assert "no such key" in wrong.text
     assert visitor.log_in(key).headers["Location"] == "/ui"
-    assert re.search(r"HttpOnly; Path=/ui; SameSite=lax$", visitor.set["orchestrator_key"])
+    assert re.search(r"HttpOnly; Path=/ui; SameSite=lax$", visitor.set[SESSION])
     page = visitor.get("/ui")
     assert page.status_code == 200
     assert str(key) not in page.text
@@ -188,7 +188,7 @@ def test_the_cookie_is_for_tls_only_where_there_is_tls(house: House) -> None:
     for scheme, is_secure in (("http", False), ("https", True)):
         visitor = Visitor(house.app, scheme)
         visitor.log_in(key)
-        assert ("Secure" in visitor.set["orchestrator_key"]) is is_secure
+        assert ("Secure" in visitor.set[SESSION]) is is_secure
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import httpx
 from starlette.applications import Starlette
 
 HOST = "localhost"
+SESSION = "orchestrator_session"
 
 
 class Visitor:
@@ -22,6 +23,7 @@ class Visitor:
         self.cookies: dict[str, str] = {}
         self.set: dict[str, str] = {}
         """Every cookie that was set, as the header says it."""
+        self._token = self._token_of = ""
 
     def get(self, path: str, **headers: str) -> httpx.Response:
         return self._send("GET", path, headers)
@@ -29,10 +31,20 @@ class Visitor:
     def post(
         self, path: str, token: str | None = None, headers: dict[str, str] | None = None, **form: Any
     ) -> httpx.Response:
-        """Send a form; without a token, that of the last page."""
-        given = {"token": self.cookies.get("orchestrator_form", "") if token is None else token, **form}
+        """Send a form; without a token, that of the pages of this session, or of this browser."""
+        given = {"token": self.token() if token is None else token, **form}
         told = {"Origin": self._base, "Sec-Fetch-Site": "same-origin"} if headers is None else headers
         return self._send("POST", path, told, data=given)
+
+    def token(self) -> str:
+        """Return what forms send along, as pages of the session have it."""
+        if SESSION not in self.cookies:
+            return self.cookies.get("orchestrator_form", "")
+        if self._token_of != self.cookies[SESSION]:
+            found = re.search(r'name="token" value="(\w+)"', self.get("/ui/login").text)
+            assert found, "the page has a form"
+            self._token, self._token_of = found[1], self.cookies[SESSION]
+        return self._token
 
     def log_in(self, key: object) -> httpx.Response:
         self.get("/ui/login")

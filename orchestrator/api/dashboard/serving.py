@@ -9,13 +9,13 @@ from typing import Annotated, Any, get_args, get_origin
 from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from orchestrator.api.access import Caller
+from orchestrator.api.dashboard import log_ins
 from orchestrator.api.dashboard.rendering import page, refusal
-from orchestrator.api.dashboard.session import Session, has_key, headers_with_key, place
+from orchestrator.api.dashboard.session import Session, headers_with_key, place, ticket_of
 from orchestrator.api.dashboard.visit import Said, Visit, current
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.problems import MEDIA_TYPE, Refused, misfit, refused
@@ -23,7 +23,7 @@ from orchestrator.api.reach import WHOLE
 from orchestrator.api.routes.workflows import Started
 from orchestrator.api.serving import ServedPath, explained
 from orchestrator.api.turns import perform, read_body, wait_for
-from orchestrator.domain.access import Scope
+from orchestrator.domain.access import Scope, Ticket
 from orchestrator.sdk.acting import Actor
 
 LOG_IN, LOG_OUT = "/ui/login", "/ui/logout"
@@ -51,9 +51,9 @@ class Action(Endpoint):
 class PagePath(ServedPath):
     """All that the dashboard serves under one path."""
 
-    def headers(self, request: Request) -> Headers:
-        """Return the headers, with the key of who has logged in."""
-        return headers_with_key(request)
+    def ticket(self, request: Request) -> Ticket | None:
+        """Return what somebody has who has logged in."""
+        return ticket_of(request)
 
     async def answer(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
         """Show a page, or do what a form asks for and go back to the page."""
@@ -68,7 +68,7 @@ class PagePath(ServedPath):
         if endpoint.path == LOG_IN:
             return await self._log_in(request, session, form)
         if endpoint.path == LOG_OUT:
-            return session.leave(_go(LOG_IN))
+            return await self._log_out(session)
         if endpoint.query is not None:
             given |= endpoint.read_query("")
         back = place(form.get(_BACK, [""])[0])
@@ -94,11 +94,21 @@ class PagePath(ServedPath):
         headers = headers_with_key(request, key)
         peer = request.client.host if request.client else ""
         try:
-            await self._door.admit(peer, headers, Scope.READ, self._turns.run)
+            caller = await self._door.admit(peer, headers, Scope.READ, self._turns.run)
         except Refused as error:
             await super()._note(error, self._door.stranger(peer, headers), request)
             return session.finish(page("login.html", error.problem.status, to=to, wrong=error.problem))
-        return session.enter(_go(to), key)
+        if caller.key is None:  # nobody is asked who they are
+            return session.finish(_go(to))
+        begin = partial(log_ins.begin, self._api, caller.key, caller.actor, session.ticket)
+        return session.enter(_go(to), await self._turns.run(begin))
+
+    async def _log_out(self, session: Session) -> Response:
+        """End a session here and at every other server."""
+        if session.ticket is not None:
+            await self._turns.run(partial(log_ins.end, self._api, session.ticket))
+            self._door.forget(session.ticket)
+        return session.leave(_go(LOG_IN))
 
     async def _do(self, endpoint: Endpoint, given: dict[str, Any], request: Request, caller: Caller) -> Any:
         if caller.reach.is_bound and endpoint.about is WHOLE:
@@ -121,14 +131,14 @@ class PagePath(ServedPath):
         if status == 401 and request.method in ("GET", "HEAD"):
             here = f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
             to = "" if here == "/ui" else f"?{urlencode({'to': here})}"
-            return session.finish(_go(f"{LOG_IN}{to}"))
+            return session.leave(_go(f"{LOG_IN}{to}"))
         current.set(None if caller is None else _visit(request, caller, session))
         headers = {name: value for name, value in found.headers.items() if name != "WWW-Authenticate"}
         return session.finish(refusal(found.problem, headers))
 
     async def _note(self, error: Exception, actor: Actor, request: Request) -> None:
-        """Have it in the audit log; that somebody has not logged in yet is nothing to note."""
-        is_nobody = "authorization" not in self.headers(request) and request.method == "GET"
+        """Have it in the audit log; that somebody has not logged in, or no longer, is nothing to note."""
+        is_nobody = "authorization" not in request.headers and request.method == "GET"
         if not (is_nobody and isinstance(error, Refused) and error.problem.status == 401):
             await super()._note(error, actor, request)
 
@@ -145,7 +155,7 @@ def _visit(request: Request, caller: Caller, session: Session) -> Visit:
         query=request.url.query,
         token=session.token,
         said=session.said,
-        has_key=has_key(request),
+        has_key=session.ticket is not None and caller.key is not None,
     )
 
 

@@ -1,7 +1,7 @@
-"""Cookies of the dashboard: the key of who has logged in, what forms prove, and what was said last.
+"""Cookies of the dashboard: the ticket of who has logged in, what forms prove, and what was said last.
 
-The key itself is kept in the browser, in a cookie that no script can read and that is sent under `/ui` only: so a
-session needs no table, ends with the key, and is good at every server that knows it. The API takes no cookies.
+A ticket is random and stands for a session, which Postgres knows by its hash: the browser never keeps a key. Scripts
+cannot read it, and it is sent under `/ui` only. The API takes no cookies.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from starlette.responses import Response
 
 from orchestrator.api.dashboard.visit import Said
 from orchestrator.api.problems import refused
+from orchestrator.domain.access import Ticket, parse_ticket
 
 ROOT = "/ui"
+_TICKET = "orchestrator_session"
 _KEY = "orchestrator_key"
+"""In which earlier releases kept the key itself; it is removed wherever it comes."""
 _TOKEN = "orchestrator_form"
 _SAID = "orchestrator_said"
 _LONGEST_SAID = 1_500
@@ -33,8 +36,10 @@ class Session:
     def __init__(self, request: Request, is_secure: bool) -> None:
         self._request = request
         self._secure = is_secure
-        self._has_token = _is_token(request.cookies.get(_TOKEN, ""))
-        self.token = request.cookies[_TOKEN] if self._has_token else secrets.token_urlsafe(24)
+        self.ticket = ticket_of(request)
+        """Whatever it is good for."""
+        self._has_token = self.ticket is not None or _is_token(request.cookies.get(_TOKEN, ""))
+        self.token = self._token()
         self.said = _read(request.cookies.get(_SAID))
 
     def check(self, given: str) -> None:
@@ -51,39 +56,45 @@ class Session:
         """Send along what the next request is to have; what was said is said once."""
         if not self._has_token:
             self._set(response, _TOKEN, self.token)
+        if _KEY in self._request.cookies:
+            response.delete_cookie(_KEY, path=ROOT)
         if said is not None:
             self._set(response, _SAID, _written(said), seconds=60)
         elif self.said is not None:
             response.delete_cookie(_SAID, path=ROOT)
         return response
 
-    def enter(self, response: Response, key: str) -> Response:
-        """Let somebody in until they close the browser, log out, or the key is no longer good."""
-        self._set(response, _KEY, key)
-        self._set(response, _TOKEN, secrets.token_urlsafe(24))
-        return response
+    def enter(self, response: Response, ticket: Ticket) -> Response:
+        """Let somebody in until they close the browser, log out, or the session is no longer good."""
+        self._set(response, _TICKET, ticket.text)
+        response.delete_cookie(_TOKEN, path=ROOT)
+        return self.finish(response)
 
     def leave(self, response: Response) -> Response:
-        """Log out."""
-        response.delete_cookie(_KEY, path=ROOT)
-        return response
+        """Forget the ticket: it is good for nothing any more."""
+        if _TICKET in self._request.cookies:
+            response.delete_cookie(_TICKET, path=ROOT)
+        return self.finish(response)
+
+    def _token(self) -> str:
+        """Return what forms prove: that they are of this session, or, without one, of this browser."""
+        if self.ticket is not None:
+            return self.ticket.form_token
+        return self._request.cookies[_TOKEN] if self._has_token else secrets.token_urlsafe(24)
 
     def _set(self, response: Response, name: str, value: str, seconds: int | None = None) -> None:
         response.set_cookie(name, value, max_age=seconds, path=ROOT, secure=self._secure, httponly=True, samesite="lax")
 
 
-def headers_with_key(request: Request, typed: str | None = None) -> Headers:
-    """Return the headers of a request, with the key that was typed, or that of a log-in where no other was sent."""
-    key = request.cookies.get(_KEY) if typed is None else typed
-    if typed is None and (not key or "authorization" in request.headers):
-        return request.headers
+def ticket_of(request: Request) -> Ticket | None:
+    """Return what somebody has who has logged in, be it good or not."""
+    return parse_ticket(request.cookies.get(_TICKET, ""))
+
+
+def headers_with_key(request: Request, typed: str) -> Headers:
+    """Return the headers of a request, with the key that was typed."""
     kept = [pair for pair in request.headers.raw if pair[0] != b"authorization"]
-    return Headers(raw=[*kept, (b"authorization", f"Bearer {key}".encode("latin-1", "replace"))])
-
-
-def has_key(request: Request) -> bool:
-    """Say whether somebody has logged in."""
-    return bool(request.cookies.get(_KEY))
+    return Headers(raw=[*kept, (b"authorization", f"Bearer {typed}".encode("latin-1", "replace"))])
 
 
 def place(text: str | None) -> str:

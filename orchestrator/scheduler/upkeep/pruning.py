@@ -15,7 +15,7 @@ from datetime import datetime
 from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.settings import Settings
-from orchestrator.store import audit, retention, throughput
+from orchestrator.store import audit, retention, sessions, throughput
 from orchestrator.store.limits import lanes
 from orchestrator.store.retention import BEGINNING, Kind, Walk
 from orchestrator.store.tasks import unique
@@ -70,7 +70,7 @@ class Pruner:
     def slices(self, connection: Connection) -> Iterator[int]:
         """Forget all that is old enough; yields after every slice how many rows it had."""
         retention.prepare(connection)
-        for prune in (unique.prune, lanes.prune_buckets, throughput.prune):
+        for prune in (unique.prune, lanes.prune_buckets, throughput.prune, sessions.prune):
             while (forgotten := prune(connection, self._size)) > 0:
                 yield forgotten
         settings = self._settings

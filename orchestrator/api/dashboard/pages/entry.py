@@ -1,4 +1,4 @@
-"""The way in and out: a key is asked for where there is one, and kept in a cookie. And the files of the pages."""
+"""The way in and out: a key is asked for where there is one, and begins a session. And the files of the pages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def enter(api: Api) -> Response:
 
 @routes.post("/logout", about=NOTHING, scope=None)
 def leave(api: Api) -> Response:
-    """Forget the key."""
+    """End the session."""
     del api
     return page("login.html", to=place(""), wrong=None)
 

@@ -1,0 +1,46 @@
+"""Who has logged in to the dashboard: a session is found by the hash of a ticket, and is as good as its key."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.access import Key, Ticket
+from orchestrator.store.keys import COLUMNS, KeyRow
+from orchestrator.store.sql import Statement
+
+_ADD = Statement[None]("""
+INSERT /* sessions.add */ INTO orchestrator.sessions (hash, key_id, expires_at)
+VALUES (%(hash)s, %(key)s, now() + %(seconds)s::double precision * interval '1 second')
+""")
+_FIND = Statement[KeyRow](f"""
+SELECT /* sessions.find */ {COLUMNS} FROM orchestrator.api_keys
+ WHERE id = (SELECT key_id FROM orchestrator.sessions WHERE hash = %(hash)s AND expires_at > now())
+""")
+_END = Statement[None]("DELETE /* sessions.end */ FROM orchestrator.sessions WHERE hash = %(hash)s")
+_PRUNE = Statement[None]("""
+DELETE /* sessions.prune */ FROM orchestrator.sessions WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM orchestrator.sessions WHERE expires_at <= now() ORDER BY expires_at LIMIT %(limit)s))
+""")
+
+
+def add(connection: Connection, ticket: Ticket, key: str, seconds: float) -> None:
+    """Keep that somebody has logged in with a key, by its id, for some time."""
+    _ADD(connection, hash=ticket.hash, key=key, seconds=seconds)
+
+
+def find(connection: Connection, ticket: Ticket) -> tuple[Key, datetime] | None:
+    """Return the key with which its bearer has logged in, and the time by Postgres's clock; None if that is over."""
+    found = _FIND.first(connection, hash=ticket.hash)
+    return None if found is None else (found.key, found.now)
+
+
+def end(connection: Connection, ticket: Ticket) -> bool:
+    """Let a ticket open nothing any more; False if it opened nothing before."""
+    return bool(_END.count(connection, hash=ticket.hash))
+
+
+def prune(connection: Connection, limit: int) -> int:
+    """Forget sessions whose time is up; return how many."""
+    return _PRUNE.count(connection, limit=limit)

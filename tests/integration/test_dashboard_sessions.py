@@ -1,0 +1,147 @@
+"""A log-in begins a session: the browser has no key, Postgres has no ticket, and every server knows when it is over."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine
+from starlette.applications import Starlette
+
+from orchestrator.api import access, strangers
+from orchestrator.api.app import create_app
+from orchestrator.domain.access import Scope, Secret
+from orchestrator.settings import load_settings
+from orchestrator.store import keys, sessions
+from orchestrator.store.database import engine_for
+from tests.integration.visitor import SESSION, Visitor
+
+
+@pytest.fixture
+def engine(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    engine = engine_for(database_url, autocommit=True)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys, orchestrator.sessions, orchestrator.audit")
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def key(engine: Engine) -> Secret:
+    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+    with engine.connect() as connection:
+        keys.add(connection, secret, "ada", Scope.OPERATE, None)
+    return secret
+
+
+@pytest.fixture
+def app(database_url: str, redis_url: str) -> Starlette:
+    return server(database_url, redis_url)
+
+
+def server(database_url: str, redis_url: str) -> Starlette:
+    return create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
+
+
+def test_the_browser_keeps_no_key_and_postgres_no_ticket(app: Starlette, engine: Engine, key: Secret) -> None:
+    visitor = Visitor(app)
+    visitor.log_in(key)
+    assert visitor.get("/ui").status_code == 200
+    ticket = visitor.cookies[SESSION]
+    assert not any(key.secret in value for value in visitor.cookies.values())
+    with engine.connect() as connection:
+        [stored] = connection.exec_driver_sql("SELECT s::text FROM orchestrator.sessions s").scalars()
+        [noted] = connection.exec_driver_sql("SELECT a::text FROM orchestrator.audit a WHERE act = 'log in'").scalars()
+    assert ticket not in stored
+    assert ticket.encode().hex() not in stored
+    assert f"ada ({key.id})" in noted
+    answer = visitor._send("GET", "/api/v1/tasks", {"Authorization": f"Bearer {ticket}"})
+    assert answer.status_code == 401, "a ticket is no key"
+
+
+def test_every_server_knows_a_session_and_its_end(
+    app: Starlette, engine: Engine, key: Secret, database_url: str, redis_url: str
+) -> None:
+    visitor = Visitor(app)
+    visitor.log_in(key)
+    elsewhere = Visitor(server(database_url, redis_url))
+    elsewhere.cookies = dict(visitor.cookies)
+    kept = Visitor(app)
+    kept.cookies = dict(visitor.cookies)
+    assert elsewhere.get("/ui").status_code == 200
+    assert visitor.post("/ui/logout").headers["Location"] == "/ui/login"
+    assert SESSION not in visitor.cookies
+    for one in (elsewhere, kept):
+        assert one.get("/ui").headers["Location"] == "/ui/login"
+        assert SESSION not in one.cookies, "the browser is told to forget it"
+
+
+def test_a_session_ends_with_its_time_and_with_its_key(app: Starlette, engine: Engine, key: Secret) -> None:
+    def end_by(statement: str) -> int:
+        visitor = Visitor(app)
+        visitor.log_in(key)
+        assert visitor.get("/ui").status_code == 200
+        with engine.connect() as connection:
+            connection.exec_driver_sql(statement)
+        return visitor.get("/ui").status_code
+
+    assert end_by("UPDATE orchestrator.sessions SET expires_at = now()") == 303
+    with engine.connect() as connection:
+        assert sessions.prune(connection, 1_000) == 1
+    assert end_by("UPDATE orchestrator.api_keys SET expires_at = now()") == 303
+    with engine.connect() as connection:
+        connection.exec_driver_sql("UPDATE orchestrator.api_keys SET expires_at = NULL")
+    assert end_by("UPDATE orchestrator.api_keys SET revoked_at = now()") == 303, "as earlier releases revoke"
+    with engine.connect() as connection:
+        keys.revoke(connection, key.id)
+        left = connection.exec_driver_sql("SELECT count(*) FROM orchestrator.sessions").scalar()
+    assert left == 0
+
+
+def test_another_log_in_ends_the_session_before(app: Starlette, engine: Engine, key: Secret) -> None:
+    visitor = Visitor(app)
+    visitor.log_in(key)
+    first = dict(visitor.cookies)
+    visitor.log_in(key)
+    assert visitor.cookies[SESSION] != first[SESSION]
+    assert visitor.get("/ui").status_code == 200
+    visitor.cookies = first
+    assert visitor.get("/ui").status_code == 303
+
+
+def test_a_form_is_of_one_session(app: Starlette, engine: Engine, key: Secret) -> None:
+    ada, bob = Visitor(app), Visitor(app)
+    ada.log_in(key)
+    bob.log_in(key)
+    bob.cookies["orchestrator_form"] = "x" * 32
+    for token in (ada.token(), bob.cookies["orchestrator_form"], ""):
+        assert bob.post("/ui/queues/mail/pause", token=token).status_code == 403
+    assert bob.post("/ui/queues/mail/pause").status_code == 303
+
+
+def test_sessions_that_have_ended_lock_nobody_out(
+    app: Starlette, engine: Engine, key: Secret, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers, "_TRIES", 3)
+    for _ in range(6):
+        stranger = Visitor(app)
+        stranger.cookies[SESSION] = secrets.token_urlsafe(32)
+        assert stranger.get("/ui").headers["Location"] == "/ui/login"
+    for text in ("x", "%C3" * 20, "a" * 10_000):
+        stranger.cookies[SESSION] = text
+        assert stranger.get("/ui").status_code == 303
+    visitor = Visitor(app)
+    visitor.log_in(key)
+    assert visitor.get("/ui").status_code == 200
+
+
+def test_a_key_that_an_earlier_release_left_in_a_browser_is_removed(
+    app: Starlette, engine: Engine, key: Secret
+) -> None:
+    visitor = Visitor(app)
+    visitor.cookies["orchestrator_key"] = str(key)
+    assert visitor.get("/ui").status_code == 303
+    assert re.search("Max-Age=0", visitor.set["orchestrator_key"])
