@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -12,6 +13,7 @@ from orchestrator.api.proxies import is_forwarded
 from orchestrator.errors import ConfigurationError
 
 
+@lru_cache(1_000)
 def is_loopback(host: str) -> bool:
     """Say whether only this machine can reach an address."""
     try:

@@ -1,13 +1,18 @@
-"""How long a sender may take for a request, and between two of them: nobody holds a connection by drops."""
+"""HTTP/1.1 for those who mean well: one way to read each request, a size of its head, and a time for it.
+
+httptools reads requests, in C. What it takes and two readers could take differently is refused here, so that a proxy in
+front of this server and the server itself never disagree where a request ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Any
 
-import h11
 import msgspec
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from orchestrator.api.problems import MEDIA_TYPE, Problem
 
@@ -15,12 +20,26 @@ LONGEST_HEAD = 10.0
 """Seconds from a connection, or an answer, to the next request being there."""
 LONGEST_BODY = 60.0
 """Seconds within which the rest of a request must have come."""
+LARGEST_HEAD = 65_536
+"""Bytes of a request before its body, or of what follows a body."""
 
 
-class PatientProtocol(H11Protocol):
+class _Ambiguous(Exception):
+    """Two readers could take the request differently."""
+
+
+class PatientProtocol(HttpToolsProtocol):
     """HTTP/1.1 as uvicorn speaks it, on a connection that is closed where no request comes of it."""
 
     _timer: asyncio.TimerHandle | None = None
+    _unread = 0
+    """Bytes that have come since something could be read: a head, or a part of a body."""
+    _is_over = False
+    """Nothing more is read, because what came was no request."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=False)
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for a request."""
@@ -29,25 +48,54 @@ class PatientProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what was sent, which may be a drop of what is to come."""
+        if self._is_over or self.transport.is_closing():
+            return
+        self._unread += len(data)
         super().data_received(data)
+        if self._unread > LARGEST_HEAD and not self._is_over:
+            self.send_400_response(f"The head of a request has at most {LARGEST_HEAD:,} bytes.")
         self._watch()
+
+    def on_headers_complete(self) -> None:
+        """Begin to serve a request whose head is there."""
+        self._unread = 0
+        _check(self.headers, self.parser.get_http_version())
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._unread = 0
+        super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Begin to wait for the next request, or for the rest of one that was answered before it was read."""
         super().on_response_complete()
+        if self._is_over and not self.transport.is_closing():
+            self.transport.close()
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Say what was wrong with what came as everything else is said that goes wrong."""
-        problem = Problem(title="The request is no HTTP/1.1", status=400, detail=msg)
+        """Say what was wrong with what came as everything else is said that goes wrong, and end the connection.
+
+        A request that came whole before it is answered first, and nothing else is: what would be said here would be
+        taken for its answer.
+        """
+        self._is_over = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            if self.pipeline or not self.cycle.more_body:
+                self.pipeline.clear()
+                return
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        problem = Problem(title="The request is no HTTP/1.1", status=HTTPStatus.BAD_REQUEST, detail=msg)
         data = msgspec.json.encode(problem)
-        headers = [
-            (b"content-type", MEDIA_TYPE.encode()),
-            (b"content-length", str(len(data)).encode()),
-            (b"connection", b"close"),
-        ]
-        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=data), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event))
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(data)}\r\n"
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + data)
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -73,3 +121,25 @@ class PatientProtocol(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _check(headers: Iterable[tuple[bytes, bytes]], version: str) -> None:
+    """Refuse a head that says something twice, or in a way that not everybody understands."""
+    hosts = lengths = codings = 0
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"content-length":
+            lengths += 1
+            if not value.isdigit():
+                raise _Ambiguous
+        elif name == b"transfer-encoding":
+            codings += 1
+            if value.lower() != b"chunked":
+                raise _Ambiguous
+    if hosts > 1 or lengths + codings > 1:
+        raise _Ambiguous
+    if version == "1.1" and hosts == 1:
+        return
+    if version != "1.0" or codings:
+        raise _Ambiguous

@@ -96,7 +96,7 @@ class ServedPath:
         return problem(error, request)
 
     async def _listen(self, endpoint: Endpoint, request: Request, reach: Reach, admit: Admit) -> Response:
-        given = endpoint.read_path(request.path_params) | endpoint.read_query(request.url.query)
+        given = endpoint.read_path(request.path_params) | endpoint.read_query(query_of(request))
         call = partial(perform, self._api, endpoint, given, reach)
         wanted = await self._turns.run(call) if reach.is_bound else call()  # only a look at whose it is takes a thread
         return await live(self._hub, wanted, request, admit)
@@ -127,7 +127,7 @@ async def _answer(api: Api, turns: Turns, endpoint: Endpoint, request: Request, 
         endpoint.about.check(api, reach, {})
     if endpoint.method == "POST" and not endpoint.takes_key and "idempotency-key" in request.headers:
         raise refused(422, "The request does not fit", "Idempotency-Key: this route takes none, and would do it again.")
-    given = endpoint.read_path(request.path_params) | endpoint.read_query(request.url.query)
+    given = endpoint.read_path(request.path_params) | endpoint.read_query(query_of(request))
     if endpoint.body is not None:
         given |= endpoint.read_body(await read_body(request))
     if endpoint.takes_key:
@@ -149,6 +149,12 @@ async def _answer(api: Api, turns: Turns, endpoint: Endpoint, request: Request, 
     if not endpoint.is_for_clients:
         data = describe_json(data)
     return Response(data, status, headers=headers, media_type="application/json")
+
+
+def query_of(request: Request) -> str:
+    """Return what follows `?`, without making the whole address of it."""
+    query: bytes = request.scope["query_string"]
+    return query.decode("latin-1")
 
 
 def problem(error: Exception, request: Request) -> Response:

@@ -108,7 +108,7 @@ async def read_body(request: Request) -> bytes:
     if int(request.headers.get("Content-Length", "0")) > LARGEST_BODY:  # who waits to be told to go on need not send it
         raise _too_large()
     try:
-        with anyio.fail_after(LONGEST_BODY):
+        async with asyncio.timeout(LONGEST_BODY):
             async for part in request.stream():
                 size += len(part)
                 if size > LARGEST_BODY:

@@ -255,6 +255,50 @@ def test_what_two_readers_could_read_differently_is_refused_and_ends_the_connect
     assert got.count(b"HTTP/1.1 ") == 1, got
 
 
+_GET = b"GET /healthz HTTP/1.1\r\n"
+_POST = b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST
+_CHUNKED = _POST + b"Transfer-Encoding: chunked\r\n\r\n"
+LAX = [
+    b"GET /healthz HTTP/1.1\nHost: localhost\n\n",
+    *(_GET + _HOST + head + b"\r\n\r\n" for head in (b"X: a\nY: b", b"X: a\rY: b", b"X: a\r\n folded", b" X: a")),
+    *(_GET + _HOST + b"X: a" + byte + b"b\r\n\r\n" for byte in (b"\0", b"\x01", b"\x0b", b"\x7f")),
+    *(_GET + _HOST + name + b": a\r\n\r\n" for name in (b"X y", b"X\t", b"", b"X(")),
+    *(b"GET /healthz " + version + b"\r\n" + _HOST + b"\r\n" for version in (b"HTTP/2.0", b"HTTP/1.2", b"HTTP/0.9")),
+    b"get /healthz HTTP/1.1\r\n" + _HOST + b"\r\n",
+    b"CONNECT localhost:80 HTTP/1.1\r\n" + _HOST + b"\r\n",
+    *(_POST + b"Content-Length: " + length + b"\r\n\r\nabcd" for length in (b"4, 4", b"0x4", b"-4", b"", b"4\x0b")),
+    _POST + b"Content-Length: 4\r\nContent-Length: 4\r\n\r\nabcd",
+    _POST + b"Content-Length: 18446744073709551620\r\n\r\nabcd",
+    *(
+        _POST + b"Transfer-Encoding: " + coding + b"\r\n\r\n0\r\n\r\n"
+        for coding in (b"chunked, identity", b"identity", b"\x0bchunked", b"chunked\r\nTransfer-Encoding: identity")
+    ),
+    b"POST /api/v1/tasks HTTP/1.0\r\n" + _HOST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    *(_CHUNKED + size + b"\r\nabcd\r\n0\r\n\r\n" for size in (b"0x4", b"-4", b"4 ", b"f" * 17, b"4;a\nb")),
+    _CHUNKED + b"4\nabcd\n0\n\n",
+    _CHUNKED + b"4\r\nabcdXX0\r\n\r\n",
+    _CHUNKED + b"0\r\nContent-Length: 5\r\nHost: evil\r\n\r\n",
+]
+"""What some servers and proxies take, each in its own way."""
+
+
+def test_what_only_lax_readers_take_is_refused(settings: Settings) -> None:
+    with serving(settings) as port:
+        for sent in LAX:
+            got = exchange(port, sent)
+            assert got.startswith(b"HTTP/1.1 400"), (sent, got)
+            assert got.count(b"HTTP/1.1 ") == 1, (sent, got)
+
+
+@pytest.mark.parametrize("after", [b"GARBAGE\r\n\r\n", _GET + b"\r\n"])
+def test_what_follows_a_request_is_not_taken_for_it(settings: Settings, after: bytes) -> None:
+    """Nor is what is said about it taken for the answer to the request before it."""
+    with serving(settings) as port:
+        got = exchange(port, _GET + _HOST + b"\r\n" + after)
+    assert got.startswith(b"HTTP/1.1 200"), got
+    assert got.count(b"HTTP/1.1 2") == 1
+
+
 def test_who_sends_a_request_by_drops_is_let_go(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "LONGEST_HEAD", 0.4)
     with serving(settings, timeout_keep_alive=60) as port:
