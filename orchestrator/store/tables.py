@@ -247,6 +247,7 @@ Index(
 )
 Index("runs_closing", runs.c.id, postgresql_where=text("closing"))
 Index("runs_of_flows", runs.c.id, postgresql_where=text("flow"))
+Index("runs_open_of_flows", runs.c.workflow, runs.c.id, postgresql_where=text("flow AND ended_at IS NULL"))
 Index("runs_cancelling", runs.c.id, postgresql_where=text("cancelling AND ended_at IS NULL"))
 
 untold = Table(

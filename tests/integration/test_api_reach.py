@@ -15,6 +15,7 @@ from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Reach, Secret
 from orchestrator.sdk.ids import new_id
 from tests.integration.api_house import OTHERS, OWN, House, changes, definition, furnished
+from tests.integration.waiting_house import code_that_asks, flow_that_asks
 
 
 @pytest.fixture(scope="module")
@@ -286,6 +287,19 @@ def publishes_flows(house: House) -> None:
     assert house.get("/flows/version/get?id=mail-graph@1")["version"] == 1
 
 
+def lists_approvals(house: House) -> None:
+    for name in ("mail", "bank"):
+        flow_that_asks(house, name)
+        code_that_asks(house, name)
+    found = listed(house, "/api/v1/approvals")
+    assert {(one["kind"], one["workflow"]) for one in found} == {("approval", "mail-asks"), ("promise", "mail-code")}
+    assert listed(house, "/api/v1/approvals", house.make_key("mail.", None)) == []
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE right(workflow, 5) = '-asks' OR code")
+        connection.exec_driver_sql("DELETE FROM orchestrator.flows WHERE right(name, 5) = '-asks'")
+        connection.exec_driver_sql("TRUNCATE orchestrator.promises, orchestrator.histories, orchestrator.node_runs")
+
+
 OF_FLOWS = (
     *("GET /flows", "POST /flows", "GET /flows/version", "POST /flows/version", "GET /flows/version/get"),
     *("GET /tasks", "POST /tasks", "GET /api/v1/flows", "POST /api/v1/flows/validate"),
@@ -300,6 +314,7 @@ WITHIN_TESTS: dict[str, list[Callable[[House], None]]] = {
     "POST /api/v1/workflows": [applies],
     "POST /api/v1/workflows/diff": [compares],
     "GET /api/v1/runs": [lists_runs],
+    "GET /api/v1/approvals": [lists_approvals],
     "GET /api/v1/schedules": [lists_schedules],
     "GET /api/v1/search": [searches],
     "GET /api/v1/throughput": [shows_throughput],

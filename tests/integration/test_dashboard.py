@@ -21,6 +21,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.store import keys
 from tests.integration.api_house import House, changes, furnished
 from tests.integration.visitor import SESSION, Visitor
+from tests.integration.waiting_house import flow_that_asks
 
 HOSTILE = """"><script>alert('x')</script>{{ 7 * 7 }}"""
 SHOWN = [one for one in PAGES if one.method == "GET" and not one.is_live and "static" not in one.path]
@@ -31,6 +32,7 @@ GUARDED = [one for one in PAGES if one.scope is not None]
 @pytest.fixture(scope="module")
 def furniture(database_url: str, redis_url: str) -> Iterator[House]:
     with furnished(database_url, redis_url) as found:
+        flow_that_asks(found, "mail")
         yield found
 
 
@@ -67,7 +69,9 @@ def address(endpoint: Endpoint, house: House, name: str = "mail") -> str:
         BACKFILL: {"number": house.backfills[name]},
     }
     found = kinds.get(endpoint.about, {})
-    path = endpoint.path.replace("{workflow}/{name}", "{workflow}/default")
+    path = endpoint.path.replace("{workflow}/{name}", "{workflow}/default").replace(
+        "/flows/{name}", f"/flows/{name}-asks"
+    )
     return re.sub(r"{(\w+)}", lambda place: str(found.get(place[1], "x")), path)
 
 

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
+from orchestrator.api.dashboard.pages import approvals
 from orchestrator.api.dashboard.pages import tasks as task_pages
 from orchestrator.api.dashboard.serving import Action
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.reach import WITHIN
-from orchestrator.api.routes import ROUTES, code, queues, runs, schedules, tasks, workflows
+from orchestrator.api.routes import ROUTES, code, flows, queues, runs, schedules, tasks, workflows
 from orchestrator.domain.access import Scope
 
 
@@ -20,6 +21,11 @@ def _action(call: Callable[..., Any], said: str) -> Action:
     path = found.path.replace("/api/v1", "/ui", 1)
     fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(Endpoint)}
     return Action(**fields | {"method": "POST", "path": path, "tag": "dashboard", "said": said})
+
+
+def _checked(call: Callable[..., Any], checked: Callable[..., Any], said: str) -> Action:
+    """Return a route of the API that pages ask for only if things still are as they were shown."""
+    return dataclasses.replace(_action(call, said), call=checked, body=get_type_hints(checked)["body"])
 
 
 def _own(path: str, call: Callable[..., Any]) -> Action:
@@ -60,6 +66,10 @@ ACTIONS: tuple[Action, ...] = (
     _action(code.update_run, ""),
     _action(code.terminate, "The run is being ended, without asking its code."),
     _action(code.reset, "The run is repeated up to there: this is the new one."),
+    _checked(flows.approve_flow, approvals.approve, "Approved: the run goes on."),
+    _checked(flows.reject_flow, approvals.reject, "Rejected: the run goes on, or ends, as its flow says."),
+    _action(flows.signal_flow, "The signal is sent."),
+    _action(flows.start_flow, "The run is started: this is it."),
     _action(schedules.pause_schedule, "The schedule fires no more until it is resumed."),
     _action(schedules.resume_schedule, "The schedule fires again."),
     _action(schedules.trigger_schedule, "A run is started: this is it."),

@@ -47,7 +47,7 @@ def gantt_of_steps(run: RunView, steps: Sequence[StepView], critical: frozenset[
     if begun:
         start = min(start, _begin(begun[0], end))
     rows = [
-        _row(step.name, step.state, _begin(step, end), step.ended_at or end, start, end, step.name in critical)
+        row(step.name, step.state, _begin(step, end), step.ended_at or end, start, end, step.name in critical)
         for step in begun[:_MOST_ROWS]
     ]
     return Gantt(rows, start, end, max(0, len(begun) - _MOST_ROWS))
@@ -57,7 +57,7 @@ def _begin(step: StepView, otherwise: datetime) -> datetime:
     return step.started_at or otherwise
 
 
-def _row(
+def row(
     name: str,
     state: str,
     begin: datetime,
@@ -67,6 +67,7 @@ def _row(
     is_critical: bool = False,
     link: str = "",
 ) -> Row:
+    """Return a line of the chart."""
     whole = max((end - start).total_seconds(), 1e-6)
     seconds = max(0.0, (stop - begin).total_seconds())
     x = min(99.5, max(0.0, 100 * (begin - start).total_seconds() / whole))
@@ -112,9 +113,7 @@ def gantt_of_events(run: RunView, events: Sequence[Mapping[str, Any]], now: date
         name = event.get("name") or event.get("workflow") or ""
         room = _BEGINS[event["type"]]
         link = f"/ui/{room}/{id}" if room else ""
-        rows.append(
-            _row(f"{front} {name}".strip() if front else name, state, _at(event), stop, start, end, False, link)
-        )
+        rows.append(row(f"{front} {name}".strip() if front else name, state, _at(event), stop, start, end, False, link))
     return Gantt(rows, start, end, max(0, len(begun) - _MOST_ROWS))
 
 

@@ -50,6 +50,12 @@ class Edge:
     path: str
     is_critical: bool
     is_done: bool
+    upper: str = ""
+    lower: str = ""
+    label: str = ""
+    """What leads along it."""
+    at: tuple[float, float] = (0.0, 0.0)
+    """Where the label stands: in the middle of its first part."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Graph:
     height: float
 
 
-def draw(steps: Sequence[StepView], critical: frozenset[str]) -> Graph:
+def draw(steps: Sequence[StepView], critical: frozenset[str], between: int = _BETWEEN) -> Graph:
     """Return where each step stands, and the lines between them; a long line has a place of its own in each layer."""
     by_name = {step.name: step for step in steps}
     layers = _layers(steps)
@@ -85,7 +91,7 @@ def draw(steps: Sequence[StepView], critical: frozenset[str]) -> Graph:
     for depth, (column, height) in enumerate(zip(columns, heights, strict=True)):
         y = _MARGIN + (tallest - height) / 2
         for place in column:
-            places[place] = (_MARGIN + depth * (WIDTH + _BETWEEN), y)
+            places[place] = (_MARGIN + depth * (WIDTH + between), y)
             y += _height(place) + _ABOVE
     nodes = [Node(step, *places[step.name], step.name in critical) for step in steps]
     edges = [
@@ -93,10 +99,17 @@ def draw(steps: Sequence[StepView], critical: frozenset[str]) -> Graph:
             _curve(places[upper], [places[bend] for bend in bends], places[lower]),
             upper in critical and lower in critical,
             by_name[upper].state == "success",
+            upper,
+            lower,
+            at=_middle(places[upper], places[bends[0] if bends else lower], _BEND if bends else HEIGHT),
         )
         for upper, lower, bends in lines
     ]
-    return Graph(nodes, edges, len(columns) * (WIDTH + _BETWEEN) - _BETWEEN + 2 * _MARGIN, tallest + 2 * _MARGIN)
+    return Graph(nodes, edges, len(columns) * (WIDTH + between) - between + 2 * _MARGIN, tallest + 2 * _MARGIN)
+
+
+def _middle(start: tuple[float, float], end: tuple[float, float], height: float) -> tuple[float, float]:
+    return (start[0] + WIDTH + end[0]) / 2, (start[1] + HEIGHT / 2 + end[1] + height / 2) / 2
 
 
 def _height(place: _Place) -> float:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from orchestrator.api.dashboard.actions import ACTIONS
 from orchestrator.api.dashboard.pages import (
+    approvals,
     entry,
     failures,
     fleet,
+    flows,
     live,
     overview,
     queues,
@@ -25,6 +27,8 @@ PAGES: tuple[Endpoint, ...] = (
     *tasks.routes,
     *runs.routes,
     *workflows.routes,
+    *flows.routes,
+    *approvals.routes,
     *schedules.routes,
     *fleet.routes,
     *failures.routes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.routes import (
+    approvals,
     audit,
     client,
     code,
@@ -28,6 +29,7 @@ ROUTES: tuple[Endpoint, ...] = (
     *workflows.routes,
     *runs.routes,
     *code.routes,
+    *approvals.routes,
     *schedules.routes,
     *system.routes,
     *live.routes,

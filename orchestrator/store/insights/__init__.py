@@ -4,6 +4,7 @@ Every function takes a connection and returns frozen values; nothing here change
 snapshot, so a task that is on its way from `tasks` to `ended_tasks` is seen in exactly one of them.
 """
 
+from orchestrator.store.insights.approvals import ApprovalPage, ApprovalView, find_node, page_of_approvals
 from orchestrator.store.insights.code import CodeView, OpenView, ResetView, show_code
 from orchestrator.store.insights.code_workflows import (
     CodeStart,
@@ -59,6 +60,8 @@ from orchestrator.store.insights.tasks import (
 )
 
 __all__ = [
+    "ApprovalPage",
+    "ApprovalView",
     "AttemptView",
     "CodeView",
     "CodeStart",
@@ -91,6 +94,7 @@ __all__ = [
     "count_open_others",
     "dead_rows",
     "find_code_start",
+    "find_node",
     "find_obstacles",
     "find_run_owner",
     "find_runs",
@@ -106,6 +110,7 @@ __all__ = [
     "long_transactions",
     "open_runs",
     "overview",
+    "page_of_approvals",
     "page_of_runs",
     "page_of_tasks",
     "search",

@@ -80,6 +80,8 @@ class RunDetail(RunView):
     """How many runs that share its limit may run at once."""
     held_by: tuple[UUID, ...] = ()
     """While it waits for that limit: the first of the runs that hold it."""
+    flow: bool = False
+    """It is a run of a flow graph."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +208,7 @@ SELECT /* insights.runs.holders */ id FROM orchestrator.runs
 _OWN_ID = f""" coalesce(key, (SELECT {run_keys.OWN_ID}
        FROM orchestrator.run_keys k WHERE k.run_id = runs.id LIMIT 1)) AS key,"""
 _SHOW = Statement[Row](f"""
-SELECT /* insights.runs.show */ {_COLUMNS.replace(" key,", _OWN_ID)}, params, code, schedule, fire_time,
+SELECT /* insights.runs.show */ {_COLUMNS.replace(" key,", _OWN_ID)}, params, code, flow, schedule, fire_time,
        lane_limit AS "limit"
   FROM orchestrator.runs WHERE id = %(id)s::uuid
 """)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
 from orchestrator.api.dashboard.graph import critical_path, draw
+from orchestrator.api.dashboard.pages import flows as flow_pages
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.dashboard.story import story
 from orchestrator.api.dashboard.visit import reach_of_visitor
@@ -61,6 +62,8 @@ def show_run(api: Api, id: UUID) -> Response:
     shown: dict[str, Any] = {"found": found, "run": found.run, "children": children.items, "more": children.next}
     if found.code is not None:
         return page("run_code.html", **shown, **_of_code(api, found.run))
+    if found.run.flow:
+        return page("run_flow.html", **shown, **flow_pages.of_run(api, id))
     if found.steps:
         return page("run_steps.html", **shown, **_of_steps(api, found.run, found.steps, reach))
     tasks = task_routes.list_tasks(api, task_routes.TaskQuery(run=id, limit=_MOST_TASKS), reach)

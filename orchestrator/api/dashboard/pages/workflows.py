@@ -5,11 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.graph import draw
 from orchestrator.api.dashboard.rendering import HTML, page
+from orchestrator.api.dashboard.words import address
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WITHIN, WORKFLOW
 from orchestrator.api.routes import runs as run_routes
@@ -52,6 +53,8 @@ def show_workflow(api: Api, name: str, reach: Reach) -> Response:
     try:
         stored = workflow_routes.find(api, name)
     except NotFound:
+        if api.backend.flows.find(name) is not None:
+            return RedirectResponse(address("flows", name), 303)
         if code is None and not last_runs(api, name, reach):
             raise
     steps = _steps(stored.definition) if stored else []

@@ -1,0 +1,62 @@
+"""What waits for a person: what it is about, since when, and the two buttons that decide it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+from starlette.responses import Response
+
+from orchestrator.api.context import Api, Asked
+from orchestrator.api.dashboard.rendering import HTML, page
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.problems import refused
+from orchestrator.api.reach import WITHIN
+from orchestrator.api.routes import approvals as approval_routes
+from orchestrator.api.routes import flows as flow_routes
+from orchestrator.domain.access import Reach
+
+routes = Routes("dashboard", "/ui/approvals")
+
+
+class ApprovalsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which part of them."""
+
+    cursor: UUID | None = None
+
+
+class Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is decided of the approval at which a run stood when the page was made."""
+
+    node: str
+    why: Annotated[str, Meta(max_length=2_000)] = ""
+
+
+def approve(api: Api, id: UUID, body: Decided) -> Asked:
+    """Approve what a run of a flow waits for, if it still does."""
+    _check_place(api, id, body.node)
+    return flow_routes.approve_flow(api, id, flow_routes.Decision(body.why))
+
+
+def reject(api: Api, id: UUID, body: Decided) -> Asked:
+    """Reject what a run of a flow waits for, if it still does."""
+    _check_place(api, id, body.node)
+    return flow_routes.reject_flow(api, id, flow_routes.Decision(body.why))
+
+
+def _check_place(api: Api, run: UUID, node: str) -> None:
+    """Refuse what was meant for another node than the one where the run stands by now: somebody was faster."""
+    cursor = api.backend.flows.show(run.bytes).cursor
+    if cursor != node:
+        stands = f"stands at {cursor!r}" if cursor else "has come to its end"
+        detail = f"Run {run} waited at {node!r:.200}, and {stands} by now: somebody else may have decided it."
+        raise refused(409, "It is decided already", detail)
+
+
+@routes.get("", about=WITHIN, media_type=HTML)
+def list_approvals(api: Api, query: ApprovalsQuery, reach: Reach) -> Response:
+    """Show what waits for a person."""
+    wanted = approval_routes.ApprovalsQuery(cursor=query.cursor)
+    return page("approvals.html", query=query, found=approval_routes.list_approvals(api, wanted, reach))

@@ -1,0 +1,76 @@
+"""Flow graphs: which there are, their versions drawn, and a run of one: its cursor, its state, and its visits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+from starlette.responses import Response
+
+from orchestrator.api.context import LARGEST, Api
+from orchestrator.api.dashboard.flow_graph import gantt_of_visits, graphs, walk
+from orchestrator.api.dashboard.pages.workflows import last_runs
+from orchestrator.api.dashboard.rendering import HTML, page
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.reach import WITHIN, WORKFLOW
+from orchestrator.api.routes import flows as flow_routes
+from orchestrator.domain.access import Reach
+from orchestrator.monitoring.times import present
+from orchestrator.sdk.backend.flows import body_of
+from orchestrator.store.flow.reads import waiting_for
+from orchestrator.store.insights import find_node
+
+routes = Routes("dashboard", "/ui/flows")
+
+_MOST_FLOWS = 100
+"""Of which the last runs are shown."""
+_MOST_VISITS = 300
+
+
+class FlowQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which version."""
+
+    version: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
+
+
+@routes.get("", about=WITHIN, media_type=HTML)
+def list_flows(api: Api, reach: Reach) -> Response:
+    """List flows."""
+    found = flow_routes.list_flows(api, reach).flows
+    last = {one.name: last_runs(api, one.name, reach) for one in found[:_MOST_FLOWS]}
+    return page("flows.html", flows=found, last=last)
+
+
+@routes.get("/{name}", about=WORKFLOW, media_type=HTML)
+def show_flow(api: Api, name: str, query: FlowQuery, reach: Reach) -> Response:
+    """Show a version of a flow, the newest if none is named."""
+    flows = api.backend.flows
+    stored = flows.latest(name) if query.version is None else flows.read(name, query.version)
+    return page(
+        "flow.html",
+        name=name,
+        stored=stored,
+        versions=flows.versions(name),
+        graphs=graphs(stored.flow, {}),
+        definition=body_of(stored.flow),
+        runs=[*reversed(last_runs(api, name, reach))],
+    )
+
+
+def of_run(api: Api, run: UUID) -> dict[str, Any]:
+    """Return what the page of a run of a flow shows: where it stands, and the last nodes that it has visited."""
+    view = flow_routes.show_flow_run(api, run)
+    visits = flow_routes.node_runs(api, run, max(0, view.steps - _MOST_VISITS))
+    flow = api.backend.flows.read(view.flow, view.version).flow
+    node = find_node(flow, view.cursor) if view.cursor and view.ended_at is None else None
+    return {
+        "view": view,
+        "node": node,
+        "waits": waiting_for(view),
+        "visits": visits,
+        "left_out": max(0, min((visit.number for visit in visits), default=1) - 1),
+        "graphs": graphs(flow, walk(flow, view, visits)),
+        "gantt": gantt_of_visits(view, visits, present()),
+    }

@@ -1,0 +1,41 @@
+"""What waits for a person, of workflows as code and of flows; it is decided with the routes of the run that waits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Page
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.reach import WITHIN
+from orchestrator.domain.access import Reach
+from orchestrator.sdk.values.shown import as_json
+from orchestrator.store import insights
+from orchestrator.store.insights import ApprovalView
+
+routes = Routes("runs", "/api/v1/approvals")
+
+
+class ApprovalsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which part of them."""
+
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
+    """Runs, each with what it waits for."""
+    cursor: UUID | None = None
+    """`next` of the page before."""
+
+
+@routes.get("", about=WITHIN)
+def list_approvals(api: Api, query: ApprovalsQuery, reach: Reach) -> Page[ApprovalView]:
+    """List promises and approvals that wait for somebody, those of the oldest runs first."""
+    with api.reading() as connection:
+        found = insights.page_of_approvals(connection, limit=query.limit, after=query.cursor, within=reach.workflows)
+    return Page([_shown(api, one) for one in found.approvals], found.next)
+
+
+def _shown(api: Api, one: ApprovalView) -> ApprovalView:
+    return dataclasses.replace(one, input=api.redaction.shown(as_json(one.input)))

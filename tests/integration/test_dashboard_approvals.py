@@ -1,0 +1,150 @@
+"""The inbox of approvals and the pages of flows: what waits is shown and decided, once, by who may."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchestrator.api import access, strangers
+from orchestrator.api.dashboard.flow_graph import graphs
+from orchestrator.domain.access import Scope, Secret
+from orchestrator.domain.flow.definition import Flow
+from orchestrator.store import insights, keys
+from tests.integration.api_house import House, changes, furnished
+from tests.integration.visitor import Visitor
+from tests.integration.waiting_house import ASKS, code_that_asks, flow_that_asks
+
+
+@pytest.fixture(scope="module")
+def furniture(database_url: str, redis_url: str) -> Iterator[House]:
+    with furnished(database_url, redis_url) as found:
+        yield found
+
+
+@pytest.fixture
+def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
+    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    monkeypatch.setattr(strangers, "_TRIES", 10_000)
+    empty = "TRUNCATE orchestrator.api_keys, orchestrator.inbox, orchestrator.promises, orchestrator.histories"
+    with furniture.engine.connect() as connection:
+        connection.exec_driver_sql(empty)
+        connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE flow OR code")
+    return furniture
+
+
+def log_in(house: House, scope: Scope, workflows: str | None = None) -> Visitor:
+    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+    with house.engine.connect() as connection:
+        keys.add(connection, secret, "ada", scope, None, queues=workflows, workflows=workflows)
+    visitor = Visitor(house.app)
+    visitor.log_in(secret)
+    return visitor
+
+
+def test_what_waits_for_a_person_is_listed_the_oldest_first(house: House) -> None:
+    assert "Nobody is waited for" in Visitor(house.app).get("/ui/approvals").text
+    code, flow = code_that_asks(house, "mail"), flow_that_asks(house, "mail")
+    flow_that_asks(house, "bank", at="again")  # waits for a timer, and for nobody
+    page = Visitor(house.app).get("/ui/approvals").text
+    assert page.index(str(code)) < page.index(str(flow))
+    assert "Is it within the budget?" in page
+    assert "1100" in page
+    assert "bank-asks" not in page
+    with house.engine.connect() as connection:
+        promise, approval = insights.page_of_approvals(connection, limit=10).approvals
+    assert (promise.kind, promise.name, approval.kind, approval.name) == ("promise", "approval 1", "approval", "ask")
+    for found, seconds in ((promise, 3_600), (approval, 600)):
+        assert abs((datetime.now(UTC) - found.since).total_seconds() - seconds) < 60
+
+
+def test_pages_of_approvals_lose_none_and_repeat_none(house: House) -> None:
+    made = []
+    for place in range(7):
+        made += [code_that_asks(house, "mail", promises=1 + place % 3), flow_that_asks(house, "mail")]
+    found, after = [], None
+    with house.engine.connect() as connection:
+        while True:
+            page = insights.page_of_approvals(connection, limit=2, after=after)
+            found += page.approvals
+            after = page.next
+            if after is None:
+                break
+    assert [*dict.fromkeys(one.run for one in found)] == made
+    assert len({(one.run, one.name) for one in found}) == len(found) == 7 + 13
+
+
+def test_an_approval_is_decided_once_with_a_reason_that_the_audit_has(house: House) -> None:
+    run = flow_that_asks(house, "mail")
+    visitor = Visitor(house.app)
+    visitor.get("/ui/approvals")
+    visitor.post(f"/ui/runs/{run}/approve", node="ask", why="within the budget", back="/ui/approvals")
+    assert visitor.said().startswith("Approved")
+    with house.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT kind FROM orchestrator.inbox").scalars().all() == ["flow signal"]
+        detail = connection.exec_driver_sql(
+            "SELECT detail FROM orchestrator.audit WHERE target = %s AND act = 'approved'", (str(run),)
+        ).scalar_one()
+        assert detail["why"] == "within the budget"
+    before = changes(house)
+    visitor.post(f"/ui/runs/{run}/reject", node="another", back="/ui/approvals")
+    assert "It is decided already" in visitor.said()
+    assert changes(house) == before
+
+
+def test_who_may_only_look_is_offered_nothing_and_who_is_bound_sees_their_own(house: House) -> None:
+    own, others = flow_that_asks(house, "mail"), flow_that_asks(house, "bank")
+    code_that_asks(house, "bank")
+    reader = log_in(house, Scope.READ)
+    for path in ("/ui/approvals", f"/ui/runs/{own}", "/ui/flows", "/ui/flows/mail-asks"):
+        forms = re.findall(r'<form method="post" action="([^"]*)"', reader.get(path).text)
+        assert [one for one in forms if one != "/ui/logout"] == [], path
+    assert reader.post(f"/ui/runs/{own}/approve", node="ask").status_code == 403
+    bound = log_in(house, Scope.OPERATE, "mail-")
+    for path in ("/ui/approvals", "/ui/flows"):
+        assert "bank" not in bound.get(path).text
+    assert bound.get("/ui/flows/bank-asks").status_code == 403
+    assert bound.get(f"/ui/runs/{others}").status_code == 404
+    assert bound.post(f"/ui/runs/{others}/approve", node="ask").status_code in (303, 404)
+    with house.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.inbox").scalar_one() == 0
+
+
+def test_a_run_of_a_flow_shows_where_it_stands_and_the_way_it_took(house: House) -> None:
+    run = flow_that_asks(house, "mail")
+    visitor = Visitor(house.app)
+    page = visitor.get(f"/ui/runs/{run}").text
+    assert "customer of mail" in page
+    assert re.search(r'class="node s-open[^>]*data-key="node-ask"', page)
+    assert re.search(r'class="node s-success[^>]*data-key="node-again"', page)
+    assert len(re.findall(r'class="edge [^"]*done', page)) == 1, "the line from the timer back to the question"
+    assert page.count(">Approve<") == 1
+    assert "Start over" not in page
+
+
+def test_a_flow_is_drawn_with_its_versions(house: House) -> None:
+    flow_that_asks(house, "mail")
+    visitor = Visitor(house.app)
+    assert 'href="/ui/flows/mail-asks"' in visitor.get("/ui/flows").text
+    page = visitor.get("/ui/flows/mail-asks").text
+    assert ">approved</text>" in page
+    assert "flow is" not in page
+    assert visitor.get("/ui/workflows/mail-asks").headers["Location"] == "/ui/flows/mail-asks"
+    assert visitor.get("/ui/flows/mail-asks?version=77").status_code == 404
+    visitor.post("/ui/flows/mail-asks/runs", params='{"amount": 1}')
+    assert visitor.said() == "The run is started: this is it."
+
+
+def test_a_flow_with_circles_is_drawn() -> None:
+    nodes: dict[str, Any] = {name: {"service": "s"} for name in "abc"} | {"d": {"kind": "subflow", "subflow": ASKS}}
+    edges = [{"from": name, "action": to, "to": to} for name in "abcd" for to in "abcd"]
+    flow = msgspec.convert({"start": "a", "nodes": nodes, "edges": edges}, Flow)
+    (_, whole), (path, inner) = graphs(flow, {})
+    assert (len(whole.nodes), len(whole.edges), path) == (4, 16, "d")
+    assert len({(node.x, node.y) for node in whole.nodes}) == 4
+    assert {edge.label for edge in inner.edges} == {"approved", "rejected", ""}
