@@ -7,6 +7,8 @@ _LARGE = (
     "acceptance/test_code_workflows.py::test_a_thousand_workflows_of_ten_steps[http]",
     "acceptance/test_crashes.py::test_innocents_in_children_do_not_pay_for_the_death_of_their_worker",
     "acceptance/test_enqueue_to_result.py::test_a_run_of_a_hundred_thousand_tasks_counts_exactly[http]",
+    "acceptance/test_flow_recovery.py::test_somebody_is_killed_in_the_middle_of_every_kind_of_node[scheduler]",
+    "acceptance/test_flow_recovery.py::test_somebody_is_killed_in_the_middle_of_every_kind_of_node[worker]",
     "acceptance/test_live_recovery.py::test_who_does_not_read_is_not_waited_for_and_begins_again",
     "acceptance/test_sealed_data.py::test_a_rotation_under_load_that_is_killed_goes_on",
     "acceptance/test_workflows.py::test_the_cost_of_a_task_does_not_grow_with_the_size_of_its_run[http]",

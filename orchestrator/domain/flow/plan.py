@@ -60,6 +60,9 @@ class Planner:
 
     def tell(self, event: Event) -> list[Command]:
         """Say what follows from an event. What comes too late, or twice, changes nothing."""
+        state = self._state
+        if state.has_ended and not (isinstance(event, commands.Retried) and state.error is not None):
+            return []
         self._commands = []
         match event:
             case commands.Begun():
@@ -73,8 +76,8 @@ class Planner:
             case commands.Retried():
                 self._retried()
         self._go_on()
-        if self._state.is_over and not self._state.closing:
-            self._commands.append(commands.End(self._state.error))
+        if state.has_ended:
+            self._commands.append(commands.End(state.error))
         return self._commands
 
     def abort(self, error: str) -> list[Command]:

@@ -92,6 +92,11 @@ class FlowState:
         """Return the action that brought the cursor there."""
         return self.frames[0].last_action if self.frames else ""
 
+    @property
+    def has_ended(self) -> bool:
+        """Say whether nothing is waited for any more, and the run has ended with it."""
+        return self.is_over and not self.closing
+
     def to_plain(self) -> list[Any]:
         """Return it as plain data."""
         work: list[Any] | None = None

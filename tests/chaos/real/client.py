@@ -18,6 +18,7 @@ from tests.chaos.real.loads import LOADS
 from tests.chaos.real.loads.runs import workflow
 from tests.chaos.real.outsider import Outsider
 from tests.chaos.real.project import app
+from tests.chaos.real.project.flows import FLOW
 from tests.chaos.real.visitor import Visitor
 from tests.chaos.real.weather import is_weather
 
@@ -84,6 +85,7 @@ class Client:
         app.close()
         app._client._settings = self._arena.settings
         app.workflows.apply(workflow())
+        app.flows.publish("errands", FLOW)
         self._clockwork.wind_up()
         self._thread.start()
         self._outsider.start()

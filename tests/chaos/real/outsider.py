@@ -1,4 +1,5 @@
-"""Somebody who tells runs of workflows as code what they wait for: signals, updates, and at last the promise.
+"""Somebody who tells runs of workflows as code what they wait for: signals, updates, and at last the promise; and runs
+of flows, each until the call has returned once, what their approval waits for.
 
 Whom to tell, Postgres says, past every wire: also runs whose start raised and committed nevertheless. What is told is
 a new number each time, written down before it is said and again when the call has returned.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from random import Random
 
@@ -18,12 +20,14 @@ from orchestrator import ResultTimeout, WorkflowHandle, WrongState
 from tests.chaos.real.arena import Arena
 from tests.chaos.real.journal import append
 from tests.chaos.real.project import app
+from tests.chaos.real.project.flows import ASKED
 from tests.chaos.real.weather import is_weather
 
 _EVERY = 0.1
 _TIMEOUT = 3.0
 """Seconds that an update may take; what comes later counts as unanswered."""
 _LAST_ANSWER = 20.0
+_FLOWS = "SELECT id::text AS run FROM orchestrator.runs WHERE workflow = 'errands' AND ended_at IS NULL ORDER BY id"
 _WAITING = "SELECT run_id::text AS run FROM orchestrator.promises WHERE name = 'answer' ORDER BY run_id"
 
 
@@ -34,6 +38,7 @@ class Outsider:
         self._arena = arena
         self._random = Random(f"{seed} outsider")
         self._numbers = count(1)
+        self._answered: set[str] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outsider", daemon=True)
         self.counts: Counter[str] = Counter()
@@ -52,14 +57,22 @@ class Outsider:
 
     def _run(self) -> None:
         while not self._stopping.wait(_EVERY):
-            for run in self._waiting():
+            for run in self._waiting(_WAITING):
                 if self._stopping.is_set():
                     return
                 self._visit(run)
+            for run in self._waiting(_FLOWS):
+                if run not in self._answered and self._random.random() < 0.2:
+                    self._say("approval", run, partial(self._approve, run))
 
-    def _waiting(self) -> list[str]:
+    def _approve(self, run: str, number: int) -> None:
+        """Send a number: whatever is not nothing means yes."""
+        app.flows.run(run).signal(ASKED, number)
+        self._answered.add(run)
+
+    def _waiting(self, statement: str) -> list[str]:
         try:
-            return [row["run"] for row in self._arena.sql(_WAITING)]
+            return [row["run"] for row in self._arena.sql(statement)]
         except psycopg2.OperationalError:
             return []  # down at the moment
 

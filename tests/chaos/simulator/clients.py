@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from orchestrator.domain.dag.definition import Definition, Param, Step
+from orchestrator.domain.flow import checks
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import OPEN_RUN_STATES, OPEN_TASK_STATES
 from orchestrator.domain.tasks.retry import RetryPolicy
@@ -15,12 +16,15 @@ from orchestrator.domain.tasks.task import NewTask, TaskOptions
 from orchestrator.store import inbox
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
+from orchestrator.store.flow import definitions as flows
+from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import creation
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import enqueue, results
 from orchestrator.transport.connection import UNAVAILABLE
 from tests.chaos.simulator.memory import Caller
+from tests.unit.flows.made import PARAMS, make_flow
 
 if TYPE_CHECKING:
     from tests.chaos.simulator.plan import Action
@@ -58,6 +62,8 @@ class Clients:
         self.tasks: list[bytes] = []
         """Every task that was enqueued by itself or in a run of many."""
         self.runs: list[bytes] = []
+        self.flows: dict[bytes, dict[str, Any]] = {}
+        """Those of them that are runs of flows, and what these are."""
         self.asked: set[tuple[RequestKind, bytes]] = set()
         """What was ever asked for, of which task or run."""
         with world.database.engine.begin() as connection:
@@ -67,6 +73,10 @@ class Clients:
         """Do one thing, and nudge the leader."""
         self._world.set_clocks()
         getattr(self, f"_{action.kind.replace(' ', '_')}")(action.size)
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Tell the leader that something is new, if it can be told."""
         try:
             self._world.redis.call(Caller("client"), "nudge", self._world.redis.nudge)
         except UNAVAILABLE:
@@ -103,6 +113,19 @@ class Clients:
         self._enqueue("poison")
 
     # -- runs
+
+    def _flow(self, size: int) -> None:
+        """Start a flow that nobody has seen before."""
+        del size
+        random = Random(f"{self._world.plan.seed} flow {len(self.flows)}")
+        plain = make_flow(random.choice, max_steps=6, exec_type="local_func")
+        name = f"flow-{self._world.plan.seed}-{len(self.flows)}"
+        identifier = time_ordered_id(int(1.9e12 + self._world.now * 1000), random.randbytes(10))
+        with self._world.database.engine.begin() as connection:
+            version = flows.publish(connection, name, checks.definition(plain)).version
+            creation.create(connection, [flow_runs.new_run(name, version, identifier, PARAMS)])
+        self.flows[identifier] = plain
+        self.runs.append(identifier)
 
     def _many(self, size: int) -> None:
         run = self._id()

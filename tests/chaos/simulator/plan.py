@@ -87,7 +87,7 @@ _ONLY_WRITES_COME_LATE = ("flush", "publish", "withdraw", "take", "order")
 
 def plan_for(seed: int) -> Plan:
     """Return the world of a seed."""
-    world, faults = Random(f"{seed} world"), Random(f"{seed} faults")
+    world, faults, flows = Random(f"{seed} world"), Random(f"{seed} faults"), Random(f"{seed} flows")
     kinds = ("task", "task", "task", "flaky", "flaky", "long", "long", "parent", "poison", "many", "dag", "dag")
     actions = [
         Action(world.uniform(0.0, WORK_TIME), world.choice(kinds), world.randint(1, 5))
@@ -95,6 +95,8 @@ def plan_for(seed: int) -> Plan:
     ]
     requests = ("cancel task", "cancel run", "retry task", "retry run", "retry run")
     actions += [Action(world.uniform(1.0, FAULT_TIME), world.choice(requests), 1) for _ in range(world.randint(0, 4))]
+    if seed % 5 in (1, 2, 3):
+        actions += [Action(flows.uniform(0.0, WORK_TIME), "flow", 1) for _ in range(flows.randint(1, 3))]
     return Plan(
         seed=seed,
         schedulers=world.choice((1, 1, 2, 3)),

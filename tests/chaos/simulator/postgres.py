@@ -46,7 +46,19 @@ CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON orchestrator.tasks
 CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON orchestrator.ended_tasks
     FOR EACH ROW EXECUTE FUNCTION simulated.note();
 """
-_TABLES = ("tasks", "ended_tasks", "attempts", "runs", "inbox", "leases", "cursors", "workers", "untold")
+_TABLES = (
+    "tasks",
+    "ended_tasks",
+    "attempts",
+    "runs",
+    "inbox",
+    "leases",
+    "cursors",
+    "workers",
+    "untold",
+    "timers",
+    "node_runs",
+)
 
 
 class SimulatedDatabase:

@@ -38,11 +38,12 @@ from orchestrator.workers.reporting.reporter import _ASK_AGAIN, PendingReport, R
 from orchestrator.workers.running.job import Bundle, Job, Stage
 from orchestrator.workers.running.runner import unknown
 from tests.chaos.simulator.memory import MemoryWorkerStreams
+from tests.unit.flows.made import SERVICES, service
 
 if TYPE_CHECKING:
     from tests.chaos.simulator.world import World
 
-NAMES = ["child", "exact", "job", "list", "parent", "poison"]
+NAMES = sorted(["child", "exact", "job", "list", "parent", "poison", *SERVICES])
 NEW = {"exact", "list"}
 """What only the newer half of the workers know, where they are of two releases of an application."""
 QUEUES = ("default",)
@@ -434,7 +435,14 @@ class WorkerMachine:
             error = TaskError("ValueError", "not this time")
             self._end(run, "failed", Failed(dispatch.id, dispatch.attempt, 0.1, error))
             return
-        value = arguments["items"] if dispatch.name == "list" else [dispatch.attempt, self.child.id]
+        value: Any = arguments["items"] if dispatch.name == "list" else [dispatch.attempt, self.child.id]
+        if dispatch.name in SERVICES:
+            try:
+                value = service(dispatch.name, arguments["input"], arguments["params"])
+            except ValueError as refusal:
+                error = TaskError("ValueError", str(refusal))
+                self._end(run, "failed", Failed(dispatch.id, dispatch.attempt, 0.1, error))
+                return
         execution.result = _encode(value)
         if dispatch.name == "exact":
             self._complete(run, dies=dice.random() < 0.3)

@@ -20,6 +20,7 @@ from orchestrator.workers.reporting import reporter
 from tests.chaos.simulator.clients import Clients
 from tests.chaos.simulator.leaders import SchedulerProcess
 from tests.chaos.simulator.memory import MemoryRedis
+from tests.chaos.simulator.person import Person
 from tests.chaos.simulator.plan import FAULT_TIME, Fault, Plan
 from tests.chaos.simulator.poison import Poisons
 from tests.chaos.simulator.postgres import SimulatedDatabase
@@ -71,6 +72,7 @@ class World:
         self._turns: list[tuple[float, int, Any]] = []
         for number, actor in enumerate([*self.schedulers, *self.workers]):
             heapq.heappush(self._turns, (self._random.uniform(0.0, 0.3), number, actor))
+        heapq.heappush(self._turns, (0.0, len(self._turns), Person(self)))
 
     # -- time
 
@@ -101,8 +103,11 @@ class World:
             at, number, actor = heapq.heappop(self._turns)
             self._move_to(max(at, self.now))
             self._attempt(actor.turn)
-            pace = (0.02, 0.15) if isinstance(actor, SchedulerProcess) else (0.03, 0.2)
-            heapq.heappush(self._turns, (self.now + self._random.uniform(*pace), number, actor))
+            if isinstance(actor, Person):
+                pause = actor.PAUSE
+            else:
+                pause = self._random.uniform(*((0.02, 0.15) if isinstance(actor, SchedulerProcess) else (0.03, 0.2)))
+            heapq.heappush(self._turns, (self.now + pause, number, actor))
         self._move_to(max(end, self.now))
 
     def _attempt(self, turn: Any) -> None:

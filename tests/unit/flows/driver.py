@@ -12,7 +12,7 @@ from orchestrator.domain.flow.commands import NodeRun
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.flow.graph import Graph
 from orchestrator.domain.flow.plan import Planner
-from orchestrator.domain.flow.state import FlowState
+from orchestrator.domain.flow.state import FlowState, Wait
 
 
 class Driver:
@@ -26,6 +26,8 @@ class Driver:
         self.calls: dict[bytes, commands.Call] = {}
         self.timers: dict[bytes, float] = {}
         self.visits: list[NodeRun] = []
+        self.signals: dict[str, Any] = {}
+        """What is sent to a run that waits for it, by key."""
         self.end: commands.End | None = None
         self.largest = 0
         self._data = zoned.encode(FlowState().to_plain())
@@ -34,12 +36,15 @@ class Driver:
     def state(self) -> FlowState:
         return FlowState.from_plain(zoned.decode(self._data))
 
+    def planner(self, state: FlowState) -> Planner:
+        """Return a planner that knows nothing but a state."""
+        return Planner(self.graph, self.params, state, self.now, lambda number: number.to_bytes(16, "big"))
+
     def tell(self, event: commands.Event) -> None:
         """Tell the planner something, as a leader that has just taken over."""
         assert self.end is None, "it has ended"
         state = self.state
-        planner = Planner(self.graph, self.params, state, self.now, lambda number: number.to_bytes(16, "big"))
-        for command in planner.tell(event):
+        for command in self.planner(state).tell(event):
             match command:
                 case commands.Call(id=id):
                     assert id not in self.calls
@@ -75,6 +80,10 @@ class Driver:
             if choose.random() < 0.2 and self.end is None:
                 self.tell(ended)  # twice
             return True
+        work = self.state.work
+        if isinstance(work, Wait) and work.what == "signal" and work.key in self.signals:
+            self.tell(commands.Signalled(work.key, self.signals[work.key]))
+            return True
         if self.timers:
             timer = min(self.timers, key=lambda one: self.timers[one])
             self.now = max(self.now, self.timers.pop(timer))
@@ -95,6 +104,9 @@ class Driver:
     def run(self, seed: int = 0, most: int = 100_000) -> FlowState:
         """Run until it has ended, or waits for somebody."""
         choose = random.Random(seed)
+        for key, value in self.signals.items():
+            if choose.random() < 0.3:
+                self.tell(commands.Signalled(key, value))
         self.tell(commands.Begun())
         for _ in range(most):
             if not self.step(choose):

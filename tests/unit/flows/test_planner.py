@@ -12,89 +12,29 @@ from orchestrator.domain.flow import checks, commands
 from orchestrator.domain.flow.definition import Flow
 from tests.unit.flows.driver import Driver
 from tests.unit.flows.interpreter import Failed, Interpreter
+from tests.unit.flows.made import PARAMS, SIGNALS, comparable, make_flow, service
 
 MOST = 60
 
 
-def service(name: str, value: Any, params: dict[str, Any]) -> Any:
-    """Answer what depends on nothing but what was asked; every third thing that was asked fails."""
-    text = f"{name} {value} {params.get('mul')}"
-    if name == "bad" or sum(text.encode()) % 3 == 0:
-        raise ValueError(f"{name} says no")
-    return {"action": f"a{len(text) % 3}", "list": [len(text), name], "of": name}
-
-
-KEYS = [f"n{number}" for number in range(5)]
-PATHS = ["", "$params.val", "$params.list", "$shared.x", "y.list", "$input", "$shared.x.list[0]", "$params.gone.deep"]
-
-
-def flows(depth: int = 2) -> st.SearchStrategy[dict[str, Any]]:
-    """Return random flows, loops included, in which nothing waits for people."""
-    kinds = ["executor", "choice", "parallel", "foreach", "timer"] + (["subflow"] if depth else [])
-
-    @st.composite
-    def node(draw: st.DrawFn) -> dict[str, Any]:
-        kind = draw(st.sampled_from(kinds))
-        found: dict[str, Any] = {"kind": kind, "params": {"mul": draw(st.integers(0, 3))}}
-        path = draw(st.sampled_from(PATHS))
-        if path:
-            found["prep"] = {"input_key": path}
-        post: dict[str, str] = {}
-        if output := draw(st.sampled_from(["", "x", "y"])):
-            post["output_key"] = output
-        if action := draw(st.sampled_from(["", "", "a0"])):
-            post["action_static"] = action
-        elif draw(st.booleans()):
-            post["action_key"] = "action"
-        if kind in ("executor", "foreach"):
-            found["service"] = draw(st.sampled_from(["one", "two", "bad"]))
-            found["max_retries"] = draw(st.integers(0, 2))
-        if kind in ("parallel", "foreach"):
-            found["parallel_mode"] = draw(st.sampled_from(["sequential", "concurrent"]))
-            found["failure_strategy"] = draw(st.sampled_from(["fail_fast", "collect_errors", "ignore_errors"]))
-            found["max_parallel"] = draw(st.integers(0, 2))
-        if kind == "parallel":
-            found["parallel_services"] = draw(st.lists(st.sampled_from(["one", "two"]), min_size=1, max_size=3))
-        if kind == "choice":
-            post.pop("action_static", None)
-            post.pop("action_key", None)
-            cases = st.sampled_from(["eq", "ne"]), st.sampled_from(PATHS[1:]), st.sampled_from([2, None, "one"])
-            drawn = draw(st.lists(st.tuples(*cases), max_size=2, unique_by=lambda case: case[:2]))
-            found["choice_cases"] = [
-                {"action": f"a{at}", "expr": {operator: [left if left[0] == "$" else f"$shared.{left}", right]}}
-                for at, (operator, left, right) in enumerate(drawn)
-            ]
-            found["default_action"] = "a2"
-        if kind == "timer":
-            found["params"]["delay_ms"] = draw(st.integers(0, 5))
-        if kind == "subflow":
-            found["subflow"] = draw(flows(depth - 1))
-        return found | ({"post": post} if post else {})
-
-    @st.composite
-    def flow(draw: st.DrawFn) -> dict[str, Any]:
-        keys = KEYS[: draw(st.integers(1, 4))]
-        nodes = {key: draw(node()) for key in keys}
-        ways = st.tuples(st.sampled_from(keys), st.sampled_from(["a0", "a1", "a2", "default", "error"]))
-        pairs = draw(st.dictionaries(ways, st.sampled_from([*keys, ""]), max_size=6))
-        edges = [{"from": source, "action": action, "to": to} for (source, action), to in pairs.items()]
-        return {"start": keys[0], "nodes": nodes, "edges": edges, "max_steps": MOST}
-
-    return flow()
+@st.composite
+def flows(draw: st.DrawFn) -> dict[str, Any]:
+    """Return random flows."""
+    return make_flow(lambda options: draw(st.sampled_from(options)), max_steps=MOST)
 
 
 @settings(max_examples=250)
 @given(flows(), st.integers(0, 1_000))
 def test_it_comes_to_what_the_interpreter_says(plain: dict[str, Any], seed: int) -> None:
     flow = checks.definition(plain)
-    params = {"val": 2, "list": [1, 2, 3]}
     naive = Interpreter(service, MOST)
     expected: dict[str, Any] | None
     try:
-        expected = naive.run(flow, params, params)
+        expected = naive.run(flow, PARAMS, PARAMS)
     except Failed:
         expected = None
-    driver = Driver(flow, params, service)
+    driver = Driver(flow, PARAMS, service)
+    driver.signals = SIGNALS
     state = driver.run(seed)
     assert driver.end is not None
     assert (driver.end.error is None) == (expected is not None)
@@ -104,7 +44,7 @@ def test_it_comes_to_what_the_interpreter_says(plain: dict[str, Any], seed: int)
     assert seen[: len(naive.visited)] == naive.visited
     assert [visit.number for visit in driver.visits] == list(range(1, len(seen) + 1))
     if expected is not None:
-        assert {key: bool(value) if key == "_error" else value for key, value in state.shared.items()} == expected
+        assert comparable(state.shared) == comparable(expected)
 
 
 def flow_of(nodes: dict[str, Any], edges: list[tuple[str, str, str]] = [], **more: Any) -> Flow:  # noqa: B006
@@ -275,3 +215,5 @@ def test_what_comes_late_or_twice_changes_nothing() -> None:
         assert driver.end is None
     driver.tell(commands.CallEnded(second, error="cancelled"))
     assert driver.end == commands.End("Node 'p': Branch 0: no")
+    for event in (commands.Signalled("x", 1), commands.CallEnded(second, 1), commands.TimerFired(first)):
+        assert driver.planner(driver.state).tell(event) == [], "it ends once"

@@ -11,6 +11,7 @@ runs.py          counters equal a recount
 journeys.py      workflows as code did every step once, and were told the truth
 releases.py      what only some workers know came to its end with them
 visits.py        what was enqueued over HTTP with a key is there once
+flows.py         runs of flows visited every node once, and were told the truth
 fires.py         schedules fired as their policies say
 processes.py     logs, connections, and what outlives the processes
 """
@@ -21,6 +22,7 @@ from tests.chaos.real.arena import Arena
 from tests.chaos.real.checks.callbacks import check_callbacks
 from tests.chaos.real.checks.executions import check_ends, check_executions, check_overlaps, overlaps
 from tests.chaos.real.checks.fires import check_fires
+from tests.chaos.real.checks.flows import check_flows
 from tests.chaos.real.checks.journeys import check_journeys, check_rounds
 from tests.chaos.real.checks.limits import check_limits, check_rates
 from tests.chaos.real.checks.processes import check_after_stop, check_connections, check_logs
@@ -46,6 +48,7 @@ def check(arena: Arena) -> list[str]:
         *check_runs(arena),
         *check_journeys(arena, ended),
         *check_rounds(arena),
+        *check_flows(arena, ended),
         *check_releases(arena, ended),
         *check_fires(arena),
         *check_visits(ended),

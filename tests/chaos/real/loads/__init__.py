@@ -3,7 +3,7 @@
 kinds.py       how a kind of load is registered
 tasks.py       tasks of every kind, one by one and many at once
 limits.py      tasks that share a limit, a rate or a key
-runs.py        runs of many, DAGs, workflows as code, and cancelling any of it
+runs.py        runs of many, DAGs, flows, workflows as code, and cancelling any of it
 releases.py    tasks and runs of one release of the application, while others are deployed
 
 A new kind of work joins by writing one more function, and a task in `project` that writes down what it does.

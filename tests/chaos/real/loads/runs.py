@@ -1,4 +1,4 @@
-"""Runs of many, DAGs, workflows as code, and cancelling any of it."""
+"""Runs of many, DAGs, flows, workflows as code, and cancelling any of it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ def run_of_many(client: Client) -> None:
 def dag(client: Client) -> None:
     """A list is discovered, each item is worked on beside some shards, and the results come together."""
     client.started(app.workflows["fan"].start(count=client.random.randint(0, 60)))
+
+
+@load(weight=3)
+def flow(client: Client) -> None:
+    """A graph with a cursor; `outsider.py` sends it what it waits for."""
+    client.started(app.flows["errands"].start(items=[*range(client.random.randint(0, 6))]))
 
 
 @load(weight=4)

@@ -4,6 +4,7 @@ base.py         the application, and how things are written down
 tasks.py        tasks of every kind, and the steps of a DAG
 limits.py       tasks of which only so many may run at once, or start in a second
 callbacks.py    tasks that others follow
+flows.py        a flow with a node of every kind, and its task
 journeys.py     a workflow as code, and its child
 clockwork.py    tasks that a schedule starts
 releases.py     what one release of the application knows and the other does not
@@ -12,6 +13,7 @@ releases.py     what one release of the application knows and the other does not
 from tests.chaos.real.project import (  # noqa: F401  # each registers its own
     callbacks,
     clockwork,
+    flows,
     journeys,
     limits,
     releases,
