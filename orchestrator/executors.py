@@ -11,6 +11,7 @@ from orchestrator.domain.executors.kubernetes import Kubernetes
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.process import Process
 from orchestrator.domain.executors.pull import Pull
+from orchestrator.domain.executors.ray import Ray
 from orchestrator.domain.executors.rq import Rq
 from orchestrator.workers.executors.protocol import Executor, Gone, Setup, Unreachable, Watcher
 
@@ -28,6 +29,7 @@ __all__ = [
     "Outcome",
     "Process",
     "Pull",
+    "Ray",
     "Rq",
     "Setup",
     "Unreachable",

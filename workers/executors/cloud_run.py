@@ -16,10 +16,10 @@ from typing import Any, ClassVar, cast
 from orchestrator.domain.executors.cloud_run import LARGEST_VARIABLE, CloudRun, name_of, outcome_of, overrides
 from orchestrator.domain.executors.execution import Execution, Outcome
 from orchestrator.errors import GiveUp
-from orchestrator.workers.executors.google_access import GoogleToken, tls_for
+from orchestrator.workers.executors.google_access import GoogleToken
 from orchestrator.workers.executors.looking import Looks
 from orchestrator.workers.executors.protocol import Gone, Unreachable, Watcher
-from orchestrator.workers.executors.rest import Answer, Api
+from orchestrator.workers.executors.rest import Answer, Api, tls_for
 
 _EVERY = 2.0
 """Seconds between two looks."""

@@ -10,7 +10,6 @@ import asyncio
 import base64
 import json
 import os
-import ssl
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from urllib.parse import urlencode, urlsplit
 
 from orchestrator.errors import GiveUp
 from orchestrator.workers.executors.protocol import Unreachable
-from orchestrator.workers.executors.rest import Answer, Api
+from orchestrator.workers.executors.rest import Answer, Api, tls_for
 
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _EARLY = 120.0
@@ -71,11 +70,6 @@ class GoogleToken:
         parts = urlsplit(uri)
         api = Api(url=f"{parts.scheme}://{parts.netloc}", tls=tls_for(uri))
         return await api.ask("POST", parts.path, body=form.encode(), content_type="application/x-www-form-urlencoded")
-
-
-def tls_for(url: str) -> ssl.SSLContext | None:
-    """Return how https is spoken, where it is."""
-    return ssl.create_default_context() if url.startswith("https://") else None
 
 
 def _signed(key: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ _BUILT_IN: dict[str, _Place] = {
     "kubernetes": _Place("kubernetes", "KubernetesExecutor", "nothing"),
     "process": _Place("process", "ProcessExecutor"),
     "pull": _Place("pull", "PullExecutor", "settings"),
+    "ray": _Place("ray", "RayExecutor", "nothing"),
     "rq": _Place("rq", "RqExecutor", "nothing", ("rq",)),
 }
 """By name: the module here, the class in it, and the packages that it needs."""

@@ -176,6 +176,11 @@ class Api:
             raise Unreachable(f"{self.url} cannot be reached: {why}.") from error
 
 
+def tls_for(url: str) -> ssl.SSLContext | None:
+    """Return how https is spoken, where it is."""
+    return ssl.create_default_context() if url.startswith("https://") else None
+
+
 async def _events(line: h11.Connection, reader: asyncio.StreamReader) -> AsyncGenerator[Any]:
     while True:
         event = line.next_event()

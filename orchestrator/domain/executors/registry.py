@@ -19,13 +19,14 @@ from orchestrator.domain.executors.kubernetes import Kubernetes
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.process import Process
 from orchestrator.domain.executors.pull import Pull
+from orchestrator.domain.executors.ray import Ray
 from orchestrator.domain.executors.rq import Rq
 from orchestrator.errors import did_you_mean
 
 IN_WORKER = "python"
 """The worker's own Python: what runs a task that names no other executor."""
 BUILT_IN: dict[str, type[ExecutorOptions]] = {
-    kind.executor: kind for kind in (CloudRun, Dask, Http, Kubernetes, Process, Pull, Rq)
+    kind.executor: kind for kind in (CloudRun, Dask, Http, Kubernetes, Process, Pull, Ray, Rq)
 }
 
 _REASON = " - at `$"

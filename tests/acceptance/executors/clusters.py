@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from orchestrator.executors import ExecutorOptions, Kubernetes, Rq
 from tests.acceptance.executors.doing import FOLDER, Marks
 from tests.acceptance.executors.harness import Harness
 from tests.acceptance.stack import Stack
+from tests.doors import Door
 from tests.integration.fake_kubernetes import FakeKubernetes
 
 HERE = Path(__file__).parent
@@ -106,7 +105,7 @@ class RqHarness(_Marking):
     def prepare(self, stack: Stack) -> None:
         path = stack.settings.redis_url.removeprefix("unix://")
         self._url = f"unix://{path}?db=7"
-        self._door = _Door(path)
+        self._door = Door(path)
         stack.environment["RQ_REDIS_URL"] = f"redis://127.0.0.1:{self._door.port}/7"
         environ = {**os.environ, FOLDER: str(self.folder)}
         command = [sys.executable, "-m", "rq.cli", "worker", "--url", self._url, "--path", str(HERE), "--quiet", "work"]
@@ -143,47 +142,3 @@ class RqHarness(_Marking):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         self._door.shut()
-
-
-class _Door:
-    """A port that leads to a socket, until it is shut."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self.port = 0
-        self._talks: list[socket.socket] = []
-        self.open()
-
-    def open(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", self.port))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._listen, args=(self._listener,), daemon=True).start()
-
-    def shut(self) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for talk in self._talks:
-            with suppress(OSError):
-                talk.shutdown(socket.SHUT_RDWR)
-        self._talks.clear()
-
-    def _listen(self, listener: socket.socket) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = listener.accept()
-                far = socket.socket(socket.AF_UNIX)
-                far.connect(self._path)
-                self._talks += [near, far]
-                for one, other in ((near, far), (far, near)):
-                    threading.Thread(target=_pass_on, args=(one, other), daemon=True).start()
-
-
-def _pass_on(one: socket.socket, other: socket.socket) -> None:
-    with suppress(OSError):
-        while data := one.recv(65_536):
-            other.sendall(data)
-    for end in (one, other):
-        with suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-    one.close()

@@ -1,0 +1,266 @@
+"""Tasks that a Ray cluster runs as jobs: a real one, of one node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
+from orchestrator.domain.executors.ray import LARGEST_INPUT, Ray, split_log
+from orchestrator.errors import GiveUp
+from orchestrator.workers.executors.protocol import Gone, Unreachable
+from orchestrator.workers.executors.ray import RayExecutor
+from tests.integration.guide import example
+from tests.integration.ray_cluster import RayCluster, why_not
+from tests.waiting import eventually
+
+T = TypeVar("T")
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, line: str, *, level: str = "info") -> None:  # noqa: ARG002
+        self.lines.append(line)
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None: ...
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[RayCluster]:
+    if why := why_not():
+        pytest.skip(why)
+    running = RayCluster()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def cluster(ray: RayCluster, monkeypatch: pytest.MonkeyPatch) -> RayCluster:
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", ray.address)
+    return ray
+
+
+def execution(function: str, *arguments: Any, **options: Any) -> Execution:
+    return Execution(
+        name=f"task-{uuid.uuid4()}-1",
+        task="sums.double",
+        task_id="1",
+        attempt=1,
+        queue="q",
+        options=Ray(**{"function": f"ray_jobs:{function}", **options}),
+        arguments=arguments,
+    )
+
+
+def drive(steps: Callable[[RayExecutor], Awaitable[T]]) -> T:
+    async def go() -> T:
+        executor = RayExecutor()
+        try:
+            return await asyncio.wait_for(steps(executor), 90)
+        finally:
+            await executor.close()
+
+    return asyncio.run(go())
+
+
+def run(asked: Execution, heard: Heard | None = None) -> Outcome:
+    async def steps(executor: RayExecutor) -> Outcome:
+        return await executor.watch(asked, await executor.submit(asked), heard or Heard())
+
+    return drive(steps)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    await asyncio.to_thread(eventually, condition)
+
+
+def ran(folder: Path) -> list[int]:
+    marks = folder / "ran"
+    return [int(line) for line in marks.read_text().split()] if marks.exists() else []
+
+
+def test_a_function_runs_once_and_is_forgotten_there(cluster: RayCluster) -> None:
+    asked, heard = execution("double", 4), Heard()
+
+    async def steps(executor: RayExecutor) -> Outcome:
+        names = await asyncio.gather(*(executor.submit(asked) for _ in range(3)))
+        assert set(names) == {asked.name}
+        outcome = await executor.watch(asked, asked.name, heard)
+        with pytest.raises(Gone):
+            while True:  # Ray may write down once more that it is over
+                await executor.release(asked, asked.name)
+                await executor.watch(asked, asked.name, Heard())
+        return outcome
+
+    assert drive(steps) == Finished({"doubled": 8})
+    assert heard.lines.count("doubling 4") == 1
+    assert not [line for line in heard.lines if asked.name in line and "orchestrator-end" in line]
+
+
+def test_a_function_may_use_the_cluster(cluster: RayCluster) -> None:
+    assert run(execution("squares", [1, 2, 3])) == Finished(14)
+
+
+def test_the_example_of_the_guide_runs(cluster: RayCluster) -> None:
+    options, input = example("ray")
+    assert run(replace(execution("double"), options=options, input=input)) == Finished(3)
+
+
+def test_many_are_seen_in_one_list(cluster: RayCluster) -> None:
+    asked = [execution("double_later", number) for number in range(10)]
+
+    async def steps(executor: RayExecutor) -> list[Outcome]:
+        names = await asyncio.gather(*(executor.submit(one) for one in asked))
+        watches = (executor.watch(one, name, Heard()) for one, name in zip(asked, names, strict=True))
+        return await asyncio.gather(*watches)
+
+    assert drive(steps) == [Finished(2 * number) for number in range(10)]
+
+
+def test_failures_have_the_type_text_and_traceback_of_the_other_side(cluster: RayCluster) -> None:
+    failed, unreadable = run(execution("fail", "no")), run(execution("odd"))
+
+    assert isinstance(failed, Broken)
+    assert (failed.kind, failed.message) == ("ValueError", "no")
+    assert "ray_jobs.py" in failed.detail
+    assert isinstance(unreadable, Broken)
+    assert (unreadable.kind, unreadable.retryable) == ("UnreadableOutput", False)
+
+
+def test_a_function_that_ends_without_a_word_has_failed(cluster: RayCluster) -> None:
+    vanished = run(execution("vanish"))
+
+    assert isinstance(vanished, Broken)
+    assert (vanished.kind, vanished.retryable) == ("JobEntrypointCommandError", True)
+    assert "exit code 7" in vanished.message
+
+
+def test_another_watcher_finds_it_when_the_first_is_gone(cluster: RayCluster, tmp_path: Path) -> None:
+    asked = execution("hold", str(tmp_path))
+
+    async def first(executor: RayExecutor) -> None:
+        await executor.submit(asked)
+        await until(lambda: ran(tmp_path))
+
+    async def second(executor: RayExecutor) -> Outcome:
+        name = await executor.submit(asked)
+        (tmp_path / "go").touch()
+        return await executor.watch(asked, name, Heard())
+
+    drive(first)
+    assert drive(second) == Finished("held")
+    assert len(ran(tmp_path)) == 1
+
+
+def test_a_job_that_runs_is_stopped(cluster: RayCluster, tmp_path: Path) -> None:
+    asked = execution("hold", str(tmp_path))
+
+    async def steps(executor: RayExecutor) -> None:
+        name = await executor.submit(asked)
+        await until(lambda: ran(tmp_path))
+        await executor.cancel(asked, "")
+        with pytest.raises(ProcessLookupError):
+            os.kill(ran(tmp_path)[0], 0)
+        await executor.cancel(asked, name)
+        with pytest.raises(Gone):
+            await executor.watch(asked, name, Heard())
+
+    drive(steps)
+    assert len(ran(tmp_path)) == 1
+
+
+def test_a_killed_process_is_a_failure_that_another_try_may_heal(cluster: RayCluster, tmp_path: Path) -> None:
+    asked = execution("hold", str(tmp_path))
+
+    async def steps(executor: RayExecutor) -> Outcome:
+        name = await executor.submit(asked)
+        await until(lambda: ran(tmp_path))
+        os.kill(ran(tmp_path)[0], signal.SIGKILL)
+        return await executor.watch(asked, name, Heard())
+
+    killed = drive(steps)
+    assert isinstance(killed, Broken)
+    assert killed.retryable
+
+
+def test_a_cluster_that_is_away_is_unreachable_and_its_jobs_go_on(cluster: RayCluster, tmp_path: Path) -> None:
+    asked = execution("hold", str(tmp_path))
+
+    async def steps(executor: RayExecutor) -> Outcome:
+        name = await executor.submit(asked)
+        await until(lambda: ran(tmp_path))
+        cluster.door.shut()
+        try:
+            with pytest.raises(Unreachable):
+                await executor.watch(asked, name, Heard())
+            with pytest.raises(Unreachable):
+                await executor.submit(asked)
+        finally:
+            cluster.door.open()
+        (tmp_path / "go").touch()
+        return await executor.watch(asked, name, Heard())
+
+    assert drive(steps) == Finished("held")
+    assert len(ran(tmp_path)) == 1
+
+
+def test_a_head_that_was_restarted_has_forgotten_everything(cluster: RayCluster, tmp_path: Path) -> None:
+    asked = execution("hold", str(tmp_path))
+
+    async def begin(executor: RayExecutor) -> None:
+        await executor.submit(asked)
+        await until(lambda: ran(tmp_path))
+
+    async def ask(executor: RayExecutor) -> None:
+        await executor.cancel(asked, asked.name)
+        with pytest.raises(Gone):
+            await executor.watch(asked, asked.name, Heard())
+
+    drive(begin)
+    cluster.restart()
+    drive(ask)
+
+
+def test_a_worker_that_does_not_know_the_cluster_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    with pytest.raises(GiveUp, match="RAY_API_SERVER_ADDRESS"):
+        run(execution("double", 1))
+
+
+def test_more_input_than_a_variable_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:1")
+    with pytest.raises(GiveUp, match="100,000"):
+        run(execution("double", "x" * LARGEST_INPUT))
+
+
+def test_the_last_word_of_a_log_counts() -> None:
+    text = 'one\norchestrator-end other {"output": 1}\norchestrator-end mine {"output": 2}\nafter\n'
+    assert split_log(text, "mine") == (["one", 'orchestrator-end other {"output": 1}'], {"output": 2})
+    assert split_log("one\norchestrator-end mine {broken\n", "mine")[1] is None
+    assert split_log("", "mine") == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ({"function": "double"}, "function"),
+        ({"address_variable": "a b"}, "address_variable"),
+        ({"resources": {"GPU": 0.0}}, "resources"),
+        ({"cpus": -1.0}, "cpus"),
+        ({"runtime_env": {"env_vars": {"TASK_SPEC": "mine"}}}, "runtime_env"),
+        ({"runtime_env": {"env_vars": {"LEVEL": 3}}}, "runtime_env"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], option: str) -> None:
+    [(name, _)] = Ray(**{"function": "jobs:double", **options}).problems()
+    assert name == option
