@@ -13,7 +13,7 @@ from orchestrator.domain.executors.process import Process
 from orchestrator.domain.executors.pull import Pull
 from orchestrator.domain.executors.ray import Ray
 from orchestrator.domain.executors.rq import Rq
-from orchestrator.workers.executors.protocol import Executor, Gone, Setup, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Executor, Gone, Setup, Unequipped, Unreachable, Watcher
 
 __all__ = [
     "Broken",
@@ -32,6 +32,7 @@ __all__ = [
     "Ray",
     "Rq",
     "Setup",
+    "Unequipped",
     "Unreachable",
     "Watcher",
 ]

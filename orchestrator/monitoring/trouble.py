@@ -55,6 +55,11 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
             message = obstacles.no_data_key(unknown.queue, _unknown(unknown, now), key)
             yield Trouble(kind="no data key", about=unknown.name, message=message)
             continue
+        wants = obstacles.executor_of_hold(unknown.hold)
+        if wants is not None:
+            message = obstacles.no_executor(unknown.queue, _unknown(unknown, now), wants)
+            yield Trouble(kind="no executor", about=unknown.name, message=message)
+            continue
         is_known = unknown.handed_back and not unknown.runs
         say = obstacles.no_database if is_known else obstacles.unknown_task
         kind = "no database" if is_known else "unknown task"

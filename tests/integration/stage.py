@@ -74,7 +74,15 @@ class Worker:
     """A worker made of its streams alone."""
 
     def __init__(
-        self, redis: Redis, name: str, *, knows: Sequence[str], slots: int, queues: Sequence[str], keys: Keys = KEYS
+        self,
+        redis: Redis,
+        name: str,
+        *,
+        knows: Sequence[str],
+        slots: int,
+        queues: Sequence[str],
+        keys: Keys = KEYS,
+        executions: int = 0,
     ) -> None:
         self.name = name
         self.alive = True
@@ -85,6 +93,7 @@ class Worker:
         self._streams = WorkerStreams(redis, keys)
         self._knows = list(knows)
         self._slots = slots
+        self._executions = executions
         self._queues = list(queues)
         self._messages: list[tuple[str, str, set[tuple[bytes, int]]]] = []
         self._inbox: OrderInbox | None = None
@@ -113,6 +122,7 @@ class Worker:
             number=self._beats,
             hungry=self.hungry,
             still=self.still,
+            executions=self._executions,
         )
         self._streams.beat([beat], self._knows, 600.0)
 
@@ -263,9 +273,16 @@ class System:
     # -- workers
 
     def worker(
-        self, name: str = "w1", *, knows: Sequence[str] = ("job",), slots: int = 10, queue: str = "default"
+        self,
+        name: str = "w1",
+        *,
+        knows: Sequence[str] = ("job",),
+        slots: int = 10,
+        queue: str = "default",
+        executions: int = 0,
     ) -> Worker:
-        worker = Worker(self.redis, name, knows=knows, slots=slots, queues=[queue], keys=self.keys)
+        more: dict[str, Any] = {"keys": self.keys, "executions": executions}
+        worker = Worker(self.redis, name, knows=knows, slots=slots, queues=[queue], **more)
         worker.beat()
         self.workers.append(worker)
         return worker

@@ -19,7 +19,7 @@ from orchestrator.domain.executors.execution import Broken, Execution, Finished,
 from orchestrator.errors import GiveUp
 from orchestrator.workers.executors import cloud_run
 from orchestrator.workers.executors.cloud_run import CloudRunExecutor
-from orchestrator.workers.executors.protocol import Gone, Unreachable
+from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
 from tests.integration.fake_cloud_run import FakeCloudRun
 from tests.integration.guide import example
 from tests.waiting import eventually
@@ -222,7 +222,7 @@ def test_a_key_of_a_service_account_gives_tokens(
     [claim] = google.claims
     assert (claim["iss"], claim["aud"]) == ("runner@acme.iam", uri)
     (tmp_path / "key.json").write_text("{}")
-    with pytest.raises(GiveUp, match="GOOGLE_APPLICATION_CREDENTIALS"):
+    with pytest.raises(Unequipped, match="GOOGLE_APPLICATION_CREDENTIALS"):
         run(execution("quick"))
 
 

@@ -22,10 +22,9 @@ from distributed import Client
 
 from orchestrator.domain.executors.dask import Dask
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
-from orchestrator.errors import GiveUp
 from orchestrator.workers.executors import dask
 from orchestrator.workers.executors.dask import DaskExecutor
-from orchestrator.workers.executors.protocol import Gone, Unreachable
+from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
 from tests.integration.guide import example
 from tests.waiting import eventually
 
@@ -243,7 +242,7 @@ def test_a_scheduler_that_dies_is_unreachable_and_has_forgotten_everything(
 
 def test_a_worker_that_does_not_know_the_cluster_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DASK_SCHEDULER_ADDRESS", raising=False)
-    with pytest.raises(GiveUp, match="DASK_SCHEDULER_ADDRESS"):
+    with pytest.raises(Unequipped, match="DASK_SCHEDULER_ADDRESS"):
         run(execution(None, "double", 1))
 
 

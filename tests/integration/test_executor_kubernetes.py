@@ -23,7 +23,7 @@ from orchestrator.domain.executors.kubernetes_job import job_of
 from orchestrator.errors import GiveUp
 from orchestrator.workers.executors.kubernetes import KubernetesExecutor
 from orchestrator.workers.executors.kubernetes_access import find_cluster
-from orchestrator.workers.executors.protocol import Gone, Unreachable
+from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
 from tests.integration.fake_kubernetes import FakeKubernetes, Refused, check_model
 from tests.integration.guide import example
 from tests.waiting import eventually
@@ -358,16 +358,16 @@ def test_ways_in_that_are_not_supported_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: dict[str, Any], said: str
 ) -> None:
     configure(monkeypatch, tmp_path, {"server": "https://127.0.0.1:1"}, user)
-    with pytest.raises(GiveUp, match=f"{said}.*not support"):
+    with pytest.raises(Unequipped, match=f"{said}.*not support"):
         run(execution(python("pass")))
 
 
 def test_a_worker_without_a_cluster_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    with pytest.raises(GiveUp, match="KUBECONFIG"):
+    with pytest.raises(Unequipped, match="KUBECONFIG"):
         run(execution(python("pass")))
     configure(monkeypatch, tmp_path, {"server": "https://127.0.0.1:1"}, {})
-    with pytest.raises(GiveUp, match="no context 'there' among its contexts: here"):
+    with pytest.raises(Unequipped, match="no context 'there' among its contexts: here"):
         run(execution(python("pass", context="there")))
 
 

@@ -24,8 +24,7 @@ from rq.job import Job
 
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.domain.executors.rq import Rq
-from orchestrator.errors import GiveUp
-from orchestrator.workers.executors.protocol import Gone, Unreachable
+from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
 from orchestrator.workers.executors.rq import RqExecutor
 from tests.integration.guide import example
 from tests.waiting import eventually
@@ -264,7 +263,7 @@ def test_a_worker_that_does_not_know_the_fleet_says_what_to_set(monkeypatch: pyt
     monkeypatch.delenv("RQ_REDIS_URL", raising=False)
 
     async def steps(executor: RqExecutor) -> None:
-        with pytest.raises(GiveUp, match="RQ_REDIS_URL"):
+        with pytest.raises(Unequipped, match="RQ_REDIS_URL"):
             await executor.submit(execution("double", 1, url=""))
 
     drive(steps)

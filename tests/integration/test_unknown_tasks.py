@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from orchestrator import TaskFailed
+from orchestrator.domain.executors.call import announced
 from orchestrator.domain.tasks.task import Returned
+from orchestrator.executors import Rq
 from orchestrator.sealing import key_name
 from tests.integration.stage import System
 
@@ -122,3 +124,24 @@ def test_what_is_held_can_be_cancelled(system: System) -> None:
     handle.cancel()
     system.pass_seconds()
     assert handle.status() == "cancelled"
+
+
+def test_what_an_executor_lacks_here_is_handed_back_and_told(system: System) -> None:
+    """A worker said that it has it, and finds out that it does not: nobody like it is asked again."""
+    means = announced("rq MINE")
+    old = system.worker("old", knows=["job", means], executions=10)
+    task = system.app.task(name="other", executor=Rq(function="a:b", url_variable="MINE"))(lambda: None)
+    handle = task.enqueue()
+    for _ in range(2):  # once more, from the tick that hears of it
+        system.pass_seconds()
+        (sent,) = old.take()
+        old.report(Returned(sent.id, sent.attempt, "its executor lacks something here", 0.0, means))
+    system.pass_seconds(5)
+    row = system.row(handle)
+    assert (row["status"], row["failures"], row["hold"]) == ("pending", 0, "no executor: rq MINE")
+    assert old.take() == []
+    newer = system.worker("new", knows=["job", "more", means], executions=10)
+    system.pass_seconds(2)
+    newer.succeed(*newer.take())
+    system.tick()
+    assert handle.status() == "success"

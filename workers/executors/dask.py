@@ -20,10 +20,9 @@ from distributed.client import FutureCancelledError
 
 from orchestrator.domain.executors.dask import Dask
 from orchestrator.domain.executors.execution import Broken, Execution, Outcome
-from orchestrator.errors import GiveUp
 from orchestrator.workers.executors.dask_side import CALL, STOP
 from orchestrator.workers.executors.outputs import finished
-from orchestrator.workers.executors.protocol import Gone, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable, Watcher
 
 _CONNECTING = 10.0
 _AGAIN = 0.2
@@ -91,7 +90,7 @@ class DaskExecutor:
         options = cast(Dask, execution.options)
         address = options.address or os.environ.get(options.address_variable, "")
         if not address:
-            raise GiveUp(
+            raise Unequipped(
                 f"Task {execution.task} is for a Dask cluster that this worker does not know: set "
                 f"{options.address_variable} in its environment, or the option address."
             )

@@ -36,7 +36,7 @@ from orchestrator.references import may_hold_references
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import LogLine, ProgressMark
 from orchestrator.workers.executors import registry
-from orchestrator.workers.executors.protocol import Executor, Gone, Setup, Unreachable
+from orchestrator.workers.executors.protocol import Executor, Gone, Setup, Unequipped, Unreachable
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.reporting.task_log import TaskLog
 from orchestrator.workers.running.job import Job, Stage
@@ -55,6 +55,8 @@ _CANCEL_ON = 600.0
 """Seconds after which nobody tries to cancel it any more."""
 _RELEASE_AFTER = 3.0
 """Seconds between the end and the release. A worker that was cut off learns in that time that others watch by now."""
+_LATER = 0.5
+"""Seconds before a task goes elsewhere that is handed back."""
 _LONGEST_LINE = 10_000
 
 T = TypeVar("T")
@@ -205,7 +207,7 @@ class Driver:
         if executor is None:
             executor = registry.create(call.name, self._setup)
             if executor is None:
-                self._end(job, Returned(job.dispatch.id, job.dispatch.attempt, f"no executor {call.name}", 0.5))
+                self._hand_back(job, f"no executor {call.name}")
                 return None
             self._executors[call.name] = executor
         record = decode_record(job.dispatch.details)
@@ -253,6 +255,9 @@ class Driver:
             if reason is None and isinstance(error, asyncio.CancelledError):
                 self.let_go(job, "its event loop ends")
                 return
+            if reason is None and isinstance(error, Unequipped):
+                self._hand_back(job, str(error))
+                return
             if reason is None and isinstance(error, Gone):
                 lost = TaskError("ExecutionLost", f"Execution {watched.execution.name} is gone: {error}")
                 report = self._runner.broken(job, lost, retryable=True)
@@ -268,10 +273,21 @@ class Driver:
             async with asyncio.timeout(job.options.timeout):
                 await self._reach(watched, lambda: executor.cancel(execution, watched.external_id))
             report: AttemptReport = self._runner.finished(job, None)
+        except Unequipped as error:
+            self._hand_back(job, str(error))
+            return
         except BaseException as error:  # noqa: BLE001  # whatever an executor raises is the failure of this try
             report = self._runner.failure(job, error)
             watched.external_id = ""  # which keeps what is left of it for the next try
         self._end(job, report, watched)
+
+    def _hand_back(self, job: Job, reason: str) -> None:
+        """Let another worker have it: this one was not given what it needs, nor were others like it."""
+        call = job.options.executor
+        assert call is not None
+        log.error("%s It is handed back, and waits for a worker that was given it.", reason, extra=job.fields)
+        task = job.dispatch
+        self._end(job, Returned(task.id, task.attempt, "its executor lacks something here", _LATER, call.means))
 
     async def _watch(self, watched: _Job) -> Outcome:
         """Start it, unless that was done, and return how it ends."""

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from orchestrator.errors import GiveUp
-from orchestrator.workers.executors.protocol import Unreachable
+from orchestrator.workers.executors.protocol import Unequipped, Unreachable
 from orchestrator.workers.executors.rest import Answer, Api, tls_for
 
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -63,7 +62,7 @@ class GoogleToken:
             key = json.loads(path.read_text(encoding="utf-8"))
             uri, assertion = str(key["token_uri"]), _signed(key)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise GiveUp(
+            raise Unequipped(
                 f"The file {path} that GOOGLE_APPLICATION_CREDENTIALS names is no key of a service account: {error!r}."
             ) from None
         form = urlencode({"grant_type": "urn:ietf:params:oauth:grant-type:jwt-bearer", "assertion": assertion})
@@ -78,7 +77,7 @@ def _signed(key: Mapping[str, Any]) -> str:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import padding, rsa
     except ModuleNotFoundError:
-        raise GiveUp("The key of a service account needs: pip install 'durable-orchestrator[crypto]'.") from None
+        raise Unequipped("The key of a service account needs: pip install 'durable-orchestrator[crypto]'.") from None
     now = int(time.time())
     claim = {"iss": key["client_email"], "scope": _SCOPE, "aud": key["token_uri"], "iat": now, "exp": now + 3_600}
     head = {"alg": "RS256", "typ": "JWT", "kid": key.get("private_key_id", "")}

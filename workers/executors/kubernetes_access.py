@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from orchestrator.errors import GiveUp
+from orchestrator.workers.executors.protocol import Unequipped
 from orchestrator.workers.executors.rest import Api, Token
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -35,10 +35,31 @@ class Cluster(NamedTuple):
 
 def find_cluster(context: str, environ: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> Cluster:
     """Return the cluster of a context; where none is named, that of the worker's own Pod, or of its kubeconfig."""
-    if not context and environ.get("KUBERNETES_SERVICE_HOST") and (account / "token").is_file():
+    if not context and has_account(environ, account):
         return _own(environ, account)
+    return _configured(_kubeconfig(environ), context)
+
+
+def has_account(environ: Mapping[str, str], account: Path = ACCOUNT) -> bool:
+    """Say whether this runs in a Pod that has an account."""
+    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and (account / "token").is_file()
+
+
+def contexts(environ: Mapping[str, str]) -> tuple[bool, list[str]]:
+    """Say whether the kubeconfig names a context of its own, and which it knows; none if it cannot be read."""
+    try:
+        document = yaml.safe_load(_kubeconfig(environ).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, RuntimeError):  # also where there is no home
+        return False, []
+    if not isinstance(document, dict) or not isinstance(entries := document.get("contexts"), list):
+        return False, []
+    named = sorted({str(entry["name"]) for entry in entries if isinstance(entry, dict) and entry.get("name")})
+    return document.get("current-context") in named, named
+
+
+def _kubeconfig(environ: Mapping[str, str]) -> Path:
     given = environ.get("KUBECONFIG", "").split(os.pathsep)[0]
-    return _configured(Path(given) if given else Path.home() / ".kube" / "config", context)
+    return Path(given) if given else Path.home() / ".kube" / "config"
 
 
 def _own(environ: Mapping[str, str], account: Path) -> Cluster:
@@ -53,25 +74,25 @@ def _configured(path: Path, context: str) -> Cluster:
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise GiveUp(
+        raise Unequipped(
             f"This worker knows no cluster: it runs in no Pod with an account, and there is no kubeconfig at {path}. "
             f"Set KUBECONFIG in its environment."
         ) from None
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise GiveUp(f"The kubeconfig {path} cannot be read: {error}.") from None
+        raise Unequipped(f"The kubeconfig {path} cannot be read: {error}.") from None
     config = _Kubeconfig(path, document if isinstance(document, dict) else {})
     chosen = config.named("contexts", "context", context or str(config.document.get("current-context") or ""))
     cluster = config.named("clusters", "cluster", str(chosen.get("cluster", "")))
     user = config.named("users", "user", str(chosen["user"])) if chosen.get("user") else {}
     for unsupported in ("exec", "auth-provider", "username"):
         if unsupported in user:
-            raise GiveUp(
+            raise Unequipped(
                 f"The kubeconfig {path} lets its user in by {unsupported!r}, which workers do not support: give them a "
                 f"token, a file that holds one, or a client certificate."
             )
     url = str(cluster.get("server", ""))
     if not url.startswith(("http://", "https://")):
-        raise GiveUp(f"The kubeconfig {path} names no server with an address that begins with https://.")
+        raise Unequipped(f"The kubeconfig {path} names no server with an address that begins with https://.")
     tls = config.tls(cluster, user) if url.startswith("https://") else None
     name = cluster.get("tls-server-name")
     api = Api(url=url.rstrip("/"), tls=tls, server_name=name, token=config.token(user))
@@ -89,7 +110,7 @@ class _Kubeconfig(NamedTuple):
             if entry.get("name") == name:
                 return entry.get(field) or {}
         known = ", ".join(str(entry.get("name")) for entry in entries) or "none"
-        raise GiveUp(f"The kubeconfig {self.path} has no {field} {name!r} among its {kind}: {known}.")
+        raise Unequipped(f"The kubeconfig {self.path} has no {field} {name!r} among its {kind}: {known}.")
 
     def tls(self, cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
         """Return how https is spoken with a cluster."""
@@ -121,7 +142,7 @@ class _Kubeconfig(NamedTuple):
                 return base64.b64decode(str(entry[f"{field}-data"]), validate=True)
             return (self.path.parent / str(entry[field])).read_bytes() if entry.get(field) else None
         except (OSError, binascii.Error) as error:
-            raise GiveUp(f"The {field} of the kubeconfig {self.path} cannot be read: {error}.") from None
+            raise Unequipped(f"The {field} of the kubeconfig {self.path} cannot be read: {error}.") from None
 
 
 def _fixed(token: str) -> Token:
@@ -144,6 +165,6 @@ class _TokenFile:
             try:
                 self._token = self._path.read_text(encoding="utf-8").strip()  # of a small file, which is in memory
             except OSError as error:
-                raise GiveUp(f"The token of Kubernetes cannot be read: {error}.") from None
+                raise Unequipped(f"The token of Kubernetes cannot be read: {error}.") from None
             self._since = time.monotonic()
         return self._token

@@ -31,6 +31,10 @@ class Unreachable(Exception):
     """Whatever does the work cannot be reached now: the driver waits, longer each time, and asks again."""
 
 
+class Unequipped(Exception):
+    """This worker was not given what it needs for it: an address, an account. It is handed back, for one that was."""
+
+
 class Gone(Exception):
     """There is nothing under this name where there was: it was lost, or somebody has deleted it."""
 
@@ -52,6 +56,8 @@ class Executor(Protocol):
 
     async def submit(self, execution: Execution) -> str:
         """Start it, unless it has been under this name, and return its external id.
+
+        Raises Unequipped where this worker was not given what it needs, as any of these may.
 
         Called again after a crash, with the same name; what was started then must be found, not started twice. Where
         the other side cannot do that, the executor says in its documentation that the work may be done twice.

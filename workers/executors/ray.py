@@ -18,7 +18,7 @@ from orchestrator.domain.executors.ray import LARGEST_INPUT, Ray, failure, input
 from orchestrator.errors import GiveUp
 from orchestrator.workers.executors.looking import Looks
 from orchestrator.workers.executors.outputs import finished
-from orchestrator.workers.executors.protocol import Gone, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable, Watcher
 from orchestrator.workers.executors.rest import Answer, Api, TooLarge, tls_for
 
 _EVERY = 1.0
@@ -107,7 +107,7 @@ class RayExecutor:
         if variable not in self._clusters:
             url = os.environ.get(variable, "")
             if not url.startswith(("http://", "https://")):
-                raise GiveUp(
+                raise Unequipped(
                     f"Task {execution.task} is for a Ray cluster that this worker does not know: set {variable} in its "
                     f"environment to the address of its Jobs API, such as http://head:8265."
                 )

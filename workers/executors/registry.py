@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from orchestrator.domain.executors.call import announced
 from orchestrator.sdk.tasks.executors import load_executor, offered
+from orchestrator.workers.executors.equipment import equipment
 from orchestrator.workers.executors.protocol import Executor, Setup
 
 
@@ -38,8 +39,7 @@ _BUILT_IN: dict[str, _Place] = {
 def announcements(setup: Setup) -> list[str]:
     """Return which executors a worker has, as it announces them."""
     names = [name for name, place in _BUILT_IN.items() if all(find_spec(package) for package in place.needs)]
-    wants = [name for name in [*names, *offered()] if name != "process"]
-    return [announced(want) for want in (*wants, *(f"process {command}" for command in setup.commands))]
+    return [announced(want) for name in (*names, *offered()) for want in equipment(name, setup)]
 
 
 def create(name: str, setup: Setup) -> Executor | None:

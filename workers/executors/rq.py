@@ -18,11 +18,10 @@ from redis.exceptions import RedisError
 
 from orchestrator.domain.executors.execution import Execution, Outcome
 from orchestrator.domain.executors.rq import Rq
-from orchestrator.errors import GiveUp
 from orchestrator.harmless import without_password
 from orchestrator.workers.executors import rq_fleet
 from orchestrator.workers.executors.looking import Looks
-from orchestrator.workers.executors.protocol import Gone, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable, Watcher
 
 T = TypeVar("T")
 
@@ -88,7 +87,7 @@ class RqExecutor:
         options = cast(Rq, execution.options)
         url = options.url or os.environ.get(options.url_variable, "")
         if not url:
-            raise GiveUp(
+            raise Unequipped(
                 f"Task {execution.task} is for an RQ fleet whose Redis this worker does not know: set "
                 f"{options.url_variable} in its environment, or the option url."
             )
@@ -104,7 +103,7 @@ class _Fleet:
         try:
             self._redis = Redis.from_url(url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT)
         except ValueError as error:
-            raise GiveUp(f"The address of the RQ fleet's Redis cannot be read: {error}.") from None
+            raise Unequipped(f"The address of the RQ fleet's Redis cannot be read: {error}.") from None
         self._where = without_password(url)
         self._threads = threads
         self._looks = Looks(self._look, _EVERY)

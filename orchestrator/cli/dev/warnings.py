@@ -21,7 +21,9 @@ _TIME_TO_LEAD = 30.0
 """Seconds that the scheduler may take to start before it is said that none leads."""
 _REST = 20
 """The time that a look takes is followed by so many times as much without one."""
-_TOLD = frozenset({"no leader", "leader in trouble", "no worker", "no database", "no data key", "unknown task"})
+_TOLD = frozenset(
+    {"no leader", "leader in trouble", "no worker", "no database", "no data key", "no executor", "unknown task"}
+)
 
 
 class WarningWatch:

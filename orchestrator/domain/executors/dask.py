@@ -28,6 +28,11 @@ class Dask(ExecutorOptions, frozen=True, kw_only=True):
     priority: int = 0
     """Higher goes first among what waits on the cluster."""
 
+    @property
+    def wants(self) -> str:
+        """The variable, where it is said nowhere else: workers say which of them they were given."""
+        return self.executor if self.address else f"{self.executor} {self.address_variable}"
+
     def problems(self) -> list[tuple[str, str]]:
         """Return what types cannot say."""
         found = []

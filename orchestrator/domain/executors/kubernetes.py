@@ -60,6 +60,11 @@ class Kubernetes(ExecutorOptions, frozen=True, kw_only=True):
     grace: int = 30
     """Seconds between SIGTERM and SIGKILL when it is cancelled."""
 
+    @property
+    def wants(self) -> str:
+        """The context, if there is one: workers say which of them they know."""
+        return f"{self.executor} {self.context}" if self.context else self.executor
+
     def problems(self) -> list[tuple[str, str]]:
         """Return what types cannot say."""
         found = []

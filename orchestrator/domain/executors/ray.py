@@ -47,6 +47,11 @@ class Ray(ExecutorOptions, frozen=True, kw_only=True):
     python: str = "python"
     """The program that runs it there."""
 
+    @property
+    def wants(self) -> str:
+        """The variable: workers say which of them they were given."""
+        return f"{self.executor} {self.address_variable}"
+
     def problems(self) -> list[tuple[str, str]]:
         """Return what types cannot say."""
         found = []

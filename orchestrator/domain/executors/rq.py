@@ -33,6 +33,11 @@ class Rq(ExecutorOptions, frozen=True, kw_only=True):
     result_ttl: float = 86_400.0
     """Seconds for which the fleet keeps how it ended, which is how long nobody of us need look."""
 
+    @property
+    def wants(self) -> str:
+        """The variable, where it is said nowhere else: workers say which of them they were given."""
+        return self.executor if self.url else f"{self.executor} {self.url_variable}"
+
     def problems(self) -> list[tuple[str, str]]:
         """Return what types cannot say."""
         found = []

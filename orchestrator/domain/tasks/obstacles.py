@@ -66,12 +66,21 @@ _NO_EXECUTOR = "no executor: "
 def no_executor(queue: str, what: str, wants: str) -> str:
     """Say that nobody who serves a queue has what does something; `wants` is the executor, and what it needs."""
     executor, _, need = wants.partition(" ")
-    started = f"--allow-command {need}" if executor == "process" else f"which has the executor {executor}"
-    may = f"may run {need!r}" if need else "has it"
-    return (
-        f"Executor {executor!r} does {what}, and no live worker of queue {queue!r} {may}. Start one: "
-        f"orchestrator worker --app module:app --queues {queue}{' ' if need else ', '}{started}"
-    )
+    start = f"Start one: orchestrator worker --app module:app --queues {queue}"
+    if executor == "process":
+        lacks, advice = f"may run {need!r}, or has it", f"{start} --allow-command {need}"
+    elif executor == "kubernetes":
+        cluster = f"knows the context {need!r} of a kubeconfig" if need else "knows a cluster"
+        lacks, advice = cluster, f"{start}, in a Pod that has an account, or with KUBECONFIG in its environment"
+    elif executor == "cloud_run":
+        lacks = "has an account of Google Cloud"
+        advice = f"{start}, on a machine of theirs, or with GOOGLE_APPLICATION_CREDENTIALS in its environment"
+    elif need:
+        lacks = f"was given an address in the variable {need}"
+        advice = f"{start}, with {need} in its environment, and the package that the executor needs"
+    else:
+        lacks, advice = "has it", f"{start}, which has the executor {executor}"
+    return f"Executor {executor!r} does {what}, and no live worker of queue {queue!r} {lacks}. {advice}"
 
 
 def hold_for_executor(wants: str) -> str:

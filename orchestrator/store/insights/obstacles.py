@@ -6,9 +6,11 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.tasks.obstacles import (
     NO_LEADER,
+    executor_of_hold,
     key_of_hold,
     no_data_key,
     no_database,
+    no_executor,
     no_worker,
     paused,
     unknown_task,
@@ -52,6 +54,8 @@ def find_obstacles(connection: Connection, identifier: bytes, *, shard: int = 0)
             found.append(no_worker(row.queue))
         elif row.unknown is not None and (key := key_of_hold(row.hold)) is not None:
             found.append(no_data_key(row.queue, repr(row.unknown), key))
+        elif row.unknown is not None and (wants := executor_of_hold(row.hold)) is not None:
+            found.append(no_executor(row.queue, repr(row.unknown), wants))
         elif row.unknown is not None:
             found.append((no_database if row.handed_back else unknown_task)(row.queue, repr(row.unknown)))
     return list(dict.fromkeys(found))

@@ -63,7 +63,8 @@ class UnknownTasks:
     handed_back: bool = False
     """Live workers know it, and have handed it back: they were not given the database, which it needs."""
     hold: str = "unknown"
-    """Why they are kept back: `unknown`, or `no data key: ID` where live workers know them, and cannot open them."""
+    """Why they are kept back: `unknown`, `no data key: ID` where live workers know them, and cannot open them, or
+    `no executor: NAME`, and what it needs."""
 
 
 @dataclass(frozen=True, kw_only=True)

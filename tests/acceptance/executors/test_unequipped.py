@@ -1,0 +1,39 @@
+"""A worker that was not given what an executor needs fails nothing: tasks wait for one that was, and it is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import project
+from click.testing import CliRunner
+
+from orchestrator.cli import main
+from orchestrator.executors import Kubernetes, Rq
+from tests.acceptance.stack import Stack
+from tests.waiting import eventually
+
+_BY_PROGRAM = """
+current-context: here
+contexts: [{name: here, context: {cluster: here, user: me}}]
+clusters: [{name: here, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: me, user: {exec: {command: login}}}]
+"""
+
+
+def test_what_a_worker_lacks_is_told_and_costs_no_try(stack: Stack, tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(_BY_PROGRAM)
+    stack.environment["KUBECONFIG"] = str(kubeconfig)
+    stack.scheduler()
+    worker = stack.worker()
+    handed_back = project.work.options(executor=Kubernetes(image="any")).enqueue(do="return", id="1")
+    unknown = project.work.options(executor=Rq(function="a:b", url_variable="NOBODYS")).enqueue(do="return", id="2")
+
+    def said() -> str:
+        return CliRunner(env=stack.environment).invoke(main, ["status"]).output
+
+    eventually(lambda: "kubeconfig" in said().lower() and "NOBODYS" in said(), "status says what is missing", every=0.5)
+    assert worker.logged("workers do not support")
+    for handle in (handed_back, unknown):
+        row = stack.sql("SELECT status, failures, hold FROM orchestrator.tasks WHERE id = :id", id=handle.id)
+        assert tuple(row[0])[:2] == ("pending", 0)

@@ -1,0 +1,95 @@
+"""What a worker says that it was given for its executors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.domain.executors.dask import Dask
+from orchestrator.domain.executors.kubernetes import Kubernetes
+from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.ray import Ray
+from orchestrator.domain.executors.rq import Rq
+from orchestrator.domain.tasks.obstacles import no_executor
+from orchestrator.settings import Settings
+from orchestrator.workers.executors import equipment as given
+from orchestrator.workers.executors.equipment import equipment
+from orchestrator.workers.executors.protocol import Setup
+
+SETUP = Setup(settings=Settings(), worker="w")
+
+
+@pytest.mark.parametrize(
+    ("executor", "environ", "said"),
+    [
+        ("rq", {}, ["rq"]),
+        (
+            "rq",
+            {"RQ_REDIS_URL": "redis://a", "MINE": "unix:///b", "OTHER": "http://c"},
+            ["rq", "rq MINE", "rq RQ_REDIS_URL"],
+        ),
+        ("dask", {"DASK_SCHEDULER_ADDRESS": "tcp://a:8786"}, ["dask", "dask DASK_SCHEDULER_ADDRESS"]),
+        ("dask", {"DASK_SCHEDULER_ADDRESS": ""}, ["dask"]),
+        ("ray", {}, []),
+        ("ray", {"RAY_API_SERVER_ADDRESS": "http://head:8265"}, ["ray RAY_API_SERVER_ADDRESS"]),
+        ("http", {}, ["http"]),
+        ("of-a-package", {}, ["of-a-package"]),
+    ],
+)
+def test_what_is_announced(executor: str, environ: dict[str, str], said: list[str]) -> None:
+    assert equipment(executor, SETUP, environ) == said
+
+
+@pytest.mark.parametrize(
+    ("options", "wants"),
+    [
+        (Rq(function="a:b"), "rq RQ_REDIS_URL"),
+        (Rq(function="a:b", url="redis://here"), "rq"),
+        (Dask(function="a:b", address_variable="MINE"), "dask MINE"),
+        (Dask(function="a:b", address="tcp://here:1"), "dask"),
+        (Ray(function="a:b"), "ray RAY_API_SERVER_ADDRESS"),
+        (Kubernetes(image="a"), "kubernetes"),
+        (Kubernetes(image="a", context="there"), "kubernetes there"),
+    ],
+)
+def test_what_a_task_wants(options: ExecutorOptions, wants: str) -> None:
+    assert options.wants == wants
+    assert wants.partition(" ")[2] in no_executor("q", "'job'", wants)
+
+
+def test_clusters_are_those_of_the_kubeconfig(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    environ = {"KUBECONFIG": str(config)}
+    assert equipment("kubernetes", SETUP, environ) == []
+    config.write_text("contexts: [{name: b}, {name: a}, {}]\n")
+    assert equipment("kubernetes", SETUP, environ) == ["kubernetes a", "kubernetes b"]
+    config.write_text("current-context: a\ncontexts: [{name: a}]\n")
+    assert equipment("kubernetes", SETUP, environ) == ["kubernetes", "kubernetes a"]
+    for broken in ("contexts: 3", "[", "- a", "\xff"):
+        config.write_text(broken, encoding="latin-1")
+        assert equipment("kubernetes", SETUP, environ) == []
+
+
+def test_the_account_of_a_pod_is_enough(tmp_path: Path) -> None:
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBECONFIG": str(tmp_path / "none")}
+    assert given._kubernetes(environ, tmp_path) == []
+    (tmp_path / "token").touch()
+    assert given._kubernetes(environ, tmp_path) == ["kubernetes"]
+
+
+def test_google_lets_its_own_machines_in_and_who_has_a_key(tmp_path: Path) -> None:
+    model, key = tmp_path / "product_name", tmp_path / "key.json"
+    assert given._cloud_run({}, model) == []
+    assert given._cloud_run({"GCE_METADATA_HOST": "here"}, model) == ["cloud_run"]
+    assert given._cloud_run({"GOOGLE_APPLICATION_CREDENTIALS": str(key)}, model) == []
+    key.touch()
+    assert given._cloud_run({"GOOGLE_APPLICATION_CREDENTIALS": str(key)}, model) == ["cloud_run"]
+    model.write_text("Google Compute Engine\n")
+    assert given._cloud_run({}, model) == ["cloud_run"]
+
+
+def test_programs_that_are_not_there_are_not_offered() -> None:
+    commands = ("/bin/sh", "/no/such/program", "/opt/jobs/*", "sh")
+    said = equipment("process", Setup(settings=Settings(), worker="w", commands=commands), {"PATH": "/bin"})
+    assert said == ["process /bin/sh", "process /opt/jobs/*", "process sh"]
