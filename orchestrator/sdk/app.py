@@ -8,7 +8,6 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack,
 from uuid import UUID
 
 from orchestrator.domain.tasks.starts import StartMany, as_task
-from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, NotFound
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.context import WorkflowContext
@@ -30,6 +29,7 @@ from orchestrator.sdk.schedules import Schedules, T, Times
 from orchestrator.sdk.tasks.context import TaskContext, current_runtime
 from orchestrator.sdk.tasks.given import GivenOptions, GivenToWorkflows
 from orchestrator.sdk.tasks.handle import Handle, RunHandle
+from orchestrator.sdk.tasks.many import Call, new_tasks
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, OPTION_NAMES, CallOptions, check_name, shown, with_options
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.tasks.task import Task, task_name
@@ -40,8 +40,6 @@ from orchestrator.tracing.entry import sending
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Call = tuple[Any, ...] | list[Any] | Mapping[str, Any]
-"""The arguments of one call: a tuple or list of positional ones, or a mapping of named ones."""
 
 
 class Orchestrator:
@@ -194,7 +192,7 @@ class Orchestrator:
         """
         with sending("enqueue", task.name, task.queue):
             trace = current_trace()
-            tasks = [_new(task, call, trace) for call in calls]
+            tasks = list(new_tasks(task, calls, trace))
             hand_over = task._enqueue_path()
             ids = [new.id for new in tasks]
             if hand_over is not None:
@@ -217,7 +215,7 @@ class Orchestrator:
         with sending("start", called, task.queue) as sent:
             sent.created(run_id)
             trace = current_trace()
-            tasks = (_new(task, call, trace, run_id, position) for position, call in enumerate(calls))
+            tasks = new_tasks(task, calls, trace, run_id)
             if hand_over is None:
                 self._client.backend.runs.start(run_id, called, tasks)
             else:
@@ -321,14 +319,6 @@ class _Decorator(Protocol):
 def _code(function: Callable[..., Any]) -> object:
     """Return what two functions share of which one is the other, imported again."""
     return getattr(function, "__code__", function)
-
-
-def _new(
-    task: Task[..., Any], call: Call, trace: str | None, run_id: bytes | None = None, position: int | None = None
-) -> NewTask:
-    if isinstance(call, Mapping):
-        return task._new((), call, run_id, position, trace)
-    return task._new(tuple(call), {}, run_id, position, trace)
 
 
 def parse_id(what: str, value: str | UUID) -> bytes:

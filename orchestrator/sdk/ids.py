@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 
 from orchestrator.domain.ids import time_ordered_id
+
+_AT_ONCE = 64
+"""Ids for which there is enough of it."""
 
 
 def new_id() -> bytes:
     """Return a new id, later in order than those before it."""
     return time_ordered_id(time.time_ns() // 1_000_000, os.urandom(10))
+
+
+def new_ids() -> Iterator[bytes]:
+    """Yield new ids, as many as are asked for; chance is fetched for many at once."""
+    while True:
+        noise = os.urandom(10 * _AT_ONCE)
+        for start in range(0, len(noise), 10):
+            yield time_ordered_id(time.time_ns() // 1_000_000, noise[start : start + 10])

@@ -1,0 +1,73 @@
+"""Many calls of one task as data: what they share is looked up with the first of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.payloads.keeping import store_of
+from orchestrator.sdk.ids import new_ids
+from orchestrator.sdk.tasks.context import current_runtime
+from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.values.payload import encode_call
+from orchestrator.sdk.values.sealing import left_task
+from orchestrator.sealing import vault_of
+
+Call = tuple[Any, ...] | list[Any] | Mapping[str, Any]
+"""The arguments of one call: all by place, or all by name."""
+
+
+def new_tasks(
+    task: Task[..., Any], calls: Iterable[Call], trace: str | None, run_id: bytes | None = None
+) -> Iterator[NewTask]:
+    """Check calls and yield them as data; those of a run are numbered.
+
+    Nothing is written but arguments that are kept outside.
+    """
+    rest = enumerate(calls)
+    for position, call in rest:
+        args, kwargs = _arguments(call)
+        first = task._new(args, kwargs, run_id, None if run_id is None else position, trace)
+        yield first
+        if _is_pattern(task, first):
+            yield from _alike(task, first, rest)
+
+
+def _is_pattern(task: Task[..., Any], new: NewTask) -> bool:
+    """Say whether calls after this one differ from it in nothing but their arguments and ids."""
+    return (
+        task._placed is not None
+        and new.unique is None
+        and task._call_options.executor_call is None
+        and current_runtime() is None
+        and vault_of(task._client.settings) is None
+    )
+
+
+def _alike(task: Task[..., Any], first: NewTask, calls: Iterable[tuple[int, Call]]) -> Iterator[NewTask]:
+    """Check calls that differ from the first in nothing but their arguments, and yield them as data."""
+    signature, settings = task._signature, task._client.settings
+    check, check_types = signature.check, signature.check_types
+    inline, largest, store = settings.inline_payload, settings.largest_value, store_of(settings)
+    name, queue, run_id = first.name, first.queue, first.run_id
+    shared = (first.lane, first.expires, None, first.callbacks, first.trace)
+    for (position, call), identifier in zip(calls, new_ids(), strict=False):
+        args, kwargs = _arguments(call)
+        check(args, kwargs)
+        payload = encode_call(name, args, kwargs, largest)
+        check_types(args, kwargs, payload)
+        new = NewTask(
+            identifier, name, queue, payload, first.priority, first.delay, first.options, run_id,
+            None if run_id is None else position, None, *shared,
+        )  # fmt: skip
+        yield left_task(new, store) if store is not None and len(payload) > inline else new
+
+
+def _arguments(call: Call) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    if type(call) is tuple:
+        return call, _NONE
+    return ((), call) if isinstance(call, Mapping) else (tuple(call), _NONE)
+
+
+_NONE: Mapping[str, Any] = {}
