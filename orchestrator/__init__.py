@@ -49,6 +49,7 @@ from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.tasks.context import TaskContext, current_task
 from orchestrator.sdk.tasks.gathering import agather, as_completed, gather
 from orchestrator.sdk.tasks.handle import Handle, Progress, RunHandle
+from orchestrator.sdk.tasks.logs import LogEntry
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.task import Task
@@ -71,6 +72,7 @@ __all__ = [
     "Handle",
     "InvalidTask",
     "InvalidWorkflow",
+    "LogEntry",
     "NotDeterministic",
     "NotFound",
     "OperationFailed",

@@ -39,6 +39,7 @@ CHOICES = {
     "log_format": ("text", "json"),
     "webhooks": ("public", "allowed", "off"),
     "signing": ("sign", "require"),
+    "capture_logs": ("all", "said", "off"),
 }
 _SECRETS = ("signing_keys", "data_keys", "api_key")
 _LISTS = ("redact", "webhook_allow", "api_proxies")
@@ -46,7 +47,7 @@ _LISTS = ("redact", "webhook_allow", "api_proxies")
 _SIZES = ("max_payload", "inline_payload", "inline_result")
 _LARGEST_STORED = 10_000_000_000
 """Bytes; what is larger is no value of a program's memory."""
-_FOR_EVER_IF_ZERO = ("retention_success", "retention_failed", "retention_audit")
+_FOR_EVER_IF_ZERO = ("retention_success", "retention_failed", "retention_audit", "retention_logs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,8 @@ class Settings:
 
     retention_audit: float = 365 * 86_400.0
     """Seconds for which lines of the audit log are kept; 0 keeps them for ever."""
+    retention_logs: float = 7 * 86_400.0
+    """Seconds for which the lines of tasks are kept, unless these are forgotten before; 0 for as long as these are."""
     redact: str = ""
     """Fields of arguments and results that nobody is shown, with commas between, e.g. password, card.*"""
     audit_as: str = ""
@@ -135,6 +138,11 @@ class Settings:
     """What schedulers and workers tell, at least: debug, info, warning or error."""
     log_format: str = "text"
     """How they tell it: text for people, or json, one object a line."""
+
+    capture_logs: str = "all"
+    """What is kept of what tasks say: `all` that they print and log too, what is `said` with ctx.log, or `off`."""
+    log_limit: int = 1_000_000
+    """Bytes of lines that are kept of one attempt: of more, the first and the last ones."""
 
     metrics: str = ""
     """Where a process serves /metrics, /healthz and /readyz: host:port, or a port, for this machine alone."""

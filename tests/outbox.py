@@ -25,8 +25,8 @@ class KeptOutbox(Outbox):
     def mark(self, task: bytes, mark: ProgressMark) -> None:
         self.marks.append((task, mark))
 
-    def log(self, task: bytes, line: LogLine) -> None:
-        self.lines.append((task, line))
+    def log(self, job: Job, line: LogLine) -> None:
+        self.lines.append((job.dispatch.id, line))
 
     def leave(self, job: Job, details: bytes) -> None:
         job.noted = details

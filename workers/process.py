@@ -129,7 +129,9 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     end_fork()
     named = app.queues()
     process = WorkerProcess(spec, spec.served(named), settings, worker, held, pipe)
-    outbox = ProcessOutbox(process.reporter, process.journal, process.pages)
+    outbox = ProcessOutbox(process.reporter, process.journal, process.pages, keeps_lines=settings.capture_logs != "off")
+    share_log(outbox.log if settings.capture_logs == "all" else None)
+    process.reporter.on_end = process.journal.end
     isolation = Isolation(spec, outbox)
     allowed = Allowed(app, spec.allow)
     spans = begin_tracing("worker", worker)
@@ -195,7 +197,7 @@ class WorkerProcess:
         keys = Keys.of(settings)
         self._streams = WorkerStreams(connect(url), keys)
         self.reporter = Reporter(WorkerStreams(connect(url), keys), worker, held, vault_of(settings))
-        self.journal = Journal(connect(url), keys)
+        self.journal = Journal(connect(url), keys, settings.log_limit)
         self.pages = Pages(connect(url), keys)
         self._redis = Outage(log, "Redis", "no tasks are received")
         self._joined = ""

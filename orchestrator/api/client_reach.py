@@ -162,7 +162,7 @@ _ABOUT: Mapping[tuple[str, str], Check] = {
         [("tasks", name) for name in ("cancel", "retry", "status", "progress", "log", "overdue", "payload_part")], _task
     ),
     ("tasks", "obstacles"): _target,
-    **dict.fromkeys([("runs", name) for name in ("rerun", "cancel", "retry", "progress")], _run),
+    **dict.fromkeys([("runs", name) for name in ("rerun", "cancel", "retry", "progress", "log")], _run),
     **dict.fromkeys([("runs", name) for name in ("ends_after", "encoded_outputs")], _run),
     ("code", "start"): _start_code,
     ("code", "find"): _workflow,

@@ -17,6 +17,9 @@ from orchestrator.sealing import CODE, Vault, as_data, as_text, extension_of, is
 _items = msgspec.msgpack.Decoder(HistoryItem)
 _keep: Callable[[int, memoryview], Any] = lambda code, data: Ext(code, bytes(data))  # noqa: E731
 _plain = msgspec.msgpack.Decoder(ext_hook=_keep)
+_lines = msgspec.msgpack.Decoder(list[list[Any]])
+_TEXT = 3
+"""Where the text of a line stands (`transport.codec.LogLine`)."""
 
 
 def renewed_value(vault: Vault, kind: bytes, data: bytes) -> bytes:
@@ -46,6 +49,16 @@ def renewed_event(vault: Vault, data: bytes) -> bytes:
     what = _items.decode(data)
     new = changed(what, partial(renewed_value, vault), partial(renewed_error, vault))
     return data if new == what else msgspec.msgpack.encode(new)
+
+
+def renewed_lines(vault: Vault, data: bytes) -> bytes:
+    """Return encoded lines of a task with their texts sealed with the key in use."""
+    try:
+        plain = _lines.decode(data)
+    except msgspec.DecodeError:
+        return data  # a stranger's; nobody can read it
+    new = [[*line[:_TEXT], vault.seal_text(_renewed(vault, line[_TEXT])), *line[_TEXT + 1 :]] for line in plain]
+    return data if new == plain else msgspec.msgpack.encode(new)
 
 
 def renewed_error(vault: Vault, error: TaskError) -> TaskError:

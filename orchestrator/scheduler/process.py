@@ -16,6 +16,7 @@ from orchestrator.scheduler.observed import ObservedScheduler
 from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.upkeep.collecting import PayloadCollection
 from orchestrator.scheduler.upkeep.janitor import Janitor
+from orchestrator.scheduler.upkeep.log_keeping import LogKeeping
 from orchestrator.scheduler.upkeep.pruning import Pruner
 from orchestrator.settings import Settings
 from orchestrator.store import database
@@ -46,7 +47,7 @@ def run_scheduler(settings: Settings) -> int:
     prerequisites = Prerequisites(log, [database.awaited(engine), awaited(redis)])
     if prerequisites.wait():
         tidying = database.engine_for(
-            url, autocommit=True, pool_size=3, name="orchestrator janitor", namespace=namespace
+            url, autocommit=True, pool_size=4, name="orchestrator janitor", namespace=namespace
         )
         janitor = Janitor(tidying)
         spans = _leader_spans()
@@ -62,6 +63,7 @@ def run_scheduler(settings: Settings) -> int:
         janitor.start()
         Pruner(tidying, settings, scheduler.leading).start()
         PayloadCollection(tidying, settings, scheduler.leading).start()
+        LogKeeping(tidying, connect(redis_url), keys, scheduler.leading).start()
         _spare_the_collector()
         log.info("scheduler ready")
         scheduler.run()

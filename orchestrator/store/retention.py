@@ -114,6 +114,10 @@ WITH /* retention.forget_{name} */ old AS MATERIALIZED (
     DELETE FROM orchestrator.attempts WHERE ctid = ANY (ARRAY(
            SELECT past.place FROM old CROSS JOIN LATERAL (
                   SELECT ctid AS place FROM orchestrator.attempts WHERE task_id = old.id OFFSET 0) AS past))
+), logs AS (
+    DELETE FROM orchestrator.task_logs WHERE ctid = ANY (ARRAY(
+           SELECT said.place FROM old CROSS JOIN LATERAL (
+                  SELECT ctid AS place FROM orchestrator.task_logs WHERE task_id = old.id OFFSET 0) AS said))
 )
 SELECT count(*) FROM old
 """

@@ -14,7 +14,14 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.renewal import renewed_error, renewed_event, renewed_inside, renewed_json, renewed_value
+from orchestrator.domain.renewal import (
+    renewed_error,
+    renewed_event,
+    renewed_inside,
+    renewed_json,
+    renewed_lines,
+    renewed_value,
+)
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.sealing import CALL, VALUE, Sealed, Vault, is_sealed_text
 from orchestrator.store.sql import Statement
@@ -108,6 +115,7 @@ TABLES = (
         _Column("error", _error, True),
     ),
     _Table("untold", {"id": "bigint"}, _Column("body", renewed_inside)),
+    _Table("task_logs", {"id": "bigint"}, _Column("lines", renewed_lines)),
 )
 _SIZES = " UNION ALL ".join(
     f"SELECT greatest(reltuples, 0)::bigint AS rows FROM pg_class WHERE oid = 'orchestrator.{table.name}'::regclass"

@@ -518,6 +518,22 @@ payload_keeps = Table(
 )
 Index("payload_keeps_of_keeper", payload_keeps.c.keeper)
 
+task_logs = Table(
+    "task_logs",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("task_id", Uuid, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("part", Integer, nullable=False, comment="counts the chunks of an attempt, from 0"),
+    Column("run_id", Uuid),
+    Column("step", Text, nullable=False, comment="the step that the task is of, or its name"),
+    Column("stored_at", _Time, nullable=False, server_default=_now),
+    Column("lines", LargeBinary, nullable=False, comment="encoded lines, whose texts may be sealed"),
+    comment="what tasks said; only appended to, and trimmed",
+)
+Index("task_logs_by_task", task_logs.c.task_id, task_logs.c.attempt, task_logs.c.part, unique=True)
+Index("task_logs_by_run", task_logs.c.run_id, task_logs.c.id, postgresql_where=task_logs.c.run_id.is_not(None))
+
 api_keys = Table(
     "api_keys",
     metadata,

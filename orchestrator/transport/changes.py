@@ -47,6 +47,24 @@ class Heard(NamedTuple):
     """Any task may have said something."""
 
 
+def last_spoken(redis: Redis, keys: Keys) -> str:
+    """Return the last entry of who has spoken."""
+    last = _last(redis, keys.spoken)
+    return last[0][0].decode() if last else NOWHERE
+
+
+def wait_spoken(redis: Redis, keys: Keys, target: bytes, after: str, seconds: float) -> str:
+    """Wait until a task or run has spoken, or so many seconds; return the last entry that was looked at."""
+    give_up_at = time.monotonic() + seconds
+    while (left := give_up_at - time.monotonic()) > 0:
+        reply = redis.xread({keys.spoken: after}, count=_COUNT, block=max(1, int(left * 1000)))
+        for _, items in cast("list[tuple[bytes, Entries]]", reply or []):
+            after = items[-1][0].decode()
+            if any(target in _tasks(keys, fields) for _, fields in items):
+                return after
+    return after
+
+
 class Follower:
     """Follows the streams on a connection of its own; for one thread."""
 

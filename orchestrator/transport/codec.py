@@ -138,6 +138,22 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     level: str
     text: str
+    source: str = ""
+    """`stdout`, `stderr` or the name of a logger; nothing for what was said through a context, or by an executor."""
+
+
+class LogChunk(msgspec.Struct, frozen=True, array_like=True):
+    """Some lines of one attempt, on their way to where they are kept."""
+
+    task: Id
+    attempt: AttemptNumber
+    part: int
+    """Counts those of the attempt, from 0."""
+    run: Id | None
+    step: str
+    """The step that the task is of, or its name."""
+    lines: bytes
+    """The encoded lines, whose texts may be sealed: nobody on the way need look at them."""
 
 
 class TaskChange(msgspec.Struct, frozen=True, array_like=True):
@@ -224,6 +240,9 @@ prepare(
     list[Word],
     ProgressMark,
     LogLine,
+    list[LogLine],
+    tuple[str, LogLine],
+    list[LogChunk],
     list[NewTask],
     list[Id],
     dict[bytes, KeyHolder],

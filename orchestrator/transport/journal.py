@@ -1,29 +1,30 @@
-"""What running tasks say of themselves: progress and log lines, for people who watch.
+"""What running tasks say of themselves: how far they have come, and their lines, for people who watch.
 
-Nothing depends on it. It is written by workers, capped, expires, and is given up before it could fill Redis, which has
-more important things to carry; the scheduler and Postgres never see it.
+Nothing depends on it. It is written by workers, capped, and is given up before it could fill Redis, which has more
+important things to carry. Progress stays here, and expires. Lines stand in one stream until the leader has stored
+them; while too many wait there, no more are taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, cast
 
 import msgspec
 from redis import Redis
 from redis.exceptions import RedisError
 
 from orchestrator.sealing import is_sealed_text, reveal_text
-from orchestrator.transport.codec import LogLine, Malformed, ProgressMark, decode, encode
-from orchestrator.transport.keys import JOURNAL_TTL, LOG_CAP, SPOKEN_CAP, Keys
-
-W = TypeVar("W", ProgressMark, LogLine)
+from orchestrator.transport.codec import LogChunk, Malformed, ProgressMark, decode, encode
+from orchestrator.transport.keys import JOURNAL_TTL, LOGS_CAP, SPOKEN_CAP, Keys
 
 LOSSES = (RedisError, OSError)
 """Whatever goes wrong with Redis, a key that a stranger has taken included: some words are lost, and that is all."""
 
 _FULL = 0.8
 """Share of Redis's memory from which on nothing more is said."""
+_ENTRY_BYTES = 64_000
+"""Bytes of lines from which on they go into another entry."""
 
 
 def is_full(redis: Redis) -> bool:
@@ -33,32 +34,26 @@ def is_full(redis: Redis) -> bool:
     return limit > 0 and int(memory["used_memory"]) > _FULL * limit
 
 
-def write(
-    redis: Redis, keys: Keys, marks: Mapping[bytes, ProgressMark], lines: Sequence[tuple[bytes, LogLine]]
-) -> None:
-    """Write down, by task, how far it has come and what it said."""
+# -- progress
+
+
+def write(redis: Redis, keys: Keys, marks: Mapping[bytes, ProgressMark]) -> None:
+    """Write down, by task, how far it has come."""
     pipeline = redis.pipeline(transaction=False)
     for task, mark in marks.items():
         place = keys.progress(task)
         pipeline.set(place, keys.signing.sign(place, encode(_sealed(keys, mark))), ex=JOURNAL_TTL)
-    for task, line in lines:
-        place = keys.log(task)
-        body = keys.signing.sign(place, encode(_sealed(keys, line)))
-        pipeline.xadd(place, {"d": body}, maxlen=LOG_CAP, approximate=False)
-    for task in {task for task, _ in lines}:
-        pipeline.expire(keys.log(task), JOURNAL_TTL)
-    tasks = {*marks, *(task for task, _ in lines)}
-    spoken = keys.signing.sign(keys.spoken, encode(list(tasks)))
+    spoken = keys.signing.sign(keys.spoken, encode(list(marks)))
     pipeline.xadd(keys.spoken, {"d": spoken}, maxlen=SPOKEN_CAP, approximate=True)
     pipeline.execute()
 
 
-def _sealed(keys: Keys, said: W) -> W:
+def _sealed(keys: Keys, said: ProgressMark) -> ProgressMark:
     """Return what a task says with its text sealed."""
     return said if keys.vault is None else msgspec.structs.replace(said, text=keys.vault.seal_text(said.text))
 
 
-def _opened(said: W) -> W:
+def _opened(said: ProgressMark) -> ProgressMark:
     """Return what a task said with its text opened where this process can."""
     return msgspec.structs.replace(said, text=reveal_text(said.text)) if is_sealed_text(said.text) else said
 
@@ -69,41 +64,14 @@ def read_progress(redis: Redis, keys: Keys, task: bytes) -> tuple[ProgressMark, 
     pipeline.get(keys.progress(task))
     pipeline.pttl(keys.progress(task))
     value, left = pipeline.execute()
-    if value is None:
-        return None
-    try:
-        mark = _opened(decode(ProgressMark, keys.signing.body(keys.progress(task), value)))
-        return mark, max(0.0, JOURNAL_TTL - left / 1000)  # by one clock, that of Redis
-    except Malformed:
-        return None  # another release's, or a stranger's
+    mark = _mark(keys, task, value)
+    return None if mark is None else (mark, max(0.0, JOURNAL_TTL - left / 1000))  # by one clock, that of Redis
 
 
-class Said(NamedTuple):
-    """A line, and its place in the log."""
-
-    entry: str
-    line: LogLine
-
-
-class Heard(NamedTuple):
-    """What a task has said of itself since it was last listened to."""
-
-    mark: ProgressMark | None
-    lines: list[Said]
-
-
-def read_many(redis: Redis, keys: Keys, after: Mapping[bytes, str]) -> dict[bytes, Heard]:
-    """Return how far tasks have come, and what each said after an entry of its log."""
-    pipeline = redis.pipeline(transaction=False)
-    for task, entry in after.items():
-        pipeline.get(keys.progress(task))
-        pipeline.xrange(keys.log(task), min=f"({entry}")
-    answers = pipeline.execute(raise_on_error=False)
-    heard: dict[bytes, Heard] = {}
-    for number, task in enumerate(after):
-        mark, lines = answers[2 * number : 2 * number + 2]
-        heard[task] = Heard(_mark(keys, task, mark), _said(keys, task, lines) if isinstance(lines, list) else [])
-    return heard
+def read_marks(redis: Redis, keys: Keys, tasks: Sequence[bytes]) -> dict[bytes, ProgressMark | None]:
+    """Return how far tasks have come."""
+    values = cast("list[bytes | None]", redis.mget([keys.progress(task) for task in tasks])) if tasks else []
+    return {task: _mark(keys, task, value) for task, value in zip(tasks, values, strict=True)}
 
 
 def _mark(keys: Keys, task: bytes, value: object) -> ProgressMark | None:
@@ -112,23 +80,66 @@ def _mark(keys: Keys, task: bytes, value: object) -> ProgressMark | None:
     try:
         return _opened(decode(ProgressMark, keys.signing.body(keys.progress(task), value)))
     except Malformed:
-        return None  # another release's
+        return None  # another release's, or a stranger's
 
 
-def _said(keys: Keys, task: bytes, items: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[Said]:
-    said: list[Said] = []
-    for entry, fields in items:
-        try:
-            body = keys.signing.body(keys.log(task), (fields or {}).get(b"d", b""))
-            said.append(Said(entry.decode(), _opened(decode(LogLine, body))))
-        except Malformed:
-            continue  # another release's, or a stranger's
-    return said
+# -- lines
 
 
-def read_log(redis: Redis, keys: Keys, task: bytes, after: str = "0-0", block: float = 0.0) -> list[Said]:
-    """Return what a task said after an entry; wait up to `block` seconds for it."""
-    wait = max(1, int(block * 1000)) if block > 0 else None
-    reply = redis.xread({keys.log(task): after}, block=wait)
+def send_lines(redis: Redis, keys: Keys, chunks: Sequence[LogChunk]) -> int:
+    """Hand lines to whoever stores them; return how many of the chunks, from the first on, there was room for."""
+    entries = _entries(chunks)
+    room = max(0, LOGS_CAP - int(redis.xlen(keys.logs)))
+    pipeline = redis.pipeline(transaction=False)
+    for entry in entries[:room]:
+        body = keys.signing.sign(keys.logs, encode(entry))
+        pipeline.xadd(keys.logs, {"d": body}, maxlen=2 * LOGS_CAP, approximate=True)
+    pipeline.execute()
+    return sum(map(len, entries[:room]))
+
+
+def _entries(chunks: Iterable[LogChunk]) -> list[list[LogChunk]]:
+    entries: list[list[LogChunk]] = []
+    size = _ENTRY_BYTES
+    for chunk in chunks:
+        if size >= _ENTRY_BYTES:
+            entries.append([])
+            size = 0
+        entries[-1].append(chunk)
+        size += len(chunk.lines)
+    return entries
+
+
+class Waiting(NamedTuple):
+    """Lines that nobody has stored yet."""
+
+    entries: list[bytes]
+    """Where they stand."""
+    chunks: list[LogChunk]
+
+
+def waiting_lines(redis: Redis, keys: Keys, most: int, block: float) -> Waiting:
+    """Return the oldest entries that nobody has stored; wait so many seconds for the first."""
+    reply = redis.xread({keys.logs: "0-0"}, count=most, block=max(1, int(block * 1000)))
     streams = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or [])
-    return [said for _, items in streams for said in _said(keys, task, items)]
+    entries: list[bytes] = []
+    chunks: list[LogChunk] = []
+    for _, items in streams:
+        for entry, fields in items:
+            entries.append(entry)
+            try:
+                chunks += decode(list[LogChunk], keys.signing.body(keys.logs, (fields or {}).get(b"d", b"")))
+            except Malformed:
+                continue  # another release's, or a stranger's
+    return Waiting(entries, chunks)
+
+
+def drop_lines(redis: Redis, keys: Keys, waiting: Waiting) -> None:
+    """Forget lines that are stored, and tell who has spoken: the tasks, and their runs."""
+    pipeline = redis.pipeline(transaction=False)
+    pipeline.xdel(keys.logs, *waiting.entries)
+    spoken = {chunk.task for chunk in waiting.chunks} | {chunk.run for chunk in waiting.chunks if chunk.run}
+    if spoken:
+        body = keys.signing.sign(keys.spoken, encode(list(spoken)))
+        pipeline.xadd(keys.spoken, {"d": body}, maxlen=SPOKEN_CAP, approximate=True)
+    pipeline.execute()

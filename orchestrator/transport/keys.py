@@ -29,7 +29,7 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:pages:<run>:<n>    hash     a history that is too large for the message of attempt n, expires
     {orchestrator:0}:holder:<task>      string   which task has the key that a running task wanted this one for, expires
     {orchestrator:0}:progress:<task>    string   how far a task says it has come, expires
-    {orchestrator:0}:log:<task>         stream   what a task said last, capped, expires
+    {orchestrator:0}:logs               stream   what tasks said, until the leader has stored it, capped
     {orchestrator:0}:spoken             stream   which tasks have said something, capped
     {orchestrator:0}:watched            string   somebody listens to what moves, expires
     {orchestrator:0}:changes            stream   what moved, one entry per tick while somebody listens, capped
@@ -55,8 +55,8 @@ PRIVATE_TTL = 60
 """Seconds for which the own stream of a worker that is gone still stands, for the leader to see what is in it."""
 CANARY_TTL = 60
 """Seconds after its last word for which one can see when a leader was there."""
-LOG_CAP = 200
-"""Lines that are kept of each task."""
+LOGS_CAP = 2_000
+"""Entries from which on nothing is added to what tasks said and nobody has stored yet."""
 KEY_HOLDER_TTL = 60
 """Seconds for which a running task can read which task has the key that it wanted; it asks again before."""
 SPOKEN_CAP = 1_000
@@ -64,7 +64,7 @@ SPOKEN_CAP = 1_000
 WATCHED_TTL = 30
 """Seconds after its last word for which the leader believes that somebody listens to what moves."""
 JOURNAL_TTL = 3_600
-"""Seconds that a task's progress and log are kept after the last word."""
+"""Seconds that a task's progress is kept after the last word."""
 
 
 def private_queue(worker: str) -> str:
@@ -137,6 +137,10 @@ class Keys:
         return f"{self.prefix}:quarantine"
 
     @property
+    def logs(self) -> str:
+        return f"{self.prefix}:logs"
+
+    @property
     def spoken(self) -> str:
         return f"{self.prefix}:spoken"
 
@@ -194,9 +198,6 @@ class Keys:
     def progress(self, task: bytes) -> str:
         return f"{self.prefix}:progress:{task.hex()}"
 
-    def log(self, task: bytes) -> str:
-        return f"{self.prefix}:log:{task.hex()}"
-
     def done(self, identifier: bytes) -> str:
         """Return the channel on which the end of this task or run is announced."""
         return f"{self.prefix}:done:{identifier[-1] % DONE_CHANNELS}"
@@ -207,7 +208,7 @@ class Keys:
             *(self.generation, self.server, self.database, self.term, self.applied),
             *(self.canary, self.complaint, self.watched),
         )
-        streams = [self.nudges, self.quarantine, self.spoken, self.changes]
+        streams = [self.nudges, self.quarantine, self.logs, self.spoken, self.changes]
         if generation:
             streams += [self.events(generation), *(self.queue(generation, queue) for queue in queues)]
         others = {self.workers: "set", self.services: "hash"}

@@ -54,6 +54,30 @@ def test_what_tasks_say_comes_out_with_their_names_and_ids(life: Stack) -> None:
     assert "murmured" not in text
 
 
+def test_what_tasks_say_is_kept_wherever_they_run(life: Stack) -> None:
+    life.worker(*APP)
+    wanted = {
+        talking.speaks: [
+            ("info", "printed rye", "stdout"),
+            ("info", "complained rye", "stderr"),
+            ("info", "logged rye", "bakery"),
+            ("info", "unfinished rye", "stdout"),
+        ],
+        talking.speaks_async: [
+            ("info", "printed rye in pieces", "stdout"),
+            ("warning", "logged rye in a thread", "bakery"),
+        ],
+        talking.speaks_apart: [("info", "printed rye", "stdout"), ("info", "logged rye", "bakery")],
+        talking.says: [("warning", "rye", "")],
+    }
+    handles = {task: task.enqueue("rye") for task in wanted}
+    for task, said in wanted.items():
+        eventually(lambda: len(handles[task].logs()) >= len(said), f"the lines of {task.name}")  # noqa: B023
+        lines = handles[task].logs()
+        assert [(line.level, line.text, line.source) for line in lines] == said
+        assert {(line.task, line.step, line.attempt) for line in lines} == {(handles[task].id, task.name, 1)}
+
+
 def test_a_final_failure_is_one_error_with_its_traceback(life: Stack) -> None:
     worker = life.worker(*APP)
     for task, arguments in ((talking.burns, ("toast",)), (talking.burns_apart, ())):

@@ -16,6 +16,7 @@ from orchestrator.transport.codec import LogLine, ProgressMark
 from orchestrator.transport.quarantine import Refused
 from tests.integration.code_stage import act
 from tests.integration.stage import KEYS, System, raw
+from tests.said import say
 
 STEPS = """
 name: steps
@@ -88,7 +89,8 @@ def fill_oddly(system: System) -> None:
             worker.start(task)
     system.pass_seconds(2)
     marks = {raw(running): ProgressMark(1, 0.5, "half of it")}
-    journal.write(system.redis, KEYS, marks, [(raw(running), LogLine(1_700_000_000.0, 1, "INFO", "said"))])
+    journal.write(system.redis, KEYS, marks)
+    say(system.engine, raw(running), LogLine(1_700_000_000.0, 1, "INFO", "said"))
     system.scheduler._streams.set_aside([Refused("events", b"\xc1", "not understood")])
     unplanned = system.app.workflows["steps"].start()
     system.pass_seconds(2)

@@ -39,7 +39,7 @@ TTL = 5.0
 ID = time_ordered_id(5, bytes(10))
 """Of a task that there is not."""
 TABLES = (
-    *("throughput", "payload_keeps"),
+    *("throughput", "payload_keeps", "task_logs"),
     *("tasks", "ended_tasks", "attempts", "runs", "workflows", "inbox", "leases", "cursors", "workers"),
     *(
         "queues",

@@ -111,9 +111,10 @@ def test_where_redis_is_away_that_is_said(engine: Engine, database_url: str) -> 
         connection.exec_driver_sql(
             "INSERT INTO orchestrator.tasks (id, name, queue, payload) VALUES (%s, 'a', 'a', '')", (ID,)
         )
-        [answer] = server.send(("GET", f"/api/v1/tasks/{ID}/logs"))
+        log, answer = server.send(("GET", f"/api/v1/tasks/{ID}/logs"), ("GET", "/api/v1/quarantine"))
         connection.exec_driver_sql("DELETE FROM orchestrator.tasks WHERE id = %s", (ID,))
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+    assert (log.status_code, log.json()) == (200, {"lines": [], "cursor": None})
 
 
 def test_without_any_key_only_this_machine_is_served(engine: Engine, server: Asked) -> None:

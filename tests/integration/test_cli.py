@@ -43,6 +43,7 @@ from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Reque
 from orchestrator.transport import journal
 from orchestrator.transport.codec import Ended, LogLine, ProgressMark, encode
 from orchestrator.transport.keys import Keys
+from tests.said import say
 from tests.waiting import eventually
 
 ERROR = json.dumps({"kind": "ValueError", "message": "oh [no]", "traceback": "Traceback …\nValueError: oh [no]"})
@@ -348,15 +349,15 @@ def test_what_a_task_says_cannot_command_the_terminal(
     with story(engine, "said") as tale:
         silent, loud = tale.running("a"), tale.running("b")
     redis = Redis.from_url(redis_url)
-    marks = {loud: ProgressMark(1, 0.25, "\x1b[2Jquarter")}
-    journal.write(redis, Keys(), marks, [(loud, LogLine(1_700_000_000.0, 1, "info", "\x1b]0;title\x07 [bold]"))])
+    journal.write(redis, Keys(), {loud: ProgressMark(1, 0.25, "\x1b[2Jquarter")})
+    say(engine, loud, LogLine(1_700_000_000.0, 1, "info", "\x1b]0;title\x07 [bold]"))
     redis.close()
     done = run("tasks", "logs", text(loud))
     assert (done.exit_code, done.stdout) == (0, "22:13:20 info     \ufffd]0;title\ufffd [bold]\n")
     assert "█████░░░░░░░░░░░░░░░ 25 % \ufffd[2Jquarter" in run("tasks", "show", text(loud)).stdout
     nothing = run("tasks", "logs", text(silent))
     assert (nothing.exit_code, nothing.stdout) == (0, "")
-    assert "Kept are the last 200 that it said with ctx.log, for an hour. What it prints" in nothing.stderr
+    assert "No line is kept. Kept is what tasks print, log and say with ctx.log" in nothing.stderr
     assert run("tasks", "logs", NOBODY).exit_code == 1
 
 

@@ -21,6 +21,7 @@ from orchestrator.transport import journal
 from orchestrator.transport.codec import LogLine, ProgressMark
 from orchestrator.transport.quarantine import Refused
 from tests.integration.stage import KEYS, System, raw
+from tests.said import say
 from tests.unit.test_cli_help import ALL, READS
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b5n\r\x08\x7f\u202e[/red][bold]\u2028"
@@ -57,7 +58,9 @@ def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...
     many = system.app.start_many(system.job, [HOSTILE])
     system.pass_seconds()
     marks = {raw(won): ProgressMark(1, 0.5, HOSTILE)}
-    journal.write(system.redis, KEYS, marks, [(raw(won), LogLine(1_700_000_000.0, 1, HOSTILE, HOSTILE))])
+    journal.write(system.redis, KEYS, marks)
+    hostile = LogLine(1_700_000_000.0, 1, HOSTILE, HOSTILE, HOSTILE)
+    say(system.engine, raw(won), hostile, run=raw(run), step=HOSTILE)
     system.scheduler._streams.set_aside([Refused(HOSTILE, HOSTILE.encode(), HOSTILE)])
     system.redis.set(KEYS.complaint, HOSTILE)
     message = json.loads(invoke("quarantine", "list", "--json").stdout)["messages"][0]["id"]
@@ -70,6 +73,7 @@ def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...
         "tasks show": (failed.id,),
         "tasks watch": (failed.id,),
         "tasks logs": (won.id,),
+        "runs logs": (run.id,),
         "workflows validate": ("bad.yaml",),
         "workflows list": (),
         "workflows show": ("hostile",),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 
 import pytest
 from redis import Redis
 
+from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.transport import journal
-from orchestrator.transport.codec import LogLine, ProgressMark
+from orchestrator.transport.codec import LogChunk, LogLine, ProgressMark, decode, encode
 from orchestrator.transport.connection import connect
-from orchestrator.transport.keys import JOURNAL_TTL, LOG_CAP, Keys
+from orchestrator.transport.keys import JOURNAL_TTL, Keys
 from orchestrator.workers.reporting.journal import Journal
+from orchestrator.workers.running.job import Bundle, Job
 from tests.waiting import eventually
 
 KEYS = Keys()
@@ -36,10 +37,18 @@ def line(text: str) -> LogLine:
     return LogLine(1_700_000_000.0, 1, "info", text)
 
 
+def new_job(task: bytes) -> Job:
+    return Job(Dispatch(task, 1, "job", b"\x92\x90\x80", "default", None), Bundle("g", "default", "1-0", 1), 0, 0.0)
+
+
+def texts(chunks: list[LogChunk]) -> list[str]:
+    return [said.text for chunk in chunks for said in decode(list[LogLine], chunk.lines)]
+
+
 def test_of_progress_the_newest_is_kept_for_a_while(redis: Redis, task: bytes) -> None:
     assert journal.read_progress(redis, KEYS, task) is None
     for fraction in (0.1, 0.2):
-        journal.write(redis, KEYS, {task: ProgressMark(1, fraction, "text")}, [])
+        journal.write(redis, KEYS, {task: ProgressMark(1, fraction, "text")})
     found = journal.read_progress(redis, KEYS, task)
     assert found is not None
     assert found[0] == ProgressMark(1, 0.2, "text")
@@ -50,36 +59,16 @@ def test_of_progress_the_newest_is_kept_for_a_while(redis: Redis, task: bytes) -
     assert 100 <= found[1] < 160
 
 
-def test_of_a_log_the_last_lines_are_kept_for_a_while(redis: Redis, task: bytes) -> None:
-    journal.write(redis, KEYS, {}, [(task, line(str(number))) for number in range(LOG_CAP + 50)])
-    said = journal.read_log(redis, KEYS, task)
-    assert [item.line.text for item in said] == [str(number) for number in range(50, LOG_CAP + 50)]
-    assert 0 < redis.ttl(KEYS.log(task)) <= JOURNAL_TTL
-    assert journal.read_log(redis, KEYS, task, said[-1].entry) == []
-
-
-def test_whoever_follows_a_log_is_woken(redis: Redis, redis_url: str, task: bytes) -> None:
-    found: list[str] = []
-    reader = connect(redis_url)
-
-    def follow() -> None:
-        found.extend(item.line.text for item in journal.read_log(reader, KEYS, task, block=8.0))
-
-    thread = threading.Thread(target=follow)
-    thread.start()
-    eventually(lambda: redis.info("clients")["blocked_clients"], "somebody waits for lines")
-    journal.write(redis, KEYS, {}, [(task, line("hello"))])
-    thread.join(10)
-    assert found == ["hello"]
-    reader.close()
-
-
 def test_what_another_release_wrote_is_passed_over(redis: Redis, task: bytes) -> None:
     redis.set(KEYS.progress(task), b"\xc1")
-    redis.xadd(KEYS.log(task), {"other": b"field"})
-    journal.write(redis, KEYS, {}, [(task, line("ours"))])
     assert journal.read_progress(redis, KEYS, task) is None
-    assert [item.line.text for item in journal.read_log(redis, KEYS, task)] == ["ours"]
+    chunk = LogChunk(task, 1, 0, None, "step", encode([line("ours")]))
+    redis.xadd(KEYS.logs, {"other": b"field"})
+    journal.send_lines(redis, KEYS, [chunk])
+    waiting = journal.waiting_lines(redis, KEYS, 10, 0.0)
+    assert (len(waiting.entries), waiting.chunks) == (2, [chunk])
+    journal.drop_lines(redis, KEYS, waiting)
+    assert redis.xlen(KEYS.logs) == 0
 
 
 def test_a_chatty_task_is_written_down_a_few_times_a_second(redis: Redis, task: bytes) -> None:
@@ -97,14 +86,22 @@ def test_a_chatty_task_is_written_down_a_few_times_a_second(redis: Redis, task: 
     assert redis.info("stats")["total_commands_processed"] - before < 1_000
 
 
-def test_of_too_many_lines_the_oldest_are_dropped(redis: Redis, task: bytes) -> None:
-    words = Journal(redis, KEYS)
+def test_while_nobody_stores_them_lines_are_dropped_and_counted(
+    redis: Redis, task: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "LOGS_CAP", 3)
+    words, job = Journal(redis, KEYS), new_job(task)
     words._started = True  # nobody writes meanwhile
-    for number in range(5_000):
-        words.log(task, line(str(number)))
+    for number in range(10):
+        words.log(job, line(str(number)))
+        words.flush()
+    assert redis.xlen(KEYS.logs) == 3
+    journal.drop_lines(redis, KEYS, journal.waiting_lines(redis, KEYS, 10, 0.0))
+    words.log(job, line("last"))
     words.flush()
-    assert [item.line.text for item in journal.read_log(redis, KEYS, task)][-1] == "4999"
-    assert len(words._lines) == 0
+    said = texts(journal.waiting_lines(redis, KEYS, 10, 0.0).chunks)
+    assert said == ["7 lines were dropped here: nobody stored what was said as fast as it came", "last"]
+    journal.drop_lines(redis, KEYS, journal.waiting_lines(redis, KEYS, 10, 0.0))
 
 
 def test_it_stays_silent_before_it_could_fill_redis(
@@ -127,20 +124,31 @@ def test_it_stays_silent_before_it_could_fill_redis(
 
 def test_a_key_that_a_stranger_has_taken_stops_nothing(redis: Redis, task: bytes) -> None:
     other = os.urandom(16)
-    redis.set(KEYS.log(task), b"not a stream")
-    words = Journal(redis, KEYS)
+    redis.delete(KEYS.logs)
+    redis.set(KEYS.logs, b"not a stream")
+    words, job = Journal(redis, KEYS), new_job(task)
+    words._started = True
     for number in range(2):
-        words.log(task, line("lost"))
+        words.log(job, line("lost"))
         words.mark(other, ProgressMark(1, number / 2))
         words.flush()
     found = journal.read_progress(redis, KEYS, other)
     assert found is not None
+    redis.delete(KEYS.logs)
 
 
-def test_what_cannot_be_written_is_forgotten(task: bytes) -> None:
-    words = Journal(Redis(host="127.0.0.1", port=1), KEYS)
+def test_what_cannot_be_written_is_forgotten_and_counted(redis: Redis, task: bytes) -> None:
+    words, job = Journal(Redis(host="127.0.0.1", port=1), KEYS), new_job(task)
     words._started = True
     words.mark(task, ProgressMark(1, 0.5))
-    words.log(task, line("lost"))
+    words.log(job, line("lost"))
     words.flush()
-    assert (words._marks, len(words._lines)) == ({}, 0)
+    assert words._marks == {}
+    words._redis = redis
+    words.end(job)
+    words.flush()
+    waiting = journal.waiting_lines(redis, KEYS, 10, 0.0)
+    assert texts(waiting.chunks) == ["1 line was dropped here: Redis could not be used"]
+    journal.drop_lines(redis, KEYS, waiting)
+    words.flush()
+    assert redis.xlen(KEYS.logs) == 0

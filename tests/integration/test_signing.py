@@ -29,6 +29,7 @@ from orchestrator.transport.codec import (
     Attempt,
     Ended,
     Heartbeat,
+    LogChunk,
     LogLine,
     Order,
     ProgressMark,
@@ -258,10 +259,13 @@ def test_a_forged_key_holder_is_none(signed: System) -> None:
 
 
 def test_what_a_task_never_said_is_not_shown(signed: System) -> None:
-    line, mark = LogLine(1.0, 1, "info", "genuine"), ProgressMark(1, 0.5)
-    journal.write(signed.redis, signed.keys, {ID: mark}, [(ID, line)])
-    signed.redis.xadd(signed.keys.log(ID), {"d": encode(LogLine(1.0, 1, "info", "forged"))})
-    assert [said.line for said in journal.read_log(signed.redis, signed.keys, ID)] == [line]
+    lines, mark = encode([LogLine(1.0, 1, "info", "genuine")]), ProgressMark(1, 0.5)
+    chunk = LogChunk(ID, 1, 0, None, "step", lines)
+    journal.write(signed.redis, signed.keys, {ID: mark})
+    assert journal.send_lines(signed.redis, signed.keys, [chunk]) == 1
+    signed.redis.xadd(signed.keys.logs, {"d": encode([LogChunk(ID, 1, 1, None, "step", b"forged")])})
+    waiting = journal.waiting_lines(signed.redis, signed.keys, 10, 0.0)
+    assert (len(waiting.entries), waiting.chunks) == (2, [chunk])
     assert journal.read_progress(signed.redis, signed.keys, ID)[0] == mark  # type: ignore[index]
     signed.redis.set(signed.keys.progress(ID), encode(ProgressMark(1, 1.0)))
     assert journal.read_progress(signed.redis, signed.keys, ID) is None

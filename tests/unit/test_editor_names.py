@@ -36,8 +36,8 @@ NAMES: dict[type[Any], tuple[str, str]] = {
         "queues settings load_modules",
     ),
     Task: ("enqueue delay enqueue_in", "name queue function options schedule"),
-    Handle: ("result open_result status progress cancel retry", "id"),
-    RunHandle: ("status wait_ended results iter_results outputs progress cancel rerun retry", "id"),
+    Handle: ("result open_result status progress logs cancel retry", "id"),
+    RunHandle: ("status wait_ended results iter_results outputs progress logs cancel rerun retry", "id"),
     WorkflowHandle: (
         "result status signal resolve reject query update cancel terminate reset retry rerun history",
         "id",

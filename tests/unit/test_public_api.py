@@ -27,6 +27,7 @@ PUBLIC = [
     "Handle",
     "InvalidTask",
     "InvalidWorkflow",
+    "LogEntry",
     "NotDeterministic",
     "NotFound",
     "OperationFailed",

@@ -89,7 +89,7 @@ class _Listener:
     def log(self, line: str, *, level: str = "info") -> None:
         if self._job.stage is Stage.RUNNING:
             text = scrub(line[:_LONGEST_LINE], self._job.secrets)
-            self._outbox.log(self._job.dispatch.id, LogLine(time.time(), self._job.dispatch.attempt, level, text))
+            self._outbox.log(self._job, LogLine(time.time(), self._job.dispatch.attempt, level, text))
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         if self._job.stage is Stage.RUNNING:

@@ -1,21 +1,22 @@
 """Pass on what running tasks say of themselves, a few times a second and in a thread of its own.
 
-Lossy on purpose: of a task's progress only the newest counts, of too many lines the oldest are dropped, and what cannot
-be written is forgotten. A chatty task costs neither its neighbours' reports nor the leader anything.
+Lossy on purpose: of a task's progress only the newest counts, of too many lines some are dropped and counted, and what
+cannot be written is forgotten. A chatty task costs neither its neighbours' reports nor the leader anything.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 from orchestrator.telemetry import get_logger
 from orchestrator.transport import journal
 from orchestrator.transport.codec import LogLine, ProgressMark
 from orchestrator.transport.keys import Keys
+from orchestrator.workers.reporting.lines import Lines
 from orchestrator.workers.running.forks import is_fork
+from orchestrator.workers.running.job import Job
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -24,20 +25,21 @@ log = get_logger("worker")
 
 _PAUSE = 0.2
 """Seconds between two writes."""
-_BACKLOG = 2_000
 _LOOK_EVERY = 5.0
 """Seconds between two looks at Redis's memory."""
+_LIMIT = 1_000_000
+_NO_ROOM = "nobody stored what was said as fast as it came"
 
 
 class Journal:
     """Gathers words, and writes them down."""
 
-    def __init__(self, redis: Redis, keys: Keys) -> None:
+    def __init__(self, redis: Redis, keys: Keys, limit: int = _LIMIT) -> None:
         self._redis = redis
         self._keys = keys
         self._lock = threading.Lock()
         self._marks: dict[bytes, ProgressMark] = {}
-        self._lines: deque[tuple[bytes, LogLine]] = deque(maxlen=_BACKLOG)
+        self._lines = Lines(limit, keys.vault)
         self._something = threading.Event()
         self._started = False
         self._check_at = 0.0
@@ -51,23 +53,38 @@ class Journal:
             self._marks[task] = mark
         self._wake()
 
-    def log(self, task: bytes, line: LogLine) -> None:
+    def log(self, job: Job, line: LogLine) -> None:
         """Note what a task says."""
         if is_fork():
             return
-        self._lines.append((task, line))
+        self._lines.add(job, line)
         self._wake()
+
+    def end(self, job: Job) -> None:
+        """Note that an attempt has ended."""
+        if self._lines.end(job):
+            self._wake()
 
     def flush(self) -> None:
         """Write what there is, or forget it."""
         with self._lock:
             marks, self._marks = self._marks, {}
-            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        taken = self._lines.take()
+        if not marks and not taken.chunks:
+            return
+        sent = 0
+        why = "Redis was nearly full"
         try:
-            if (marks or lines) and not self._is_full():
-                journal.write(self._redis, self._keys, marks, lines)
+            if not self._is_full():
+                why = _NO_ROOM
+                if marks:
+                    journal.write(self._redis, self._keys, marks)
+                if taken.chunks:
+                    sent = journal.send_lines(self._redis, self._keys, taken.chunks)
         except journal.LOSSES as error:
+            why = "Redis could not be used"
             log.debug("progress and logs are lost: %s", error)
+        self._lines.lose(taken, sent, why)
 
     def _wake(self) -> None:
         if not self._started:

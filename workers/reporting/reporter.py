@@ -80,6 +80,8 @@ class Reporter:
         self.has_sent_all = False
         """Since somebody has waited: all reports stand in the events stream, at least."""
         self.generation = ""
+        self.on_end: Callable[[Job], object] | None = None
+        """Called with every job whose end is reported."""
 
     def start(self) -> None:
         """Begin to send, in a thread of its own."""
@@ -93,8 +95,11 @@ class Reporter:
         if applied is not None:
             self._listen()
         self._empty.clear()
-        if job is not None and not isinstance(report, Succeeded):
-            self.note(job)  # once the job has ended it is too late
+        if job is not None:
+            if not isinstance(report, Succeeded):
+                self.note(job)  # once the job has ended it is too late
+            if self.on_end is not None:
+                self.on_end(job)
         self._queue.put(PendingReport(report, job, applied))
 
     def note(self, job: Job) -> None:

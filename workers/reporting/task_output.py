@@ -3,7 +3,7 @@
 In a process that runs tasks, `sys.stdout` and `sys.stderr` lead here before the application is imported. A line that a
 task prints becomes a record of the log; all else, and what log handlers of the application write, passes as it is.
 Nobody hangs on a reader who does not read, and nobody dies of one who is gone. `TaskFields` tells each log handler
-whose a record is: whoever wants to keep the lines of an attempt finds all of them there.
+whose a record is. What tasks print and log is also handed to whoever keeps the lines of attempts (`share_log`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import io
 import logging
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from orchestrator.domain.redaction import scrub
@@ -20,9 +21,10 @@ from orchestrator.harmless import with_styles
 from orchestrator.log_format import TASK_FIELDS
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.telemetry import LOGGER_NAME, get_logger
+from orchestrator.transport.codec import LogLine
 from orchestrator.unblocked import UnblockedHandler, unblocked
 from orchestrator.workers.running.forks import is_fork, on_fork
-from orchestrator.workers.running.job import Job
+from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.task_runtime import JobRuntime
 
 _READER_TIMEOUT = 1.0
@@ -33,6 +35,10 @@ _HANDLE = logging.Handler.handle.__code__
 
 _unfinished: dict[tuple[Job | int, TaskOutput], str] = {}
 """Lines that have not ended, by the job or the thread that prints them."""
+
+Keep = Callable[[Job, LogLine], None]
+_keepers: list[Keep] = []
+"""Who keeps the lines of attempts, if anybody does."""
 
 
 def capture_output() -> None:
@@ -47,9 +53,10 @@ def capture_output() -> None:
         setattr(sys, name, stream)
 
 
-def share_log() -> None:
+def share_log(keep: Keep | None = None) -> None:
     """Let what the application logs come out; called when it has been imported.
 
+    What tasks print and log is handed to `keep`, too.
     What it has configured stays. If it has given the root logger no handler, that gets ours; and our own lines come out
     although `dictConfig` silences, unless it is told otherwise, all loggers that it does not name.
     """
@@ -64,7 +71,14 @@ def share_log() -> None:
             logger.disabled = False
     ours.disabled = False
     for handler in {handler for logger in _loggers() for handler in logger.handlers}:
-        handler.addFilter(TaskFields(handler))
+        if not any(isinstance(known, TaskFields) for known in handler.filters):
+            handler.addFilter(TaskFields(handler))
+    if keep is not None:
+        _keepers[:] = [keep]
+        kept = KeptRecords()
+        for logger in _loggers():
+            if logger is root or not logger.propagate:  # of these, each record reaches exactly one
+                logger.addHandler(kept)
 
 
 def _loggers() -> Iterator[logging.Logger]:
@@ -114,6 +128,38 @@ class TaskFields(logging.Filter):
         if job is not None and self._unblocked is not None:
             self._unblocked.wait_for_room(_READER_TIMEOUT)
         return True
+
+
+def _keep(job: Job, level: str, text: str, source: str) -> None:
+    """Hand a line to whoever keeps those of attempts; code that outlives its task has nothing to say."""
+    if job.stage is Stage.RUNNING:
+        line = LogLine(time.time(), job.dispatch.attempt, level, scrub(text, job.secrets), source)
+        for keep in _keepers:
+            keep(job, line)
+
+
+class KeptRecords(logging.Handler):
+    """Keeps what tasks log; our own lines are about them, and not theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(message)s"))
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Keep a record, without a lock: whoever keeps lines has one."""
+        self.emit(record)
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record."""
+        job = current_job()
+        if job is None or record.name.partition(".")[0] == LOGGER_NAME:
+            return
+        try:
+            text = self.format(record)
+        except Exception:  # noqa: BLE001  # what cannot be written is for the other handlers to say
+            return
+        _keep(job, record.levelname.lower(), text, record.name)
 
 
 class TaskOutput(io.RawIOBase):
@@ -173,6 +219,7 @@ class TaskOutput(io.RawIOBase):
             record = self._log.makeRecord(self._log.name, logging.INFO, "", 0, line, (), None)
             add_fields(record, job)
             self._log.handle(record)
+            _keep(job, "info", line, self.name[1:-1])
 
 
 def end_lines(job: Job) -> None:

@@ -193,7 +193,8 @@ class Isolation:
             elif word == "mark":
                 self._outbox.mark(job.dispatch.id, decode(ProgressMark, data))
             elif word == "log":
-                self._outbox.log(job.dispatch.id, decode(LogLine, data))
+                job.label, line = decode(tuple[str, LogLine], data)
+                self._outbox.log(job, line)
             elif word == "leave":
                 self._outbox.leave(job, data)
 
@@ -314,9 +315,8 @@ class _PipeOutbox:
         del task
         self.send("mark", encode(mark))
 
-    def log(self, task: bytes, line: LogLine) -> None:
-        del task
-        self.send("log", encode(line))
+    def log(self, job: Job, line: LogLine) -> None:
+        self.send("log", encode((job.label, line)))
 
     def leave(self, job: Job, details: bytes) -> None:
         del job
@@ -335,9 +335,9 @@ def main(app: str, descriptor: int, database: bool, allow: Sequence[str]) -> Non
     on_fork(pipe.close)
     capture_output()
     application = load_app(app)
-    share_log()
-    install(application)
     outbox = _PipeOutbox(pipe)
+    share_log(outbox.log if application.settings.capture_logs == "all" else None)
+    install(application)
     runner = Runner(application, outbox, Allowed(application, allow), database=database)
     turn_timeout = load_settings().turn_timeout
     spans = begin_tracing("worker")  # for those that tasks make: the worker makes those of attempts

@@ -59,6 +59,7 @@ class Job:
         "interrupt",
         "interrupted_at",
         "interrupted_by",
+        "label",
         "lingers",
         "noted",
         "options",
@@ -100,6 +101,8 @@ class Job:
         """How the running code is interrupted; set by what runs it."""
         self.step: dict[str, Any] = {}
         """For a step of a workflow: workflow, step, index and count."""
+        self.label = dispatch.name
+        """How the lines that it says name it: the task, or the step of a workflow with its place in a fan-out."""
         self.secrets: tuple[str, ...] = ()
         """Texts of its arguments that nobody is shown."""
         self.counter = 0
@@ -120,6 +123,13 @@ class Job:
         """Where it writes its result, if it has asked for that."""
         self.completion: bytes | None = None
         """The result that its transaction has recorded: it has succeeded, whatever its code does now."""
+
+    def set_step(self, step: dict[str, Any]) -> None:
+        """Know which step of a workflow it is."""
+        self.step = step
+        self.label = step.get("step", self.label)
+        if step.get("count") is not None:
+            self.label += f"[{step.get('index')}]"
 
     @property
     def fields(self) -> dict[str, Any]:

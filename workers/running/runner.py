@@ -194,7 +194,7 @@ class Runner:
         if patterns := self._redacted | {*job.options.redact, *task._redacting_options.redact}:
             job.secrets = Redaction(patterns).secrets(arguments, keywords)
         if step:
-            job.step = step[0]
+            job.set_step(step[0])
             keywords = task._signature.pick(keywords)
         arguments, keywords = task._signature.restore(arguments, keywords)
         if task._signature.wants_context:
@@ -284,7 +284,8 @@ class Runner:
         arguments, keywords, *step = decode_call(job.dispatch.payload)
         if patterns := self._redacted | {*job.options.redact}:
             job.secrets = Redaction(patterns).secrets(arguments, keywords)
-        job.step = step[0] if step else {}
+        if step:
+            job.set_step(step[0])
         return arguments, keywords
 
     def finished(self, job: Job, output: Any) -> Succeeded | Failed:

@@ -70,8 +70,8 @@ class Outbox(Protocol):
     def mark(self, task: bytes, mark: ProgressMark) -> None:
         """Show how far a task has come."""
 
-    def log(self, task: bytes, line: LogLine) -> None:
-        """Show what a task says."""
+    def log(self, job: Job, line: LogLine) -> None:
+        """Keep what a task says."""
 
     def leave(self, job: Job, details: bytes) -> None:
         """Keep details for the next attempt, in place of earlier ones."""
@@ -83,11 +83,15 @@ class Outbox(Protocol):
 class ProcessOutbox:
     """The outbox of a worker process."""
 
-    def __init__(self, reporter: Reporter, journal: Journal, pages: Pages) -> None:
+    def __init__(self, reporter: Reporter, journal: Journal, pages: Pages, *, keeps_lines: bool = True) -> None:
         self._pages = pages
         self.hand_over = reporter.hand_over
         self.mark = journal.mark
-        self.log = journal.log
+        self._journal = journal if keeps_lines else None
+
+    def log(self, job: Job, line: LogLine) -> None:
+        if self._journal is not None:
+            self._journal.log(job, line)
 
     def leave(self, job: Job, details: bytes) -> None:
         job.noted = details  # the pool's clock sends it, or the report that ends the job
@@ -175,7 +179,7 @@ class JobRuntime:
         if self.job.stage is Stage.RUNNING:
             text = scrub(text, self.job.secrets)
             _said.log(_LEVELS[level], "%s", text)
-            self._outbox.log(self.job.dispatch.id, LogLine(time.time(), self.job.dispatch.attempt, level, text))
+            self._outbox.log(self.job, LogLine(time.time(), self.job.dispatch.attempt, level, text))
 
     def leave(self, details: bytes) -> None:
         if self.job.stage is Stage.RUNNING:

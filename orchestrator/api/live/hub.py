@@ -12,7 +12,7 @@ from orchestrator.api.live.batches import Batches
 from orchestrator.api.live.following import Following
 from orchestrator.api.live.listener import Listener
 from orchestrator.api.live.places import END, Place, parse
-from orchestrator.api.live.reads import Missed, Past, Reads
+from orchestrator.api.live.reads import Heard, Missed, Past, Reads
 from orchestrator.api.live.subjects import (
     SYSTEM,
     Fold,
@@ -29,20 +29,20 @@ from orchestrator.api.live.subjects import (
 )
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.errors import NotFound, OrchestratorError
+from orchestrator.sdk.backend.logs import PAGE
 from orchestrator.store.insights import TaskView
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.changes import NOWHERE, Entry
 from orchestrator.transport.changes import Heard as HeardOfAll
 from orchestrator.transport.codec import TaskChange
 from orchestrator.transport.connection import UNAVAILABLE
-from orchestrator.transport.journal import Heard
 
 log = get_logger("api")
 
 _FOLDED = {Kind.SYSTEM: 1.0, Kind.QUEUE: 0.2, Kind.RUN: 0.2}
 """Seconds for which moves are gathered into one event."""
-_LAST_WORDS = 0.4
-"""Seconds after the end of a task that has said something, in which its worker may write the last of it."""
+_LAST_WORDS = 0.8
+"""Seconds after the end of a task that has said something, in which the last of it may be written and stored."""
 _LOOKED_AT = 0.1
 """Seconds between two looks at a run that goes on."""
 _TRY_AGAIN = 1.0
@@ -198,13 +198,16 @@ class Hub:
         async with listener.hearing:
             listener.will_hear = False
             task = cast("bytes", listener.subject.key)
-            try:
-                heard = await self._journals.get((task, listener.log))
-            except UNAVAILABLE:
-                return  # what it said is still there when Redis is back
-            for said in heard.lines:
-                listener.log = said.entry
-                listener.give(event("log", line(said.line), self._id(listener)))
+            while True:
+                try:
+                    heard = await self._journals.get((task, listener.log))
+                except (*UNAVAILABLE, OrchestratorError):
+                    return  # what it said is still there when Redis and Postgres are back
+                for said in heard.lines:
+                    listener.log = said.entry
+                    listener.give(event("log", line(said), self._id(listener)))
+                if len(heard.lines) < PAGE:
+                    break
             if heard.mark is not None and heard.mark != listener.mark:
                 listener.mark = heard.mark
                 listener.give(event("progress", progress(heard.mark), self._id(listener)))

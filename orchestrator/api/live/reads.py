@@ -8,12 +8,13 @@ from typing import NamedTuple, cast
 from orchestrator.api.context import Api
 from orchestrator.api.live.places import Place
 from orchestrator.api.live.subjects import SYSTEM, Kind, State, Subject, missed
+from orchestrator.sdk.backend.logs import read_many
+from orchestrator.sdk.tasks.logs import LogEntry
 from orchestrator.store import insights
 from orchestrator.store.insights import QueueCounts
 from orchestrator.transport import journal
 from orchestrator.transport.changes import find_entries, history
-from orchestrator.transport.codec import TaskChange, stream_position
-from orchestrator.transport.journal import Heard
+from orchestrator.transport.codec import ProgressMark, TaskChange, stream_position
 
 
 class Missed(NamedTuple):
@@ -31,6 +32,13 @@ class Past(NamedTuple):
     """Moves of the one task."""
     said: bytes
     """Events, of all other subjects."""
+
+
+class Heard(NamedTuple):
+    """What a task has said of itself since it was last listened to."""
+
+    mark: ProgressMark | None
+    lines: list[LogEntry]
 
 
 class Reads:
@@ -66,8 +74,9 @@ class Reads:
         rest = list(asked)
         while rest:  # a task whose listeners stand at different entries is read for each of them
             now = dict(rest)
-            found = journal.read_many(connections.redis, connections.keys, now)
-            heard |= {(task, after): found[task] for task, after in now.items()}
+            lines = read_many(connections, now)
+            marks = journal.read_marks(connections.redis, connections.keys, list(now))
+            heard |= {(task, after): Heard(marks[task], lines[task]) for task, after in now.items()}
             rest = [one for one in rest if one not in heard]
         return heard
 

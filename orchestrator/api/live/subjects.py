@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -12,10 +12,11 @@ from uuid import UUID
 import msgspec
 
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, TaskState
+from orchestrator.sdk.tasks.logs import LogEntry
 from orchestrator.sealing import describe_json
 from orchestrator.store.insights import Overview, QueueCounts, RunView, TaskView
 from orchestrator.transport.changes import Entry
-from orchestrator.transport.codec import LogLine, ProgressMark, RunChange, TaskChange, WorkerChange
+from orchestrator.transport.codec import ProgressMark, RunChange, TaskChange, WorkerChange
 
 State = TaskView | RunView | QueueCounts | Overview
 """What there is of a subject."""
@@ -73,6 +74,8 @@ class Line(msgspec.Struct, frozen=True):
     attempt: int
     level: str
     text: str
+    source: str
+    """`stdout`, `stderr`, the name of a logger, or `dropped` where lines are missing; nothing for `ctx.log`."""
 
 
 class Activity(msgspec.Struct, frozen=True):
@@ -120,9 +123,9 @@ def progress(mark: ProgressMark) -> Progress:
     return Progress(mark.attempt, mark.fraction, mark.text)
 
 
-def line(said: LogLine) -> Line:
+def line(said: LogEntry) -> Line:
     """Return what is told of a line."""
-    return Line(datetime.fromtimestamp(said.at, UTC), said.attempt, said.level, said.text)
+    return Line(said.at, said.attempt, said.level, said.text, said.source)
 
 
 _ORDER = {TaskState.DISPATCHED: 0, TaskState.RUNNING: 1, TaskState.PENDING: 2}

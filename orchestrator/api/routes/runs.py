@@ -13,6 +13,7 @@ from msgspec import Meta
 from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked, Page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import RUN, WITHIN
+from orchestrator.api.routes.tasks import Log, shown_log
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Reach
 from orchestrator.domain.redaction import Redaction
@@ -167,6 +168,19 @@ def show_outputs(api: Api, id: UUID) -> Outputs:
     """Show what the steps of a run of a definition came to."""
     api.backend.runs.progress(id.bytes)  # there is such a run
     return Outputs(api.redaction.shown(api.backend.runs.outputs(id.bytes)))
+
+
+class RunLogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From which place on lines are shown."""
+
+    cursor: Annotated[str, Meta(pattern=r"^\d{1,19}-\d{1,9}$")] = ""
+
+
+@routes.get("/{id}/logs", about=RUN)
+def run_log(api: Api, id: UUID, query: RunLogQuery) -> Log:
+    """Show what the tasks of a run said, printed and logged: a page of it, the oldest first."""
+    api.backend.runs.progress(id.bytes)  # there is such a run
+    return shown_log(api.backend.runs.log(id.bytes, query.cursor))
 
 
 @routes.post("/{id}/cancel", about=RUN, status=202)

@@ -13,7 +13,7 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import RUN, WITHIN, WORKFLOW
 from orchestrator.api.routes import runs, tasks, workflows
 from orchestrator.api.routes.runs import RunAnswer, RunQuery
-from orchestrator.api.routes.tasks import Log
+from orchestrator.api.routes.tasks import Log, LogQuery
 from orchestrator.api.routes.workflows import Applied, Document, NewRunOf, Started, WorkflowAnswer, Workflows, hash_of
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.dag.conditions import Condition
@@ -39,6 +39,7 @@ class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     index: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
     attempt: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
     """All of them, if none is given."""
+    cursor: Annotated[str, Meta(pattern=r"^\d{1,19}-\d{1,9}$")] = ""
 
 
 @routes.get("/workflows", about=WITHIN)
@@ -116,4 +117,4 @@ def task_logs(api: Api, id: UUID, name: str, query: LogsQuery) -> Log:
         names = [step.name for step in steps]
         known = f"It has {name!r}, but no task {query.index} of it yet" if name in names else f"It has no task {name!r}"
         raise NotFound(f"Run {id}: {known}.{did_you_mean(name, names) if name not in names else ''}")
-    return Log(tasks.lines_of(api, task.bytes, query.attempt))
+    return tasks.log_of(api, task.bytes, LogQuery(query.attempt, query.cursor))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked, Page
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked, Page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import Refused, at, refused
 from orchestrator.api.reach import TASK, WITHIN, check_queue, has_run
@@ -17,7 +17,9 @@ from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask, UniqueKey
 from orchestrator.errors import InvalidTask, NotFound, OrchestratorError
+from orchestrator.sdk.backend.logs import read_last
 from orchestrator.sdk.tasks.by_name import call_by_name
+from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, once
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.values.shown import as_json, call_of, stored_value
@@ -26,7 +28,6 @@ from orchestrator.store import insights
 from orchestrator.store.insights import AttemptView, ErrorView, TaskDetail, TaskFilter, TaskView
 from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.redrive import FailedFilter
-from orchestrator.transport.journal import read_log
 
 routes = Routes("tasks", "/api/v1/tasks")
 
@@ -283,29 +284,52 @@ class LogEntry(msgspec.Struct, frozen=True):
     attempt: int
     level: str
     text: str
+    source: str
+    """`stdout`, `stderr`, the name of a logger, or `dropped` where lines are missing; nothing for `ctx.log`."""
+    task: UUID
+    step: str
+    """The name of the task; of a step of a workflow, that of the step, with its place in a fan-out."""
 
 
 class Log(msgspec.Struct, frozen=True):
-    """What a task said last."""
+    """Some of what a task said, or the tasks of a run."""
 
     lines: list[LogEntry]
+    cursor: str | None = None
+    """There may be more after these: what comes after this place."""
+
+
+class LogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which lines to show: from a place on, or the last ones."""
+
+    attempt: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
+    """Of all attempts, if none is given."""
+    cursor: Annotated[str, Meta(pattern=r"^\d{1,19}-\d{1,9}$")] = ""
+    last: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    """So many lines from the end, if it is not 0."""
 
 
 @routes.get("/{id}/logs", about=TASK)
-def task_log(api: Api, id: UUID) -> Log:
-    """Show what a task said with `ctx.log`: its last 200 lines, for an hour."""
+def task_log(api: Api, id: UUID, query: LogQuery) -> Log:
+    """Show what a task said, printed and logged: a page of it, or its last lines."""
     api.backend.tasks.status(id.bytes)  # there is such a task
-    return Log(lines_of(api, id.bytes))
+    return log_of(api, id.bytes, query)
 
 
-def lines_of(api: Api, task: bytes, attempt: int | None = None) -> list[LogEntry]:
-    """Return what a task said, in one of its attempts or in all."""
-    said = read_log(api.backend.connections.redis, api.backend.connections.keys, task)
-    return [
-        LogEntry(datetime.fromtimestamp(line.at, UTC), line.attempt, line.level, line.text)
-        for _, line in said
-        if attempt is None or line.attempt == attempt
+def log_of(api: Api, task: bytes, query: LogQuery) -> Log:
+    """Return some of what a task said."""
+    if query.last:
+        return shown_log(LogPage(read_last(api.backend.connections, task, query.last, query.attempt), ""))
+    return shown_log(api.backend.tasks.log(task, query.cursor, attempt=query.attempt))
+
+
+def shown_log(page: LogPage) -> Log:
+    """Return lines as they are answered."""
+    lines = [
+        LogEntry(line.at, line.attempt, line.level, line.text, line.source, UUID(line.task), line.step)
+        for line in page.lines
     ]
+    return Log(lines, page.last if lines and page.last else None)
 
 
 @routes.post("/{id}/cancel", about=TASK, status=202)

@@ -21,6 +21,7 @@ from orchestrator.cli.runs.reading import MOST_CHILDREN, children_of, find_run, 
 from orchestrator.cli.runs.view import MOST_LINES, draw_lines, to_lines
 from orchestrator.cli.terminal.data import parse_value
 from orchestrator.cli.terminal.ids import Shown
+from orchestrator.cli.terminal.logs import print_logs
 from orchestrator.cli.terminal.options import app_option, json_option, moment, page_options, status_option
 from orchestrator.cli.terminal.output import console, echo, on_terminal, print_json, print_table
 from orchestrator.cli.terminal.reading import looking
@@ -29,7 +30,7 @@ from orchestrator.cli.terminal.times import ago, between, present
 from orchestrator.cli.terminal.waiting import wait_with_notices
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.runs.verdict import RESET
-from orchestrator.domain.states import RunState
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.insights import list_runs
@@ -220,6 +221,36 @@ def watch(run: UUID, as_json: bool) -> None:
     """
     with sending() as app:
         sys.exit(follow_run(app, run, as_json=as_json))
+
+
+@command.command()
+@run_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends; with --json, one document to a line.")
+@click.option("--last", type=click.IntRange(0), metavar="NUMBER", help="Only so many lines from the end.")
+@json_option
+def logs(run: UUID, follow: bool, last: int | None, as_json: bool) -> None:
+    """Show what the tasks of a run have printed, logged and said with `ctx.log`: each step in its colour.
+
+    \b
+    Example:
+      orchestrator runs logs 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --follow
+    """
+    if follow and last is not None:
+        raise click.UsageError("--follow shows all lines: leave --last out.")
+    with sending() as app:
+        runs = app._client.backend.runs
+        runs.progress(run.bytes)  # there is such a run
+        try:
+            print_logs(
+                lambda after, wait: runs.log(run.bytes, after, wait),
+                lambda: runs.progress(run.bytes)[0] in ENDED_RUN_STATES,
+                follow=follow,
+                as_json=as_json,
+                last=last,
+                with_steps=True,
+            )
+        except KeyboardInterrupt:
+            sys.exit(130)
 
 
 @command.command()

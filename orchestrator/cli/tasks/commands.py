@@ -12,10 +12,11 @@ import click
 from rich.text import Text
 
 from orchestrator.cli.runs.ids import RUN
-from orchestrator.cli.tasks.progress import bar, last_words, print_log, watch_task
+from orchestrator.cli.tasks.progress import bar, last_words, watch_task
 from orchestrator.cli.terminal.data import as_json as data_json
 from orchestrator.cli.terminal.data import call_of, call_text, data_text, short_text, stored_value
 from orchestrator.cli.terminal.ids import TASK, Shown, existing, task_argument
+from orchestrator.cli.terminal.logs import print_logs
 from orchestrator.cli.terminal.options import json_option, moment, page_options, status_option, yes_option
 from orchestrator.cli.terminal.output import (
     confirm,
@@ -159,19 +160,31 @@ def watch(task: UUID, as_json: bool) -> None:
 
 @command.command()
 @task_argument
-@click.option("--follow", is_flag=True, help="Go on until the task ends; with --json, one document to a line.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the task ends; with --json, one document to a line.")
+@click.option("--attempt", type=click.IntRange(1, 2**31), metavar="NUMBER", help="Only of this attempt.")
+@click.option("--last", type=click.IntRange(0), metavar="NUMBER", help="Only so many lines from the end.")
 @json_option
-def logs(task: UUID, follow: bool, as_json: bool) -> None:
-    """Show what a task said with `ctx.log`: its last 200 lines, for an hour. What it prints, or logs with `logging`, is
-    in the log of its worker.
+def logs(task: UUID, follow: bool, attempt: int | None, last: int | None, as_json: bool) -> None:
+    """Show what a task has printed, logged and said with `ctx.log`, in all its attempts.
 
     \b
     Example:
       orchestrator tasks logs 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --follow
     """
+    if follow and last is not None:
+        raise click.UsageError("--follow shows all lines: leave --last out.")
     with sending() as app:
+        tasks = app._client.backend.tasks
+        tasks.status(task.bytes)  # there is such a task
         try:
-            print_log(app, task.bytes, follow=follow, as_json=as_json)
+            print_logs(
+                lambda after, wait: tasks.log(task.bytes, after, wait, attempt),
+                lambda: tasks.status(task.bytes) in ENDED_TASK_STATES,
+                follow=follow,
+                as_json=as_json,
+                last=last,
+                with_steps=False,
+            )
         except KeyboardInterrupt:
             sys.exit(130)
 

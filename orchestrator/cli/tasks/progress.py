@@ -1,31 +1,26 @@
-"""What a task says of itself: how far it has come, and its log."""
+"""What a task says of itself: how far it has come."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 
-from orchestrator.cli.terminal.output import console, echo, echo_json, json_text, on_terminal, print_json, text_column
+from orchestrator.cli.terminal.output import console, echo, on_terminal, text_column
 from orchestrator.cli.terminal.times import duration
-from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.errors import OrchestratorError
-from orchestrator.harmless import indented, one_line
+from orchestrator.harmless import one_line
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.waiting.steps import complete
-from orchestrator.transport.codec import LogLine
 
 _WIDTH = 20
 _REFRESH = 0.25
 """Seconds between two looks at a task; its end is announced."""
-_TIMEOUT = 1.0
-"""Seconds that a look may wait for the next line of a log."""
 
 
 def last_words(calls: Calls, task: bytes) -> TaskProgress | None:
@@ -96,44 +91,3 @@ def _follow(app: Orchestrator, task: bytes, show: Callable[[_Sight], None]) -> s
         if sight.status in ENDED_TASK_STATES:
             return sight.status
         complete(app._client.backend.tasks.wait(task, _REFRESH))
-
-
-# -- the log
-
-
-def print_log(app: Orchestrator, task: bytes, *, follow: bool, as_json: bool) -> None:
-    """Print what a task said last and, if asked, what it says until it ends."""
-    app._client.backend.tasks.status(task)  # there is such a task
-    lines = _lines(app, task, follow=follow)
-    if as_json and not follow:
-        print_json({"lines": [_document(line) for line in lines]})
-        return
-    silent = True
-    for line in lines:
-        silent = False
-        at = datetime.fromtimestamp(line.at, UTC)
-        plain = indented(f"{at:%H:%M:%S} {line.level:<8} {line.text}")
-        echo_json(json_text(_document(line))) if as_json else echo(plain)
-    if silent:
-        echo(
-            f"No line is kept of this task. Kept are the last 200 that it said with ctx.log, for an hour. What it "
-            f"prints, or logs with `logging`, is in the log of its worker, which this names: "
-            f"orchestrator tasks show {to_text(task)}",
-            err=True,
-        )
-
-
-def _lines(app: Orchestrator, task: bytes, *, follow: bool) -> Iterator[LogLine]:
-    tasks = app._client.backend.tasks
-    last = ""
-    while True:
-        over = not follow or tasks.status(task) in ENDED_TASK_STATES
-        lines, last = tasks.log(task, last, 0.0 if over else _TIMEOUT)
-        yield from lines
-        if over:
-            return
-
-
-def _document(line: LogLine) -> dict[str, object]:
-    at = datetime.fromtimestamp(line.at, UTC)
-    return {"at": at, "attempt": line.attempt, "level": line.level, "text": line.text}

@@ -15,7 +15,7 @@ from datetime import datetime
 from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.settings import Settings
-from orchestrator.store import audit, retention, sessions, throughput
+from orchestrator.store import audit, logs, retention, sessions, throughput
 from orchestrator.store.limits import lanes
 from orchestrator.store.retention import BEGINNING, Kind, Walk
 from orchestrator.store.tasks import unique
@@ -76,6 +76,9 @@ class Pruner:
         settings = self._settings
         if settings.retention_audit > 0:
             while (forgotten := audit.prune(connection, settings.retention_audit, self._size)) > 0:
+                yield forgotten
+        if settings.retention_logs > 0:
+            while (forgotten := logs.prune(connection, settings.retention_logs, self._size)) > 0:
                 yield forgotten
         kinds: tuple[tuple[Kind, float], ...] = (
             ("success", settings.retention_success),

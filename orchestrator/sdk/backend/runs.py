@@ -20,9 +20,11 @@ from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_m
 from orchestrator.sdk.backend.asking import ask
 from orchestrator.sdk.backend.code import CodeBackend
 from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.backend.logs import read_run
 from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.calls.runs import walk_ends
 from orchestrator.sdk.calls.waits import MISSING
+from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.values.payload import decode_value, encode_value
 from orchestrator.sdk.values.sealing import left_task, seal_task
 from orchestrator.sdk.waiting.steps import Steps
@@ -142,6 +144,10 @@ class RunBackend:
         if found is None:
             raise NotFound.by_id("run", to_text(run))
         return found
+
+    def log(self, run: bytes, after: str = "", wait: float = 0.0) -> LogPage:
+        """Return what the tasks of a run said after an entry; wait so many seconds for something new."""
+        return read_run(self._connections, run, after, wait)
 
     def ends(self, run: bytes) -> Iterator[Ended]:
         """Yield how each task of a run has ended, in order."""

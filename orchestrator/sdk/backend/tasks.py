@@ -20,12 +20,14 @@ from orchestrator.payloads.objects import Reading
 from orchestrator.references import is_reference, whole_reference
 from orchestrator.sdk.backend.asking import ask, check_state, obstacles, overdue
 from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.backend.logs import read_task
 from orchestrator.sdk.backend.shared import SharedCommits
 from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.calls.tasks import PayloadPart
 from orchestrator.sdk.calls.waits import MISSING
+from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.tasks.options import shown
-from orchestrator.sdk.tasks.progress import LogPage, TaskProgress, read_log, read_progress
+from orchestrator.sdk.tasks.progress import TaskProgress, read_progress
 from orchestrator.sdk.values.sealing import left_task, seal_task
 from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.sealing import reveal
@@ -224,9 +226,9 @@ class TaskBackend:
         """Return how far a task says it has come."""
         return read_progress(self._connections.redis, self._connections.keys, task)
 
-    def log(self, task: bytes, after: str = "", wait: float = 0.0) -> LogPage:
-        """Return what a task said last, after an entry; wait so many seconds for something new."""
-        return read_log(self._connections.redis, self._connections.keys, task, after, wait)
+    def log(self, task: bytes, after: str = "", wait: float = 0.0, attempt: int | None = None) -> LogPage:
+        """Return what a task said after an entry, in one attempt or in all; wait so many seconds for something new."""
+        return read_task(self._connections, task, after, wait, attempt)
 
     def obstacles(self, target: bytes) -> list[str]:
         """Return what keeps a task or a run from going on, in words."""

@@ -9,6 +9,8 @@ from orchestrator.domain.access import Scope
 from orchestrator.domain.runs.verdict import RunCounters
 from orchestrator.domain.tasks.task import Id, NewTask
 from orchestrator.sdk.calls.declaring import call
+from orchestrator.sdk.calls.tasks import Entry, Moment
+from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store.tasks.results import EndedAt
 from orchestrator.transport.codec import Ended
@@ -36,6 +38,10 @@ class RunCalls(Protocol):
     @call()
     def progress(self, run: Id) -> tuple[str, RunCounters]:
         """Return a run's state and counters."""
+
+    @call()
+    def log(self, run: Id, after: Entry = "", wait: Moment = 0.0) -> LogPage:
+        """Return what the tasks of a run said after an entry; wait so many seconds for something new."""
 
     @call(Scope.ENQUEUE, repeatable=True)
     def ends_after(self, run: Id, position: int) -> list[EndedAt]:

@@ -11,7 +11,8 @@ from msgspec import Meta
 from orchestrator.domain.access import Scope
 from orchestrator.domain.tasks.task import Id, NewTask
 from orchestrator.sdk.calls.declaring import call
-from orchestrator.sdk.tasks.progress import LogPage, TaskProgress
+from orchestrator.sdk.tasks.logs import LogPage
+from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.store.tasks.redrive import FailedFilter, Group
 from orchestrator.transport.codec import Ended
@@ -65,8 +66,8 @@ class TaskCalls(Protocol):
         """Return how far a task says it has come."""
 
     @call()
-    def log(self, task: Id, after: Entry = "", wait: Moment = 0.0) -> LogPage:
-        """Return what a task said last, after an entry; wait so many seconds for something new."""
+    def log(self, task: Id, after: Entry = "", wait: Moment = 0.0, attempt: Number | None = None) -> LogPage:
+        """Return what a task said after an entry, in one attempt or in all; wait so many seconds for something new."""
 
     @call()
     def obstacles(self, target: Id) -> list[str]:

@@ -26,6 +26,7 @@ from orchestrator.references import BYTES, whole_reference
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import refuse_inside_task
+from orchestrator.sdk.tasks.logs import LogEntry, all_lines
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_value
@@ -104,6 +105,10 @@ class Handle(Generic[R]):
         """Return how far the task last said it had come; None if it has said nothing, or long ago."""
         return self._client.backend.tasks.progress(self._id)
 
+    def logs(self, attempt: int | None = None) -> list[LogEntry]:
+        """Return what the task has said, printed and logged so far, in one of its attempts or in all."""
+        return all_lines(lambda after: self._client.backend.tasks.log(self._id, after, attempt=attempt))
+
     def cancel(self) -> None:
         """Cancel it, wherever it stands; this is durable even while no scheduler runs."""
         self._client.backend.tasks.cancel(self._id)
@@ -116,6 +121,7 @@ class Handle(Generic[R]):
     aopen_result = twin(open_result, _open_result)
     astatus = twin(status)
     aprogress = twin(progress)
+    alogs = twin(logs)
     acancel = twin(cancel)
     aretry = twin(retry)
 
@@ -189,6 +195,10 @@ class RunHandle(Generic[R]):
         """Return the run's state and counters."""
         status, counters = self._client.backend.runs.progress(self._id)
         return Progress(status, counters)
+
+    def logs(self) -> list[LogEntry]:
+        """Return what the tasks of the run have said, printed and logged so far."""
+        return all_lines(lambda after: self._client.backend.runs.log(self._id, after))
 
     def wait_ended(self, timeout: float | None = None) -> str:
         """Wait until the run has ended and return its state: success, failed or cancelled."""
@@ -317,6 +327,7 @@ class RunHandle(Generic[R]):
 
     astatus = twin(status)
     aprogress = twin(progress)
+    alogs = twin(logs)
     await_ended = twin(wait_ended, _wait_ended)
     aoutputs = twin(outputs, _outputs)
     acancel = twin(cancel)

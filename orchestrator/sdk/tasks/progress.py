@@ -1,15 +1,13 @@
-"""What a task says of itself while it runs: how far it has come, and its log."""
+"""What a task says of itself while it runs: how far it has come."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from redis import Redis
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.transport import journal
-from orchestrator.transport.codec import LogLine
 from orchestrator.transport.keys import Keys
 
 
@@ -27,17 +25,6 @@ class TaskProgress:
     """Seconds since then."""
 
 
-_FIRST = "0-0"
-
-
-class LogPage(NamedTuple):
-    """Some of what a task said."""
-
-    lines: list[LogLine]
-    last: str
-    """The entry after which the next page begins."""
-
-
 def read_progress(redis: Redis, keys: Keys, task: bytes) -> TaskProgress | None:
     """Return a task's last progress, or None if it has said nothing, or long ago."""
     try:
@@ -48,12 +35,3 @@ def read_progress(redis: Redis, keys: Keys, task: bytes) -> TaskProgress | None:
         return None
     mark, age = found
     return TaskProgress(fraction=mark.fraction, text=mark.text, attempt=mark.attempt, age=age)
-
-
-def read_log(redis: Redis, keys: Keys, task: bytes, after: str, wait: float) -> LogPage:
-    """Return what a task said after an entry, if that is still kept; wait so many seconds for something new."""
-    try:
-        said = journal.read_log(redis, keys, task, after or _FIRST, wait)
-    except journal.LOSSES as error:
-        raise OrchestratorError(f"Redis, which keeps the logs of tasks, cannot tell: {error}") from error
-    return LogPage([line for _, line in said], said[-1].entry if said else after)

@@ -17,18 +17,20 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import refused
 from orchestrator.api.reach import TASK, WITHIN
 from orchestrator.api.routes import tasks as task_routes
+from orchestrator.api.routes.tasks import LogQuery
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import OrchestratorError
 from orchestrator.store.insights import TaskView
 from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.redrive import FailedFilter
-from orchestrator.transport import connection as transport
 
 routes = Routes("dashboard", "/ui/tasks")
 
 _MOST_AT_ONCE = 200
 """Tasks that are cancelled or tried again by one form."""
+_MOST_LINES = 1_000
+"""Lines of a log that are shown, from its end."""
 
 
 class TasksQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,10 +130,10 @@ def show_task(api: Api, id: UUID) -> Response:
 
 
 def _lines(api: Api, id: UUID) -> list[task_routes.LogEntry] | None:
-    """Return what a task said; None where Redis is away."""
+    """Return what a task said last; None where it cannot be read."""
     try:
-        return task_routes.task_log(api, id).lines
-    except (OrchestratorError, *transport.UNAVAILABLE):
+        return task_routes.log_of(api, id.bytes, LogQuery(last=_MOST_LINES)).lines
+    except OrchestratorError:
         return None
 
 

@@ -39,6 +39,7 @@
   const light = document.querySelector(".live");
   const say = (state) => { if (light) light.dataset.state = state; };
   const REST = 1000; // milliseconds between two reads of a page
+  const MOST_LINES = 2000; // of a log that are shown
   let last = 0, timer = null, isReading = false, isAgain = false;
 
   async function refresh() {
@@ -84,14 +85,17 @@
     text.textContent = said.text;
     row.append(time, level, text);
     const key = `${said.at} ${said.text}`;
-    if (known.has(key)) return;
+    if (known.has(key) || said.at < oldest) return;
     known.add(key);
     log.append(row);
+    while (log.childElementCount > MOST_LINES) log.firstElementChild.remove();
     document.getElementById("silent")?.remove();
     showTimes();
     if (isAtEnd) log.scrollTop = log.scrollHeight;
   }
 
+  // The page has the last lines of a log, and the stream begins with the first.
+  const oldest = document.querySelector("#log p time")?.dateTime ?? "";
   const known = new Set();
   for (const row of document.querySelectorAll("#log p")) {
     known.add(`${row.querySelector("time").dateTime} ${row.querySelector("span").textContent}`);

@@ -1,0 +1,78 @@
+"""What tasks have said, printed: of one task, or of all the tasks of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from zlib import crc32
+
+from orchestrator.cli.terminal.output import echo, echo_json, json_text, print_json
+from orchestrator.harmless import indented, one_line
+from orchestrator.sdk.tasks.logs import LogEntry, LogPage, all_lines
+
+Read = Callable[[str, float], LogPage]
+"""Returns the lines after an entry, and waits so many seconds for the first of them."""
+
+_WAIT = 1.0
+"""Seconds that a look waits for the next line; and the last look, for what is said at the very end."""
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
+_WIDEST = 24
+"""Columns of the name of a step, at most, before lines begin further right."""
+_SILENT = (
+    "No line is kept. Kept is what tasks print, log and say with ctx.log, where the setting capture_logs has it so. "
+    "It can be read a moment later, while a scheduler runs, for as long as the setting retention_logs says."
+)
+
+
+def print_logs(
+    read: Read, has_ended: Callable[[], bool], *, follow: bool, as_json: bool, last: int | None, with_steps: bool
+) -> None:
+    """Print what there is, or the last lines of it, and, if asked, what comes until the end."""
+    if follow:
+        lines: Iterable[LogEntry] = _follow(read, has_ended)
+    else:
+        lines = all_lines(lambda after: read(after, 0.0))
+        lines = lines if last is None else lines[max(0, len(lines) - last) :]
+        if as_json:
+            print_json({"lines": [_document(line) for line in lines]})
+            return
+    width, is_silent = 0, True
+    for line in lines:
+        is_silent = False
+        if as_json:
+            echo_json(json_text(_document(line)))
+            continue
+        echo(f"{line.at:%H:%M:%S} ", nl=False)
+        if with_steps:
+            step = one_line(line.step)
+            width = max(width, min(len(step), _WIDEST))
+            echo(f"{step:<{width}} ", nl=False, colour=_colour(line.step))
+        echo(indented(f"{line.level:<8} {line.text}"))
+    if is_silent:
+        echo(_SILENT, err=True)
+
+
+def _follow(read: Read, has_ended: Callable[[], bool]) -> Iterator[LogEntry]:
+    last = ""
+    while True:
+        is_over = has_ended()
+        lines, last = read(last, _WAIT)
+        yield from lines
+        if is_over and not lines:
+            return
+
+
+def _colour(step: str) -> str:
+    """Return the colour of a step: the same one each time, and for all tasks of its fan-out."""
+    return _COLOURS[crc32(step.partition("[")[0].encode(errors="replace")) % len(_COLOURS)]
+
+
+def _document(line: LogEntry) -> dict[str, object]:
+    return {
+        "at": line.at,
+        "task": line.task,
+        "step": line.step,
+        "attempt": line.attempt,
+        "level": line.level,
+        "source": line.source,
+        "text": line.text,
+    }

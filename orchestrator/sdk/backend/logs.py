@@ -1,0 +1,124 @@
+"""The logs of tasks: read from Postgres, where the leader stores them, and waited for with the help of Redis."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.ids import to_text
+from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.tasks.logs import LogEntry, LogPage
+from orchestrator.sealing import is_sealed_text, reveal_text
+from orchestrator.store import logs
+from orchestrator.store.logs import Chunk
+from orchestrator.transport.changes import last_spoken, wait_spoken
+from orchestrator.transport.codec import LogLine, Malformed, decode
+from orchestrator.transport.journal import LOSSES
+
+PAGE = 200
+"""Chunks that are read at once."""
+_PAUSE = 0.5
+"""Seconds until the next look where Redis cannot tell that there is something new."""
+
+
+class Place(NamedTuple):
+    """A place in a log: a chunk, and a line of it, counted from 1."""
+
+    chunk: int
+    line: int
+
+    @classmethod
+    def of(cls, entry: str) -> Place:
+        """Return the place that an entry names; the beginning, if it names none."""
+        chunk, _, line = entry.partition("-")
+        return cls(min(int(chunk or 0), 2**63 - 1), int(line or 0))
+
+
+def entries_of(chunks: Sequence[Chunk], after: Place) -> Iterator[LogEntry]:
+    """Yield the lines of chunks that come after a place, opened where this process can."""
+    for chunk in chunks:
+        task = to_text(chunk.task_id.bytes)
+        for number, line in enumerate(_lines(chunk), 1):
+            if (chunk.id, number) > after:
+                text = reveal_text(line.text) if is_sealed_text(line.text) else line.text
+                place = f"{chunk.id}-{number}"
+                yield LogEntry(line.at, line.attempt, line.level, text, line.source, task, chunk.step, place)
+
+
+def _lines(chunk: Chunk) -> list[LogLine]:
+    try:
+        return decode(list[LogLine], bytes(chunk.lines))
+    except Malformed:
+        return []  # another release's, or a stranger's
+
+
+def read_task(
+    connections: Connections, task: bytes, after: str = "", wait: float = 0.0, attempt: int | None = None
+) -> LogPage:
+    """Return what a task said after an entry; wait so many seconds for something new."""
+    return _read(connections, task, after, wait, lambda on, first: logs.of_task(on, task, first, PAGE, attempt))
+
+
+def read_run(connections: Connections, run: bytes, after: str = "", wait: float = 0.0) -> LogPage:
+    """Return what the tasks of a run said after an entry; wait so many seconds for something new."""
+    return _read(connections, run, after, wait, lambda on, first: logs.of_run(on, run, first, PAGE))
+
+
+def read_last(connections: Connections, task: bytes, lines: int, attempt: int | None = None) -> list[LogEntry]:
+    """Return the last lines of a task."""
+    with connections.reading() as connection:
+        chunks = logs.last_of_task(connection, task, min(lines, PAGE), attempt)
+    return list(entries_of(chunks, Place(0, 0)))[-lines:]
+
+
+def read_many(connections: Connections, after: Mapping[bytes, str]) -> dict[bytes, list[LogEntry]]:
+    """Return what tasks have said, each after an entry of its log."""
+    places = {task: Place.of(entry) for task, entry in after.items()}
+    found: dict[bytes, list[LogEntry]] = {task: [] for task in after}
+    with connections.reading() as connection:
+        chunks = logs.of_tasks(connection, {task: place.chunk for task, place in places.items()}, PAGE)
+    for chunk in chunks:
+        task = chunk.task_id.bytes
+        found[task] += entries_of([chunk], places[task])
+    return found
+
+
+def _read(
+    connections: Connections,
+    target: bytes,
+    after: str,
+    wait: float,
+    read: Callable[[Connection, int], list[Chunk]],
+) -> LogPage:
+    place = Place.of(after)
+    give_up_at = time.monotonic() + wait
+    spoken = _last(connections) if wait > 0 else None
+    while True:
+        with connections.reading() as connection:
+            entries = list(entries_of(read(connection, place.chunk), place))
+        left = give_up_at - time.monotonic()
+        if entries or left <= 0:
+            return LogPage(entries, entries[-1].entry if entries else after)
+        spoken = _wait(connections, target, spoken, left)
+
+
+def _last(connections: Connections) -> str | None:
+    """Return where the stream of who has spoken ends; None where Redis cannot tell."""
+    try:
+        return last_spoken(connections.redis, connections.keys)
+    except LOSSES:
+        return None
+
+
+def _wait(connections: Connections, target: bytes, spoken: str | None, seconds: float) -> str | None:
+    """Wait until somebody has spoken, or so many seconds."""
+    try:
+        if spoken is not None:
+            return wait_spoken(connections.redis, connections.keys, target, spoken, seconds)
+    except LOSSES:
+        pass
+    time.sleep(min(_PAUSE, seconds))
+    return _last(connections)

@@ -1,0 +1,107 @@
+"""What tasks said, by attempt: chunks of lines, as their workers have sent them.
+
+A table of its own, which is only ever appended to, and trimmed from its old end. Nothing that is done to tasks reads or
+writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from orchestrator.store.sql import Batch, Blob, Statement
+
+
+class NewChunk(NamedTuple):
+    """Some lines of one attempt."""
+
+    task_id: bytes
+    attempt: int
+    part: int
+    run_id: bytes | None
+    step: str
+    lines: Blob
+
+
+class Chunk(NamedTuple):
+    """Such lines, and their place among all that are stored."""
+
+    id: int
+    task_id: UUID
+    attempt: int
+    step: str
+    lines: bytes
+
+
+_NEW = Batch("n", NewChunk)
+_INSERT = Statement[None](f"""
+INSERT /* logs.insert */ INTO orchestrator.task_logs (task_id, attempt, part, run_id, step, lines)
+SELECT n.task_id, n.attempt, n.part, n.run_id, n.step, n.lines FROM {_NEW}
+    ON CONFLICT DO NOTHING
+""")
+
+
+def insert(connection: Connection, chunks: Iterable[NewChunk]) -> int:
+    """Store chunks, unless they are stored already; return how many were not."""
+    return _INSERT.count(connection, _NEW(chunks))
+
+
+_COLUMNS = "id, task_id, attempt, step, lines"
+_OF_TASK = Statement[Chunk](f"""
+SELECT /* logs.of_task */ {_COLUMNS} FROM orchestrator.task_logs
+ WHERE task_id = %(target)s::uuid AND id >= %(after)s::bigint
+   AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)
+ ORDER BY id LIMIT %(limit)s
+""")
+_OF_RUN = Statement[Chunk](f"""
+SELECT /* logs.of_run */ {_COLUMNS} FROM orchestrator.task_logs
+ WHERE run_id = %(target)s::uuid AND id >= %(after)s::bigint ORDER BY id LIMIT %(limit)s
+""")
+_LAST_OF_TASK = Statement[Chunk](f"""
+SELECT /* logs.last_of_task */ {_COLUMNS} FROM orchestrator.task_logs
+ WHERE task_id = %(target)s::uuid AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)
+ ORDER BY id DESC LIMIT %(limit)s
+""")
+_AFTER = Batch("w", "task_id uuid, after bigint")
+_OF_TASKS = Statement[Chunk](f"""
+SELECT /* logs.of_tasks */ said.id, said.task_id, said.attempt, said.step, said.lines
+  FROM {_AFTER} CROSS JOIN LATERAL (
+       SELECT {_COLUMNS} FROM orchestrator.task_logs l WHERE l.task_id = w.task_id AND l.id >= w.after
+        ORDER BY id LIMIT %(limit)s) AS said
+ ORDER BY said.id
+""")
+
+
+def of_task(connection: Connection, task: bytes, after: int, limit: int, attempt: int | None = None) -> list[Chunk]:
+    """Return chunks of a task from a place on, the oldest first."""
+    return _OF_TASK(connection, target=task, after=after, limit=limit, attempt=attempt)
+
+
+def last_of_task(connection: Connection, task: bytes, limit: int, attempt: int | None = None) -> list[Chunk]:
+    """Return the last chunks of a task, the oldest first."""
+    return _LAST_OF_TASK(connection, target=task, limit=limit, attempt=attempt)[::-1]
+
+
+def of_run(connection: Connection, run: bytes, after: int, limit: int) -> list[Chunk]:
+    """Return chunks of all tasks of a run from a place on, the oldest first."""
+    return _OF_RUN(connection, target=run, after=after, limit=limit)
+
+
+def of_tasks(connection: Connection, after: Mapping[bytes, int], limit: int) -> list[Chunk]:
+    """Return chunks of many tasks, of each from a place on, the oldest first."""
+    return _OF_TASKS(connection, _AFTER(after.items()), limit=limit)
+
+
+_PRUNE = Statement[None]("""
+DELETE /* logs.prune */ FROM orchestrator.task_logs WHERE id = ANY (ARRAY(
+       SELECT id FROM (SELECT id, stored_at FROM orchestrator.task_logs ORDER BY id LIMIT %(limit)s) AS oldest
+        WHERE stored_at < now() - %(seconds)s::double precision * interval '1 second'))
+""")
+
+
+def prune(connection: Connection, seconds: float, limit: int) -> int:
+    """Forget what was stored more than so many seconds ago, the oldest first; return how many chunks."""
+    return _PRUNE.count(connection, seconds=seconds, limit=limit)

@@ -1,0 +1,140 @@
+"""What tasks said, from a worker's words to what people read, on a real Postgres and a real Redis."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from uuid import UUID
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli import main
+from orchestrator.domain.tasks.task import Dispatch
+from orchestrator.scheduler.upkeep.log_keeping import LogKeeping
+from orchestrator.scheduler.upkeep.pruning import Pruner
+from orchestrator.transport import journal
+from orchestrator.transport.codec import LogLine
+from orchestrator.transport.keys import Keys
+from orchestrator.workers.reporting.journal import Journal
+from orchestrator.workers.running.job import Bundle, Job
+from tests.integration.stage import System, raw
+from tests.waiting import eventually
+
+
+def keeping(system: System) -> LogKeeping:
+    engine = system.engine.execution_options(isolation_level="AUTOCOMMIT")
+    return LogKeeping(engine, system.redis, Keys(), threading.Event())
+
+
+def speaking(system: System, task: bytes, *texts: str, run: bytes | None = None, attempt: int = 1) -> Job:
+    """Have a worker send lines of an attempt."""
+    words = Journal(system.redis, Keys())
+    words._started = True  # nobody writes meanwhile
+    dispatch = Dispatch(task, attempt, "job", b"\x92\x90\x80", "default", None, run_id=run)
+    job = Job(dispatch, Bundle("g", "default", "1-0", 1), 0, 0.0)
+    for text in texts:
+        words.log(job, LogLine(1_700_000_000.0, attempt, "info", text, "stdout"))
+    words.flush()
+    return job
+
+
+def test_lines_are_stored_and_read_in_order_by_attempt(system: System) -> None:
+    handle = system.job.enqueue()
+    assert handle.logs() == []
+    speaking(system, raw(handle), "a", "b")
+    speaking(system, raw(handle), "c", attempt=2)
+    assert keeping(system).store() == 2
+    assert [(line.text, line.attempt, line.level, line.source, line.task, line.step) for line in handle.logs()] == [
+        ("a", 1, "info", "stdout", handle.id, "job"),
+        ("b", 1, "info", "stdout", handle.id, "job"),
+        ("c", 2, "info", "stdout", handle.id, "job"),
+    ]
+    assert [line.text for line in handle.logs(attempt=2)] == ["c"]
+    assert system.redis.xlen(Keys().logs) == 0
+
+
+def test_what_was_stored_when_the_leader_died_is_stored_once(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = system.job.enqueue()
+    speaking(system, raw(handle), "a", "b")
+
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(journal, "drop_lines", die)
+        keeping(system).store()
+    assert [line.text for line in handle.logs()] == ["a", "b"]
+    keeping(system).store()
+    assert [line.text for line in handle.logs()] == ["a", "b"]
+    assert system.redis.xlen(Keys().logs) == 0
+
+
+def test_pages_go_on_where_the_last_one_ended(system: System) -> None:
+    handle = system.job.enqueue()
+    for number in range(3):
+        speaking(system, raw(handle), f"{number} a", f"{number} b", attempt=number + 1)
+    keeping(system).store()
+    tasks = system.app._client.backend.tasks
+    everything = tasks.log(raw(handle)).lines
+    assert len(everything) == 6
+    for place, line in enumerate(everything):
+        assert tasks.log(raw(handle), line.entry).lines == everything[place + 1 :]
+
+
+def test_whoever_follows_is_woken(system: System) -> None:
+    handle, other = system.job.enqueue(), system.job.enqueue()
+    found: list[str] = []
+
+    def follow() -> None:
+        page = system.app._client.backend.tasks.log(raw(handle), "", 20.0)
+        found.extend(line.text for line in page.lines)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    eventually(lambda: system.redis.info("clients")["blocked_clients"], "somebody waits for lines")
+    speaking(system, raw(other), "not this one")
+    keeping(system).store()
+    speaking(system, raw(handle), "hello")
+    keeping(system).store()
+    thread.join(10)
+    assert found == ["hello"]
+
+
+def test_a_run_has_the_lines_of_its_tasks(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = system.app.start_many(system.job, [1, 2])
+    mine = UUID(run.id).bytes
+    tasks = [row["id"] for row in system.sql("SELECT id FROM orchestrator.tasks ORDER BY position")]
+    for number, task in enumerate(tasks):
+        speaking(system, UUID(str(task)).bytes, f"said {number}", run=mine)
+    keeping(system).store()
+    assert [line.text for line in run.logs()] == ["said 0", "said 1"]
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
+    shown = CliRunner().invoke(main, ["runs", "logs", run.id])
+    assert shown.stdout == "22:13:20 job info     said 0\n22:13:20 job info     said 1\n"
+    assert CliRunner().invoke(main, ["runs", "logs", run.id, "--last", "1"]).stdout.endswith("job info     said 1\n")
+
+
+def test_lines_are_forgotten_with_time_and_with_their_tasks(system: System) -> None:
+    old, ended, kept = system.job.enqueue(), system.job.enqueue(), system.job.enqueue()
+    for handle in (old, ended, kept):
+        speaking(system, raw(handle), "word")
+        keeping(system).store()
+    system.sql(
+        "UPDATE orchestrator.task_logs SET stored_at = now() - interval '8 days' WHERE task_id = CAST(:id AS uuid)",
+        id=old.id,
+    )
+    worker = system.worker()
+    system.pass_seconds(2)
+    for task in worker.take():
+        if task.id == raw(ended):
+            worker.succeed(task)
+    system.pass_seconds(2)
+    system.sql("UPDATE orchestrator.ended_tasks SET ended_at = now() - interval '8 days'")
+    engine = system.engine.execution_options(isolation_level="AUTOCOMMIT")
+    pruner = Pruner(engine, system.settings, threading.Event())
+    with engine.connect() as connection:
+        list(pruner.slices(connection))
+    assert [(bool(handle.logs())) for handle in (old, kept)] == [False, True]
+    assert system.count("task_logs") == 1

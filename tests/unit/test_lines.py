@@ -1,0 +1,101 @@
+"""The lines of attempts, on their way out of a worker process."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from orchestrator.domain.tasks.task import Dispatch
+from orchestrator.transport.codec import LogChunk, LogLine, decode
+from orchestrator.workers.reporting import lines as reporting
+from orchestrator.workers.reporting.lines import Lines
+from orchestrator.workers.running.job import Bundle, Job
+
+
+def new_job() -> Job:
+    dispatch = Dispatch(os.urandom(16), 2, "job", b"\x92\x90\x80", "default", None)
+    return Job(dispatch, Bundle("g", "default", "1-0", 1), 0, 0.0)
+
+
+def line(text: str) -> LogLine:
+    return LogLine(1.0, 2, "info", text)
+
+
+def texts(chunks: list[LogChunk]) -> list[str]:
+    return [said.text for chunk in chunks for said in decode(list[LogLine], chunk.lines)]
+
+
+def test_each_attempt_has_chunks_of_its_own_in_order() -> None:
+    lines, one, other = Lines(1_000_000), new_job(), new_job()
+    other.set_step({"step": "load", "index": 3, "count": 4})
+    for number in range(3):
+        lines.add(one, line(f"one {number}"))
+        lines.add(other, line(f"other {number}"))
+    first = lines.take().chunks
+    lines.add(one, line("later"))
+    second = lines.take().chunks
+    assert [(chunk.task, chunk.attempt, chunk.part, chunk.step) for chunk in [*first, *second]] == [
+        (one.dispatch.id, 2, 0, "job"),
+        (other.dispatch.id, 2, 0, "load[3]"),
+        (one.dispatch.id, 2, 1, "job"),
+    ]
+    assert texts(first) == [*(f"one {number}" for number in range(3)), *(f"other {number}" for number in range(3))]
+    assert texts(second) == ["later"]
+
+
+def test_of_too_many_lines_the_first_and_the_last_are_kept() -> None:
+    lines, job = Lines(10_000), new_job()
+    for number in range(1_000):
+        lines.add(job, line(f"{number:060}"))
+    assert lines.end(job)
+    said = texts(lines.take().chunks)
+    assert said[:80] == [f"{number:060}" for number in range(80)]
+    assert said[80] == "900 lines were dropped here: of an attempt, 10,000 bytes are kept (setting log_limit)"
+    assert said[81:] == [f"{number:060}" for number in range(980, 1_000)]
+    assert (lines._attempts, lines._fresh) == ({}, {})
+
+
+def test_the_last_lines_wait_for_the_end() -> None:
+    lines, job = Lines(1_000), new_job()
+    for number in range(20):
+        lines.add(job, line(f"{number:060}"))
+    assert len(texts(lines.take().chunks)) == 8
+    lines.add(job, line("z"))
+    assert texts(lines.take().chunks) == []
+    lines.end(job)
+    assert texts(lines.take().chunks) == [
+        "11 lines were dropped here: of an attempt, 1,000 bytes are kept (setting log_limit)",
+        f"{19:060}",
+        "z",
+    ]
+
+
+def test_more_than_can_be_passed_on_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporting, "_MOST_WAITING", 1_000)
+    lines, job, other = Lines(1_000_000), new_job(), new_job()
+    for number in range(15):
+        lines.add(job, line(f"{number:060}"))
+    lines.add(other, line("none"))
+    said = texts(lines.take().chunks)
+    why = "more was said than could be passed on"
+    assert said == [
+        *(f"{number:060}" for number in range(10)),
+        f"5 lines were dropped here: {why}",
+        f"1 line was dropped here: {why}",
+    ]
+
+
+def test_a_long_line_is_cut() -> None:
+    lines, job = Lines(1_000_000), new_job()
+    lines.add(job, line("x" * 100_000))
+    assert texts(lines.take().chunks) == ["x" * 10_000 + "…"]
+
+
+def test_nothing_is_kept_of_an_attempt_that_has_ended() -> None:
+    lines, job = Lines(1_000_000), new_job()
+    assert not lines.end(job)
+    lines.add(job, line("word"))
+    assert len(lines.take().chunks) == 1
+    assert not lines.end(job)
+    assert lines._attempts == {}
