@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -71,9 +71,15 @@ _MATCHES = """(%(who)s::text IS NULL OR starts_with(who, %(who)s::text))
    AND (%(since)s::timestamptz IS NULL OR at >= %(since)s::timestamptz)
    AND (%(until)s::timestamptz IS NULL OR at < %(until)s::timestamptz)"""
 _COLUMNS = "id, at, who, origin, act, kind, target, detail"
+_BEFORE = "(%(before)s::bigint IS NULL OR id < %(before)s::bigint)"
+MOST_LOOKED_AT = 10_000
+"""Lines that are looked at for one page, where no index leads to those that are wanted."""
+_HORIZON = Statement[int](f"""
+SELECT /* audit.horizon */ id FROM orchestrator.audit WHERE {_BEFORE} ORDER BY id DESC OFFSET %(most)s LIMIT 1
+""")
 _LIST = Statement[AuditEntry](f"""
 SELECT /* audit.list */ {_COLUMNS} FROM orchestrator.audit
- WHERE (%(before)s::bigint IS NULL OR id < %(before)s::bigint) AND {_MATCHES}
+ WHERE {_BEFORE} AND (%(horizon)s::bigint IS NULL OR id >= %(horizon)s::bigint) AND {_MATCHES}
  ORDER BY id DESC LIMIT %(limit)s
 """)
 _NEWER = Statement[AuditEntry](f"""
@@ -86,11 +92,35 @@ def _parameters(wanted: AuditFilter) -> dict[str, object]:
     return {name: getattr(wanted, name) for name in AuditFilter.__dataclass_fields__}
 
 
+class AuditPage(NamedTuple):
+    """Some of the lines that match."""
+
+    lines: list[AuditEntry]
+    next: int | None
+    """The `before` of the page after this one; None if there are no more."""
+
+
+def page(connection: Connection, wanted: AuditFilter, *, limit: int, before: int | None = None) -> AuditPage:
+    """Return the newest lines that match, newest first.
+
+    It looks at a bounded number of lines, and so a page may have few of them, or none, and yet not be the last.
+    """
+    is_walked = wanted != AuditFilter() and wanted.target is None
+    horizon = _HORIZON.first(connection, before=before, most=MOST_LOOKED_AT) if is_walked else None
+    found = _LIST(connection, _parameters(wanted), limit=limit, before=before, horizon=horizon)
+    return AuditPage(found, found[-1].id if len(found) == limit else horizon)
+
+
 def list_page(
     connection: Connection, wanted: AuditFilter, *, limit: int, before: int | None = None
 ) -> list[AuditEntry]:
-    """Return the newest lines that match, newest first; `before` is the last id of the page before."""
-    return _LIST(connection, _parameters(wanted), limit=limit, before=before)
+    """Return as many lines that match as are asked for, if there are so many: page after page."""
+    found: list[AuditEntry] = []
+    while True:
+        lines, before = page(connection, wanted, limit=limit - len(found), before=before)
+        found += lines
+        if before is None or len(found) == limit:
+            return found
 
 
 def newer(connection: Connection, wanted: AuditFilter, after: int) -> list[AuditEntry]:

@@ -88,6 +88,44 @@ def read(connection: Connection, since: datetime, queue: str | None = None) -> l
     return _LIST(connection, since=since, queue=queue)
 
 
+MOST_BOUNDS = 24
+"""So many numbers of `waits` and `runs` are added up at most."""
+
+
+def _added(column: str) -> str:
+    return ", ".join(f"coalesce(sum({column}[{place}]), 0)" for place in range(1, MOST_BOUNDS + 1))
+
+
+_SUMS = ", ".join(
+    f"sum({name})::bigint AS {name}"
+    for name in ("success", "failed", "cancelled", "skipped", "dispatched", "retried", "lost")
+)
+_COUNTED = """
+  FROM orchestrator.throughput
+ WHERE bucket >= %(since)s::timestamptz AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+   AND starts_with(queue, %(within)s::text)"""
+_MINUTES = Statement[Throughput](f"""
+SELECT /* throughput.minutes */ date_trunc('minute', bucket) AS bucket, '' AS queue, {_SUMS},
+       ARRAY[{_added("waits")}]::bigint[] AS waits, ARRAY[{_added("runs")}]::bigint[] AS runs {_COUNTED}
+ GROUP BY 1 ORDER BY 1
+""")
+_MINUTES_OF_QUEUES = Statement[Throughput](f"""
+SELECT /* throughput.minutes_of_queues */ date_trunc('minute', bucket) AS bucket, queue, {_SUMS},
+       '{{}}'::bigint[] AS waits, '{{}}'::bigint[] AS runs {_COUNTED}
+ GROUP BY 1, 2 ORDER BY 1, 2
+""")
+
+
+def minutes(connection: Connection, since: datetime, queue: str | None = None, within: str = "") -> list[Throughput]:
+    """Return what was counted since then, by the minute: of one queue, or of all whose names begin so, together."""
+    return _MINUTES(connection, since=since, queue=queue, within=within)
+
+
+def minutes_of_queues(connection: Connection, since: datetime, within: str = "") -> list[Throughput]:
+    """Return what became of tasks by queue and minute, without how long they waited and ran."""
+    return _MINUTES_OF_QUEUES(connection, since=since, queue=None, within=within)
+
+
 # What is not written yet has ended since the last ten seconds that are; before the first, everything has.
 _ENDED = Statement[EndCounts](f"""
 WITH /* throughput.ended */ written AS (

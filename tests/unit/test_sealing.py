@@ -17,10 +17,13 @@ from orchestrator.domain.renewal import renewed_error, renewed_inside, renewed_v
 from orchestrator.domain.sealed import open_error, seal_error
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks, after_end, after_success
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, WrongState
+from orchestrator.sdk.code.handle import _legibly
 from orchestrator.sdk.values.payload import decode_call, decode_value, encode_call, encode_value
 from orchestrator.sdk.values.shown import call_of, stored_value
+from orchestrator.sdk.waiting.steps import Steps, complete
 from orchestrator.sealing import CALL, VALUE, Sealed, Vault, is_sealed, vault_of
+from orchestrator.store.insights.runs import _shown_params, told_params
 
 
 def key(id: str, letter: bytes = b"k") -> str:
@@ -210,3 +213,31 @@ def test_sealed_texts_in_other_texts_are_opened_for_people_and_described_where_t
     assert described["a"].startswith("(sealed with key ")
     assert described["b"] == ["(sealed with key stray)"]
     assert described["c"] == "sealed:nothing"
+
+
+def stray_text(plain: bytes) -> str:
+    """Return a text that is sealed with a key which is not here."""
+    text = "sealed:" + base64.b64encode(Vault("elsewhere", {"stray": b"s" * 32}).seal(VALUE, plain)).decode()
+    del sealing._ciphers["stray"]
+    return text
+
+
+def test_what_code_refuses_is_told_without_what_cannot_be_opened() -> None:
+    def refusing() -> Steps[bytes]:
+        yield from ()
+        raise WrongState(f"The update 'pay' failed: ValueError: {stray_text(b'x')}")
+
+    with pytest.raises(WrongState, match=r"ValueError: \(sealed with key stray\)$"):
+        complete(_legibly(refusing()))
+
+
+def test_parameters_of_a_run_are_told_as_other_values_are(one: Vault) -> None:
+    sealed = one.seal_text('{"word": "xyzzy"}')
+    assert told_params(_shown_params(sealed)) == {"word": "xyzzy"}
+    stray = _shown_params(stray_text(msgspec.msgpack.encode('{"word": "xyzzy"}')))
+    assert told_params(stray) == "(sealed with key stray)"
+    described = msgspec.json.decode(sealing.describe_json(msgspec.json.encode(stray)))
+    assert told_params(described) == "(sealed with key stray)"
+    sent = msgspec.json.encode(dict.fromkeys(stray, sealed))
+    assert told_params(msgspec.json.decode(sealing.reveal_json(sent))) == {"word": "xyzzy"}
+    assert told_params({"sealed": "{}"}) == {"sealed": "{}"}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from orchestrator.monitoring.exposition import SECONDS
 from orchestrator.store.throughput import Throughput
 
 MINUTES = 60
@@ -60,8 +61,8 @@ class Percentiles:
     total: int
 
 
-def hour(bounds: Sequence[float], buckets: Sequence[Throughput], now: datetime) -> Hour:
-    """Return what the counted ten seconds come to."""
+def hour(buckets: Sequence[Throughput], now: datetime) -> Hour:
+    """Return what the minutes of the last hour come to."""
     begin = now.replace(second=0, microsecond=0) - timedelta(minutes=MINUTES - 1)
     by_minute: list[list[Throughput]] = [[] for _ in range(MINUTES)]
     for bucket in buckets:
@@ -70,7 +71,8 @@ def hour(bounds: Sequence[float], buckets: Sequence[Throughput], now: datetime) 
             by_minute[place].append(bucket)
     ends = [sum(_ends(one) for one in minute) for minute in by_minute]
     failed = [sum(one.failed for one in minute) for minute in by_minute]
-    recent = [one for one in buckets if one.bucket >= now - timedelta(minutes=5)]
+    lately = now.replace(second=0, microsecond=0) - timedelta(minutes=4)
+    recent = [one for one in buckets if one.bucket >= lately]
     return Hour(
         bars=_bars(ends, failed, begin),
         most=max(ends),
@@ -79,9 +81,9 @@ def hour(bounds: Sequence[float], buckets: Sequence[Throughput], now: datetime) 
         other=sum(one.cancelled + one.skipped for one in buckets),
         retried=sum(one.retried for one in buckets),
         lost=sum(one.lost for one in buckets),
-        per_second=sum(map(_ends, recent)) / 300,
-        waits=_percentiles(bounds, [[one.waits for one in minute] for minute in by_minute]),
-        runs=_percentiles(bounds, [[one.runs for one in minute] for minute in by_minute]),
+        per_second=sum(map(_ends, recent)) / (now - lately).total_seconds(),
+        waits=_percentiles(SECONDS, [[one.waits for one in minute] for minute in by_minute]),
+        runs=_percentiles(SECONDS, [[one.runs for one in minute] for minute in by_minute]),
     )
 
 

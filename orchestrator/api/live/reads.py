@@ -11,7 +11,6 @@ from orchestrator.api.live.subjects import SYSTEM, Kind, State, Subject, missed
 from orchestrator.sdk.backend.logs import read_many
 from orchestrator.sdk.tasks.logs import LogEntry
 from orchestrator.store import insights
-from orchestrator.store.insights import QueueCounts
 from orchestrator.transport import journal
 from orchestrator.transport.changes import find_entries, history
 from orchestrator.transport.codec import ProgressMark, TaskChange, stream_position
@@ -62,7 +61,9 @@ class Reads:
                     found[Subject(Kind.RUN, run.id.bytes)] = run
             if queues:
                 known = {one.queue: one for one in insights.list_queues(connection)}
-                found |= {subject: known.get(str(subject.key)) or _empty(str(subject.key)) for subject in queues}
+                found |= {
+                    subject: known.get(str(subject.key)) or insights.empty_queue(str(subject.key)) for subject in queues
+                }
             if SYSTEM in found:
                 found[SYSTEM] = insights.overview(connection)
         return found
@@ -116,18 +117,3 @@ class Reads:
 
 def _ids(subjects: Sequence[Subject]) -> list[bytes]:
     return [cast("bytes", subject.key) for subject in subjects]
-
-
-def _empty(queue: str) -> QueueCounts:
-    return QueueCounts(
-        queue=queue,
-        ready=0,
-        delayed=0,
-        unknown=0,
-        blocked=0,
-        dispatched=0,
-        running=0,
-        oldest_ready=None,
-        workers=0,
-        slots=0,
-    )

@@ -37,7 +37,10 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class AuditPage(msgspec.Struct, frozen=True):
-    """Some lines of the audit log, newest first."""
+    """Some lines of the audit log, newest first.
+
+    A page looks at some thousand lines: of what is rare, it may have few, or none, and yet not be the last.
+    """
 
     items: list[AuditEntry]
     next: int | None
@@ -52,5 +55,5 @@ def list_audit(api: Api, query: AuditQuery) -> AuditPage:
     """
     wanted = AuditFilter(**{name: getattr(query, name) for name in AuditFilter.__dataclass_fields__})
     with api.reading() as connection:
-        found = audit.list_page(connection, wanted, limit=query.limit, before=query.cursor)
-    return AuditPage(found, found[-1].id if len(found) == query.limit else None)
+        found = audit.page(connection, wanted, limit=query.limit, before=query.cursor)
+    return AuditPage(found.lines, found.next)

@@ -124,7 +124,7 @@ def find(api: Api, id: UUID) -> RunAnswer:
             raise NotFound.by_id("run", str(id))
         code = insights.show_code(connection, id) if run.code else None
         steps = insights.list_steps(connection, id) if run.workflow and not run.code else []
-    run = dataclasses.replace(run, params=api.redaction.shown(run.params))
+    run = dataclasses.replace(run, params=api.redaction.shown(insights.told_params(run.params)))
     return RunAnswer(run, steps, None if code is None else _of_code(code, api.redaction))
 
 

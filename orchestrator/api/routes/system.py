@@ -95,6 +95,15 @@ def show_throughput(api: Api, query: ThroughputQuery, reach: Reach) -> Throughpu
     return ThroughputAnswer([*SECONDS], [row for row in found if reach.has_queue(row.queue)])
 
 
+def read_minutes(api: Api, reach: Reach, queue: str | None = None, *, each: bool = False) -> list[Throughput]:
+    """Return the last hour by the minute: of one queue, of all together, or of each of them."""
+    since = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=59)
+    with api.reading() as connection:
+        if each:
+            return throughput.minutes_of_queues(connection, since, reach.queues)
+        return throughput.minutes(connection, since, queue, reach.queues)
+
+
 @routes.get("/api/v1/workers", about=WHOLE)
 def workers(api: Api) -> Workers:
     """Show the fleet."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from rich.text import Text
 
@@ -42,6 +44,12 @@ def _goes_on(run: RunDetail, successor_view: CodeView | None) -> str | None:
     return f"{to_text(successor_id(run.id.bytes))}{how}"
 
 
+def _params(params: Mapping[str, Any] | str) -> str:
+    if isinstance(params, str):
+        return params
+    return ", ".join(f"{name}={short_text(value)}" for name, value in params.items())
+
+
 def print_run(run: RunDetail, code: CodeView | None, successor_view: CodeView | None, now: datetime) -> None:
     """Print a run; `successor_view` is the one in whose place it goes on, if it was reset."""
     counters = {
@@ -57,7 +65,7 @@ def print_run(run: RunDetail, code: CodeView | None, successor_view: CodeView | 
             "run": str(run.id),
             "name": run.name if run.name != run.workflow else None,
             "workflow": f"{run.workflow}, version {run.version}" if run.workflow is not None else None,
-            "params": ", ".join(f"{name}={short_text(value)}" for name, value in run.params.items()),
+            "params": _params(run.params),
             "status": run_state(run),
             **({} if code is None else code_fields(run, code, now)),
             "goes on as": _goes_on(run, successor_view),

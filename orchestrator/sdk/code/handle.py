@@ -9,7 +9,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import error_text
-from orchestrator.errors import ResultTimeout, RunFailed
+from orchestrator.errors import OrchestratorError, ResultTimeout, RunFailed
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.known_updates import WorkflowSignature
@@ -19,6 +19,7 @@ from orchestrator.sdk.tasks.options import check_label, check_name
 from orchestrator.sdk.values.payload import decode_value, digest_call, encode_call, encode_value
 from orchestrator.sdk.waiting.steps import Steps, check_timeout, complete
 from orchestrator.sdk.waiting.twins import twin
+from orchestrator.sealing import legible
 from orchestrator.transport.codec import Ended
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class WorkflowHandle(Generic[R]):
         refuse_inside_task("a workflow")
         check_timeout(timeout)
         payload = encode_call(name, args, kwargs, self._client.settings.max_payload)
-        return decode_value((yield from self._client.backend.code.query(self._run, name, payload, timeout)))
+        return decode_value((yield from _legibly(self._client.backend.code.query(self._run, name, payload, timeout))))
 
     def update(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any:
         """Ask the code to do something, and return its answer."""
@@ -131,7 +132,7 @@ class WorkflowHandle(Generic[R]):
         if self._signature is not None:
             self._signature.check_update(name)
         payload = encode_call(name, args, kwargs, self._client.settings.max_payload)
-        return decode_value((yield from self._client.backend.code.update(self._run, name, payload, timeout)))
+        return decode_value((yield from _legibly(self._client.backend.code.update(self._run, name, payload, timeout))))
 
     def cancel(self) -> None:
         """Ask the run to cancel itself: its code is told, and may tidy up."""
@@ -195,3 +196,12 @@ class WorkflowHandle(Generic[R]):
             raise RunFailed(f"{name}, run {self.id}, was {ended.state}.")
         text = f"{name}, run {self.id}, failed: {error_text(error.kind, error.message)}\n\n{error.traceback}".rstrip()
         raise RunFailed(text, kind=error.kind, data=error.attributes)
+
+
+def _legibly(steps: Steps[bytes]) -> Steps[bytes]:
+    """Take steps; an error of theirs says of what is sealed with a key that is not here that it is sealed."""
+    try:
+        return (yield from steps)
+    except OrchestratorError as error:
+        error.args = tuple(legible(part) if isinstance(part, str) else part for part in error.args)
+        raise

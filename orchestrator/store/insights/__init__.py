@@ -15,7 +15,7 @@ from orchestrator.store.insights.code_workflows import (
     list_code_workflows,
     open_runs,
 )
-from orchestrator.store.insights.fleet import QueueCounts, WorkerView, list_queues, list_workers
+from orchestrator.store.insights.fleet import QueueCounts, WorkerView, empty_queue, list_queues, list_workers
 from orchestrator.store.insights.obstacles import find_obstacles
 from orchestrator.store.insights.owners import find_run_owner, find_task_owner
 from orchestrator.store.insights.pressure import (
@@ -34,6 +34,7 @@ from orchestrator.store.insights.runs import (
     list_runs,
     page_of_runs,
     show_run,
+    told_params,
 )
 from orchestrator.store.insights.search import Found, search
 from orchestrator.store.insights.steps import StepView, find_step_task, list_steps
@@ -93,6 +94,7 @@ __all__ = [
     "connections",
     "count_open_others",
     "dead_rows",
+    "empty_queue",
     "find_code_start",
     "find_node",
     "find_obstacles",
@@ -117,4 +119,5 @@ __all__ = [
     "show_code",
     "show_run",
     "show_task",
+    "told_params",
 ]

@@ -58,6 +58,22 @@ class QueueCounts:
     """Which of the six numbers are the least that there is: of very many open tasks, not all are counted."""
 
 
+def empty_queue(name: str) -> QueueCounts:
+    """Return what is said of a queue in which nothing stands."""
+    return QueueCounts(
+        queue=name,
+        ready=0,
+        delayed=0,
+        unknown=0,
+        blocked=0,
+        dispatched=0,
+        running=0,
+        oldest_ready=None,
+        workers=0,
+        slots=0,
+    )
+
+
 _LATER = "status = 'pending' AND blockers = 0 AND wake_at IS NOT NULL"
 
 _ALL = f"""

@@ -8,10 +8,11 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import RunState
-from orchestrator.sealing import open_json, reveal_text
+from orchestrator.sealing import open_json, open_text, reveal_text
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.sql import Row, Statement
 
@@ -68,8 +69,8 @@ class RunView:
 class RunDetail(RunView):
     """All that is known of one run but its tasks."""
 
-    params: Mapping[str, Any]
-    """What it was started with, and defaults."""
+    params: Mapping[str, Any] | str
+    """What it was started with, and defaults; a text that says so if they are sealed with a key that is not here."""
     code: bool = False
     """It is a run of a workflow as code."""
     schedule: str | None = None
@@ -225,10 +226,28 @@ def show_run(connection: Connection, run: UUID) -> RunDetail | None:
     return RunDetail(**columns | {"held_by": tuple(held_by)})
 
 
+_SEALED = "(sealed)"
+"""What stands for the names of parameters that cannot be opened here; no parameter is called so."""
+
+
 def _shown_params(stored: Any) -> Any:
-    """Return parameters, opened if they are sealed; where they cannot be, why."""
+    """Return parameters, opened if they are sealed; where they cannot be, as they are: who asked may have the key."""
     opened = open_json(stored)
-    return opened if isinstance(opened, dict) else {"sealed": reveal_text(stored)}
+    return opened if isinstance(opened, dict) else {_SEALED: stored}
+
+
+def told_params(params: Mapping[str, Any] | str) -> Mapping[str, Any] | str:
+    """Return the parameters of a run for people: opened where this process can, else a text that says so."""
+    sealed = params.get(_SEALED) if isinstance(params, Mapping) else None
+    if not isinstance(sealed, str):
+        return params
+    text = open_text(sealed)
+    try:
+        return msgspec.json.decode(
+            text, type=dict[str, Any]
+        )  # whoever got it over HTTP, and has the key, has opened it
+    except msgspec.MsgspecError:
+        return text
 
 
 def _columns(row: Any) -> dict[str, Any]:

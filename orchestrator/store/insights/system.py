@@ -162,9 +162,9 @@ class Overview:
 _OPEN_COUNTS = ("ready", "delayed", "unknown", "blocked", "dispatched", "running")
 
 
-def overview(connection: Connection, *, shard: int = 0) -> Overview:
-    """Return how the system is doing."""
-    queues = list_queues(connection)
+def overview(connection: Connection, *, queues: Sequence[QueueCounts] | None = None, shard: int = 0) -> Overview:
+    """Return how the system is doing; what stands in the queues need not be counted again where it was a moment ago."""
+    queues = list_queues(connection) if queues is None else queues
     workers = list_workers(connection)
     live = [worker for worker in workers if worker.state == "live"]
     minute, hour = _ended(connection)

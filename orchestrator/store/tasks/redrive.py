@@ -51,15 +51,24 @@ class Group(NamedTuple):
     tasks: int
 
 
+# An example is looked up for each group: to sort all messages by time takes longer than everything else.
 _PREVIEW = Statement[Group](f"""
-SELECT /* redrive.preview */ e.name, e.queue, coalesce(e.error->>'kind', '') AS kind,
-       coalesce((array_agg(e.error->>'message' ORDER BY e.ended_at DESC))[1], '') AS example,
-       count(DISTINCT CASE WHEN {KEEPS_KEY} IS NULL THEN e.id::text ELSE e.unique_key END) AS tasks
-  FROM orchestrator.ended_tasks e
- WHERE {_MATCHES} AND e.ended_at >= coalesce(%(since)s::timestamptz, '-infinity')
-   AND e.ended_at <= coalesce(%(until)s::timestamptz, 'infinity')
-   AND (%(within)s::text = '' OR starts_with(e.queue, %(within)s::text))
- GROUP BY 1, 2, 3 ORDER BY 5 DESC, 1, 2, 3
+WITH /* redrive.preview */ matching AS (
+    SELECT e.name, e.queue, coalesce(e.error->>'kind', '') AS kind, e.ended_at,
+           CASE WHEN {KEEPS_KEY} IS NOT NULL THEN e.unique_key END AS key
+      FROM orchestrator.ended_tasks e
+     WHERE {_MATCHES} AND e.ended_at >= coalesce(%(since)s::timestamptz, '-infinity')
+       AND e.ended_at <= coalesce(%(until)s::timestamptz, 'infinity')
+       AND (%(within)s::text = '' OR starts_with(e.queue, %(within)s::text))
+), groups AS MATERIALIZED (
+    SELECT name, queue, kind, max(ended_at) AS last, count(*) FILTER (WHERE key IS NULL) + count(DISTINCT key) AS tasks
+      FROM matching GROUP BY name, queue, kind
+)
+SELECT name, queue, kind, coalesce((
+       SELECT error->>'message' FROM orchestrator.ended_tasks e
+        WHERE e.status <> 'success' AND e.ended_at = groups.last AND e.status = 'failed' AND e.name = groups.name
+          AND e.queue = groups.queue AND coalesce(e.error->>'kind', '') = groups.kind LIMIT 1), '') AS example, tasks
+  FROM groups ORDER BY tasks DESC, name, queue, kind
 """)
 
 

@@ -9,12 +9,10 @@ import msgspec
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.charts import hour
-from orchestrator.api.dashboard.pages.overview import read_failures
+from orchestrator.api.dashboard.pages.overview import read_failures, read_hour
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WITHIN
-from orchestrator.api.routes import system
 from orchestrator.domain.access import Reach
 
 routes = Routes("dashboard", "/ui/failures")
@@ -31,13 +29,14 @@ class FailuresQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 @routes.get("", about=WITHIN, media_type=HTML)
 def list_failures(api: Api, query: FailuresQuery, reach: Reach) -> Response:
     """Show failed tasks by task and error."""
-    counted = system.show_throughput(api, system.ThroughputQuery(), reach)
     since = datetime.now(UTC) - RANGES[query.within]
+    failures = read_failures(api, reach, RANGES[query.within])
     return page(
         "failures.html",
-        groups=read_failures(api, reach, RANGES[query.within]),
+        groups=failures.groups,
+        looked_at=failures.looked_at,
         within=query.within,
         ranges=list(RANGES),
         since=since.isoformat(timespec="seconds"),
-        hour=hour(counted.bounds, counted.buckets, datetime.now(UTC)),
+        hour=read_hour(api, reach),
     )

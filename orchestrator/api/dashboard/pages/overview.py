@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.charts import hour
+from orchestrator.api.dashboard.charts import Hour, hour
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WITHIN
@@ -18,8 +18,8 @@ from orchestrator.domain.access import Reach
 from orchestrator.monitoring import trouble
 from orchestrator.monitoring.trouble import Trouble
 from orchestrator.store.insights import Overview, QueueCounts, WorkerView
-from orchestrator.store.tasks import redrive
-from orchestrator.store.tasks.redrive import FailedFilter, Group
+from orchestrator.store.insights import overview as overview_of
+from orchestrator.store.insights.failures import Failures, latest_failures
 
 routes = Routes("dashboard", "/ui")
 
@@ -39,10 +39,11 @@ class Whole:
 
 def read_whole(api: Api) -> Whole:
     """Return how the system is doing, and what needs a person, as `orchestrator status` says it."""
-    found = system.status(api)
+    queues = read_queues(api, Reach())
+    with api.reading() as connection:
+        found = overview_of(connection, queues=queues)
     insights = api.backend.insights
-    queues = [queue.queue for queue in read_queues(api, Reach())]
-    health, held = insights.redis(found.events.generation if found.events else None, queues)
+    health, held = insights.redis(found.events.generation if found.events else None, [queue.queue for queue in queues])
     transactions = insights.long_transactions(api.settings.long_transaction)
     troubles = [
         *trouble.of_the_system(found, api.settings.lease, health.complaint),
@@ -58,13 +59,18 @@ def read_queues(api: Api, reach: Reach) -> list[QueueCounts]:
     return api.recent.get(("queues", reach), _RECENT, lambda: queue_routes.list_queues(api, reach).queues)
 
 
-def read_failures(api: Api, reach: Reach, since: timedelta) -> list[Group]:
-    """Return failed tasks by name and error, the largest groups first."""
-    wanted = FailedFilter(since=datetime.now(UTC) - since)
+def read_hour(api: Api, reach: Reach) -> Hour:
+    """Return the last hour of all that somebody may see."""
+    minutes = api.recent.get(("minutes", reach), _RECENT, lambda: system.read_minutes(api, reach))
+    return hour(minutes, datetime.now(UTC))
 
-    def read() -> list[Group]:
+
+def read_failures(api: Api, reach: Reach, since: timedelta) -> Failures:
+    """Return failed tasks by name and error, the largest groups first."""
+
+    def read() -> Failures:
         with api.reading() as connection:
-            return redrive.preview(connection, wanted, reach.queues)
+            return latest_failures(connection, datetime.now(UTC) - since, reach.queues)
 
     return api.recent.get(("failures", reach, since), 5 * _RECENT, read)
 
@@ -73,15 +79,13 @@ def read_failures(api: Api, reach: Reach, since: timedelta) -> list[Group]:
 def overview(api: Api, reach: Reach) -> Response:
     """Show how the system is doing."""
     whole = None if reach.is_bound else api.recent.get(("whole",), _RECENT, lambda: read_whole(api))
-    counted = api.recent.get(
-        ("throughput", reach), _RECENT, lambda: system.show_throughput(api, system.ThroughputQuery(), reach)
-    )
     failures = read_failures(api, reach, timedelta(hours=1))
     return page(
         "overview.html",
         whole=whole,
         queues=read_queues(api, reach),
-        hour=hour(counted.bounds, counted.buckets, datetime.now(UTC)),
-        failures=failures[:_MOST_GROUPS],
-        more_failures=max(0, len(failures) - _MOST_GROUPS),
+        hour=read_hour(api, reach),
+        failures=failures.groups[:_MOST_GROUPS],
+        more_failures=max(0, len(failures.groups) - _MOST_GROUPS),
+        failures_looked_at=failures.looked_at,
     )

@@ -17,7 +17,7 @@ from orchestrator.api.routes import system
 from orchestrator.api.routes import tasks as task_routes
 from orchestrator.domain.access import Reach
 from orchestrator.domain.states import TaskState
-from orchestrator.store.insights import QueueCounts
+from orchestrator.store.insights import empty_queue
 from orchestrator.store.throughput import Throughput
 
 routes = Routes("dashboard", "/ui/queues")
@@ -26,12 +26,11 @@ routes = Routes("dashboard", "/ui/queues")
 @routes.get("", about=WITHIN, media_type=HTML)
 def list_queues(api: Api, reach: Reach) -> Response:
     """Show every queue."""
-    counted = system.show_throughput(api, system.ThroughputQuery(), reach)
     now = datetime.now(UTC)
     by_queue: dict[str, list[Throughput]] = {}
-    for bucket in counted.buckets:
+    for bucket in system.read_minutes(api, reach, each=True):
         by_queue.setdefault(bucket.queue, []).append(bucket)
-    hours = {queue: hour(counted.bounds, found, now) for queue, found in by_queue.items()}
+    hours = {queue: hour(found, now) for queue, found in by_queue.items()}
     return page("queues.html", queues=read_queues(api, reach), hours=hours)
 
 
@@ -40,28 +39,12 @@ def show_queue(api: Api, name: str) -> Response:
     """Show one queue: its numbers, its limits, and what stands in it."""
     reach = reach_of_visitor()
     found = next((queue for queue in read_queues(api, reach) if queue.queue == name), None)
-    counted = system.show_throughput(api, system.ThroughputQuery(queue=name), reach)
     open_states = (TaskState.RUNNING, TaskState.DISPATCHED, TaskState.PENDING)
     listed = task_routes.list_tasks(api, task_routes.TaskQuery(queue=name, status=open_states, limit=20), reach)
     return page(
         "queue.html",
         name=name,
-        queue=found or _empty(name),
-        hour=hour(counted.bounds, counted.buckets, datetime.now(UTC)),
+        queue=found or empty_queue(name),
+        hour=hour(system.read_minutes(api, reach, name), datetime.now(UTC)),
         tasks=listed.items,
-    )
-
-
-def _empty(name: str) -> QueueCounts:
-    return QueueCounts(
-        queue=name,
-        ready=0,
-        delayed=0,
-        unknown=0,
-        blocked=0,
-        dispatched=0,
-        running=0,
-        oldest_ready=None,
-        workers=0,
-        slots=0,
     )

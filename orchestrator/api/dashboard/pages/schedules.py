@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
@@ -15,14 +17,14 @@ from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WITHIN
 from orchestrator.domain.access import Reach
-from orchestrator.domain.schedules.schedule import fires
+from orchestrator.domain.schedules.schedule import Schedule, fires
 from orchestrator.store.schedules.definitions import StoredSchedule
 
 routes = Routes("dashboard", "/ui/schedules")
 
 _AHEAD = timedelta(hours=24)
-_MOST_FIRES = 150
-"""Marks on one strip; what fires more often is drawn as a line."""
+_MOST_FIRES = 52
+"""Marks on one strip; what fires more often than every half hour is drawn as a line."""
 _MOST_SHOWN = 200
 _LAST = 14
 
@@ -55,7 +57,20 @@ def list_schedules(api: Api, reach: Reach) -> Response:
     )
 
 
+@lru_cache(maxsize=2_000)
+def _from(written: bytes, hour: datetime) -> tuple[tuple[datetime, ...], bool]:
+    """Return the fires from an hour on for a day and an hour, and whether they are too many to be drawn.
+
+    To find one takes a tenth of a millisecond, and they do not change.
+    """
+    schedule = msgspec.json.decode(written, type=Schedule)
+    found = tuple(islice(fires(schedule, hour, hour + _AHEAD + timedelta(hours=1)), _MOST_FIRES + 1))
+    return found, len(found) > _MOST_FIRES
+
+
 def _shown(api: Api, stored: StoredSchedule, now: datetime, reach: Reach) -> Shown:
-    ahead = [] if stored.paused else list(islice(fires(stored.schedule, now, now + _AHEAD), _MOST_FIRES + 1))
-    marks = [round(100 * (fire - now) / _AHEAD, 2) for fire in ahead[:_MOST_FIRES]]
-    return Shown(stored, marks, len(ahead) > _MOST_FIRES, last_runs(api, stored.workflow, reach, _LAST))
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    written = msgspec.json.encode(msgspec.structs.replace(stored.schedule, params={}))
+    found, is_steady = ((), False) if stored.paused else _from(written, hour)
+    marks = [round(100 * (fire - now) / _AHEAD, 2) for fire in found if now <= fire < now + _AHEAD]
+    return Shown(stored, marks, is_steady, last_runs(api, stored.workflow, reach, _LAST))
