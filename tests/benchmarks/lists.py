@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -32,19 +33,20 @@ LIMIT_MS = 50
 """What every page must stay below."""
 
 # Ids sort by time, as those of the product do: half a second for a thousand rows, the newest now.
-_ID = """(lpad(to_hex((extract(epoch FROM now()) * 1000)::bigint - ({total} - n) / 2), 12, '0')
+_ID = """(lpad(to_hex((extract(epoch FROM %(now)s::timestamptz) * 1000)::bigint - ({total} - n) / 2), 12, '0')
           || '7' || lpad(to_hex(n %% 4096), 3, '0') || 'a' || lpad(to_hex(n), 15, '0'))::uuid"""
-_AT = "now() - make_interval(secs => ({total} - n) / 2000.0)"
+_AT = "%(now)s::timestamptz - make_interval(secs => ({total} - n) / 2000.0)"
 _ENDED = """
 INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, reason, attempt, failures, losses,
-       payload, result, error, worker, created_at, started_at, ended_at)
+       payload, result, error, worker, created_at, started_at, ended_at, run_id, step, position)
 SELECT {id}, n, CASE WHEN n %% 1000000 = 7 THEN 'app.rare' ELSE 'app.task' || n %% 50 END,
        CASE WHEN n %% 1000000 = 9 THEN 'rare' ELSE 'queue' || n %% 20 END, 0,
        CASE WHEN n %% 100 = 3 THEN 'failed' WHEN n %% 1000000 = 5 THEN 'cancelled' ELSE 'success' END,
        CASE WHEN n %% 100 = 3 THEN 'failed' END, 1, 0, 0, %(payload)s, %(payload)s,
        CASE WHEN n %% 100 = 3 THEN jsonb_build_object('kind', 'ValueError', 'traceback', repeat('line of code ', 40),
             'message', CASE WHEN n %% 1000000 = 3 THEN 'rare words' ELSE 'wrong number ' || n END) END,
-       'host-1-abc', {at}, {at}, {at} + interval '1 s'
+       'host-1-abc', {at}, {at}, {at} + interval '1 s',
+       CASE WHEN n / 100 %% 2 = 0 AND n / 5 < {runs} THEN {run} END, 'step' || n %% 5, 0
   FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
 """
 _OPEN = """
@@ -56,14 +58,14 @@ SELECT {id}, CASE WHEN n %% 1000000 = 7 THEN 'app.rare_open' ELSE 'app.task' || 
 _RUNS = """
 INSERT INTO orchestrator.runs (id, name, status, total, open, success, failed, cancelled, skipped, created_at,
        started_at, ended_at, workflow, version, tags, params)
-SELECT {id}, 'workflow' || n %% 30, CASE WHEN n %% 100 = 3 THEN 'failed' ELSE 'success' END, 5, 0, 5, 0, 0, 0, {at},
+SELECT {id}, 'workflow' || n %% 30, CASE WHEN n %% 40 = 0 THEN 'failed' ELSE 'success' END, 5, 0, 5, 0, 0, 0, {at},
        {at}, {at} + interval '1 s', CASE WHEN n %% 1000000 = 7 THEN 'rare' ELSE 'workflow' || n %% 30 END, 1,
        ARRAY['customer' || n %% 1000, CASE WHEN n %% 2 = 0 THEN 'even' ELSE 'odd' END], '{{}}'
   FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
 """
 
 # As leaders would have written it.
-_THROUGHPUT = """
+THROUGHPUT = """
 INSERT INTO orchestrator.throughput
 SELECT bucket, 'queue' || queue, 1, 990, 10, 0, 0, 1000, 0, 0, array_fill(50, ARRAY[19]), array_fill(50, ARRAY[19])
   FROM generate_series(date_bin('10 s', now(), 'epoch') - interval '1 hour', now(), interval '10 s') AS bucket
@@ -127,14 +129,16 @@ def fill(url: str, ended: int, opened: int, runs: int) -> None:
     """Insert rows as they would have come."""
     connection = psycopg2.connect(url)
     connection.autocommit = True
-    step = 100_000
+    step, now = 100_000, datetime.now(UTC)
     with connection.cursor() as cursor:
         for statement, count, offset in ((_ENDED, ended, 0), (_OPEN, opened, ended), (_RUNS, runs, 0)):
-            sql = statement.format(id=_ID, at=_AT).replace("{total}", str(offset + count))
+            run = _ID.replace("{total}", str(runs)).replace("- n)", "- n / 5)").replace("n %%", "n / 5 %%")
+            run = run.replace("to_hex(n)", "to_hex(n / 5)")
+            sql = statement.format(id=_ID, at=_AT, run=run, runs=runs).replace("{total}", str(offset + count))
             for first in track(range(offset, offset + count, step), "filling"):
                 last = min(first + step, offset + count) - 1
-                cursor.execute(sql, {"first": first, "last": last, "payload": b"\x92\x01\x02" * 20})
-        cursor.execute(_THROUGHPUT)
+                cursor.execute(sql, {"first": first, "last": last, "payload": b"\x92\x01\x02" * 20, "now": now})
+        cursor.execute(THROUGHPUT)
         cursor.execute("VACUUM ANALYZE")
     connection.close()
 
