@@ -81,6 +81,7 @@ if s == 'leased' or s == 'waiting' then
   redis.call('PUBLISH', ARGV[5], ARGV[3])
   return 'done'
 end
+if s == 'done' then return 'again' end
 return s
 """
 _LOOK = """
@@ -219,7 +220,8 @@ class Pulls:
         return self._said(self._run("beat", [self._keys.pull(name)], token))
 
     def complete(self, queue_id: str, outcome: bytes) -> str:
-        """Say how it ended; return where the work stands: `done`, or `ended` if that is in Postgres."""
+        """Say how it ended; return where the work stands: `done`, `again` if that was said before, `ended` if it is
+        in Postgres."""
         name, token = _parts(queue_id)
         place, keys = self._keys.pull(name), self._keys
         words = (token, self._sealed(place, outcome), name, keys.pull_waiting(""), keys.pull_ends)

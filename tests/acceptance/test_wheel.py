@@ -34,6 +34,7 @@ def test_it_ships_everything_and_nothing_at_top_level(wheel: Path) -> None:
     for path in (
         "orchestrator/py.typed",
         "orchestrator/workers/parent/supervisor.py",
+        "orchestrator/workers/executors/keeper.sh",
         "orchestrator/migrations/env.py",
         "orchestrator/migrations/script.py.mako",
         "orchestrator/migrations/versions/r0001_trunk.py",

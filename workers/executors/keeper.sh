@@ -1,5 +1,6 @@
 # Keeps one command: starts it once, and writes down how it ended, whoever watches meanwhile or nobody.
 # Arguments: the folder of the execution, where to run, limits (CPU seconds, memory in kB, open files; or -), the command.
+# Whoever starts it waits for the end of descriptor 3, which comes when it is known who keeps the command.
 folder=$1 place=$2 cpu=$3 memory=$4 files=$5
 shift 5
 trap : TERM INT HUP
@@ -8,6 +9,7 @@ own=$$
 read -r own </proc/$$/stat 2>/dev/null
 echo "$own" 2>/dev/null >"$folder/keeper" || exit 0
 set +C
+exec 3>&-
 (
   trap - TERM INT HUP
   cd "$place" || exit 126

@@ -49,15 +49,22 @@ class Spool:
 
     def __init__(self, root: Path, name: str) -> None:
         self.folder = root / name
+        self.stderr = self.folder / "stderr"
+        self._told: int | None = None
 
     def prepare(self, input: bytes, specification: bytes) -> None:
-        """Write down what the command is given."""
+        """Write down what the command is given, and make the files into which it writes.
+
+        Who starts a process waits while that opens its files, with all threads of this one: none is left to be made.
+        """
         self.folder.mkdir(mode=0o700, exist_ok=True)
         (self.folder / "work").mkdir(exist_ok=True)
         for name, data in (("input", input), ("spec.json", specification)):
             path = self.folder / f".{name}"
             path.write_bytes(data)
             path.replace(self.folder / name)
+        for path in (self.stderr, self.folder / "stdout"):
+            path.touch(0o600)
 
     def keeper(self) -> Keeper | None:
         """Return who keeps the command; None if nobody has begun to."""
@@ -67,6 +74,17 @@ class Spool:
             return None
         return _parse(line) if line.endswith("\n") else None
 
+    def forbid(self) -> bool:
+        """See to it that nobody begins to keep the command; say whether that was in time."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            with (self.folder / "keeper").open("x") as file:
+                file.write(_NOBODY)
+        except FileExistsError:
+            return False
+        (self.folder / "end").touch()  # by whose age it is cleared away
+        return True
+
     def exit_code(self) -> int | None:
         """Return how the command has ended; None if nobody knows."""
         try:
@@ -75,22 +93,39 @@ class Spool:
             return None
         return int(said) if said.endswith("\n") and said.strip().isdigit() else None
 
+    def has_more(self) -> bool:
+        """Say whether there is something in stderr that nobody has been told."""
+        try:
+            size = self.stderr.stat().st_size
+        except FileNotFoundError:
+            return False
+        return size > (self._how_far() if size else 0)
+
     def new_lines(self, *, is_last: bool = False) -> list[str]:
         """Return the lines of stderr that nobody has been told, and remember that they are."""
-        told = self.folder / "told"
+        place = self._how_far()
         try:
-            place = int(told.read_text() or 0) if told.exists() else 0
-            with (self.folder / "stderr").open("rb") as file:
+            with self.stderr.open("rb") as file:
                 file.seek(place)
                 data = file.read(_CHUNK)
-        except (FileNotFoundError, ValueError):
+        except FileNotFoundError:
             return []
         if not is_last and not data.endswith(b"\n"):
             whole = data.rfind(b"\n") + 1
             data = data[: whole or (len(data) if len(data) == _CHUNK else 0)]
         if data:
-            told.write_text(str(place + len(data)))
+            self._told = place + len(data)
+            (self.folder / "told").write_text(str(self._told))
         return data.decode(errors="replace").splitlines()
+
+    def _how_far(self) -> int:
+        """Return how many bytes of stderr have been passed on, by this watcher or one before it."""
+        if self._told is None:
+            try:
+                self._told = int((self.folder / "told").read_text() or 0)
+            except (FileNotFoundError, ValueError):
+                self._told = 0
+        return self._told
 
     def output(self, limit: int) -> bytes | None:
         """Return what the command has written to stdout; None if that is more than `limit` bytes."""
@@ -100,7 +135,7 @@ class Spool:
 
     def last_words(self, size: int = 4_000) -> str:
         """Return the end of stderr."""
-        with contextlib.suppress(FileNotFoundError), (self.folder / "stderr").open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), self.stderr.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - size))
             return file.read().decode(errors="replace").strip()
         return ""
@@ -111,6 +146,8 @@ class Spool:
 
 
 _CHUNK = 64_000
+_NOBODY = "0 (nobody) X\n"
+"""What stands where a keeper would, of a command that is not to be begun."""
 
 
 def open_root(namespace: str) -> Path:

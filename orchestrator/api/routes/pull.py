@@ -120,20 +120,19 @@ def complete_work(api: Api, body: Completion) -> Steps[Ok]:
             f"A result has at most {api.settings.max_payload:,} bytes (setting max_payload): send an error instead."
         )
         raise refused(413, "The result is too large", detail)
-    pause, deadline, has_waited = Pause(), time.monotonic() + _APPLYING, False
+    pause, deadline = Pause(), time.monotonic() + _APPLYING
     with _told(api, body.queue_id, pause):
         while True:
             state = api.desk.pulls.complete(body.queue_id, said)
-            if state not in ("done", "ended"):
+            if state not in ("done", "again", "ended"):
                 raise _refusal(state, body.queue_id)
             left = deadline - time.monotonic()
-            if state == "ended" or (has_waited and _has_ended(api, body.queue_id)):
+            if state == "ended" or (state == "again" and _has_ended(api, body.queue_id)):
                 return Ok()
             if left <= 0:
                 raise refused(503, "It is kept, but not in Postgres yet", "No leader has applied it: send it again.")
             pause.seconds = min(left, _LOOK_AGAIN)
             yield pause
-            has_waited = True
 
 
 @contextmanager

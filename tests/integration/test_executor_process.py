@@ -1,0 +1,281 @@
+"""The executor `process`, with real commands: what they are given and forbidden, and what is left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
+from orchestrator.domain.executors.process import Process
+from orchestrator.errors import GiveUp
+from orchestrator.settings import load_settings
+from orchestrator.workers.executors.process import ProcessExecutor
+from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable
+from tests.integration.test_executor_http import Heard
+from tests.waiting import eventually
+
+PYTHON = [sys.executable, "-S", "-E", "-c"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where executions keep what they need."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def execution(*command: str, **options: Any) -> Execution:
+    return Execution(
+        name=f"e-{uuid4().hex[:8]}",
+        task="shop.resize",
+        task_id="t-1",
+        attempt=2,
+        queue="default",
+        options=Process(command=list(command), **options),
+        input={"width": 3},
+    )
+
+
+def tell(story: Callable[[ProcessExecutor], Awaitable[Any]], *commands: str) -> Any:
+    """Run a story with an executor that allows some programs."""
+
+    async def go() -> Any:
+        executor = ProcessExecutor(Setup(settings=load_settings(environ={}), worker="w", commands=commands or ("*",)))
+        try:
+            return await asyncio.wait_for(story(executor), 60)
+        finally:
+            await executor.close()
+
+    return asyncio.run(go())
+
+
+def outcome(work: Execution, *commands: str) -> Outcome:
+    async def story(executor: ProcessExecutor) -> Outcome:
+        found = await executor.watch(work, await executor.submit(work), Heard())
+        await executor.release(work, "")
+        return found
+
+    ended: Outcome = tell(story, *commands)
+    return ended
+
+
+def output(work: Execution) -> Any:
+    found = outcome(work)
+    assert isinstance(found, Finished), found
+    return found.output
+
+
+def test_the_environment_is_explicit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_SECRET_KEY", "hidden")
+    program = "import json, os; print(json.dumps(dict(os.environ)))"
+    seen = output(execution(*PYTHON, program, env={"COLOUR": "grün", "HOME": "/nowhere"}))
+    assert "ORCHESTRATOR_SECRET_KEY" not in seen
+    known = {"COLOUR": "grün", "HOME": "/nowhere", "TASK_NAME": "shop.resize", "TASK_ID": "t-1", "TASK_ATTEMPT": "2"}
+    assert {name: seen.get(name) for name in known} == known
+    passed_on = {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_"}
+    assert {name for name in set(seen) - set(known) - passed_on if not name.startswith("TASK_")} == set()
+
+
+def test_the_input_is_in_a_file_too() -> None:
+    program = "import json, os; print(json.dumps(json.load(open(os.environ['TASK_SPEC_PATH']))['input']))"
+    assert output(execution(*PYTHON, program)) == {"width": 3}
+    assert output(execution("/bin/cat")) == {"width": 3}
+
+
+def test_it_runs_where_it_is_told_to_or_in_a_folder_of_its_own(tmp_path: Path, folder: Path) -> None:
+    assert output(execution("/bin/pwd", cwd=str(tmp_path), output="text")).strip() == str(tmp_path)
+    assert output(execution("/bin/pwd", output="text")).startswith(str(folder / "orchestrator-executions-"))
+    missing = outcome(execution("/bin/pwd", cwd=str(tmp_path / "none")))
+    assert isinstance(missing, Broken)
+    assert "126" in missing.message
+    assert "none" in missing.detail
+
+
+def test_arguments_arrive_as_they_are() -> None:
+    program = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    words = ["a b", "$HOME", "*", "`id`", "", "--", "ä\n"]
+    assert output(execution(*PYTHON, program, *words)) == words
+
+
+def test_a_command_does_not_inherit_what_its_keeper_is_given() -> None:
+    program = "import json, os; print(json.dumps({n: os.readlink(f'/proc/self/fd/{n}') for n in (0, 1, 2, 3)}))"
+    found = outcome(execution(*PYTHON, program))
+    assert isinstance(found, Broken)
+    assert "/proc/self/fd/3" in found.detail, "there is no such descriptor"
+
+
+def test_too_much_memory_is_refused() -> None:
+    program = "print(len(bytearray(300_000_000)))"
+    assert output(execution(*PYTHON, program)) == 300_000_000
+    found = outcome(execution(*PYTHON, program, memory=150_000_000))
+    assert isinstance(found, Broken)
+    assert (found.kind, "MemoryError" in found.detail) == ("ExitCode", True)
+
+
+def test_too_much_of_the_cpu_is_ended() -> None:
+    found = outcome(execution("/bin/sh", "-c", "while :; do :; done", cpu=1))
+    assert isinstance(found, Broken)
+    assert found.kind == "Killed"
+    assert found.message in ("The command was ended by SIGKILL.", "The command was ended by SIGXCPU.")
+
+
+def test_too_many_files_are_refused() -> None:
+    program = "files = [open('/dev/null') for _ in range(100)]"
+    found = outcome(execution(*PYTHON, program, files=50))
+    assert isinstance(found, Broken)
+    assert "Too many open files" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("retry_on", "code", "expected"), [(None, 1, True), ([75], 75, True), ([75], 1, False), ([], 1, False)]
+)
+def test_which_codes_are_worth_another_try(retry_on: list[int] | None, code: int, expected: bool) -> None:
+    found = outcome(execution("/bin/sh", "-c", f"echo why >&2; exit {code}", retry_on=retry_on))
+    assert found == Broken("ExitCode", f"The command ended with exit code {code}.", expected, "why")
+
+
+@pytest.mark.parametrize("program", ["/bin/cat", "cat", "/usr/bin/../bin/true", "/usr/bin/true "])
+def test_what_is_not_allowed_is_refused(program: str) -> None:
+    with pytest.raises(GiveUp, match="may not run .* --allow-command"):
+        outcome(execution(program), "/usr/bin/true", "/opt/jobs/*", "/usr/bin/../*")
+
+
+def test_a_worker_that_allows_nothing_refuses_everything() -> None:
+    with pytest.raises(GiveUp, match="it allows no program"):
+        outcome(execution("/bin/true"), "")
+
+
+def test_a_program_that_is_not_there_is_told_of() -> None:
+    with pytest.raises(GiveUp, match="there is no program '/opt/none'"):
+        outcome(execution("/opt/none"))
+
+
+FAMILY = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, {handler})
+child = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+subprocess.Popen([sys.executable, "-S", "-c", child])
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("handler", ["signal.SIG_DFL", "signal.SIG_IGN"])
+def test_all_processes_are_ended_also_those_that_do_not_want_to(handler: str, folder: Path) -> None:
+    async def story(executor: ProcessExecutor) -> list[int]:
+        work = execution(*PYTHON, FAMILY.format(handler=handler), grace=0.3)
+        id = await executor.submit(work)
+        [stdout] = folder.glob("*/*/stdout")
+        while len(pids := stdout.read_text().split()) < 2:
+            await asyncio.sleep(0.01)
+        await executor.cancel(work, id)
+        await executor.release(work, id)
+        assert not stdout.exists()
+        return [int(pid) for pid in pids]
+
+    for pid in tell(story):
+        eventually(lambda pid=pid: not _is_alive(pid), f"{pid} has ended")  # type: ignore[misc]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_what_a_command_says_is_heard_while_it_runs() -> None:
+    work = execution(*PYTHON, LISTENER)
+
+    async def told(executor: ProcessExecutor) -> list[str]:
+        heard, id = Heard(), await executor.submit(work)
+        watching = asyncio.create_task(executor.watch(work, id, heard))
+        while not heard.lines:
+            await asyncio.sleep(0.01)
+        assert not watching.done()
+        (executor._spool(work).folder / "work" / "go").touch()
+        assert await watching == Finished(5)
+        return heard.lines
+
+    assert tell(told) == ["info: one", "info: two"]
+
+
+LISTENER = """
+import os, sys, time
+print("one", file=sys.stderr, flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+print("two", file=sys.stderr)
+print(5)
+"""
+
+
+def test_the_next_watcher_is_told_what_the_first_was_not() -> None:
+    work = execution(*PYTHON, LISTENER)
+
+    async def first(executor: ProcessExecutor) -> str:
+        heard, id = Heard(), await executor.submit(work)
+        watching = asyncio.create_task(executor.watch(work, id, heard))
+        while not heard.lines:
+            await asyncio.sleep(0.01)
+        watching.cancel()
+        return id
+
+    async def second(executor: ProcessExecutor) -> list[str]:
+        heard = Heard()
+        (executor._spool(work).folder / "work" / "go").touch()
+        assert await executor.submit(work) == known, "it is found, and not started again"
+        assert await executor.watch(work, known, heard) == Finished(5)
+        return heard.lines
+
+    known: str = tell(first)
+    assert tell(second) == ["info: two"]
+
+
+def test_what_is_cancelled_before_it_has_begun_never_begins(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    async def story(executor: ProcessExecutor) -> None:
+        work = execution("/usr/bin/touch", str(mark))
+        await executor.cancel(work, "")
+        id = await executor.submit(work)
+        with pytest.raises(Gone):
+            await executor.watch(work, id, Heard())
+        await executor.cancel(work, id)
+
+    tell(story)
+    assert not mark.exists()
+
+
+def test_where_there_is_no_room_it_waits() -> None:
+    """A machine without descriptors for more is no failure of the task."""
+
+    async def story(executor: ProcessExecutor) -> Outcome:
+        work = execution("/bin/echo", "5")
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        await executor._call(lambda: None)  # its threads are there
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+        try:
+            with pytest.raises(Unreachable, match="Too many open files"):
+                await executor.submit(work)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        return await executor.watch(work, await executor.submit(work), Heard())
+
+    assert tell(story) == Finished(5)
+
+
+def test_the_specification_says_who_it_is_for() -> None:
+    said = output(execution("/bin/sh", "-c", 'cat "$TASK_SPEC_PATH"'))
+    assert (said["task"], said["attempt"]) == ("shop.resize", 2), json.dumps(said)

@@ -1,0 +1,77 @@
+"""Tells when something is written into files, as the kernel says it (inotify): nobody looks while nothing happens.
+
+Python has no call for it, so the C library is asked. Where it has none to give, because the limits of this user are
+reached, who asked is told nothing, and looks for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+_MODIFIED = 0x2
+_EVENT = struct.Struct("iIII")
+_PART = 65_536
+
+
+class Written:
+    """Files of which somebody wants to hear. All of it belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._descriptor = -1
+        self._waiting: dict[int, asyncio.Event] = {}
+
+    @contextmanager
+    def telling(self, path: Path, news: asyncio.Event) -> Iterator[bool]:
+        """Set an event whenever the file is written into; yield whether that is done, or somebody must look."""
+        watch = self._begin(path)
+        if watch < 0:
+            yield False
+            return
+        self._waiting[watch] = news
+        try:
+            yield True
+        finally:
+            if self._waiting.get(watch) is news:
+                del self._waiting[watch]
+                if self._descriptor >= 0:
+                    _library().inotify_rm_watch(self._descriptor, watch)
+
+    def close(self) -> None:
+        """Tell nobody anything any more."""
+        if self._descriptor >= 0:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _begin(self, path: Path) -> int:
+        if self._descriptor < 0:
+            self._descriptor = _library().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            if self._descriptor < 0:
+                return -1
+            asyncio.get_running_loop().add_reader(self._descriptor, self._hear)
+        return int(_library().inotify_add_watch(self._descriptor, os.fsencode(path), _MODIFIED))
+
+    def _hear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            heard, place = os.read(self._descriptor, _PART), 0
+            while place < len(heard):
+                watch, _, _, length = _EVENT.unpack_from(heard, place)
+                place += _EVENT.size + length
+                if watch < 0:  # there were more than the kernel keeps
+                    for news in self._waiting.values():
+                        news.set()
+                elif (one := self._waiting.get(watch)) is not None:
+                    one.set()
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
