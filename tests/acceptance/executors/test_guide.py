@@ -1,6 +1,6 @@
 """The examples of docs/executors.md that need no cluster run as written, and the README's table shows them.
 
-Those of rq, kubernetes, cloud_run and dask are run where their clusters are: tests/integration/test_executor_….py.
+Those of rq, kubernetes, cloud_run, dask and ray are run where their clusters are: tests/integration/test_executor_….py.
 """
 
 from __future__ import annotations
