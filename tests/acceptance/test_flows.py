@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -68,6 +69,13 @@ def services() -> Iterator[str]:
     server.server_close()
 
 
+SCRIPT = """
+import json, sys
+asked = json.load(sys.stdin)
+print(json.dumps([asked["input"], asked["params"]["by"]]))
+"""
+
+
 def ask(base: str, path: str, body: Any = None) -> Any:
     """Send a request as a client of that system does."""
     data = None if body is None else json.dumps(body).encode()
@@ -81,7 +89,7 @@ def base(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFac
     """Everything, and a worker whose services have registered."""
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack, services() as url:
         stack.scheduler()
-        stack.worker()
+        stack.worker("--allow-command", sys.executable)
         with serving(stack.settings) as address:
             ask(address, "/workers/register", {"id": "w", "url": url, "services": ["transform", "sum", "route"]})
             stop = threading.Event()
@@ -166,3 +174,97 @@ def test_branches_services_that_fail_or_are_not_there_and_cancelling(base: str) 
     assert found is not None
     assert found["status"] == "canceled"
     assert [task["id"] for task in ask(base, "/tasks?status=canceled")] == [waiting]
+
+
+def script(**more: Any) -> dict[str, Any]:
+    """Return who runs a command that says what it was given."""
+    return {"exec_type": "local_script", "script": {"cmd": sys.executable, "args": ["-c", SCRIPT]}, **more}
+
+
+@contextmanager
+def pulling(base: str) -> Iterator[list[dict[str, Any]]]:
+    """Do what is asked of the service `behind`, as somebody behind a firewall; yield what that was."""
+    done: list[dict[str, Any]] = []
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            asked = {"worker_id": "far", "services": ["behind"], "wait": 1}
+            request = urllib.request.Request(
+                base + "/queue/poll", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                found = json.load(answer) if answer.status == 200 else None
+            if found is not None:
+                done.append(found)
+                error = "no" if found["params"]["by"] == "nobody" else ""
+                result = None if error else [found["input"], found["params"]["by"]]
+                ask(base, "/queue/complete", {"queue_id": found["queue_id"], "result": result, "error": error})
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield done
+    stop.set()
+    thread.join()
+
+
+def test_scripts_and_those_who_ask_for_work_run_nodes_branches_items_and_nodes_of_subflows(base: str) -> None:
+    """Each kind of node says by branch, item or sub-node who runs it, with which parameters."""
+    local = {"exec_type": "local_func", "func": "project.add"}
+    behind = {"exec_type": "queue", "service": "behind"}
+    at = {"input_key": "$params.val"}
+    flow = {
+        "start": "script",
+        "nodes": {
+            "script": script(params={"by": "script"}, prep=at, post={"output_key": "script"}),
+            "queue": {**behind, "params": {"by": "queue"}, "prep": at, "post": {"output_key": "queue"}},
+            "both": {
+                "kind": "parallel",
+                "parallel_mode": "concurrent",
+                "prep": at,
+                "parallel_execs": [
+                    script(params={"by": "first"}, prep={"input_key": "$params.list"}, post={"output_key": "first"}),
+                    {**behind, "params": {"by": "second"}},
+                    {**local, "params": {"a": 3, "b": 4}},
+                    {"service": "transform", "params": {"mul": 5}},
+                ],
+                "post": {"output_key": "both"},
+            },
+            "each": {
+                "kind": "foreach",
+                "service": "transform",
+                "params": {"mul": 2},
+                "prep": {"input_key": "$params.list"},
+                "foreach_execs": [script(index=1, params={"by": "item"}), {"index": 2, "params": {"mul": 3}}],
+                "post": {"output_key": "each"},
+            },
+            "inner": {
+                "kind": "subflow",
+                "subflow": {"start": "a", "nodes": {"a": {"service": "sum", "prep": at, "post": {"output_key": "a"}}}},
+                "subflow_execs": [{**behind, "node": "a", "params": {"by": "inner"}}],
+                "post": {"output_key": "inner"},
+            },
+            "refused": {**behind, "params": {"by": "nobody"}},
+        },
+        "edges": [
+            {"from": one, "to": to}
+            for one, to in zip(
+                ("script", "queue", "both", "each", "inner"), ("queue", "both", "each", "inner", "refused"), strict=True
+            )
+        ],
+    }
+    with pulling(base) as done:
+        task = start(base, "executors", json.dumps(flow), **PARAMS)
+        found = eventually(lambda: ended(base, task), "it has ended", 60)
+    assert found is not None
+    assert (found["status"], "no" in found["error"]) == ("failed", True), "what was reported for the last is its error"
+    shared = found["shared"]
+    assert shared["script"] == [2, "script"]
+    assert shared["queue"] == [2, "queue"]
+    assert shared["first"] == shared["both"][0] == [[1, 2, 3], "first"]
+    assert shared["both"][1] == [2, "second"]
+    assert shared["both"][2:] == [7, 10]
+    assert shared["each"] == [2, [2, "item"], 9]
+    assert shared["inner"] == {"a": [2, "inner"]}
+    assert [one["params"]["by"] for one in done] == ["queue", "second", "inner", "nobody"]
+    assert {one["service"] for one in done} == {"behind"}

@@ -53,8 +53,9 @@ def command() -> None:
 @command.command()
 @click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
 @click.option("--app", metavar="MODULE:APP", help="Check also whether this application has the functions.")
+@click.option("--service", "services", metavar="NAME", multiple=True, help="Check also whether the services are these.")
 @json_option
-def validate(files: tuple[str, ...], app: str | None, as_json: bool) -> None:
+def validate(files: tuple[str, ...], app: str | None, services: tuple[str, ...], as_json: bool) -> None:
     """Check files, and say everything that is wrong with them; exit with 1 if anything is. Needs no services.
 
     Flows that others name are not looked for here: `publish` does.
@@ -62,9 +63,9 @@ def validate(files: tuple[str, ...], app: str | None, as_json: bool) -> None:
     \b
     Example:
       orchestrator flows validate flows/*.yaml --app shop.tasks:app
+      orchestrator flows validate flows/*.yaml --service pay --service ship
     """
-    tasks = load_app(app).tasks if app else None
-    known = Known(functions=tasks) if tasks is not None else Known()
+    known = Known(functions=load_app(app).tasks if app else None, services=services or None)
     found: dict[str, Flow | InvalidWorkflow] = {}
     for file in files:
         try:

@@ -30,6 +30,8 @@ class Known(NamedTuple):
     """For `local_func`."""
     services: Collection[str] | None = None
     executors: Collection[str] | None = None
+    flows: bool = True
+    """Whether those that it names have been looked for, and stand in it where they were found."""
 
 
 ANYTHING = Known()
@@ -95,7 +97,9 @@ def _types(node: dict[str, Any], place: Place) -> Iterator[Flaw]:
         try:
             msgspec.convert(value, _TYPES[key])
         except msgspec.ValidationError as error:
-            yield Flaw((*place, key), f"{key}: {_said(error)}; found {shown(value)}.")
+            words = " or ".join(get_args(_TYPES[key])) if key in _WORDS else ""
+            expected = f"{key} is {words}" if words else f"{key}: {_said(error)}"
+            yield Flaw((*place, key), f"{expected}; found {shown(value)}.")
         else:
             if isinstance(value, int) and not isinstance(value, bool) and key != "priority" and value < 0:
                 yield Flaw((*place, key), f"{key} is not negative; found {value}.")
@@ -113,6 +117,7 @@ def _types(node: dict[str, Any], place: Place) -> Iterator[Flaw]:
                 yield Flaw((*place, name), f"{name}: {_said(error)}.")
 
 
+_WORDS = ("parallel_mode", "failure_strategy")
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Node)}
 _PARTS: dict[str, Any] = {"prep": Prep, "post": Post, "script": Script}
 
@@ -227,10 +232,10 @@ def _foreach(node: dict[str, Any], _params: Any, known: Known, place: Place, _de
         yield Flaw(place, "a foreach needs prep.input_key, the path of a list.")
     if not node.get("foreach_execs") or node.get("service") or node.get("func") or node.get("script"):
         yield from _runs(node, known, place)
-    yield from _execs(node, "foreach_execs", known, place, whole=False)
+    yield from _execs(node, "foreach_execs", known, place)
 
 
-def _execs(node: dict[str, Any], name: str, known: Known, place: Place, *, whole: bool = True) -> Iterator[Flaw]:
+def _execs(node: dict[str, Any], name: str, known: Known, place: Place) -> Iterator[Flaw]:
     """Yield what is wrong with the executors of branches, items or nodes of a subflow."""
     execs = node.get(name) or []
     if not isinstance(execs, list):
@@ -241,16 +246,27 @@ def _execs(node: dict[str, Any], name: str, known: Known, place: Place, *, whole
         if not isinstance(one, dict):
             yield Flaw(at, f"{name}: expected a mapping; found {shown(one)}.")
             continue
-        yield from unknown_keys(one, Exec.__struct_fields__, at, name)
+        unknown = [*unknown_keys(one, Exec.__struct_fields__, at, name)]
+        yield from unknown
         yield from _mapping(one, at)
         try:
             msgspec.convert(_without_nulls(one), Exec)
         except msgspec.ValidationError as error:
-            yield Flaw(at, f"{name} {number}: {_said(error)}.")
-        if whole:
-            merged = {key: node.get(key) for key in ("service", "exec_type", "func", "script", "options")}
+            if not unknown:
+                yield Flaw(at, f"{name} {number}: {_said(error)}.")
+        own = _inner_executor(node, one.get("node")) if name == "subflow_execs" else node
+        if not unknown and own is not None:
+            merged = {key: own.get(key) for key in ("service", "exec_type", "func", "script", "options")}
             merged |= {key: value for key, value in one.items() if value}
             yield from _runs(merged, known, at, of=f" in {name} {number}")
+
+
+def _inner_executor(node: dict[str, Any], key: Any) -> dict[str, Any] | None:
+    """Return a node of a subflow, if it is one that runs something."""
+    inner = node.get("subflow")
+    nodes = inner.get("nodes") if isinstance(inner, dict) else None
+    found = nodes.get(key) if isinstance(nodes, dict) and isinstance(key, str) else None
+    return found if isinstance(found, dict) and (found.get("kind") or "executor") == "executor" else None
 
 
 def _subflow(node: dict[str, Any], _params: Any, known: Known, place: Place, depth: int) -> Iterator[Flaw]:
@@ -259,11 +275,13 @@ def _subflow(node: dict[str, Any], _params: Any, known: Known, place: Place, dep
     if isinstance(inner, str) or (isinstance(inner, dict) and inner.get("flow") and "nodes" not in inner):
         yield Flaw(at, f"flow {inner if isinstance(inner, str) else inner['flow']!r} was not found.")
         return
+    if isinstance(inner, dict) and inner.get("flow") and not inner["nodes"] and not known.flows:
+        return
     if not isinstance(inner, dict):
         yield Flaw(at, "a subflow needs `subflow`: a flow, or the name of one that is published.")
         return
     yield from flaws(inner, known, place=at, depth=depth + 1)
-    yield from _execs(node, "subflow_execs", known, place, whole=False)
+    yield from _execs(node, "subflow_execs", known, place)
     nodes = inner.get("nodes")
     for number, one in enumerate(node.get("subflow_execs") or []):
         wanted = one.get("node") if isinstance(one, dict) else None

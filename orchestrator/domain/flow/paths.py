@@ -50,6 +50,8 @@ def parse(text: str, root: str = "shared") -> Path:
             raise ExpressionError(f"Path {text!r} cannot be read after ${root}: expected `.name` or `[0]`.")
     parts: list[str | int] = []
     place = 0
+    if rest == "." or rest.startswith(".."):
+        raise ExpressionError(f"Path {text!r} cannot be read at {rest[:40]!r}: expected `.name` or `[0]`.")
     rest = rest.removeprefix(".")
     while place < len(rest):
         part = _PART.match(rest, place)

@@ -63,7 +63,7 @@ def of_edges(plain: dict[str, Any], nodes: dict[str, Any], place: Place) -> Iter
             yield Flaw(at, f"node {source!r} has two edges for the action {action!r}.")
         seen[source, action] = number
         yield from _impossible(nodes.get(source), source, action, at)
-        ways.setdefault(source, []).append(to)
+        ways.setdefault(source, []).append(to if to in nodes else "")  # one mistake is enough: it leads out
     if isinstance(start, str) and start in nodes:
         yield from _reachable(nodes, start, ways, seen, place)
 

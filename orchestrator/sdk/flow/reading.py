@@ -40,8 +40,7 @@ def loads(text: str, source: str = "<text>", known: Known = ANYTHING, find: Find
     lines = [(flaw.line, f"{source}:{flaw.line}: {flaw.message}") for flaw in unreadable]
     if root is None:
         raise _refusal([line for _, line in lines] or [f"{source}:1: expected a flow, found nothing."])
-    plain = root.plain()
-    plain = embedded(plain, find) if find is not None else plain
+    plain, known = _looked_up(root.plain(), known, find)
     for flaw in checks.flaws(plain, known):
         line = _line(root, flaw)
         lines.append((line, f"{source}:{line}: {flaw.message}"))
@@ -56,11 +55,18 @@ def from_data(plain: Any, source: str = "flow", known: Known = ANYTHING, find: F
         document.from_plain(plain)
     except InvalidWorkflow as error:
         raise InvalidWorkflow(f"{source}: {error}") from None
-    plain = embedded(plain, find) if find is not None else plain
+    plain, known = _looked_up(plain, known, find)
     found = [f"{source}: {flaw.message}" for flaw in checks.flaws(plain, known)]
     if found:
         raise _refusal(found)
     return checks.definition(plain)
+
+
+def _looked_up(plain: Any, known: Known, find: Find | None) -> tuple[Any, Known]:
+    """Return a flow with those that it names; where nobody can look for them, they stand there without nodes."""
+    if find is not None:
+        return embedded(plain, find), known
+    return embedded(plain, lambda _, version: (version or 0, {"start": "", "nodes": {}})), known._replace(flows=False)
 
 
 def embedded(plain: Any, find: Find, above: tuple[str, ...] = ()) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -56,16 +57,78 @@ FLAWS = [
     ("start: a\nnodes:\n  a: {exec_type: local_script}", "needs `script` with a cmd"),
     ("start: a\nnodes:\n  a: {service: s, max_retries: many}", "max_retries: expected int, got str; found 'many'"),
     ("start: a\nnodes:\n  a: {service: s, max_retries: -1}", "max_retries is not negative; found -1"),
-    ("start: a\nnodes:\n  a: {service: s, parallel_mode: both}", "parallel_mode: invalid enum value"),
+    (
+        "start: a\nnodes:\n  a: {service: s, parallel_mode: both}",
+        "parallel_mode is sequential or concurrent; found 'both'",
+    ),
+    ("start: a\nnodes:\n  a: {service: shop}", "3: node 'a': there is no service 'shop'."),
+    ("start: a\nnodes:\n  a: {exec_type: queue, service: shop}", "3: node 'a': there is no service 'shop'."),
+    ("start: a\nnodes:\n  a: {exec_type: quue, service: s}", "3: node 'a': there is no executor 'quue'. Did you mean"),
+    (
+        "start: a\nnodes:\n  a:\n    kind: parallel\n    parallel_services:\n    - s\n    - shop",
+        "7: node 'a': there is no service 'shop'.",
+    ),
+    (
+        "start: a\nnodes:\n  a:\n    kind: parallel\n    parallel_execs:\n    - {service: s}\n    - {service: shop}",
+        "7: node 'a': there is no service 'shop'.",
+    ),
+    (
+        "start: a\nnodes:\n  a:\n    kind: parallel\n    parallel_execs:\n    - {servce: s}",
+        "6: node 'a': parallel_execs has no 'servce'. Did you mean 'service'?",
+    ),
+    (
+        "start: a\nnodes:\n  a:\n    kind: foreach\n    service: s\n    prep: {input_key: list}\n    foreach_execs:\n"
+        "    - {index: 1, exec_type: local_func, func: shp}",
+        "8: node 'a': there is no task 'shp'. Did you mean 'ship'?",
+    ),
+    (
+        "start: a\nnodes:\n  a:\n    kind: subflow\n    subflow: {start: x, nodes: {x: {service: s}}}\n"
+        "    subflow_execs:\n    - {node: x, service: shop}",
+        "7: node 'a': there is no service 'shop'.",
+    ),
+    (
+        "start: a\nnodes:\n  a:\n    kind: subflow\n    subflow: {start: x, nodes: {x: {service: s}}}\n"
+        "    subflow_execs:\n    - {node: y, service: s}",
+        "7: node 'a': its subflow has no node 'y'.",
+    ),
+    (
+        "start: a\nnodes:\n  a:\n    service: s\n    prep: {input_map: {x: $shared..y}}",
+        "5: node 'a': Path '$shared..y'",
+    ),
+    (
+        "start: a\nnodes:\n  a:\n    service: s\n    post:\n      output_map:\n        x: $shared.y",
+        "7: node 'a': '$shared.y' cannot exist there",
+    ),
+    (
+        "start: a\nnodes:\n  a:\n    kind: subflow\n    subflow:\n      start: x\n      nodes:\n"
+        "        x: {service: s}\n      edges:\n      - {from: x, to: q}",
+        "10: node 'a': edge 'default' from 'x' leads to 'q'",
+    ),
+    (
+        "start: a\nnodes:\n  a:\n    kind: choice\n    choice_cases:\n    - {action: x, expr: {gt: [1, 2]}}\n"
+        "    - {action: y, expr: {gt: [1, 2]}}",
+        "7: node 'a': case 1 (y) is never reached",
+    ),
 ]
+
+
+KNOWN = Known(functions={"ship"}, services={"s"}, executors={"http", "local_func", "local_script", "queue"})
 
 
 @pytest.mark.parametrize(("text", "words"), FLAWS, ids=[words for _, words in FLAWS])
 def test_each_flaw_names_its_node_and_line(text: str, words: str) -> None:
     with pytest.raises(InvalidWorkflow) as caught:
-        reading.loads(text, "f.yaml", Known(functions={"ship"}))
-    assert words in str(caught.value)
-    assert all(line.startswith("f.yaml:") for line in str(caught.value).splitlines())
+        reading.loads(text, "f.yaml", KNOWN, lambda *_: None)
+    (told,) = str(caught.value).splitlines()
+    assert words in told, "one mistake is told once"
+    assert re.match(r"f\.yaml:\d+: ", told)
+
+
+def test_who_cannot_look_for_other_flows_takes_them_for_there() -> None:
+    text = "start: a\nnodes: {a: {kind: subflow, subflow: {flow: gone, version: 3}}}"
+    found = reading.loads(text).nodes["a"].subflow
+    assert found is not None
+    assert (found.flow, found.version) == ("gone", 3)
 
 
 def test_everything_is_told_at_once(tmp_path: Path) -> None:

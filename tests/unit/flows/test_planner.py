@@ -146,6 +146,16 @@ def test_a_signal_that_is_consumed_is_asked_for_again() -> None:
     assert (driver.state.cursor, driver.end) == ("b", None)
 
 
+def test_the_timer_of_an_earlier_wait_ends_no_later_one() -> None:
+    node = {"kind": "wait_event", "params": {"signal_key": "$shared.flag", "timeout_ms": 500, "consume": True}}
+    driver = Driver(flow_of({"a": node, "b": node}, [("a", "default", "b")]), {}, echo)
+    driver.tell(commands.Begun())
+    (earlier,) = driver.timers
+    driver.tell(commands.Signalled("flag", 1))
+    driver.tell(commands.TimerFired(earlier))
+    assert (driver.state.cursor, driver.end, len(driver.timers)) == ("b", None, 1)
+
+
 def test_a_subflow_is_tried_again_as_a_whole() -> None:
     inner = {"start": "a", "nodes": {"a": {"service": "bad"}}}
     flow = flow_of({"s": {"kind": "subflow", "subflow": inner, "max_retries": 2, "wait_ms": 10}})
