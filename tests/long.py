@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 _LARGE = (
+    "acceptance/executors/test_killed_watchers.py::test_a_watcher_may_die_before_it_clears_away",
+    "acceptance/executors/test_killed_watchers.py::test_work_that_is_slow_to_start_has_not_begun_and_is_begun_once",
     "acceptance/test_bench.py",
     "acceptance/test_code_workflows.py::test_a_thousand_workflows_of_ten_steps[http]",
     "acceptance/test_crashes.py::test_innocents_in_children_do_not_pay_for_the_death_of_their_worker",

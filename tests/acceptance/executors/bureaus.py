@@ -37,7 +37,7 @@ class BureauHarness(Harness):
         self.begun: list[str] = []
         self.released: list[str] = []
         self.crash: dict[str, Any] = {}
-        """By verb, what is called when it is asked for, before it is done (`before …`) or answered."""
+        """By verb, what is called when it is asked for, before it is done (`before …`), answered, or after that."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -108,6 +108,7 @@ class BureauHarness(Harness):
                     self._do(work)
                 await self._strike(verb)
                 await self._say(writer, {"number": list(self.works).index(name)})
+                await self._strike("after submit")
             elif verb == "watch" and work is not None:
                 await self._tell(work, writer)
             elif verb == "cancel":

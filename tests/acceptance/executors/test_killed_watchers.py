@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.executors.bureaus import BureauHarness
 from tests.acceptance.executors.harness import Stage
+from tests.waiting import eventually
 
 _IMPATIENT = {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0}
 
@@ -45,4 +49,58 @@ def test_a_watcher_may_die_at_any_moment(scene: Stage, bureau: BureauHarness, mo
         assert bureau.started(id) == 1
         assert scene.failures(work) == 0
     finally:
+        scene.leave()
+
+
+def test_a_watcher_may_die_before_its_note_of_the_external_id_is_kept(scene: Stage, bureau: BureauHarness) -> None:
+    first, leader = scene.worker(), scene.stack.leader()
+
+    def stop() -> None:
+        leader.signal_group(signal.SIGSTOP)  # so nobody keeps what the watcher says from now on
+
+    bureau.crash |= {"submit": stop, "after submit": first.kill}
+    work, id = scene.enqueue("return", value="kept by nobody")
+    try:
+        first.wait(20)
+        leader.signal_group(signal.SIGCONT)
+        scene.worker()
+        assert work.result(40) == "kept by nobody"
+        assert bureau.started(id) == 1
+        assert scene.failures(work) == 0
+    finally:
+        leader.signal_group(signal.SIGCONT)
+        scene.leave()
+
+
+def test_a_watcher_may_die_before_it_clears_away(scene: Stage, bureau: BureauHarness) -> None:
+    first = scene.worker()
+    bureau.crash["before release"] = first.kill
+    work, id = scene.enqueue("return", value=1)
+    try:
+        assert work.result(20) == 1
+        first.wait(20)
+        scene.worker()
+        other, _ = scene.enqueue("return", value=2)
+        assert other.result(40) == 2
+        assert (work.status(), bureau.started(id), scene.failures(work)) == ("success", 1, 0)
+    finally:
+        scene.leave()
+
+
+def test_work_that_is_slow_to_start_has_not_begun_and_is_begun_once(scene: Stage, bureau: BureauHarness) -> None:
+    scene.worker()
+    begun = threading.Event()
+    bureau.crash["submit"] = lambda: begun.wait(30)
+    work, id = scene.enqueue("return", value="late")
+    try:
+        scene.is_begun(id)
+        beats = scene.stack.settings.worker_ttl * 1.5
+        asked = time.monotonic()
+        eventually(lambda: time.monotonic() - asked > beats, "whoever is thought dead by then would be")
+        assert work.status() == "dispatched", "it is nobody's, and has not started"
+        begun.set()
+        assert work.result(30) == "late"
+        assert (bureau.started(id), scene.failures(work)) == (1, 0)
+    finally:
+        begun.set()
         scene.leave()
