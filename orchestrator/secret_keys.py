@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from pathlib import Path
 
 from orchestrator.errors import ConfigurationError
@@ -38,3 +39,18 @@ def decode_secret(name: str, text: str, advice: str) -> bytes:
             f"found one that is none, or has {len(secret)} bytes. {advice}"
         )
     return secret
+
+
+_SERVICE_KEY = re.compile(r"[A-Za-z0-9+/=_.~-]{32,200}")
+
+
+def service_keys(given: str, path: str) -> list[str]:
+    """Return the keys of services, the one in use first; none of them is shown where it is none."""
+    advice = "Make one: openssl rand -hex 32"
+    found = read_secrets("service_keys", given, path, advice)
+    if not all(_SERVICE_KEY.fullmatch(key) for key in found):
+        raise ConfigurationError(
+            f"Setting service_keys: expected keys of 32 to 200 letters, digits and + / = _ . ~ -, by comma, the one in "
+            f"use first; found one that is none. {advice}"
+        )
+    return found

@@ -41,7 +41,9 @@ CHOICES = {
     "signing": ("sign", "require"),
     "capture_logs": ("all", "said", "off"),
 }
-_SECRETS = ("signing_keys", "data_keys", "api_key")
+_SECRETS = ("signing_keys", "data_keys", "service_keys", "api_key")
+_NO_SETTINGS = ("servers",)
+"""Variables of ours that are no settings: this one says which servers `orchestrator dev` starts."""
 _LISTS = ("redact", "webhook_allow", "api_proxies")
 """Texts that may be given as lists of texts."""
 _SIZES = ("max_payload", "inline_payload", "inline_result")
@@ -181,6 +183,10 @@ class Settings:
     """Keys that seal arguments, results and errors at rest, as id:secret, by comma; the first seals, and all open."""
     data_keys_file: str = ""
     """A file that holds them instead."""
+    service_keys: str = ""
+    """Keys that `orchestrator serve` asks for, by comma; workers send the first to registered services; all count."""
+    service_keys_file: str = ""
+    """A file that holds them instead."""
 
     def __repr__(self) -> str:
         """Show everything but passwords."""
@@ -252,7 +258,8 @@ def misspelt(environ: Mapping[str, str]) -> Iterator[str]:
     """Say which variables of the environment look like a setting's and are none's."""
     for variable in sorted(environ):
         name = variable.removeprefix(_PREFIX).lower()
-        if variable.startswith(_PREFIX) and name not in _FIELDS and (nearest := did_you_mean(name, _FIELDS)):
+        is_ours = name in _FIELDS or name in _NO_SETTINGS
+        if variable.startswith(_PREFIX) and not is_ours and (nearest := did_you_mean(name, _FIELDS)):
             yield f"{variable} in the environment is no setting, and ignored.{nearest}"
 
 

@@ -44,12 +44,12 @@ def registry(settings: Settings) -> Iterator[str]:
 
 
 @contextmanager
-def served(app: str, folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(app: str, folder: Path, *options: str, **environ: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Serve an application in a process of its own; yield it and its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "orchestrator", "serve", "--app", app, "--port", "0", *options],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -211,3 +211,74 @@ def test_a_task_that_there_is_none_of_is_named(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "Did you mean 'sum'?" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+LOCKED = """
+from orchestrator import Orchestrator
+app = Orchestrator()
+@app.task(name="echo_locked")
+def echo(input: int) -> int:
+    return input
+"""
+OLD, NEW = "old-" + 32 * "1", "new-" + 32 * "2"
+
+
+def test_who_has_no_key_is_refused_and_workers_send_it(registry: str, settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "locked.py").write_text(LOCKED)
+    keys = {"ORCHESTRATOR_SERVICE_KEYS": f"{NEW},{OLD}"}
+    with served("locked:app", tmp_path, "--registry", registry, **keys) as (_, url):
+
+        def post(**headers: str) -> int:
+            return httpx.post(f"{url}/exec/echo_locked", json={"input": 1}, headers=headers).status_code
+
+        assert [post(), post(Authorization=f"Bearer {NEW}1"), post(Authorization=NEW)] == [401, 401, 401]
+        assert [post(Authorization=f"Bearer {key}") for key in (OLD, NEW)] == [200, 200]
+        refused = httpx.delete(f"{url}/exec/echo_locked/1")
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+        assert httpx.get(f"{url}/healthz").status_code == 200
+
+        async def do(service_keys: str) -> Finished | Broken:
+            executor = HttpExecutor(load_settings(environ={}, redis_url=settings.redis_url, service_keys=service_keys))
+            try:
+                asked = execution(Http(service="echo_locked"), input=2)
+                return await executor.watch(asked, await executor.submit(asked), Heard())
+            finally:
+                await executor.close()
+
+        redis = connect(settings.redis_url)
+        eventually(lambda: "echo_locked" in str(redis.hgetall(Keys().services)), "it has registered")
+        redis.close()
+        assert asyncio.run(do(OLD)) == Finished(2)
+        without = asyncio.run(do(""))
+        assert isinstance(without, Broken)
+        assert "service_keys" in without.message
+        fixed = asyncio.run(_fixed(url, settings))
+        assert isinstance(fixed, Broken), "an address that stands in a task is sent no key"
+
+
+async def _fixed(url: str, settings: Settings) -> Finished | Broken:
+    more = {"service_keys": NEW, "webhook_allow": "127.0.0.0/8", "redis_url": settings.redis_url}
+    executor = HttpExecutor(load_settings(environ={}, **more))
+    try:
+        asked = execution(Http(service="echo_locked", url=url), input=2)
+        return await executor.watch(asked, await executor.submit(asked), Heard())
+    finally:
+        await executor.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "said"), [("0.0.0.0", "", "There is no key"), ("127.0.0.1", "short", "expected keys of 32")]
+)
+def test_only_this_machine_is_served_without_a_key(host: str, keys: str, said: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "serve", "--app", "served:app", "--port", "0", "--host", host],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "ORCHESTRATOR_SERVICE_KEYS": keys},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode != 0
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr

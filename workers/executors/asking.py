@@ -74,7 +74,14 @@ class Place(NamedTuple):
 
 
 async def ask(
-    place: Place, method: str, path: str, body: bytes, *, largest: int, allowed: Destinations | None = None
+    place: Place,
+    method: str,
+    path: str,
+    body: bytes,
+    *,
+    largest: int,
+    allowed: Destinations | None = None,
+    key: str = "",
 ) -> Reply:
     """Send a request, and return the answer, of up to so many bytes.
 
@@ -83,7 +90,7 @@ async def ask(
     addresses = await _resolve(place, allowed)
     reader, writer = await _connect(place, addresses)
     try:
-        return await _exchange(place, method, path, body, reader, writer, largest)
+        return await _exchange(place, method, path, body, reader, writer, largest, key)
     except (OSError, EOFError) as error:
         raise Unanswered(f"the connection to {place.authority} broke: {_said(error)}") from error
     finally:
@@ -137,6 +144,7 @@ async def _exchange(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     largest: int,
+    key: str,
 ) -> Reply:
     line = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LARGEST_HEAD)
     headers = [
@@ -146,6 +154,8 @@ async def _exchange(
         ("Content-Length", str(len(body))),
         ("Connection", "close"),
     ]
+    if key:
+        headers.append(("Authorization", f"Bearer {key}"))
     request = h11.Request(method=method, target=place.path + path, headers=headers)
     writer.write((line.send(request) or b"") + (line.send(h11.Data(data=body)) or b"" if body else b""))
     line.send(h11.EndOfMessage())

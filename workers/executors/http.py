@@ -17,6 +17,7 @@ from orchestrator.domain.executors.execution import Broken, Execution, Outcome
 from orchestrator.domain.executors.http import Http, Passed, read_answer, request_body, said_lines, service_of
 from orchestrator.domain.executors.services import ServiceWorker
 from orchestrator.domain.tasks.destinations import Destinations, parse_destinations
+from orchestrator.secret_keys import service_keys
 from orchestrator.settings import Settings
 from orchestrator.workers.executors.asking import Barred, Place, TooLarge, Unanswered, Unreadable, ask
 from orchestrator.workers.executors.outputs import finished
@@ -40,6 +41,7 @@ class HttpExecutor:
         self._book = ServiceBook(settings)
         self._allowed = parse_destinations(settings.webhooks, settings.webhook_allow)
         self._largest = settings.max_payload + _WRAPPING
+        self._key = next(iter(service_keys(settings.service_keys, settings.service_keys_file)), "")
         self._asked: dict[str, ServiceWorker] = {}
         """Whom an execution was last given to."""
 
@@ -93,7 +95,8 @@ class HttpExecutor:
         path = f"{_path(service_of(execution, options))}/{quote(execution.name, safe='')}"
         with contextlib.suppress(Unanswered, Unreadable, TooLarge, Barred, TimeoutError):
             async with asyncio.timeout(_CANCELLING):
-                await ask(Place.of(url), "DELETE", path, b"", largest=_WRAPPING, allowed=self._guard(options))
+                guard, key = self._guard(options), self._key_for(options)
+                await ask(Place.of(url), "DELETE", path, b"", largest=_WRAPPING, allowed=guard, key=key)
 
     async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         """Forget whom it was given to."""
@@ -110,12 +113,10 @@ class HttpExecutor:
         self._asked[execution.name] = worker
         self._book.begin(worker.id)
         who = f"{service!r} at {worker.url}"
-        guard = self._guard(options)
+        place, guard, key = Place.of(worker.url), self._guard(options), self._key_for(options)
         try:
             async with asyncio.timeout(options.request_timeout):
-                reply = await ask(
-                    Place.of(worker.url), "POST", _path(service), body, largest=self._largest, allowed=guard
-                )
+                reply = await ask(place, "POST", _path(service), body, largest=self._largest, allowed=guard, key=key)
         except TimeoutError:
             raise Unanswered(f"{who} did not answer within {options.request_timeout:g} s") from None
         except Unreadable as error:
@@ -138,6 +139,10 @@ class HttpExecutor:
     def _guard(self, options: Http) -> Destinations | None:
         """Return where this may go: who has registered is the operator's own, an address in a task is anybody's."""
         return self._allowed if options.url else None
+
+    def _key_for(self, options: Http) -> str:
+        """Return the key that is sent; never to an address that a task gives, which is anybody's."""
+        return "" if options.url else self._key
 
 
 def _options(execution: Execution) -> Http:

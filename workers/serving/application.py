@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from hmac import compare_digest
 from typing import Any
 
 import msgspec
@@ -21,10 +22,13 @@ from orchestrator.workers.serving.requests import ServiceRequest
 class Services:
     """The tasks that are served, and what is done for those who ask."""
 
-    def __init__(self, tasks: Mapping[str, Task[..., Any]], concurrency: int, largest: int) -> None:
+    def __init__(
+        self, tasks: Mapping[str, Task[..., Any]], concurrency: int, largest: int, keys: Sequence[str] = ()
+    ) -> None:
         self.tasks = tasks
         self._concurrency = concurrency
         self._largest = largest
+        self._keys = [f"Bearer {key}".encode() for key in keys]
         self._executions: Executions | None = None
 
     @property
@@ -51,8 +55,8 @@ class Services:
     async def _serve(self, request: Request) -> Response:
         name = request.path_params["service"]
         task = self.tasks.get(name)
-        if "origin" in request.headers:
-            return _error(403, "A page in a browser has sent this, and services are for programs.")
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
         if task is None:
             return _error(404, f"There is no service {name!r:.200} here.{did_you_mean(name, self.tasks)}")
         body = b""
@@ -72,9 +76,24 @@ class Services:
         return Response(said.body, said.status, media_type="application/json")
 
     async def _cancel(self, request: Request) -> Response:
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
         assert self._executions is not None
         is_cancelled = self._executions.cancel(request.path_params["service"], request.path_params["request_id"])
         return Response(msgspec.json.encode({"cancelled": is_cancelled}), media_type="application/json")
+
+    def _refusal(self, request: Request) -> Response | None:
+        """Return what is said to who may not ask; all keys are compared, each in the same time whatever it is."""
+        if "origin" in request.headers:
+            return _error(403, "A page in a browser has sent this, and services are for programs.")
+        if not self._keys:
+            return None
+        given = request.headers.get("authorization", "").encode("latin-1")
+        if any([compare_digest(given, key) for key in self._keys]):  # noqa: C419
+            return None
+        response = _error(401, "This service asks for a key: Authorization: Bearer KEY (setting service_keys).")
+        response.headers["WWW-Authenticate"] = "Bearer"
+        return response
 
 
 async def _healthy(_: Request) -> Response:

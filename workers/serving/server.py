@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import secrets
 import signal
 import socket
@@ -13,6 +14,7 @@ import uvicorn
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.sdk.app import Orchestrator
+from orchestrator.secret_keys import service_keys
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.serving.application import Services
 from orchestrator.workers.serving.registering import Registration
@@ -46,8 +48,9 @@ def serve(app: Orchestrator, serving: Serving) -> None:
     if not tasks:
         raise ConfigurationError("The application has no tasks to serve.")
     settings = app.settings
-    services = Services(tasks, serving.concurrency, settings.max_payload)
-    listener = _listen(serving.host, serving.port)
+    keys = service_keys(settings.service_keys, settings.service_keys_file)
+    services = Services(tasks, serving.concurrency, settings.max_payload, keys)
+    listener = _listen(serving.host, serving.port, asks=bool(keys))
     port = listener.getsockname()[1]
     url = serving.advertise or f"http://{_place(serving.host)}:{port}"
     config = uvicorn.Config(
@@ -87,9 +90,15 @@ def _place(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, *, asks: bool) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if not asks and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+            raise ConfigurationError(
+                f"There is no key, and others can reach {host!r} ({address[0]}). Set service_keys, here and for the "
+                f"workers that send tasks to services (openssl rand -hex 32 makes one), or serve this machine only, at "
+                f"127.0.0.1."
+            )
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

@@ -38,8 +38,8 @@ def command(
     """Serve an application's tasks over HTTP: POST /exec/NAME with {"input": …, "params": {…}}.
 
     Tasks with the executor http, also those of other applications, are sent here: the process registers, says that it
-    lives and how busy it is, and leaves when it is stopped. Whoever reaches it may call it: it asks for no key, and
-    belongs into a network of your own.
+    lives and how busy it is, and leaves when it is stopped. Where there are service_keys, it asks everybody for one of
+    them; without, it serves this machine only.
 
     \b
     Example:
