@@ -18,6 +18,7 @@ COMMANDS = {
     "scheduler": ("fleet.scheduler", "Run a scheduler."),
     "worker": ("fleet.worker", "Run tasks."),
     "api": ("system.api", "Serve the HTTP API."),
+    "run-task": ("fleet.run_task", "Run one task, as the command of a container."),
     "serve": ("fleet.serve", "Serve an application's tasks over HTTP."),
     "keys": ("system.keys", "Make, list and revoke keys of the HTTP API."),
     "audit": ("system.audit", "Show who did what."),

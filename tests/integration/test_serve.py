@@ -257,7 +257,7 @@ def test_who_has_no_key_is_refused_and_workers_send_it(registry: str, settings: 
 
 
 async def _fixed(url: str, settings: Settings) -> Finished | Broken:
-    more = {"service_keys": NEW, "webhook_allow": "127.0.0.0/8", "redis_url": settings.redis_url}
+    more: dict[str, Any] = {"service_keys": NEW, "webhook_allow": "127.0.0.0/8", "redis_url": settings.redis_url}
     executor = HttpExecutor(load_settings(environ={}, **more))
     try:
         asked = execution(Http(service="echo_locked", url=url), input=2)

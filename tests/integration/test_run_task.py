@@ -1,0 +1,186 @@
+"""`orchestrator run-task`: one task in a process of its own, which leaves its status and output where it is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from orchestrator.workers.container.places import LocalFolder, folder_of, split
+from orchestrator.workers.container.running import Board, Specification, run
+from tests.waiting import eventually
+
+HERE = Path(__file__).parent
+
+
+def begin(*words: str, **environ: str) -> subprocess.Popen[str]:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("TASK_")}
+    program = [sys.executable, "-m", "orchestrator", "run-task", *words]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    path = {"PYTHONPATH": str(HERE.parents[1])}
+    return subprocess.Popen(program, cwd=HERE, env={**variables, **path, **environ}, **pipes)
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, said = process.communicate(timeout=60)
+    return process.returncode, out, said
+
+
+def status(folder: Path) -> dict[str, Any]:
+    found = folder / "status.json"
+    return dict(json.loads(found.read_bytes())) if found.exists() else {}
+
+
+def test_a_task_of_the_application_runs_and_leaves_its_output(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"task": "double", "task_id": "t1", "attempt": 2, "input": {"number": 4}, "more": 1}))
+    place = tmp_path / "left" / "here"
+    given = {"TASK_SPEC_PATH": str(spec), "TASK_OUTPUT_PATH": str(place)}
+    code, out, _ = end(begin("--app", "container_jobs:app", **given))
+
+    assert code == 0
+    assert out.splitlines()[0] == "doubling"
+    assert json.loads(out.splitlines()[-1]) == 8
+    assert json.loads((place / "output.json").read_bytes()) == 8
+    said = status(place)
+    assert (said["status"], said["task_id"], said["attempt"]) == ("success", "t1", 2)
+    assert sorted(path.name for path in place.iterdir()) == ["output.json", "status.json"]
+
+
+def test_a_function_by_name_with_its_input_in_a_variable() -> None:
+    code, out, _ = end(begin("container_jobs:later", TASK_SPEC='{"arguments": [5]}'))
+    assert (code, out.split()) == (0, ["15"])
+
+
+@pytest.mark.parametrize(
+    ("function", "input", "kind", "retryable"),
+    [
+        ("fail", {"final": False}, "ValueError", True),
+        ("fail", {"final": True}, "GiveUp", False),
+        ("odd", {}, "", False),
+    ],
+)
+def test_a_failure_is_exit_code_1_and_says_why(
+    function: str, input: dict[str, Any], kind: str, retryable: bool, tmp_path: Path
+) -> None:
+    given = {"TASK_SPEC": json.dumps({"input": input}), "TASK_OUTPUT_PATH": str(tmp_path)}
+    code, out, said = end(begin(f"container_jobs:{function}", **given))
+    assert (code, out.strip()) == (1, "")
+    assert "Traceback" in said
+    left = status(tmp_path)
+    assert left["status"] == "failed"
+    if kind:
+        assert (left["error"]["kind"], left["error"]["retryable"]) == (kind, retryable)
+    assert not (tmp_path / "output.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "said"),
+    [
+        (["container_jobs:double"], {}, "Neither TASK_SPEC_PATH nor TASK_SPEC"),
+        (["container_jobs:double"], {"TASK_SPEC": "["}, "in TASK_SPEC is not what"),
+        (["container_jobs:double"], {"TASK_SPEC_PATH": "/no/such/file"}, "nothing at /no/such/file"),
+        (["container_jobs:nothing"], {"TASK_SPEC": "{}"}, "There is no function"),
+        (["--app", "container_jobs:app"], {"TASK_SPEC": '{"task": "dubble"}'}, "double"),
+    ],
+)
+def test_what_cannot_be_used_is_exit_code_78(words: list[str], environ: dict[str, str], said: str) -> None:
+    code, _, shown = end(begin(*words, **environ))
+    assert code == 78
+    assert said in shown
+    assert "Traceback" not in shown
+
+
+def test_a_place_that_cannot_be_written_is_exit_code_75(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    given = {"TASK_SPEC": '{"arguments": [1]}', "TASK_OUTPUT_PATH": str(tmp_path / "file")}
+    code, _, said = end(begin("container_jobs:double", **given))
+    assert code == 75
+    assert "cannot be used" in said
+
+
+def test_sigterm_lets_the_function_clean_up_and_is_told(tmp_path: Path) -> None:
+    given = {"TASK_SPEC": json.dumps({"input": {"folder": str(tmp_path)}}), "TASK_OUTPUT_PATH": str(tmp_path)}
+    process = begin("container_jobs:hold", **given)
+    eventually((tmp_path / "begun").exists, "it runs")
+    assert status(tmp_path)["status"] == "running"
+    process.send_signal(signal.SIGTERM)
+    code, _, _ = end(process)
+    assert code == 143
+    assert (tmp_path / "cleaned").exists()
+    assert (status(tmp_path)["status"], status(tmp_path)["error"]["kind"]) == ("failed", "Terminated")
+
+
+def test_a_killed_process_leaves_a_heartbeat_that_grows_old(tmp_path: Path) -> None:
+    given = {"TASK_SPEC": json.dumps({"input": {"folder": str(tmp_path)}}), "TASK_OUTPUT_PATH": str(tmp_path)}
+    process = begin("container_jobs:hold", **given)
+    eventually((tmp_path / "begun").exists, "it runs")
+    process.kill()
+    code, _, _ = end(process)
+    assert code == -signal.SIGKILL
+    left = status(tmp_path)
+    assert left["status"] == "running"
+    assert left["heartbeat"] <= time.time()
+    assert not (tmp_path / "output.json").exists()
+
+
+def test_whoever_reads_while_it_is_written_sees_all_of_it_or_nothing(tmp_path: Path) -> None:
+    place, over = LocalFolder(tmp_path), threading.Event()
+    torn: list[bytes] = []
+
+    def read() -> None:
+        while not over.is_set():
+            if (tmp_path / "file").exists() and len(data := place.read("file")) != 1_000_000:
+                torn.append(data)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    for number in range(20):
+        place.write("file", bytes([number]) * 1_000_000)
+    over.set()
+    reading.join()
+    assert torn == []
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_heartbeats_go_on_while_it_runs_and_end_with_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    board = Board(LocalFolder(tmp_path), Specification(), every=0.01)
+    beats: list[float] = []
+
+    def work() -> int:
+        for _ in range(3):
+            beats.append(status(tmp_path)["heartbeat"])
+            eventually(lambda: status(tmp_path)["heartbeat"] > beats[-1], "the next heartbeat")
+        return 1
+
+    assert run(work, board) == 0
+    assert capfd.readouterr().out.split() == ["1"]
+    board._beating.join(10)
+    assert not board._beating.is_alive()
+    assert status(tmp_path)["status"] == "success"
+
+
+def test_an_address_of_fsspec_is_a_place_too() -> None:
+    folder, file = split("memory://bucket/runs/1/spec.json")
+    assert (folder, file) == ("memory://bucket/runs/1", "spec.json")
+    place = folder_of(folder)
+    place.write("output.json", b"1")
+    place.write("output.json", b"22")
+    assert place.read("output.json") == b"22"
+    assert fsspec.filesystem("memory").cat_file("/bucket/runs/1/output.json") == b"22"
+    with pytest.raises(FileNotFoundError):
+        place.read("none")
+    assert [split("/spec.json"), split("spec.json"), split("a/b")] == [
+        ("/", "spec.json"),
+        (".", "spec.json"),
+        ("a", "b"),
+    ]
