@@ -15,6 +15,7 @@ import pytest
 import vaulted
 
 from orchestrator import Settings, TaskFailed
+from orchestrator.executors import Process
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.sealing import vault_of
 from tests.acceptance.conftest import fresh_stack
@@ -414,3 +415,17 @@ def rows_of(stack: Stack, id: str) -> int:
     return int(
         stack.scalar("SELECT count(*) FROM orchestrator.ended_tasks WHERE position(:id IN payload) > 0", id=id.encode())
     )
+
+
+def test_what_a_command_is_given_and_says_is_sealed(sealed: Stack) -> None:
+    sealed.scheduler()
+    sealed.worker(*WORKER, "--allow-command", "/bin/sh")
+    good = Process(command=["/bin/sh", "-c", "tee /dev/stderr"])
+    bad = Process(command=["/bin/sh", "-c", "cat >&2; exit 3"])
+    done, failed = (vaulted.keep.options(executor=executor).enqueue(text=MARK) for executor in (good, bad))
+    assert done.result(30) == {"text": MARK, "more": None}
+    with pytest.raises(TaskFailed, match="exit code 3") as caught:
+        failed.result(30)
+    assert MARK in caught.value.traceback
+    eventually(lambda: MARK in shown(sealed, "tasks", "logs", done.id), "who has the key reads what it said")
+    assert_sealed(sealed)
