@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import Duplicate, Orchestrator, PromiseRejected, Rate, TaskContext, WorkflowContext, unguarded
+from orchestrator.executors import Process
 
 app = Orchestrator()
 
@@ -47,6 +48,10 @@ def noop() -> None:
 def work(**given: Any) -> Any:
     """Is done by an executor, whose tests say which."""
     raise NotImplementedError
+
+
+@app.task(executor=Process(command=["/usr/bin/wc", "-c"]))
+def weigh(text: str, unit: str = "bytes") -> int: ...
 
 
 @app.task

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import GiveUp, Orchestrator, TaskContext
+from orchestrator.executors import Process
 
 app = Orchestrator()
 
@@ -59,3 +60,13 @@ def told(params: dict[str, Any]) -> Any:
 @app.task(name="odd")
 def odd() -> Any:
     return object()
+
+
+@app.task(name="elsewhere", executor=Process(command=["/usr/bin/wc"]))
+def elsewhere(text: str) -> int: ...
+
+
+@app.task(name="shop/größe", timeout=0.5)
+async def size(number: float, seconds: float = 0.0) -> float:
+    await asyncio.sleep(seconds)
+    return number

@@ -108,6 +108,11 @@ def test_failures_are_told_in_words_and_for_programs(service: str) -> None:
     assert ask(service, "odd", {})["kind"] == "PayloadError"
 
 
+def test_what_an_executor_does_is_not_served(service: str) -> None:
+    found = httpx.post(f"{service}/exec/elsewhere", json={"input": "hello"})
+    assert (found.status_code, found.json()["error"]) == (404, "There is no service 'elsewhere' here.")
+
+
 def test_nonsense_is_refused(service: str) -> None:
     assert httpx.post(f"{service}/exec/mvoe", json={}).json()["error"].endswith("Did you mean 'move'?")
     assert httpx.post(f"{service}/exec/move", content=b"{").status_code == 400

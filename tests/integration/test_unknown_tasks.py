@@ -6,7 +6,9 @@ import pytest
 
 from orchestrator import TaskFailed
 from orchestrator.domain.executors.call import announced
-from orchestrator.domain.tasks.task import Returned
+from orchestrator.domain.executors.record import decode_record, execution_name
+from orchestrator.domain.executors.registry import call_of
+from orchestrator.domain.tasks.task import Returned, parse_options
 from orchestrator.executors import Rq
 from orchestrator.sealing import key_name
 from tests.integration.stage import System
@@ -143,5 +145,27 @@ def test_what_an_executor_lacks_here_is_handed_back_and_told(system: System) -> 
     newer = system.worker("new", knows=["job", "more", means], executions=10)
     system.pass_seconds(2)
     newer.succeed(*newer.take())
+    system.tick()
+    assert handle.status() == "success"
+
+
+def test_a_task_that_was_enqueued_by_name_alone_goes_to_the_executor_that_its_worker_knows(system: System) -> None:
+    call = Rq(function="a:b", url_variable="MINE")
+    means = announced("rq MINE")
+    worker = system.worker("w1", knows=["job", "other", means], executions=10)
+    handle = system.app.task(name="other", timeout=60)(lambda: None).enqueue()
+    system.pass_seconds()
+    (sent,) = worker.take()
+    worker.report(Returned(sent.id, sent.attempt, "an executor does it", 0.5, executor=call_of(call)))
+    worker.report(Returned(sent.id, sent.attempt, "an executor does it", 0.5, executor=call_of(call)))
+    system.tick()
+    (again,) = worker.take()
+    options = parse_options(again.options)
+    assert (options.executor, options.timeout) == (call_of(call), 60)
+    record = decode_record(again.details)
+    assert record is not None
+    assert record.name == execution_name(again.id, again.attempt)
+    assert system.row(handle)["failures"] == 0
+    worker.succeed(again)
     system.tick()
     assert handle.status() == "success"

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from orchestrator import ConfigurationError, GiveUp, Orchestrator, Retry, RetryLater, TaskContext
+from orchestrator.domain.executors.registry import call_of
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, Dispatch, Failed, Returned, Succeeded
+from orchestrator.executors import Process
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running.interrupt import uninterrupted
 from orchestrator.workers.running.job import Bundle, Job
@@ -29,6 +31,31 @@ def run(function: Callable[..., Any], failures: int = 0, **options: Any) -> Atte
     job = Job(dispatch, Bundle("g", "default", "0-1", 1), 0, 0.0)
     job.begin(0.0)
     return Runner(app, ClosedOutbox(), Allowed(app, ())).run(job)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_an_executor_does_is_handed_back_however_it_was_enqueued(is_async: bool) -> None:
+    """The row names no executor: whoever enqueued it knew no more than the name."""
+    ran: list[str] = []
+
+    async def afunction(database: str) -> None:
+        ran.append(database)
+
+    def function(database: str) -> None:
+        ran.append(database)
+
+    app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
+    call = Process(command=["/usr/bin/tee"])
+    app.task(name="it", executor=call)(afunction if is_async else function)
+    stub = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere").task(name="it")(function)
+    new = stub._new(("orders",), {})
+    job = Job(Dispatch(new.id, 1, "it", new.payload, "default", new.options), Bundle("g", "default", "0-1", 1), 0, 0.0)
+    job.begin(0.0)
+    runner = Runner(app, ClosedOutbox(), Allowed(app, ()))
+    report = runner.run(job)
+    assert isinstance(report, Returned)
+    assert (report.executor, ran) == (call_of(call), [])
+    assert runner.call(job) == ((), {"database": "orders"})
 
 
 def fail(error: BaseException, retries: int | Retry = 3, failures: int = 0) -> Failed:

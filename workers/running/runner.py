@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from orchestrator.domain import redaction
 from orchestrator.domain.code.activation import Activated, Activation
 from orchestrator.domain.code.history import Event
+from orchestrator.domain.executors.call import ExecutorCall
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.sealed import open_activation
 from orchestrator.domain.tasks.reports import AttemptReport
@@ -82,6 +84,8 @@ class Runner:
         task = self.find(job)
         if task is None:
             return unknown(job)
+        if (executor := task._call_options.executor_call) is not None:
+            return self._for_executor(job, executor)
         if task._is_async:
             return self._run_loop(job)
         thread = threading.get_ident()
@@ -157,6 +161,8 @@ class Runner:
         task = self.find(job)
         if task is None:
             return unknown(job)
+        if (executor := task._call_options.executor_call) is not None:
+            return self._for_executor(job, executor)
         current = asyncio.current_task()
         loop = asyncio.get_running_loop()
         assert current is not None
@@ -279,10 +285,30 @@ class Runner:
 
     # -- what executors do
 
-    def call(self, job: Job) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments of a job as plain data, for an executor."""
+    def _for_executor(self, job: Job, call: ExecutorCall) -> Returned:
+        """Hand back a task that was enqueued without the executor that it is declared with; its body is never run.
+
+        The leader writes the executor into the row, and sends it to a worker that has it, like any other. One of an
+        earlier release does not, and sends it again after the delay.
+        """
+        task = job.dispatch
+        if task.name not in self._told:
+            self._told.add(task.name)
+            log.info("it was enqueued by its name alone, and goes to its executor %s", call.name, extra=job.fields)
+        return Returned(task.id, task.attempt, "an executor does it", _UNKNOWN_DELAY, executor=call)
+
+    def call(self, job: Job) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Return the arguments of a job as plain data, for an executor: by name, where this worker knows the task."""
+        arguments: Sequence[Any]
+        keywords: Mapping[str, Any]
         arguments, keywords, *step = decode_call(job.dispatch.payload)
-        if patterns := self._redacted | {*job.options.redact}:
+        task = self._tasks.get(job.dispatch.name)
+        patterns = self._redacted | {*job.options.redact}
+        if task is not None:
+            patterns |= {*task._redacting_options.redact}
+            if not step:  # it may have been enqueued by its name alone, or follow another
+                arguments, keywords = task._signature.data_by_name(arguments, keywords, self._limit)
+        if patterns:
             job.secrets = Redaction(patterns).secrets(arguments, keywords)
         if step:
             job.set_step(step[0])

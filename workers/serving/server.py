@@ -9,11 +9,13 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.tasks.task import Task
 from orchestrator.secret_keys import service_keys
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.serving.application import Services
@@ -42,11 +44,7 @@ class Serving:
 
 def serve(app: Orchestrator, serving: Serving) -> None:
     """Serve until SIGTERM or Ctrl-C; what is under way is finished."""
-    for name in serving.services:
-        app.find_task(name)  # or say which is near
-    tasks = {name: task for name, task in app.tasks.items() if not serving.services or name in serving.services}
-    if not tasks:
-        raise ConfigurationError("The application has no tasks to serve.")
+    tasks = _served(app, serving.services)
     settings = app.settings
     keys = service_keys(settings.service_keys, settings.service_keys_file)
     services = Services(tasks, serving.concurrency, settings.max_payload, keys)
@@ -77,6 +75,27 @@ def serve(app: Orchestrator, serving: Serving) -> None:
         finally:
             if registration is not None:
                 registration.end()
+
+
+def _served(app: Orchestrator, services: tuple[str, ...]) -> dict[str, Task[..., Any]]:
+    """Return the tasks to serve, by name: those whose functions do the work, and none that an executor does."""
+    elsewhere = {name: task._call_options.executor_call for name, task in app.tasks.items()}
+    for name in services:
+        app.find_task(name)  # or say which is near
+        if (call := elsewhere[name]) is not None:
+            raise ConfigurationError(
+                f"Task {name!r} cannot be served: the executor {call.name} does it, and its function is never run. "
+                f"Serve a task without an executor."
+            )
+    left_out = [] if services else sorted(name for name, call in elsewhere.items() if call is not None)
+    tasks = {
+        name: task for name, task in app.tasks.items() if (not services or name in services) and elsewhere[name] is None
+    }
+    if not tasks:
+        raise ConfigurationError("The application has no tasks to serve, but such that have an executor at most.")
+    if left_out:
+        log.info("not served, because executors do them: %s", ", ".join(left_out))
+    return tasks
 
 
 def _end(_number: int, _frame: object) -> None:

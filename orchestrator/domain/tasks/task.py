@@ -257,6 +257,8 @@ class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
     """Its name, if the worker does not know it, or was not given what it needs."""
     data_key: str = ""
     """The id of the data key that the worker lacks: that is this task's own trouble, and none of its name."""
+    executor: ExecutorCall | None = None
+    """What the task is declared with, where it was enqueued by its name alone: from now on that does it."""
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):

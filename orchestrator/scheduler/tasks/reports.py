@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.obstacles import hold_for_key
@@ -38,7 +40,7 @@ from orchestrator.scheduler.tasks.creation import create_enqueued, error_json, l
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import said
 from orchestrator.store.tasks import details, transitions, waiting
-from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Moved, Requeue, Success
+from orchestrator.store.tasks.transitions import Adoption, AttemptEnd, AttemptStart, Moved, Requeue, Success
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Malformed, decode_flush, encode
 from orchestrator.transport.leader.streams import Inbound
@@ -117,6 +119,7 @@ class Reports:
         activated: list[tuple[str, Activated]] = []
         unhappy: list[tuple[str, Failed | Lost]] = []
         again: list[Requeue] = []
+        adopted: list[Adoption] = []
         for worker, report in fold(attempts).values():
             if isinstance(report, Succeeded):
                 succeeded.append((worker, report))
@@ -128,6 +131,9 @@ class Reports:
                 hold = hold_for_key(report.data_key)
                 again.append(Requeue(report.id, report.attempt, self.unknown_timeout, hold=hold))
                 news.capacity.lacking.append(hold)
+            elif isinstance(report, Returned) and report.executor is not None:
+                adopted.append(Adoption(report.id, report.attempt, msgspec.json.encode(report.executor).decode()))
+                again.append(Requeue(report.id, report.attempt))
             elif isinstance(report, Returned):
                 again.append(Requeue(report.id, report.attempt, report.delay))
                 if report.unknown:
@@ -146,6 +152,8 @@ class Reports:
             apply_activations(tx, news, self.code, activated, self.inline_result)
         endings = _decide(tx, news, unhappy, again, self.loss_limit) if unhappy else []
         lingering = {report.id for _, report in unhappy if isinstance(report, Failed) and report.lingering}
+        if adopted:
+            transitions.adopt_executors(tx.connection, adopted)
         if again:
             news.wakeups.delayed |= any(row.delay > 0 for row in again)
             repeated = transitions.requeue(tx.connection, again, tx.now)

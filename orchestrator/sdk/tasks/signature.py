@@ -13,7 +13,7 @@ import msgspec
 from orchestrator.errors import InvalidTask, PayloadError, did_you_mean
 from orchestrator.sdk.tasks.context import TaskContext, current_task
 from orchestrator.sdk.values.conversion import can_convert, convert, sure_types, why_not
-from orchestrator.sdk.values.payload import decode_call, decode_value
+from orchestrator.sdk.values.payload import decode_call, decode_value, encode_value
 from orchestrator.sdk.values.stored import Payload, is_payload, loaded
 
 _MISFITS = (msgspec.ValidationError, TypeError, ValueError)
@@ -140,6 +140,21 @@ class Signature:
         named = dict(bound.arguments)
         extra = named.pop(self._double_star, {}) if self._double_star else {}
         return named.pop(self._star, ()) if self._star else (), {**named, **extra}
+
+    def data_by_name(
+        self, arguments: Sequence[Any], keywords: Mapping[str, Any], limit: int
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Return the data of a call as `by_name` would have had it travel; one that is by name already as it is."""
+        if self._signature.parameters.keys() - {self._star, self._double_star} <= keywords.keys():
+            return arguments, keywords
+        self.check(arguments, keywords)
+        given = {*keywords, *self._positional[: len(arguments)]}
+        rest, named = self.by_name(arguments, keywords)
+        what = f"A default of {self._what.lower()} {self.name!r}"
+        return rest, {
+            name: value if name in given else decode_value(encode_value(value, what, limit))
+            for name, value in named.items()
+        }
 
     def normal(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return a call in the one form that all its spellings share: by place where that is possible."""

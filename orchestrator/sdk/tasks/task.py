@@ -22,6 +22,7 @@ from orchestrator.sdk.code.futures import DurableFuture
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.names import module_name
+from orchestrator.sdk.tasks.bodies import is_empty
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.given import GivenOptions
 from orchestrator.sdk.tasks.handle import Handle
@@ -76,9 +77,14 @@ class Task(Generic[P, R]):
         if self._after_success and not options.store_result:
             self._check_followers()
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function right here, in this process; inside a workflow, where that cannot be, say so."""
         self._refuse_in_workflow("called like a function")
+        if self._is_signature_only:
+            raise InvalidTask(
+                f"Task {self.name!r} has an executor and no body, so there is nothing that a plain call could run. "
+                f"Enqueue it, or give the function a body, which plain calls run and workers do not."
+            )
         arguments, keywords = self._signature.with_context(self.name, args, kwargs)
         result: R = self.function(*arguments, **keywords)
         return result
@@ -100,7 +106,7 @@ class Task(Generic[P, R]):
         variant._is_variant = True
         return variant
 
-    def schedule(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+    def schedule(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Inside a workflow: have a worker run it. The future is there at once; nothing is sent until the code waits.
 
         It goes to the workflow's queue and is tried up to four times, unless its options say otherwise. Another thing
@@ -291,6 +297,11 @@ class Task(Generic[P, R]):
             found = Task(self._client, self.name, self.function, changed, self._signature, self._chosen)
             self._scheduled[queue] = found
         return found
+
+    @functools.cached_property
+    def _is_signature_only(self) -> bool:
+        """Say whether an executor does it, and the function holds nothing that could be run in its place."""
+        return self._call_options.executor_call is not None and is_empty(self.function)
 
     @functools.cached_property
     def queue(self) -> str:

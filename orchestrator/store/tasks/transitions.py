@@ -165,6 +165,29 @@ def requeue(connection: Connection, rows: Sequence[Requeue], now: datetime) -> l
     return _AGAIN(connection, _ATTEMPTS(rows), now=now)
 
 
+class Adoption(NamedTuple):
+    """An attempt whose worker knows that an executor does the task."""
+
+    id: bytes
+    attempt: int
+    executor: Json
+
+
+_ADOPTIONS = Batch("r", Adoption)
+_ADOPT = Prepared[None](f"""
+UPDATE /* tasks.adopt */ orchestrator.tasks t
+   SET options = coalesce(t.options, '{{}}'::jsonb) || jsonb_build_object('executor', r.executor::jsonb)
+  FROM {_ADOPTIONS}
+ {current_attempt(sources_of(TaskState.PENDING)[:2])}
+ WHERE t.ctid = found.place AND NOT coalesce(t.options ? 'executor', false)
+""")
+
+
+def adopt_executors(connection: Connection, rows: Sequence[Adoption]) -> None:
+    """Have executors do tasks that did not name theirs; before their attempts end."""
+    _ADOPT(connection, _ADOPTIONS(rows))
+
+
 # -- open → ended: the row moves to ended_tasks
 
 _ENDED_COLUMNS = """id, seq, name, queue, priority, status, reason, attempt, failures, losses, run_id, position,

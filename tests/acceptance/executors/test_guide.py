@@ -21,7 +21,7 @@ import msgspec
 import project
 import pytest
 
-from orchestrator import TaskCancelled, executors
+from orchestrator import InvalidTask, Orchestrator, TaskCancelled, executors
 from orchestrator.domain.executors.registry import BUILT_IN, IN_WORKER
 from orchestrator.sdk.dag.definitions import loads
 from tests.acceptance.conftest import fresh_stack
@@ -100,6 +100,19 @@ def test_a_command(page: ModuleType) -> None:
     assert page.count_words.enqueue("one two  three").result(30).strip() == "3"
     [workflow] = blocks("", "yaml")
     assert run(workflow, text="one two").strip() == "2"
+
+
+def test_a_command_for_a_task_that_was_enqueued_by_its_name_alone(stack: Stack) -> None:
+    stranger = Orchestrator()
+
+    @stranger.task(name="project.weigh")
+    def stub(text: str) -> int: ...
+
+    with pytest.raises(InvalidTask, match="no body"):
+        project.weigh("abc")
+    with using(stranger, stack):
+        weighed = stub.enqueue("abc").result(30)
+    assert weighed == project.weigh.enqueue("abc").result(30) == len('{"text":"abc","unit":"bytes"}')
 
 
 @pytest.mark.parametrize("page", ["page_http"], indirect=True)
