@@ -27,6 +27,7 @@ def worker(system: System) -> Worker:
     async def flow(ctx: WorkflowContext) -> None: ...
 
     system.app.workflows.apply(definitions.loads("name: steps\nparams: {n: {type: integer}}\ntasks: {a: {task: job}}"))
+    system.app.flows.publish("graph", {"start": "a", "nodes": {"a": {"kind": "approval"}}})
     worker = system.worker(knows=("job", "flow"))
     system.pass_seconds()
     return worker
@@ -42,7 +43,15 @@ MANY = StartMany("many", [NewTask(OTHER, "job", "default", b"\x92\x90\x80", run_
 
 
 @pytest.mark.parametrize(
-    "start", [StartCode(CODE), StartCode(CODE, key="flow/k"), StartSteps("steps", '{"n": 1}', "k"), MANY]
+    "start",
+    [
+        StartCode(CODE),
+        StartCode(CODE, key="flow/k"),
+        StartSteps("steps", '{"n": 1}', "k"),
+        StartSteps("graph", '{"n": 1}', "k", flow=True),
+        StartSteps("graph", '{"n": 1}', version=1, flow=True),
+        MANY,
+    ],
 )
 def test_what_is_asked_again_is_started_once(system: System, worker: Worker, start: Start) -> None:
     for _ in range(2):
@@ -110,4 +119,14 @@ def test_what_cannot_be_started_is_refused_and_keeps_nobody_waiting(
 def test_a_request_that_nobody_can_read_is_refused(system: System, worker: Worker) -> None:
     found = answers(system, worker, NewTask(ID, START, "default", b"\xc1", unique=UniqueKey("x", "pending")))
     assert found[ID].error is not None
+    assert system.count("runs") == 0
+
+
+@pytest.mark.parametrize(("name", "version", "words"), [("nowhere", None, "flow 'nowhere'"), ("graph", 7, "version 7")])
+def test_a_flow_that_there_is_not_is_refused(
+    system: System, worker: Worker, name: str, version: int | None, words: str
+) -> None:
+    (refused,) = answers(system, worker, as_task(ID, StartSteps(name, flow=True, version=version))).values()
+    assert refused.error is not None
+    assert words in refused.error.message
     assert system.count("runs") == 0

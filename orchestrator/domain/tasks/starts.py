@@ -20,13 +20,17 @@ OnConflict = Literal["reject", "return", "anew"]
 
 
 class StartSteps(msgspec.Struct, frozen=True, array_like=True, tag="steps"):
-    """Start a run of the newest version of a workflow of steps."""
+    """Start a run of the newest version of a workflow of steps, or of a flow."""
 
     workflow: str
-    params: str
+    params: str = "{}"
     """JSON."""
     key: str | None = None
     tags: tuple[str, ...] = ()
+    flow: bool = False
+    """It is a flow."""
+    version: int | None = None
+    """Of a flow: which one, unless it is the newest."""
 
 
 class StartCode(msgspec.Struct, frozen=True, array_like=True, tag="code"):

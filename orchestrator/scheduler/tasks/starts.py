@@ -27,6 +27,8 @@ from orchestrator.store.code.expectations import Answered
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.dag.workflows import Stored
+from orchestrator.store.flow import definitions as flows
+from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.telemetry import get_logger
 
@@ -67,7 +69,18 @@ def _start_many(tx: Transaction, news: News, task: NewTask, start: StartMany) ->
         create_tasks(tx, news, start.tasks)
 
 
+def _run_of_flow(tx: Transaction, run: bytes, start: StartSteps) -> NewRun:
+    name, version = start.workflow, start.version
+    found = flows.latest(tx.connection, name) if version is None else flows.read(tx.connection, name, version)
+    if found is None:
+        which = f"flow {name!r}" if version is None else f"version {version} of flow {name!r}"
+        raise NotFound(f"There is no {which}. Publish it with `orchestrator flows publish FILE`.")
+    return flow_runs.new_run(name, found.version, run, _given(start), start.tags)._replace(key=start.key)
+
+
 def _run_of_steps(tx: Transaction, run: bytes, start: StartSteps, definitions: dict[str, Stored]) -> NewRun:
+    if start.flow:
+        return _run_of_flow(tx, run, start)
     stored = definitions.get(start.workflow) or workflows.latest(tx.connection, start.workflow)
     if stored is None:
         raise NotFound(f"There is no workflow {start.workflow!r}. Apply it with `orchestrator workflows apply FILE`.")

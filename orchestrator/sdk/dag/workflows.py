@@ -8,20 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain.dag.definition import Definition, check_size
-from orchestrator.domain.plain import stored_json, unstorable
-from orchestrator.domain.tasks.starts import StartSteps, as_task
-from orchestrator.errors import PayloadError
+from orchestrator.domain.dag.definition import Definition
+from orchestrator.domain.tasks.starts import StartSteps
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.workflow import Registry
 from orchestrator.sdk.dag.registered import take_over
+from orchestrator.sdk.dag.starting import start_in_task
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.context import TaskRuntime, current_runtime
+from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.tasks.options import check_label, check_name, check_tags
 from orchestrator.sdk.waiting.twins import twin
-from orchestrator.sealing import vault_of
-from orchestrator.trace_context import current_trace
 from orchestrator.tracing.entry import sending
 
 if TYPE_CHECKING:
@@ -108,7 +105,8 @@ class StoredWorkflow:
         runtime = current_runtime()
         with sending("start", self.name) as sent:
             if runtime is not None:
-                run_id = self._start_in_task(runtime, params)
+                start = StartSteps(self.name, key=self._options.key, tags=tuple(self._options.tags))
+                run_id = start_in_task(self._client, runtime, start, params)
             else:
                 run_id = self._client.backend.workflows.start(
                     self.name, params, new_id(), key=self._options.key, tags=self._options.tags
@@ -118,15 +116,3 @@ class StoredWorkflow:
 
     adefinition = twin(definition)
     astart = twin(start)
-
-    def _start_in_task(self, runtime: TaskRuntime, params: Mapping[str, Any]) -> bytes:
-        """Have the leader start a run, and return which one it is: a worker has no database."""
-        what = f"The parameters of workflow {self.name!r}"
-        if problem := unstorable(params):
-            raise PayloadError(f"{what} cannot be kept as JSON: {problem}.")
-        check_size(stored_json(params), what, self._client.settings.max_payload)
-        vault = vault_of(self._client.settings)
-        given = stored_json(params) if vault is None else vault.seal_json(stored_json(params))
-        start = StartSteps(self.name, given, self._options.key, tuple(self._options.tags))
-        wanted = runtime.next_id()
-        return runtime.enqueue([as_task(wanted, start, current_trace())]).get(wanted, wanted)

@@ -12,14 +12,18 @@ import msgspec
 from orchestrator.domain.dag.definition import Registered
 from orchestrator.domain.flow.checks import Known
 from orchestrator.domain.flow.definition import Flow, functions_of
+from orchestrator.domain.tasks.starts import StartSteps
 from orchestrator.errors import NotFound
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.workflow import Registry
 from orchestrator.sdk.dag.registered import of_function
+from orchestrator.sdk.dag.starting import start_in_task
 from orchestrator.sdk.flow.handle import FlowHandle
 from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.options import check_label, check_name, check_tags, shown
 from orchestrator.sdk.waiting.twins import twin
+from orchestrator.tracing.entry import sending
 
 if TYPE_CHECKING:
     from orchestrator.sdk.flow.builder import FlowGraph
@@ -132,10 +136,17 @@ class StartableFlow:
         return self._client.backend.flows.latest(self.name).flow
 
     def start(self, /, **params: Any) -> FlowHandle:
-        """Start a run; it is durable when this returns."""
-        run_id = self._client.backend.flows.start(
-            self.name, params, new_id(), version=self._version, key=self._key, tags=self._tags
-        )
+        """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
+        runtime = current_runtime()
+        with sending("start", self.name) as sent:
+            if runtime is not None:
+                start = StartSteps(self.name, key=self._key, tags=self._tags, flow=True, version=self._version)
+                run_id = start_in_task(self._client, runtime, start, params)
+            else:
+                run_id = self._client.backend.flows.start(
+                    self.name, params, new_id(), version=self._version, key=self._key, tags=self._tags
+                )
+            sent.created(run_id)
         return FlowHandle(self._client, run_id)
 
     def signal(self, run_id: str | UUID, key: str, value: Any = True, *, why: str = "") -> None:
