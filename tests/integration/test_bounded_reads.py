@@ -12,7 +12,6 @@ from orchestrator.monitoring.exposition import SECONDS
 from orchestrator.store import audit, throughput
 from orchestrator.store.audit import AuditFilter
 from orchestrator.store.database import engine_for
-from orchestrator.store.insights import failures
 from orchestrator.store.insights.failures import latest_failures
 from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.redrive import FailedFilter
@@ -61,9 +60,7 @@ def test_a_rare_line_of_the_audit_log_is_found_page_after_page(
     assert [line.target for line in everything] == [str(number) for number in reversed(range(35))]
 
 
-def test_failures_are_grouped_of_the_last_ones_and_say_so(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_are_grouped_of_the_last_ones_and_say_so(connection: Connection) -> None:
     fail(connection, 30, "old", "gone ", NOW - timedelta(hours=1))
     fail(connection, 10, "new", "said ", NOW)
     since = NOW - timedelta(hours=2)
@@ -73,8 +70,7 @@ def test_failures_are_grouped_of_the_last_ones_and_say_so(
         ("new", 10, "said 10"),
     ]
     assert found.looked_at is None
-    monkeypatch.setattr(failures, "MOST_LOOKED_AT", 12)
-    found = latest_failures(connection, since)
+    found = latest_failures(connection, since, most=12)
     assert [(group.name, group.tasks) for group in found.groups] == [("new", 10), ("old", 2)]
     assert found.looked_at == 12
     assert latest_failures(connection, since, "bank.").groups == []

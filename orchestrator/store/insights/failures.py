@@ -48,8 +48,8 @@ SELECT name, queue, kind, coalesce((array_agg(message ORDER BY ended_at DESC))[1
 """)
 
 
-def latest_failures(connection: Connection, since: datetime, within: str = "") -> Failures:
+def latest_failures(connection: Connection, since: datetime, within: str = "", most: int = MOST_LOOKED_AT) -> Failures:
     """Return what has failed since then, of queues whose names begin so; of very many, the last ones."""
-    rows = _LATEST(connection, since=since, within=within, most=MOST_LOOKED_AT)
+    rows = _LATEST(connection, since=since, within=within, most=most)
     groups = [Group(row.name, row.queue, row.kind, reveal_text(row.example), row.tasks) for row in rows]
-    return Failures(groups, MOST_LOOKED_AT if rows and rows[0].looked_at >= MOST_LOOKED_AT else None)
+    return Failures(groups, most if rows and rows[0].looked_at >= most else None)

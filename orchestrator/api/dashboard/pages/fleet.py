@@ -16,7 +16,7 @@ from orchestrator.store.insights import TaskView
 
 routes = Routes("dashboard", "/ui/workers")
 
-_MOST_TASKS = 1_000
+_MOST_TASKS = 500
 
 
 @routes.get("", about=WHOLE, media_type=HTML)

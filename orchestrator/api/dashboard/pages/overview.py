@@ -19,13 +19,15 @@ from orchestrator.monitoring import trouble
 from orchestrator.monitoring.trouble import Trouble
 from orchestrator.store.insights import Overview, QueueCounts, WorkerView
 from orchestrator.store.insights import overview as overview_of
-from orchestrator.store.insights.failures import Failures, latest_failures
+from orchestrator.store.insights.failures import MOST_LOOKED_AT, Failures, latest_failures
 
 routes = Routes("dashboard", "/ui")
 
 _RECENT = 1.0
 """Seconds for which open pages share what was read."""
 _MOST_GROUPS = 8
+_MOST_FAILURES = 2_000
+"""Of which groups are made here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,21 +67,21 @@ def read_hour(api: Api, reach: Reach) -> Hour:
     return hour(minutes, datetime.now(UTC))
 
 
-def read_failures(api: Api, reach: Reach, since: timedelta) -> Failures:
+def read_failures(api: Api, reach: Reach, since: timedelta, most: int = MOST_LOOKED_AT) -> Failures:
     """Return failed tasks by name and error, the largest groups first."""
 
     def read() -> Failures:
         with api.reading() as connection:
-            return latest_failures(connection, datetime.now(UTC) - since, reach.queues)
+            return latest_failures(connection, datetime.now(UTC) - since, reach.queues, most)
 
-    return api.recent.get(("failures", reach, since), 5 * _RECENT, read)
+    return api.recent.get(("failures", reach, since, most), 5 * _RECENT, read)
 
 
 @routes.get("", about=WITHIN, media_type=HTML)
 def overview(api: Api, reach: Reach) -> Response:
     """Show how the system is doing."""
     whole = None if reach.is_bound else api.recent.get(("whole",), _RECENT, lambda: read_whole(api))
-    failures = read_failures(api, reach, timedelta(hours=1))
+    failures = read_failures(api, reach, timedelta(hours=1), _MOST_FAILURES)
     return page(
         "overview.html",
         whole=whole,
