@@ -287,6 +287,16 @@ def publishes_flows(house: House) -> None:
     assert house.get("/flows/version/get?id=mail-graph@1")["version"] == 1
 
 
+def cancels(house: House) -> None:
+    path = "/api/v1/tasks/cancel"
+    for body in ({"status": ["pending"]}, {"queue": OTHERS}, {"run": str(house.runs["bank"])}):
+        found = house.send("POST", path, json=body | {"dry_run": True}).json()
+        assert {group["queue"] for group in found["groups"]} <= {OWN}, body
+    before = changes(house)
+    assert house.send("POST", path, json={"queue": OTHERS}).json()["asked"] is False
+    assert changes(house) == before
+
+
 def lists_approvals(house: House) -> None:
     for name in ("mail", "bank"):
         flow_that_asks(house, name)
@@ -309,6 +319,7 @@ WITHIN_TESTS: dict[str, list[Callable[[House], None]]] = {
     "POST /api/v1/tasks": [enqueues, enqueues_under_a_key_of_somebody_else],
     "POST /api/v1/tasks/bulk": [enqueues_many],
     "POST /api/v1/tasks/retry": [redrives],
+    "POST /api/v1/tasks/cancel": [cancels],
     "GET /api/v1/queues": [lists_queues],
     "GET /api/v1/workflows": [lists_workflows],
     "POST /api/v1/workflows": [applies],

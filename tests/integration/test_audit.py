@@ -53,6 +53,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "backfill": {"start": "2026-01-01", "end": "2026-01-03"},
     "reset": {"to": 1},
     "retry_failed": {"queue": "mail.out"},
+    "cancel_tasks": {"queue": "mail.out"},
     "update_run": {"timeout": 0},
     "register_worker": {"id": "w", "url": "http://10.0.0.7:8080", "services": ["sum"]},
 }
@@ -174,6 +175,7 @@ def test_every_act_over_http_has_one_line(house: House, endpoint: Endpoint) -> N
         "workflow",
         "backfill",
         "failed tasks",
+        "open tasks",
         "quarantine",
         "service",
         "flow",

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
-from orchestrator.api.dashboard.pages import approvals
+from orchestrator.api.dashboard.pages import approvals, records
 from orchestrator.api.dashboard.pages import tasks as task_pages
 from orchestrator.api.dashboard.serving import Action
 from orchestrator.api.endpoints import Endpoint
-from orchestrator.api.reach import WITHIN
-from orchestrator.api.routes import ROUTES, code, flows, queues, runs, schedules, tasks, workflows
+from orchestrator.api.reach import WHOLE, WITHIN
+from orchestrator.api.routes import ROUTES, cancels, code, flows, queues, runs, schedules, tasks, workflows
 from orchestrator.domain.access import Scope
 
 
@@ -46,10 +46,17 @@ def _own(path: str, call: Callable[..., Any]) -> Action:
     )
 
 
+def _of_keys(path: str, call: Callable[..., Any], said: str = "") -> Action:
+    """Return something that is done to keys, which only pages and commands do."""
+    own = _own(path, call)
+    return dataclasses.replace(own, scope=Scope.ADMIN, about=WHOLE, takes_reach=False, said=said)
+
+
 ACTIONS: tuple[Action, ...] = (
     _action(tasks.retry_task, "The task is tried again."),
     _action(tasks.cancel_task, "The task is being cancelled."),
     _action(tasks.retry_failed, "Tried again: {answer.tasks:,}."),
+    _action(cancels.cancel_tasks, "Being cancelled: {answer.tasks:,}."),
     _own("/ui/tasks/cancel-chosen", task_pages.cancel_chosen),
     _own("/ui/tasks/retry-chosen", task_pages.retry_chosen),
     _action(queues.pause_queue, "The queue is paused: what is with the workers goes on."),
@@ -75,5 +82,7 @@ ACTIONS: tuple[Action, ...] = (
     _action(schedules.trigger_schedule, "A run is started: this is it."),
     _action(schedules.backfill, "Backfill {answer.id} is asked for: {answer.total:,} fires."),
     _action(schedules.cancel_backfill, "The backfill is given up."),
+    _of_keys("/ui/keys", records.create_key),
+    _of_keys("/ui/keys/revoke", records.revoke_key, "The key opens nothing any more."),
     _action(workflows.start_run, "The run is started: this is it."),
 )

@@ -6,6 +6,7 @@ from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.routes import (
     approvals,
     audit,
+    cancels,
     client,
     code,
     flow_seed,
@@ -25,6 +26,7 @@ from orchestrator.api.routes import (
 
 ROUTES: tuple[Endpoint, ...] = (
     *tasks.routes,
+    *cancels.routes,
     *queues.routes,
     *workflows.routes,
     *runs.routes,

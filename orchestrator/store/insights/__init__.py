@@ -15,6 +15,7 @@ from orchestrator.store.insights.code_workflows import (
     list_code_workflows,
     open_runs,
 )
+from orchestrator.store.insights.failure_times import GroupKey, spread_of_failures
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, empty_queue, list_queues, list_workers
 from orchestrator.store.insights.obstacles import find_obstacles
 from orchestrator.store.insights.owners import find_run_owner, find_task_owner
@@ -72,6 +73,7 @@ __all__ = [
     "Events",
     "FailingSchedule",
     "Found",
+    "GroupKey",
     "Leader",
     "LongTransaction",
     "OpenRun",
@@ -119,5 +121,6 @@ __all__ = [
     "show_code",
     "show_run",
     "show_task",
+    "spread_of_failures",
     "told_params",
 ]

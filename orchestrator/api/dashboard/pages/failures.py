@@ -14,9 +14,12 @@ from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WITHIN
 from orchestrator.domain.access import Reach
+from orchestrator.store import insights
 
 routes = Routes("dashboard", "/ui/failures")
 
+_PARTS = 24
+"""Bars of each group, over the time that is shown."""
 RANGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 
 
@@ -29,8 +32,14 @@ class FailuresQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 @routes.get("", about=WITHIN, media_type=HTML)
 def list_failures(api: Api, query: FailuresQuery, reach: Reach) -> Response:
     """Show failed tasks by task and error."""
-    since = datetime.now(UTC) - RANGES[query.within]
+    now = datetime.now(UTC)
+    since = now - RANGES[query.within]
     failures = read_failures(api, reach, RANGES[query.within])
+
+    def read_spread() -> dict[insights.GroupKey, list[int]]:
+        with api.reading() as connection:
+            return insights.spread_of_failures(connection, since, now, _PARTS, reach.queues)
+
     return page(
         "failures.html",
         groups=failures.groups,
@@ -39,4 +48,5 @@ def list_failures(api: Api, query: FailuresQuery, reach: Reach) -> Response:
         ranges=list(RANGES),
         since=since.isoformat(timespec="seconds"),
         hour=read_hour(api, reach),
+        spread=api.recent.get(("spread", reach, query.within), 5.0, read_spread),
     )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import secrets
+from datetime import datetime, timedelta
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from orchestrator.api.context import Api
+from orchestrator.api.context import Api, Done
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WHOLE
 from orchestrator.api.routes import audit as audit_routes
-from orchestrator.domain.access import Scope
+from orchestrator.domain.access import Key, Scope, Secret
+from orchestrator.errors import NotFound
+from orchestrator.monitoring.times import present
+from orchestrator.sdk.tasks.options import check_label, check_name
 from orchestrator.store import keys
 
 routes = Routes("dashboard", "/ui")
@@ -43,6 +47,55 @@ def show_audit(api: Api, query: AuditQuery) -> Response:
 @routes.get("/keys", about=WHOLE, scope=Scope.ADMIN, media_type=HTML)
 def show_keys(api: Api) -> Response:
     """Show the keys that there are, and what they may do."""
+    return _keys(api)
+
+
+def _keys(api: Api, made: Key | None = None, secret: Secret | None = None) -> Response:
     with api.reading() as connection:
         found = keys.list_all(connection)
-    return page("keys.html", keys=found)
+    return page("keys.html", keys=found, made=made, secret=secret, scopes=list(Scope))
+
+
+class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A key to be made."""
+
+    name: str
+    scope: Scope = Scope.ENQUEUE
+    days: Annotated[int, Meta(ge=1, le=36_500)] | None = None
+    """How long it is good for; for ever, if nothing is said."""
+    queues: str | None = None
+    """What the names of queues begin with that it is for."""
+    workflows: str | None = None
+    """The same of workflows."""
+
+
+def create_key(api: Api, body: NewKey) -> Response:
+    """Make a key, and show it this once: only a hash of it is kept."""
+    label = check_label("name", body.name)
+    for what, prefix in (("queues", body.queues), ("workflows", body.workflows)):
+        if prefix:
+            check_name(what, prefix)
+    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+    until = None if body.days is None else present() + timedelta(days=body.days)
+    bounds = {"queues": body.queues, "workflows": body.workflows}
+    connections = api.backend.connections
+    with connections.writing("the key was stored", transaction=True) as connection:
+        made = keys.add(connection, secret, label, body.scope, until, **bounds)
+        connections.record(connection, "create", "key", made.id, name=label, scope=str(body.scope), **bounds)
+    return _keys(api, made, secret)
+
+
+class OneKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which key."""
+
+    id: str
+
+
+def revoke_key(api: Api, body: OneKey) -> Done:
+    """Let a key open nothing any more; servers know it within a second."""
+    connections = api.backend.connections
+    with connections.writing("the key was revoked", transaction=True) as connection:
+        if not keys.revoke(connection, body.id):
+            raise NotFound(f"There is no key {body.id!r:.60}.")
+        connections.record(connection, "revoke", "key", body.id)
+    return Done("revoke")

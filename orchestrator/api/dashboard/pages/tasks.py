@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
 
@@ -16,13 +16,15 @@ from orchestrator.api.dashboard.timeline import timeline
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import refused
 from orchestrator.api.reach import TASK, WITHIN
+from orchestrator.api.routes import cancels as cancel_routes
 from orchestrator.api.routes import tasks as task_routes
 from orchestrator.api.routes.tasks import LogQuery
 from orchestrator.domain.access import Reach, Scope
-from orchestrator.domain.states import TaskState
+from orchestrator.domain.states import OPEN_TASK_STATES, TaskState
 from orchestrator.errors import OrchestratorError
 from orchestrator.store.insights import TaskView
 from orchestrator.store.tasks import redrive
+from orchestrator.store.tasks.cancels import MOST_AT_ONCE, OpenFilter
 from orchestrator.store.tasks.redrive import FailedFilter
 
 routes = Routes("dashboard", "/ui/tasks")
@@ -51,7 +53,9 @@ def list_tasks(api: Api, query: TasksQuery, reach: Reach) -> Response:
     """List tasks."""
     given = {name: getattr(query, name) for name in query.__struct_fields__}
     found = task_routes.list_tasks(api, task_routes.TaskQuery(**given), reach)
-    return page("tasks.html", query=query, found=found, states=list(TaskState))
+    open_states = [state for state in query.status if state in OPEN_TASK_STATES]
+    is_open = len(open_states) == len(query.status) and (query.since, query.until, query.error) == (None, None, None)
+    return page("tasks.html", query=query, found=found, states=list(TaskState), is_open=is_open)
 
 
 class FailedQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +77,35 @@ def preview_retry(api: Api, query: FailedQuery, reach: Reach) -> Response:
         with api.reading() as connection:
             groups = redrive.preview(connection, wanted, reach.queues)
     return page("retry.html", query=query, groups=groups, total=sum(group.tasks for group in groups))
+
+
+class OpenQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which open tasks are meant."""
+
+    status: tuple[TaskState, ...] = ()
+    queue: str | None = None
+    name: str | None = None
+    run: UUID | None = None
+
+
+@routes.get("/cancel", about=WITHIN, media_type=HTML, scope=Scope.OPERATE)
+def preview_cancel(api: Api, query: OpenQuery, reach: Reach) -> Response:
+    """Say how many open tasks would be cancelled, before they are."""
+    until = datetime.now(UTC)
+    groups = []
+    if query != OpenQuery():
+        wanted = OpenFilter(statuses=query.status, queue=query.queue, name=query.name, run=query.run, until=until)
+        groups = cancel_routes.find(api, wanted, reach)
+    total = sum(group.tasks for group in groups)
+    return page(
+        "cancel.html",
+        query=query,
+        groups=groups,
+        total=total,
+        until=until,
+        is_part=total == MOST_AT_ONCE,
+        states=[state for state in TaskState if state in OPEN_TASK_STATES],
+    )
 
 
 class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

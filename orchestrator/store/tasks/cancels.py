@@ -1,0 +1,80 @@
+"""Cancelling open tasks by the thousand: those of a queue, a name, a run or a state, up to a moment."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Connection
+
+from orchestrator.domain.states import OPEN_TASK_STATES, TaskState
+from orchestrator.store.inbox import RequestKind
+from orchestrator.store.sql import Statement
+
+MOST_AT_ONCE = 10_000
+"""Tasks that are asked for together: each is a request of its own to the leader."""
+
+
+class OpenFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which open tasks are meant; whatever is not given does not matter."""
+
+    statuses: tuple[TaskState, ...] = ()
+    queue: str | None = None
+    name: str | None = None
+    run: UUID | None = None
+    until: datetime | None = None
+    """Enqueued up to this moment: what came later was not counted before."""
+
+
+class OpenGroup(NamedTuple):
+    """Open tasks of one name in one queue and state."""
+
+    name: str
+    queue: str
+    status: str
+    tasks: int
+
+
+# The turns of a workflow's code are no tasks that one cancels: their run is.
+_MATCHING = f"""
+SELECT id, name, queue, status FROM orchestrator.tasks
+ WHERE status = ANY(%(statuses)s::text[]) AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+   AND (%(name)s::text IS NULL OR name = %(name)s::text)
+   AND (%(run)s::uuid IS NULL OR run_id = %(run)s::uuid) AND id IS DISTINCT FROM run_id
+   AND (%(until)s::timestamptz IS NULL OR created_at <= %(until)s::timestamptz)
+   AND (%(within)s::text = '' OR starts_with(queue, %(within)s::text))
+ ORDER BY id LIMIT {MOST_AT_ONCE}
+"""
+_PREVIEW = Statement[OpenGroup](f"""
+SELECT /* cancels.preview */ name, queue, status, count(*) AS tasks FROM ({_MATCHING}) AS found
+ GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3
+""")
+_ASK = Statement[None](f"""
+INSERT /* cancels.ask */ INTO orchestrator.inbox (kind, target)
+SELECT '{RequestKind.CANCEL_TASK}', id FROM ({_MATCHING}) AS found ORDER BY id
+""")
+
+
+def preview(connection: Connection, wanted: OpenFilter, within: str = "") -> list[OpenGroup]:
+    """Return what would be cancelled in queues whose names begin with `within`, the largest groups first.
+
+    Of very many, that is the oldest ten thousand.
+    """
+    return _PREVIEW(connection, _parameters(wanted), within=within)
+
+
+def ask(connection: Connection, wanted: OpenFilter, within: str = "") -> int:
+    """Ask the leader to cancel these; return how many."""
+    return _ASK.count(connection, _parameters(wanted), within=within)
+
+
+def _parameters(wanted: OpenFilter) -> dict[str, object]:
+    return {
+        "statuses": [str(state) for state in wanted.statuses or OPEN_TASK_STATES],
+        "queue": wanted.queue,
+        "name": wanted.name,
+        "run": wanted.run and wanted.run.hex,
+        "until": wanted.until,
+    }

@@ -1,0 +1,122 @@
+"""What is done from pages to many at once, and to keys: counted before, noted afterwards, and only by who may."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator.api import access, strangers
+from orchestrator.domain.access import Scope
+from tests.integration.api_house import House, changes, furnished
+from tests.integration.test_dashboard import make_key
+from tests.integration.visitor import Visitor
+
+
+@pytest.fixture(scope="module")
+def furniture(database_url: str, redis_url: str) -> Iterator[House]:
+    with furnished(database_url, redis_url) as found:
+        yield found
+
+
+@pytest.fixture
+def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
+    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    monkeypatch.setattr(strangers, "_TRIES", 10_000)
+    with furniture.engine.connect() as connection:
+        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys, orchestrator.inbox, orchestrator.audit")
+    return furniture
+
+
+def rows(house: House, statement: str) -> list[Any]:
+    with house.engine.connect() as connection:
+        return [tuple(row) for row in connection.exec_driver_sql(statement)]
+
+
+def test_open_tasks_are_counted_before_they_are_cancelled(house: House) -> None:
+    visitor = Visitor(house.app)
+    assert "/ui/tasks/cancel?queue=mail.out" in visitor.get("/ui/tasks?queue=mail.out").text
+    assert "Cancel all open" not in visitor.get("/ui/tasks?status=failed").text
+    assert "Say which" in visitor.get("/ui/tasks/cancel").text
+    page = visitor.get("/ui/tasks/cancel?queue=mail.out").text
+    assert "Cancel 1 task<" in page
+    until = re.search(r'name="until" value="([^"]*)"', page)
+    assert until is not None
+    with house.engine.connect() as connection:  # one that comes after the count stays
+        connection.exec_driver_sql(
+            "INSERT INTO orchestrator.tasks (id, name, queue, payload, created_at)"
+            " VALUES (gen_random_uuid(), 'late', 'mail.out', '', now() + interval '1 minute')"
+        )
+    visitor.post("/ui/tasks/cancel", queue="mail.out", until=until[1], back="/ui/tasks")
+    assert visitor.said() == "Being cancelled: 1."
+    assert rows(house, "SELECT kind, target FROM orchestrator.inbox") == [("cancel task", house.tasks["mail"])]
+    assert rows(house, "SELECT act, kind, target, detail->>'tasks' FROM orchestrator.audit") == [
+        ("cancel", "open tasks", "mail.out", "1")
+    ]
+    rows(house, "DELETE FROM orchestrator.tasks WHERE name = 'late' RETURNING id")
+
+
+def test_nothing_is_cancelled_that_nobody_named_or_that_is_of_others(house: House) -> None:
+    before = changes(house)
+    visitor = Visitor(house.app)
+    visitor.get("/ui/tasks")
+    visitor.post("/ui/tasks/cancel", back="/ui/tasks")
+    assert "Say which" in visitor.said()
+    visitor.post("/ui/tasks/cancel", status="failed", back="/ui/tasks")
+    assert "Expected states of open tasks" in visitor.said()
+    assert changes(house) == before
+    bound = Visitor(house.app)
+    bound.log_in(make_key(house, Scope.OPERATE, "mail.", "mail-"))
+    assert "bank" not in bound.get("/ui/tasks/cancel?status=pending").text
+    bound.post("/ui/tasks/cancel", status="pending")
+    assert rows(house, "SELECT target FROM orchestrator.inbox") == [(house.tasks["mail"],)]
+
+
+def test_a_key_is_made_shown_once_and_revoked(house: House) -> None:
+    visitor = Visitor(house.app)
+    visitor.log_in(make_key(house, Scope.ADMIN))
+    visitor.get("/ui/keys")
+    made = visitor.post("/ui/keys", name="webshop", scope="read", days="30", queues="mail.").text
+    secret = re.search(r'data-copy="(orc_[^"]+)"', made)
+    assert secret is not None
+    assert secret[1] not in visitor.get("/ui/keys").text
+    shopper = Visitor(house.app)
+    assert shopper.log_in(secret[1]).status_code == 303
+    assert shopper.get("/ui/tasks").status_code == 200
+    assert shopper.get("/ui/keys").status_code == 403
+    assert shopper.post("/ui/keys", name="more", scope="admin").status_code == 403
+    ((id,),) = rows(house, "SELECT id FROM orchestrator.api_keys WHERE name = 'webshop' AND expires_at > now()")
+    visitor.post("/ui/keys/revoke", id=id, back="/ui/keys")
+    assert visitor.said() == "The key opens nothing any more."
+    assert shopper.get("/ui/tasks").status_code == 303
+    visitor.post("/ui/keys/revoke", id="nobody", back="/ui/keys")
+    assert "There is no key" in visitor.said()
+    acts = rows(
+        house, "SELECT act, target, detail FROM orchestrator.audit WHERE kind = 'key' AND act <> 'log in' ORDER BY id"
+    )
+    assert [(act, target) for act, target, _ in acts] == [("create", id), ("revoke", id)]
+    assert secret[1].rpartition("_")[2] not in str(acts)
+
+
+def test_a_key_that_does_not_fit_is_not_made(house: House) -> None:
+    visitor = Visitor(house.app)
+    visitor.get("/ui/keys")
+    forms: list[dict[str, Any]] = [{"name": ""}, {"name": "x", "scope": "everything"}, {"name": "x", "days": "0"}]
+    for form in forms:
+        visitor.post("/ui/keys", back="/ui/keys", **form)
+        assert visitor.said(), form
+    assert rows(house, "SELECT id FROM orchestrator.api_keys") == []
+
+
+def test_failures_are_drawn_over_time(house: House) -> None:
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql(
+            "UPDATE orchestrator.ended_tasks SET ended_at = now() - interval '29 minutes' WHERE id = %s",
+            (house.failed["mail"].hex,),
+        )
+    page = Visitor(house.app).get("/ui/failures?within=1h").text
+    charts = re.findall(r'<svg class="bars"[^>]*aria-label="E over the last 1h">.*?</svg>', page, re.DOTALL)
+    bars = [re.findall(r'<rect class="s-failed" x="([\d.]+)"', chart) for chart in charts]
+    assert sorted(round(float(x)) for (x,) in bars) == [12, 23], "one failed half an hour ago, the other just now"
