@@ -86,6 +86,22 @@ def reindex(ctx: TaskContext, pages: int) -> int:
     return pages
 
 
+@app.task(queue="billing")
+def check(input: str) -> dict:
+    return {"verdict": "returned" if random.random() < 0.5 else "on its way"}
+
+
+@app.task(queue="billing")
+def pay_back(input: str) -> str:
+    time.sleep(0.2)
+    return f"paid back {input}"
+
+
+@app.task(queue="mail")
+def explain(input: str) -> str:
+    return f"mail to the customer of {input}"
+
+
 @app.workflow(queue="orders")
 async def order(ctx: WorkflowContext, order_id: str, cents: int) -> str:
     await charge.schedule(1, cents)
@@ -122,6 +138,37 @@ tasks:
   audit: {task: shop.audit, depends_on: [fetch], input: {day: today}}
   notify: {task: shop.part, depends_on: [audit], input: {day: today, seconds: 0.1}}
 """,
+}
+REFUND = {
+    "start": "check",
+    "description": "Pays money back, and asks somebody about large sums",
+    "nodes": {
+        "check": {
+            "exec_type": "local_func",
+            "func": "shop.check",
+            "post": {"output_key": "check", "action_key": "verdict"},
+            "prep": {"input_key": "$params.order"},
+        },
+        "wait": {"kind": "timer", "params": {"delay_ms": 400}},
+        "large": {"kind": "choice", "choice_cases": [{"action": "ask", "expr": {"gt": ["$params.cents", 10_000]}}]},
+        "approve": {
+            "kind": "approval",
+            "description": "A refund of more than 100 €: is the claim in order?",
+            "prep": {"input_map": {"order": "$params.order", "cents": "$params.cents", "customer": "$params.customer"}},
+            "params": {"timeout_ms": 172_800_000},
+        },
+        "pay": {"exec_type": "local_func", "func": "shop.pay_back", "prep": {"input_key": "$params.order"}},
+        "explain": {"exec_type": "local_func", "func": "shop.explain", "prep": {"input_key": "$params.order"}},
+    },
+    "edges": [
+        {"from": "check", "action": "returned", "to": "large"},
+        {"from": "check", "action": "on its way", "to": "wait"},
+        {"from": "wait", "to": "check"},
+        {"from": "large", "action": "ask", "to": "approve"},
+        {"from": "large", "to": "pay"},
+        {"from": "approve", "action": "approved", "to": "pay"},
+        {"from": "approve", "to": "explain"},
+    ],
 }
 SMALL = {"width": 390, "height": 844}
 LARGE = {"width": 1280, "height": 860}
@@ -163,11 +210,18 @@ def fill(folder: Path, base: str) -> dict[str, str]:
         eventually(lambda: state(api, nightly) == "success", "the night is over", 120)  # noqa: B023
     reindex = post("/tasks", {"name": "shop.reindex", "args": [400], "queue": "search"})
     order = post("/workflows/shop.order/runs", {"kwargs": {"order_id": "o-7", "cents": 25_000}, "key": "o-7"})
+    post("/flows/refund", {"definition": REFUND})
+    for number, cents in enumerate((4_900, 2_500, 25_900, 7_900, 129_900, 18_000)):
+        params = {"order": f"o-{1207 + number}", "cents": cents, "customer": f"customer-{40 + number}"}
+        refund = post("/flows/refund/runs", {"params": params, "tags": ["refund"]})
+    eventually(lambda: httpx.get(f"{api}/approvals").text.count('"approve"') == 3, "three wait for somebody")
     eventually(lambda: httpx.get(f"{api}/tasks/{reindex}/logs").json()["lines"], "it speaks")
     return {
         "overview": "/ui",
         "run-page": f"/ui/runs/{nightly}",
         "code-page": f"/ui/runs/{order}",
+        "flow-page": f"/ui/runs/{refund}",
+        "approvals-page": "/ui/approvals",
         "task-page": f"/ui/tasks/{reindex}",
         "tasks-page": "/ui/tasks",
         "failures-page": "/ui/failures",
@@ -223,7 +277,7 @@ def take(base: str, pages: dict[str, str], target: Path) -> None:
     with browsing() as browser:
         for name, path in pages.items():
             for suffix, scheme, size in looks:
-                if suffix == "-phone" and name not in ("overview", "run-page", "task-page"):
+                if suffix == "-phone" and name not in ("overview", "run-page", "task-page", "approvals-page"):
                     continue
                 context = browser.new_context(viewport=size, color_scheme=scheme, base_url=base)
                 page = context.new_page()

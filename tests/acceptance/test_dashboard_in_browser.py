@@ -18,7 +18,23 @@ from tests.acceptance.listening import enqueue
 from tests.acceptance.stack import Stack
 from tests.waiting import eventually
 
-PAGES = ("/ui", "/ui/tasks", "/ui/queues", "/ui/failures", "/ui/runs", "/ui/workflows", "/ui/schedules", "/ui/workers")
+PAGES = (
+    *("/ui", "/ui/tasks", "/ui/queues", "/ui/failures", "/ui/runs", "/ui/workflows", "/ui/schedules", "/ui/workers"),
+    *("/ui/flows", "/ui/approvals", "/ui/audit", "/ui/keys", "/ui/tasks/cancel?status=pending&status=running"),
+)
+ASKS = {
+    "start": "price",
+    "nodes": {
+        "price": {"exec_type": "local_func", "func": "project.add", "params": {"a": 1, "b": 2}},
+        "ask": {"kind": "approval", "description": "Is it within the budget?"},
+        "ship": {"exec_type": "local_func", "func": "project.add", "params": {"a": 3, "b": 4}},
+    },
+    "edges": [
+        {"from": "price", "to": "ask"},
+        {"from": "ask", "action": "approved", "to": "ship"},
+        {"from": "ask", "action": "rejected", "to": "price"},
+    ],
+}
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +74,24 @@ def start_dag(base: str, name: str, go: Path) -> str:
     }
     httpx.post(f"{base}/api/v1/workflows", json={"definition": {"name": name, "tasks": tasks}}).raise_for_status()
     return str(httpx.post(f"{base}/api/v1/workflows/{name}/runs", json={}).raise_for_status().json()["id"])
+
+
+def start_flow(base: str) -> str:
+    """Start a run of a flow that asks somebody; return its id when it does."""
+    api = f"{base}/api/v1"
+    httpx.post(f"{api}/flows/order", json={"definition": ASKS}).raise_for_status()
+    run = str(httpx.post(f"{api}/flows/order/runs", json={}).raise_for_status().json()["id"])
+    eventually(lambda: run in httpx.get(f"{api}/approvals").text, "it asks")
+    return run
+
+
+def start_code(base: str) -> str:
+    """Start a run of code that waits for a promise; return its id when it does."""
+    body = {"kwargs": {"patience": 600}}
+    started = httpx.post(f"{base}/api/v1/workflows/project.approval/runs", json=body).raise_for_status()
+    run = str(started.json()["id"])
+    eventually(lambda: run in httpx.get(f"{base}/api/v1/approvals").text, "it waits for somebody")
+    return run
 
 
 def test_a_graph_turns_green_while_one_looks(base: str, window: Watched, tmp_path: Path) -> None:
@@ -106,26 +140,94 @@ def test_what_a_task_says_appears_while_it_runs(base: str, window: Watched, tmp_
     assert window.page.locator("#log p").count() == 2
 
 
-def test_a_queue_is_paused_and_goes_on_by_keyboard_alone(window: Watched) -> None:
-    window.go("/ui")
-    window.page.keyboard.press("g")
-    window.page.keyboard.press("q")
+def tab_to(window: Watched, text: str, presses: int = 120) -> None:
+    """Press the tab key until what has the focus begins with this, as a text or a label."""
+    for _ in range(presses):
+        window.page.keyboard.press("Tab")
+        said = window.page.evaluate(
+            "document.activeElement.textContent.trim() || document.activeElement.labels?.[0]?.textContent.trim()"
+        )
+        if (said or "").startswith(text):
+            return
+    raise AssertionError(f"{text!r} is not reached by the tab key")
+
+
+def test_everything_is_done_by_keyboard_alone(base: str, window: Watched, tmp_path: Path) -> None:
+    keyboard = window.page.keyboard
+    order, code, run = start_flow(base), start_code(base), start_dag(base, "by-hand", tmp_path / "never")
+    task = enqueue(f"{base}/api/v1", "broken", "by hand")
+    eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
+
+    window.go("/ui")  # approve
+    keyboard.type("gp")
+    window.sees("h1", "Approvals")
+    tab_to(window, "Why")
+    keyboard.type("within the budget")
+    tab_to(window, "Approve")
+    keyboard.press("Enter")
+    window.sees(".said", "Approved")
+    eventually(lambda: httpx.get(f"{base}/api/v1/runs/{order}").json()["run"]["status"] == "success", "it is shipped")
+
+    tab_to(window, "Value, as JSON or text")  # resolve a promise
+    keyboard.type("yes")
+    keyboard.press("Enter")
+    window.sees(".said", "goes on")
+    eventually(lambda: httpx.get(f"{base}/api/v1/runs/{code}").json()["run"]["status"] == "success", "it goes on")
+
+    keyboard.type("gf")  # retry a failed group
+    window.sees("h1", "Failures")
+    tab_to(window, "Retry all…")
+    keyboard.press("Enter")
+    window.sees("h1", "Retry failed tasks")
+    tab_to(window, "Retry ")
+    keyboard.press("Enter")
+    window.sees(".said", "Tried again: ")
+
+    keyboard.type("/")  # cancel a run
+    keyboard.type(run)
+    keyboard.press("Enter")
+    window.sees("h1", "by-hand")
+    for label in ("Cancel…", "Cancel it"):
+        tab_to(window, label)
+        keyboard.press("Enter")
+    window.sees("h1 .s-cancelled")
+
+    keyboard.type("gq")  # pause a queue
     window.sees("h1", "Queues")
-    row = window.page.locator("tr", has_text="mail")
-    row.get_by_role("link", name="mail").focus()
-    window.page.keyboard.press("Enter")
+    tab_to(window, "mail")
+    keyboard.press("Enter")
     window.sees("h1", "mail")
     for label, then in (("Pause", "Resume"), ("Resume", "Pause")):
-        for _ in range(40):
-            window.page.keyboard.press("Tab")
-            if window.page.evaluate("document.activeElement.textContent") == label:
-                break
-        window.page.keyboard.press("Enter")
+        tab_to(window, label)
+        keyboard.press("Enter")
         window.sees(".acts button", then)
-    window.page.keyboard.press("/")
-    window.page.keyboard.type("project.broken")
-    window.page.keyboard.press("Enter")
-    window.sees("h1", "What fits")
+
+
+def test_an_approval_is_given_and_the_flow_goes_its_way(base: str, window: Watched) -> None:
+    run = start_flow(base)
+    window.go("/ui/approvals")
+    window.sees(".ask", "Is it within the budget?")
+    window.page.locator(f".ask a[href='/ui/runs/{run}']").click()
+    window.sees("g.node.s-open", "ask")
+    window.sees("g.node.s-success", "price")
+    window.page.get_by_label("Why").fill("a good customer")
+    window.page.get_by_role("button", name="Approve").click()
+    window.sees("g.node.s-success", "ship")
+    window.sees("h1 .s-success")
+    assert window.page.locator(".edge.done").count() == 2
+    said = httpx.get(f"{base}/api/v1/audit?target={run}").json()["items"]
+    assert [(one["act"], one["detail"]["why"]) for one in said] == [("approved", "a good customer")]
+
+
+def test_open_tasks_are_cancelled_after_a_count(base: str, window: Watched) -> None:
+    for _ in range(3):
+        enqueue(f"{base}/api/v1", "noop", queue="nobody")
+    window.go("/ui/tasks?queue=nobody")
+    window.page.get_by_text("Cancel all open…").click()
+    window.page.get_by_role("button", name="Cancel 3 tasks").click()
+    window.sees(".said", "Being cancelled: 3.")
+    window.go("/ui/tasks?queue=nobody&status=cancelled")
+    eventually(lambda: window.page.reload() and window.page.locator("tbody tr").count() == 3, "they are cancelled")
 
 
 def test_a_promise_is_resolved(base: str, window: Watched) -> None:
@@ -138,22 +240,25 @@ def test_a_promise_is_resolved(base: str, window: Watched) -> None:
     window.sees("h1 .s-success")
 
 
+@pytest.mark.parametrize("pages", ["some", "all"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: str) -> None:
+def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: str, pages: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
     run = httpx.get(f"{base}/api/v1/runs?limit=1").json()["items"][0]["id"]
     task = httpx.get(f"{base}/api/v1/tasks?status=failed&status=success&limit=1").json()["items"][0]["id"]
+    order = start_flow(base)
     with watched(browser, base, color_scheme=scheme) as window:
         window.page.add_init_script(
             "window.moved = 0; new PerformanceObserver((list) => { for (const one of list.getEntries()) "
             "if (!one.hadRecentInput) window.moved += one.value; }).observe({type: 'layout-shift', buffered: true})"
         )
-        others = (*PAGES[1:], "/ui/login") if scheme == "light" else ()  # in the dark, only colours differ
-        for path in (PAGES[0], f"/ui/runs/{run}", f"/ui/tasks/{task}", *others):
+        # In the dark, only colours differ.
+        rules = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
+        some = ("/ui", "/ui/approvals", f"/ui/runs/{run}", f"/ui/runs/{order}", f"/ui/tasks/{task}")
+        for path in some if pages == "some" else (*PAGES[1:], "/ui/login", "/ui/flows/order"):
             window.go(path)
-            found = [
-                one for one in axe.run(window.page).response["violations"] if one["impact"] in ("serious", "critical")
-            ]
+            faults = axe.run(window.page, options=rules).response["violations"]
+            found = [one for one in faults if one["impact"] in ("serious", "critical")]
             assert [(one["id"], one["nodes"][0]["html"]) for one in found] == [], path
             assert window.page.evaluate("window.moved") < 0.05, path
 

@@ -106,9 +106,9 @@ def _drawn(flow: Flow, walked: Walked) -> Graph:
     for lane, line in enumerate(sorted(back)):
         y = plain.height + _LANE * (lane + 0.5)
         edges.append(_line_back(places[line[0]], places[line[1]], y, line, _label(labels[line]), walked))
-    return Graph(
-        plain.nodes, edges, plain.width + 2 * _LANE * bool(back), plain.height + _LANE * (len(back) + 1) * bool(back)
-    )
+    room = _LANE if back else 0
+    height = plain.height + room * (len(back) + 0.5)
+    return Graph(plain.nodes, edges, plain.width + 2 * room, height, inset=room)
 
 
 def _label(actions: Sequence[str]) -> str:

@@ -66,6 +66,8 @@ class Graph:
     edges: list[Edge]
     width: float
     height: float
+    inset: float = 0.0
+    """Room to the left of it, for lines that come in from there."""
 
 
 def draw(steps: Sequence[StepView], critical: frozenset[str], between: int = _BETWEEN) -> Graph:

@@ -32,7 +32,13 @@ def spread_of_failures(
     Of very many, the last ones: those of which the groups are made, too.
     """
     found: dict[GroupKey, list[int]] = {}
-    given = {"begin": begin.timestamp(), "end": end.timestamp(), "parts": parts, "within": within, "most": MOST_LOOKED_AT}
+    given = {
+        "begin": begin.timestamp(),
+        "end": end.timestamp(),
+        "parts": parts,
+        "within": within,
+        "most": MOST_LOOKED_AT,
+    }
     for row in _SPREAD(connection, given):
         counts = found.setdefault((row.name, row.queue, row.kind), [0] * parts)
         counts[min(max(row.part, 1), parts) - 1] += row.tasks

@@ -19,7 +19,6 @@ from orchestrator.api.routes import flows as flow_routes
 from orchestrator.domain.access import Reach
 from orchestrator.monitoring.times import present
 from orchestrator.sdk.backend.flows import body_of
-from orchestrator.store.flow.reads import waiting_for
 from orchestrator.store.insights import find_node
 
 routes = Routes("dashboard", "/ui/flows")
@@ -68,7 +67,6 @@ def of_run(api: Api, run: UUID) -> dict[str, Any]:
     return {
         "view": view,
         "node": node,
-        "waits": waiting_for(view),
         "visits": visits,
         "left_out": max(0, min((visit.number for visit in visits), default=1) - 1),
         "graphs": graphs(flow, walk(flow, view, visits)),
