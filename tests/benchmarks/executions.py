@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import resource
+import signal
 import socket
 import sys
 import tempfile
@@ -270,6 +271,7 @@ def main() -> None:
     parser.add_argument("--remote", type=int, default=2_000, help="executions that one process watches")
     options = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which stops what it has started
     is_kept = True
     for part in options.parts:
         with ExitStack() as stack:
