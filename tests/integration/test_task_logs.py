@@ -13,12 +13,14 @@ from orchestrator.cli import main
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.scheduler.upkeep.log_keeping import LogKeeping
 from orchestrator.scheduler.upkeep.pruning import Pruner
+from orchestrator.sdk.backend import logs as backend
 from orchestrator.transport import journal
 from orchestrator.transport.codec import LogLine
 from orchestrator.transport.keys import Keys
 from orchestrator.workers.reporting.journal import Journal
 from orchestrator.workers.running.job import Bundle, Job
 from tests.integration.stage import System, raw
+from tests.integration.test_api_keys import Asked
 from tests.waiting import eventually
 
 
@@ -114,6 +116,36 @@ def test_a_run_has_the_lines_of_its_tasks(system: System, monkeypatch: pytest.Mo
     shown = CliRunner().invoke(main, ["runs", "logs", run.id])
     assert shown.stdout == "22:13:20 job info     said 0\n22:13:20 job info     said 1\n"
     assert CliRunner().invoke(main, ["runs", "logs", run.id, "--last", "1"]).stdout.endswith("job info     said 1\n")
+
+
+def test_the_api_shows_pages_the_last_lines_and_those_of_an_attempt(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "PAGE", 2)
+    run = system.app.start_many(system.job, [1])
+    (row,) = system.sql("SELECT id FROM orchestrator.tasks")
+    task = UUID(str(row["id"]))
+    for attempt in (1, 2, 3):
+        speaking(system, task.bytes, f"{attempt} a", f"{attempt} b", attempt=attempt, run=UUID(run.id).bytes)
+    keeping(system).store()
+    server = Asked(system.settings.database_url, system.settings.redis_url)
+
+    def read(path: str) -> dict[str, Any]:
+        (answer,) = server.send(("GET", f"/api/v1/{path}"))
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    for path in (f"tasks/{task}/logs", f"runs/{run.id}/logs"):
+        first = read(path)
+        second = read(f"{path}?cursor={first['cursor']}")
+        said = [line["text"] for line in [*first["lines"], *second["lines"]]]
+        assert said == [f"{attempt} {name}" for attempt in (1, 2, 3) for name in "ab"]
+        assert read(f"{path}?cursor={second['cursor']}") == {"lines": [], "cursor": None}
+    line = first["lines"][0]
+    assert (line["task"], line["step"], line["attempt"], line["source"]) == (str(task), "job", 1, "stdout")
+    assert [line["text"] for line in read(f"tasks/{task}/logs?last=3")["lines"]] == ["2 b", "3 a", "3 b"]
+    assert [line["text"] for line in read(f"tasks/{task}/logs?attempt=2")["lines"]] == ["2 a", "2 b"]
 
 
 def test_lines_are_forgotten_with_time_and_with_their_tasks(system: System) -> None:
