@@ -13,6 +13,7 @@ import pytest
 import storing
 
 from orchestrator import Orchestrator, PayloadError, Settings, TaskFailed
+from orchestrator.executors import Process
 from orchestrator.payloads import keeping
 from orchestrator.sdk.dag.definitions import loads
 from tests.acceptance.stack import Stack
@@ -25,7 +26,7 @@ def house(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFa
     """A scheduler and a worker, for many tests; those that have a stack of their own come after them."""
     with storing_stack(database_url, redis_url, tmp_path_factory.mktemp("house")) as stack:
         stack.scheduler()
-        stack.worker(*WORKER)
+        stack.worker(*WORKER, "--allow-command", sys.executable)
         yield stack
 
 
@@ -48,6 +49,14 @@ def test_arguments_and_results_leave_the_rows(running: Stack) -> None:
     assert storing.flow.start(100_000).result(60) == 101_000
     assert largest_rows(running) < 101_000
     assert len(objects(running)) == 3 * 2 + 2 + 1 + 2
+
+
+def test_what_an_executor_brings_leaves_the_rows(running: Stack) -> None:
+    program = [sys.executable, "-c", "print(chr(34) + 'x' * 200_000 + chr(34))"]
+    task = storing.echo.options(executor=Process(command=program))
+    assert task.enqueue("small").result(60) == "x" * 200_000
+    assert largest_rows(running) < 10_000
+    assert len(objects(running)) == 1
 
 
 def test_a_large_list_fans_out_by_reference(running: Stack) -> None:

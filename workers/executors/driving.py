@@ -31,7 +31,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.redaction import scrub
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import Failed, Noted, Returned, Started, Succeeded, TaskError
-from orchestrator.errors import TaskAborted, TaskTimeout
+from orchestrator.errors import TaskAborted, TaskTimeout, Unavailable
 from orchestrator.references import may_hold_references
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import LogLine, ProgressMark
@@ -246,7 +246,7 @@ class Driver:
         try:
             async with asyncio.timeout(None if left is None else max(0.0, left)) as limit:
                 outcome = await self._watch(watched)
-            report: AttemptReport = self._report(job, outcome)
+            report = await self._runner.kept(job, self._report(job, outcome))
         except BaseException as error:  # noqa: BLE001  # whatever an executor raises is the failure of this try
             if job.stage is not Stage.RUNNING:
                 return  # it was handed back, and goes on
@@ -257,6 +257,9 @@ class Driver:
                 return
             if reason is None and isinstance(error, Unequipped):
                 self._hand_back(job, str(error))
+                return
+            if reason is None and isinstance(error, Unavailable):  # the payload store; the work is done, and stays
+                self._end(job, self._runner.failure(job, error))
                 return
             if reason is None and isinstance(error, Gone):
                 lost = TaskError("ExecutionLost", f"Execution {watched.execution.name} is gone: {error}")

@@ -57,7 +57,6 @@ class Runner:
         self._tasks = app.tasks
         self._allowed = allowed
         self._large = LargeResults(app.settings)
-        self._limit = app.settings.max_payload
         """Of what executors bring."""
         self._redacted = {*redaction.words(app.settings.redact)}
         self._outbox = outbox
@@ -307,7 +306,7 @@ class Runner:
         if task is not None:
             patterns |= {*task._redacting_options.redact}
             if not step:  # it may have been enqueued by its name alone, or follow another
-                arguments, keywords = task._signature.data_by_name(arguments, keywords, self._limit)
+                arguments, keywords = task._signature.data_by_name(arguments, keywords, self._large.limit)
         if patterns:
             job.secrets = Redaction(patterns).secrets(arguments, keywords)
         if step:
@@ -319,12 +318,16 @@ class Runner:
         data = NOTHING
         try:
             if job.options.store_result:
-                data = encode_value(output, f"The result of task {job.dispatch.name!r}", self._limit)
+                data = encode_value(output, f"The result of task {job.dispatch.name!r}", self._large.limit)
                 if (task := self._tasks.get(job.dispatch.name)) is not None:
                     task._signature.check_result(output, data)
         except PayloadError as error:
             return self._failed(job, error)
         return Succeeded(job.dispatch.id, job.dispatch.attempt, time.monotonic() - job.started_at, data)
+
+    async def kept(self, job: Job, report: AttemptReport) -> AttemptReport:
+        """Return a report with its result in the payload store, if that is large; Unavailable if the store is away."""
+        return await in_thread(lambda: self._large.left(job, report)) if self._large.are_large(report) else report
 
     def broken(self, job: Job, error: TaskError, *, retryable: bool) -> Failed:
         """Return the report of work that has failed where an executor does it."""
