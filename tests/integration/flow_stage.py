@@ -15,7 +15,7 @@ SERVICES = ("transform", "sum", "route", "flaky", "bad", "job", "limited")
 def serve(name: str, given: Any, params: dict[str, Any]) -> Any:
     """Do what a service does."""
     if name == "transform":
-        return given * params["mul"] if isinstance(given, (int, float)) else getattr(given, params["op"])()
+        return given * params["mul"] if "mul" in params else getattr(given, params["op"])()
     if name == "sum":
         return sum(given)
     if name == "route":

@@ -249,13 +249,16 @@ def test_a_flow_stands_in_another_by_its_name_and_keeps_its_version_there(stage:
     inner = {"start": "a", "nodes": {"a": executor(params={"mul": 2}, prep={"input_key": "$input"})}}
     inner["nodes"]["a"]["post"] = {"output_key": "x"}  # type: ignore[index]
     flows.publish("inner", inner)
+    inner["nodes"]["b"] = {"kind": "choice", "choice_cases": [{"action": "end", "expr": {"gt": ["$shared.x", 0]}}]}  # type: ignore[index]
+    inner["edges"] = [{"from": "a", "to": "b"}]
+    flows.publish("inner", inner)
     node = {"kind": "subflow", "subflow": "inner", "prep": {"input_key": "$params.val"}, "post": {"output_key": "sub"}}
     flows.publish("outer", {"start": "s", "nodes": {"s": node}})
     flows.publish("inner", {**inner, "max_steps": 5})
     run = flows["outer"].start(val=4)
     assert stage.run(run) == "success"
     assert run.result() == {"sub": {"x": 8}}
-    assert flows["outer"].definition().nodes["s"].subflow.version == 1  # type: ignore[union-attr]
+    assert flows["outer"].definition().nodes["s"].subflow.version == 2  # type: ignore[union-attr]
 
 
 def test_tasks_keep_their_own_limits_retries_and_queue(stage: Stage) -> None:
@@ -284,3 +287,22 @@ def test_what_is_too_large_fails_its_node_and_not_the_leader(stage: Stage) -> No
     assert stage.run(run, 3) == "failed"
     with pytest.raises(RunFailed, match="Its input has"):
         run.result()
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_run_that_would_have_to_remember_too_much_fails_and_says_at_which_node(stage: Stage, parallel: bool) -> None:
+    flows = stage.system.app.flows
+    big = executor(params={"mul": 900_000}, prep={"input_key": "$params.val"})
+    if parallel:
+        every = {"kind": "parallel", "parallel_mode": "concurrent", "parallel_services": ["transform"] * 6}
+        every["post"] = {"output_key": "all"}
+        nodes = {"n0": {**big, **every}}
+    else:
+        nodes = {f"n{number}": {**big, "post": {"output_key": f"doc{number}"}} for number in range(6)}
+    edges = [{"from": f"n{number}", "to": f"n{number + 1}"} for number in range(len(nodes) - 1)]
+    flows.publish("much", {"start": "n0", "nodes": nodes, "edges": edges})
+    run = flows["much"].start(val="x")
+    assert stage.run(run) == "failed"
+    with pytest.raises(RunFailed, match=rf"Node '{'n0' if parallel else 'n4'}': The run would have to remember"):
+        run.result()
+    assert {**stage.system.sql("SELECT open FROM orchestrator.runs")[0]} == {"open": 0}

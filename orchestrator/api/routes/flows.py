@@ -16,9 +16,8 @@ from orchestrator.api.reach import RUN, WITHIN, WORKFLOW, check_flow, check_work
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
-from orchestrator.domain.flow.definition import Flow, content_hash, named_flows
+from orchestrator.domain.flow.definition import Flow, body_of, content_hash, named_flows
 from orchestrator.domain.states import RunState
-from orchestrator.sdk.backend.flows import body_of
 from orchestrator.sdk.flow import reading
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import check_label, check_name, check_tags

@@ -173,6 +173,12 @@ def content_hash(flow: Flow) -> str:
     return hashlib.sha256(msgspec.json.encode(flow, order="sorted")).hexdigest()
 
 
+def body_of(flow: Flow) -> dict[str, Any]:
+    """Return a flow as plain data, in the shape of a file: with lists, where `to_builtins` leaves tuples."""
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(flow, functions={})))
+    return plain
+
+
 def named_queues(flow: Flow) -> set[str]:
     """Return the queues that the tasks of a flow wait in."""
     found = {node.queue or "default" for node in flow.nodes.values()}

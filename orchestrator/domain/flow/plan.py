@@ -8,7 +8,7 @@ that is not in the state: so a leader may forget it all between any two events.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from orchestrator.domain.flow import commands
@@ -80,9 +80,15 @@ class Planner:
             self._commands.append(commands.End(state.error))
         return self._commands
 
-    def abort(self, error: str) -> list[Command]:
-        """End the flow: it cannot go on."""
+    def abort(self, error: str, events: Iterable[Event] = ()) -> list[Command]:
+        """End the flow: it cannot go on. Of what has happened, only what has ended counts: nobody waits for that."""
         self._commands = []
+        state = self._state
+        for event in events:
+            if isinstance(event, commands.CallEnded):
+                if isinstance(state.work, Calls):
+                    state.work.running.pop(event.id, None)
+                state.closing = [one for one in state.closing if one != event.id]
         self._end(error)
         if not self._state.closing:
             self._commands.append(commands.End(error))

@@ -6,6 +6,7 @@ with what happened to it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -113,36 +114,45 @@ class Flows:
 
     def _advance(self, tx: Transaction, run: FlowRun, told: Sequence[RunChanges]) -> tuple[Saved, _Effects]:
         state, delta = _read(run), Delta()
+        happened = [*_events(told)]
         if not isinstance(run.params, dict):
-            return self._abort(tx, run, "Its parameters are sealed with a data key that the scheduler does not have.")
+            reason = "Its parameters are sealed with a data key that the scheduler does not have."
+            return self._abort(tx, run, happened, reason)
+        node = f"Node {state.cursor!r}: " if state.cursor else ""
         planner = self._planner(tx, run, state)
         effects = _Effects([], [], [], [], [], [])
-        waiting = [*_events(told)]
+        waiting = deque(happened)
         while waiting:
-            event = waiting.pop(0)
+            event = waiting.popleft()
             _count_begin(event, state, delta)
-            waiting += self._do(tx, run, planner.tell(event), effects, delta)
+            waiting.extend(self._do(tx, run, planner.tell(event), effects, delta))
         try:
             data = _encode(tx, state)
         except REFUSALS as error:
-            return self._abort(tx, run, f"Its shared state cannot be kept: {error}.")
-        if len(data) > _STATES * self._max_payload:
+            return self._abort(tx, run, happened, f"{node}What the run would have to remember cannot be kept: {error}.")
+        most = _STATES * self._max_payload
+        if len(data) > most:
             return self._abort(
                 tx,
                 run,
-                f"Its shared state has {len(data):,} bytes, and at most {_STATES * self._max_payload:,} are allowed. "
-                f"Let nodes give references to large data, or raise the setting max_payload.",
+                happened,
+                f"{node}The run would have to remember {len(data):,} bytes in its shared state and of its open node, "
+                f"and at most {most:,} are allowed. Let nodes give references to large data, or raise the setting "
+                f"max_payload, of which that is {_STATES} times as much.",
             )
         return Saved(delta, data, False), effects
 
-    def _abort(self, tx: Transaction, run: FlowRun, error: str) -> tuple[Saved, _Effects]:
-        """End a run that cannot go on, as it was before this was found out."""
+    def _abort(self, tx: Transaction, run: FlowRun, happened: Sequence[Event], error: str) -> tuple[Saved, _Effects]:
+        """End a run that cannot go on, as it was before this was found out, but for what has ended meanwhile."""
         state, delta = _read(run), Delta()
         effects = _Effects([], [], [], [], [], [])
+        for event in happened:
+            if isinstance(event, commands.Retried):
+                _count_begin(event, state, delta)
         if not state.frames:
             delta.total += 1
             delta.opened += 1
-        self._do(tx, run, self._planner(tx, run, state).abort(error), effects, delta)
+        self._do(tx, run, self._planner(tx, run, state).abort(error, happened), effects, delta)
         return Saved(delta, _encode(tx, state), False), effects
 
     def _planner(self, tx: Transaction, run: FlowRun, state: FlowState) -> Planner:

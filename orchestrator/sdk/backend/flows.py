@@ -6,8 +6,6 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from orchestrator.domain.dag.definition import check_size
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.flow.paths import parse
@@ -201,9 +199,3 @@ class FlowBackend:
 
 def _shown(view: FlowRunView) -> FlowRunView:
     return view._replace(params=as_json(view.params), shared=as_json(view.shared))
-
-
-def body_of(flow: Flow) -> dict[str, Any]:
-    """Return a flow as plain data, in the shape of a file."""
-    plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(flow, functions={}))
-    return plain

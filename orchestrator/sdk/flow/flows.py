@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.domain.dag.definition import Registered
 from orchestrator.domain.flow.checks import Known
-from orchestrator.domain.flow.definition import Flow, functions_of
+from orchestrator.domain.flow.definition import Flow, body_of, functions_of
 from orchestrator.domain.tasks.starts import StartSteps
 from orchestrator.errors import NotFound
 from orchestrator.sdk.client import Client
@@ -85,7 +85,7 @@ class Flows(Mapping[str, "StartableFlow"]):
             found = flows.latest(name) if version is None else flows.read(name, version)
         except NotFound:
             return None
-        return found.version, msgspec.to_builtins(msgspec.structs.replace(found.flow, functions={}))
+        return found.version, body_of(found.flow)
 
     def run(self, run_id: str | UUID) -> FlowHandle:
         """Return a handle to a run that was started elsewhere."""

@@ -17,8 +17,8 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WITHIN, WORKFLOW
 from orchestrator.api.routes import flows as flow_routes
 from orchestrator.domain.access import Reach
+from orchestrator.domain.flow.definition import body_of
 from orchestrator.monitoring.times import present
-from orchestrator.sdk.backend.flows import body_of
 from orchestrator.store.insights import find_node
 
 routes = Routes("dashboard", "/ui/flows")
