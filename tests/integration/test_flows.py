@@ -250,7 +250,7 @@ def test_a_flow_stands_in_another_by_its_name_and_keeps_its_version_there(stage:
     inner["nodes"]["a"]["post"] = {"output_key": "x"}  # type: ignore[index]
     flows.publish("inner", inner)
     inner["nodes"]["b"] = {"kind": "choice", "choice_cases": [{"action": "end", "expr": {"gt": ["$shared.x", 0]}}]}  # type: ignore[index]
-    inner["edges"] = [{"from": "a", "to": "b"}]
+    inner["edges"] = [{"from": "a", "to": "b"}]  # type: ignore[list-item]
     flows.publish("inner", inner)
     node = {"kind": "subflow", "subflow": "inner", "prep": {"input_key": "$params.val"}, "post": {"output_key": "sub"}}
     flows.publish("outer", {"start": "s", "nodes": {"s": node}})
@@ -295,8 +295,7 @@ def test_a_run_that_would_have_to_remember_too_much_fails_and_says_at_which_node
     big = executor(params={"mul": 900_000}, prep={"input_key": "$params.val"})
     if parallel:
         every = {"kind": "parallel", "parallel_mode": "concurrent", "parallel_services": ["transform"] * 6}
-        every["post"] = {"output_key": "all"}
-        nodes = {"n0": {**big, **every}}
+        nodes = {"n0": {**big, **every, "post": {"output_key": "all"}}}
     else:
         nodes = {f"n{number}": {**big, "post": {"output_key": f"doc{number}"}} for number in range(6)}
     edges = [{"from": f"n{number}", "to": f"n{number + 1}"} for number in range(len(nodes) - 1)]
