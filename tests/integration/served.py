@@ -70,3 +70,8 @@ def elsewhere(text: str) -> int: ...
 async def size(number: float, seconds: float = 0.0) -> float:
     await asyncio.sleep(seconds)
     return number
+
+
+@app.task(name="nan")
+def nan() -> Any:
+    return [{"mean": float("nan"), "most": None}]

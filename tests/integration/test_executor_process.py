@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import resource
@@ -16,7 +17,7 @@ import pytest
 
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.domain.executors.process import Process
-from orchestrator.errors import GiveUp
+from orchestrator.errors import GiveUp, PayloadError
 from orchestrator.settings import load_settings
 from orchestrator.workers.executors.process import ProcessExecutor
 from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable
@@ -279,3 +280,21 @@ def test_where_there_is_no_room_it_waits() -> None:
 def test_the_specification_says_who_it_is_for() -> None:
     said = output(execution("/bin/sh", "-c", 'cat "$TASK_SPEC_PATH"'))
     assert (said["task"], said["attempt"]) == ("shop.resize", 2), json.dumps(said)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("text", ""), ("json", None), ("last_line", None), ("none", None)])
+def test_a_command_may_say_nothing(kind: str, expected: str | None) -> None:
+    assert output(execution("/bin/true", output=kind)) == expected
+
+
+@pytest.mark.parametrize("levels", [300, 50_000])
+def test_output_that_is_too_deep_is_no_defect_of_the_worker(levels: int) -> None:
+    found = outcome(execution(*PYTHON, f"print('[' * {levels} + ']' * {levels})"))
+    assert isinstance(found, Broken)
+    assert (found.kind, found.retryable) == ("UnreadableOutput", False)
+
+
+def test_json_has_no_nan() -> None:
+    work = dataclasses.replace(execution("/bin/true"), input={"mean": float("nan")})
+    with pytest.raises(PayloadError, match="task 'shop.resize' goes out as JSON.* found nan at `mean`"):
+        outcome(work)

@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from orchestrator.domain.executors.execution import Broken, Finished
-from orchestrator.domain.executors.http import Http
+from orchestrator.domain.executors.http import Http, request_body
+from orchestrator.errors import PayloadError
 from orchestrator.settings import Settings, load_settings
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
@@ -113,11 +114,55 @@ def test_what_an_executor_does_is_not_served(service: str) -> None:
     assert (found.status_code, found.json()["error"]) == (404, "There is no service 'elsewhere' here.")
 
 
+def test_any_name_of_a_task_is_the_name_of_a_service(service: str, registry: str, settings: Settings) -> None:
+    assert ask(service, "shop%2Fgr%C3%B6%C3%9Fe", {"input": 3.0}) == {"result": 3.0, "error": ""}
+
+    def offered() -> Any:
+        return httpx.get(f"{registry}/workers/list", params={"service": "shop/größe"}).json()
+
+    eventually(offered, "it is registered")
+    assert {"move", "shop/größe"} <= {*offered()[0]["services"]}
+
+    async def go() -> None:
+        executor = HttpExecutor(settings)
+        work = execution(Http(service="shop/größe"), name="s-1", number=2.0)
+        assert await executor.watch(work, await executor.submit(work), Heard()) == Finished(2.0)
+        await executor.close()
+
+    asyncio.run(go())
+
+
+def test_json_has_no_nan(service: str, settings: Settings) -> None:
+    found = ask(service, "nan", {})
+    assert (found["result"], found["kind"], found["retryable"]) == (None, "PayloadError", False)
+    assert "found nan at `result[0].mean`" in found["error"]
+    for value in (float("nan"), float("-inf")):
+        with pytest.raises(PayloadError, match=f"found {value} at `input.values.1.`"):
+            request_body(execution(Http(service="move"), name="n-1", values=[None, value]), {})
+        with pytest.raises(PayloadError, match="JSON"):
+            _ = execution(Http(service="move"), name="n-1", values=[None, value]).specification
+
+
+def test_a_request_that_is_too_large_is_not_sent_again(service: str, settings: Settings) -> None:
+    async def go() -> Any:
+        executor = HttpExecutor(settings)
+        work = execution(Http(service="move"), name="l-1", text="x" * 33_000_000)
+        async with asyncio.timeout(30):
+            outcome = await executor.watch(work, await executor.submit(work), Heard())
+        await executor.close()
+        return outcome
+
+    outcome = asyncio.run(go())
+    assert isinstance(outcome, Broken)
+    assert (outcome.kind, outcome.retryable, "33,000," in outcome.message) == ("RequestTooLarge", False, True)
+
+
 def test_nonsense_is_refused(service: str) -> None:
     assert httpx.post(f"{service}/exec/mvoe", json={}).json()["error"].endswith("Did you mean 'move'?")
     assert httpx.post(f"{service}/exec/move", content=b"{").status_code == 400
     assert httpx.post(f"{service}/exec/move", content=b"[" * 100_000).status_code == 400
-    assert httpx.post(f"{service}/exec/move", content=b" " * 2_000_001).status_code == 413
+    assert httpx.post(f"{service}/exec/move", content=b" " * 3_000_000).status_code == 400
+    assert httpx.post(f"{service}/exec/move", content=b" " * 32_000_001).status_code == 413
     assert httpx.post(f"{service}/exec/who", json={}, headers={"Origin": "http://evil"}).status_code == 403
 
 

@@ -127,6 +127,8 @@ class HttpExecutor:
             self._book.end(worker.id)
         for line in said_lines(reply.body):
             watcher.log(line)
+        if reply.status == 413:
+            return Broken("RequestTooLarge", f"{who} does not take a request of {len(body):,} bytes.", retryable=False)
         read = read_answer(reply.status, reply.body, who)
         return read if isinstance(read, Broken) else finished(read)
 

@@ -26,6 +26,8 @@ import msgspec
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.process import Process
+from orchestrator.domain.executors.strict_json import strict_json
+from orchestrator.domain.plain import MOST_LEVELS, is_too_deep
 from orchestrator.errors import GiveUp
 from orchestrator.workers.executors.keeping import begin, has_ended, keeper_of, no_room, told_of
 from orchestrator.workers.executors.protocol import Gone, Setup, Watcher
@@ -65,7 +67,11 @@ class ProcessExecutor:
         if keeper is None:
             options = _options(execution)
             program = self._program(options.command[0])
-            input = b"" if options.input != "stdin" else msgspec.json.encode(_input(execution))
+            input = (
+                b""
+                if options.input != "stdin"
+                else strict_json(_input(execution), f"The input of task {execution.task!r}")
+            )
             await self._call(partial(spool.prepare, input, execution.specification))
             keeper = await begin(spool, options, program, _environment(execution, options, spool))
         return f"{self._host} {keeper.pid} {keeper.started}"
@@ -170,10 +176,10 @@ class ProcessExecutor:
                 retryable=False,
             )
         said: list[bytes] = []
-        if options.output == "none" or not data.strip():
-            return [], Finished(None)
         if options.output == "text":
             return [], Finished(data.decode(errors="replace"))
+        if options.output == "none" or not data.strip():
+            return [], Finished(None)
         if options.output == "last_line":
             *said, data = data.rstrip().split(b"\n")
         return [line.decode(errors="replace") for line in said], _read(data)
@@ -181,7 +187,13 @@ class ProcessExecutor:
 
 def _read(data: bytes) -> Outcome:
     try:
-        return Finished(msgspec.json.decode(data))
+        output = msgspec.json.decode(data)
+        if is_too_deep(output):
+            raise RecursionError
+        return Finished(output)
+    except RecursionError:
+        reason = f"What the command wrote to stdout is nested more than {MOST_LEVELS} levels deep."
+        return Broken("UnreadableOutput", reason, retryable=False)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         shown = data[:200].decode(errors="replace")
         return Broken("InvalidOutput", f"What the command wrote to stdout is no JSON: {error}. It begins: {shown}")

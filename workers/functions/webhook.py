@@ -41,7 +41,10 @@ def post(url: str, body: Any, destinations: Destinations) -> int:
     if destinations.mode == "off":
         raise GiveUp("Webhooks are turned off for this worker (setting webhooks).")
     target = _parse(url)
-    data = json.dumps(body, default=str).encode()
+    try:
+        data = json.dumps(body, default=str, allow_nan=False).encode()
+    except ValueError as error:
+        raise GiveUp(f"The body of the webhook goes out as JSON, which has no NaN and no infinity: {error}.") from None
     connection = _Connection(target, _resolve(target, destinations))
     try:
         connection.request("POST", target.path, data, {"Content-Type": "application/json", "Connection": "close"})

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hmac import compare_digest
 from typing import Any
+from urllib.parse import quote, unquote
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,6 +18,9 @@ from orchestrator.errors import did_you_mean
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.workers.serving.executions import Busy, Executions
 from orchestrator.workers.serving.requests import ServiceRequest
+
+LARGEST_REQUEST = 32_000_000
+"""Bytes of a request that are read, as by the HTTP API, or more where `max_payload` asks for it."""
 
 
 class Services:
@@ -46,8 +50,8 @@ class Services:
             await self._executions.finish()
 
         routes = [
-            Route("/exec/{service}", self._serve, methods=["POST"]),
-            Route("/exec/{service}/{request_id}", self._cancel, methods=["DELETE"]),
+            Route("/exec/{service:path}", self._serve, methods=["POST"]),
+            Route("/exec/{service:path}/{request_id}", self._cancel, methods=["DELETE"]),
             Route("/healthz", _healthy, methods=["GET"]),
         ]
         return Starlette(routes=routes, lifespan=alive)
@@ -59,11 +63,9 @@ class Services:
             return refusal
         if task is None:
             return _error(404, f"There is no service {name!r:.200} here.{did_you_mean(name, self.tasks)}")
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > 2 * self._largest:
-                return _error(413, f"At most {2 * self._largest:,} bytes are read.")
+        body = await _read(request, max(LARGEST_REQUEST, 2 * self._largest))
+        if isinstance(body, Response):
+            return body
         try:
             wanted = msgspec.json.decode(body, type=ServiceRequest)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -79,7 +81,8 @@ class Services:
         if (refusal := self._refusal(request)) is not None:
             return refusal
         assert self._executions is not None
-        is_cancelled = self._executions.cancel(request.path_params["service"], request.path_params["request_id"])
+        service, _, request_id = _path(request).removeprefix("/exec/").rpartition("/")
+        is_cancelled = self._executions.cancel(unquote(service), unquote(request_id))
         return Response(msgspec.json.encode({"cancelled": is_cancelled}), media_type="application/json")
 
     def _refusal(self, request: Request) -> Response | None:
@@ -94,6 +97,28 @@ class Services:
         response = _error(401, "This service asks for a key: Authorization: Bearer KEY (setting service_keys).")
         response.headers["WWW-Authenticate"] = "Bearer"
         return response
+
+
+async def _read(request: Request, most: int) -> bytes | Response:
+    """Return the body of a request, or what is said to one that is too large, once all of it was sent.
+
+    Who is answered while it sends may find its connection broken, and no answer.
+    """
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size <= most:
+            parts.append(part)
+        else:
+            parts.clear()
+    return b"".join(parts) if size <= most else _error(413, f"At most {most:,} bytes are read, found {size:,}.")
+
+
+def _path(request: Request) -> str:
+    """Return the path as it was sent, in which the slash of a name is `%2F`."""
+    raw: bytes | None = request.scope.get("raw_path")
+    return quote(request.url.path) if raw is None else raw.partition(b"?")[0].decode("latin-1")
 
 
 async def _healthy(_: Request) -> Response:

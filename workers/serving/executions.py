@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from orchestrator.domain.executors.strict_json import strict_json
 from orchestrator.errors import GiveUp, InvalidTask, OrchestratorError, PayloadError
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_value, encode_value
@@ -106,7 +107,7 @@ class Executions:
                 call = partial(task, *arguments, **keywords)
                 value = await (call() if task._is_async else self._in_thread(call, (task.name, request.request_id)))
                 plain = decode_value(encode_value(value, f"The result of {task.name}", self._largest))
-                return Said(200, msgspec.json.encode({"result": plain, "error": ""}))
+                return Said(200, strict_json({"result": plain, "error": ""}, f"What {task.name} returns"))
             except (InvalidTask, PayloadError) as error:
                 return _failed(error, retryable=False)
             except asyncio.CancelledError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ log = get_logger("service")
 _EVERY = 5.0
 """Seconds between two heartbeats; three of them may be lost."""
 _TIMEOUT = 5.0
+_PLAIN = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+"""Names that every release of the registry takes."""
 
 
 class Registration:
@@ -34,6 +37,8 @@ class Registration:
         self._over = threading.Event()
         self._is_known = False
         self._has_failed = False
+        self._is_refused = False
+        """The registry did not understand what it was last told."""
         self._thread = threading.Thread(target=self._run, name="registering", daemon=True)
 
     def begin(self) -> None:
@@ -53,8 +58,18 @@ class Registration:
             if self._is_known:
                 self._is_known = self._ask("heartbeat")
             if not self._is_known and not self._over.is_set():
-                self._is_known = self._ask("register", services=self._services)
+                self._is_known = self._register()
             self._over.wait(_EVERY)
+
+    def _register(self) -> bool:
+        """Register what is served; one name that a registry of an earlier release refuses keeps no other out."""
+        if self._ask("register", services=self._services):
+            return True
+        plain = [name for name in self._services if _PLAIN.fullmatch(name)]
+        if not self._is_refused or plain == self._services:
+            return False
+        log.warning("it is told of the other %d: %s", len(plain), ", ".join(plain))
+        return self._ask("register", services=plain)
 
     def _ask(self, what: str, **more: Any) -> bool:
         """Say something; False if it was not taken. The first of several failures is told."""
@@ -63,6 +78,7 @@ class Registration:
             reply = self._http.post(f"/workers/{what}", msgspec.json.encode(body), _TIMEOUT)
             problem = "" if reply.status == 200 else f"{reply.status}: {reply.body[:300].decode('utf-8', 'replace')}"
             is_forgotten = reply.status == 404
+            self._is_refused = reply.status == 422
         except (Unreached, Broken, OrchestratorError) as error:
             problem, is_forgotten = str(error), False
         if problem and not is_forgotten and not self._has_failed:

@@ -17,7 +17,7 @@ from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import refused
 from orchestrator.api.reach import WHOLE
-from orchestrator.domain.executors.services import ServiceWorker, address_problem, in_order
+from orchestrator.domain.executors.services import SERVICE_NAME, ServiceWorker, address_problem, in_order
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.store import services as kept
 from orchestrator.store.services import Registered
@@ -29,7 +29,7 @@ _TOUCH_EVERY = 3_600.0
 """Seconds between two notes in Postgres that a service worker lives."""
 
 WorkerId = Annotated[str, Meta(pattern=r"^[!-~]{1,200}$", examples=["worker-1"])]
-ServiceName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,200}$", examples=["transform"])]
+ServiceName = Annotated[str, Meta(pattern=f"^{SERVICE_NAME}$", examples=["transform"])]
 Load = Annotated[float, Meta(ge=0, le=1e9)]
 
 

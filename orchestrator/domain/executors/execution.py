@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.strict_json import strict_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +55,8 @@ class Execution:
             "arguments": self.arguments,
             "input": self.input,
         }
-        return msgspec.json.encode({name: value for name, value in said.items() if value not in (None, ())})
+        known = {name: value for name, value in said.items() if value not in (None, ())}
+        return strict_json(known, f"The input of task {self.task!r}")
 
 
 @dataclass(frozen=True)

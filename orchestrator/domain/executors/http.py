@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -10,9 +9,9 @@ import msgspec
 
 from orchestrator.domain.executors.execution import Broken, Execution
 from orchestrator.domain.executors.options import ExecutorOptions
-from orchestrator.domain.executors.services import address_problem
+from orchestrator.domain.executors.services import address_problem, service_problem
+from orchestrator.domain.executors.strict_json import strict_json
 
-_SERVICE = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
 _LONGEST = 86_400.0
 _AS_THEY_ARE = {"input", "params"}
 _BUSY = (404, 429, 502, 503, 504)
@@ -45,9 +44,8 @@ class Http(ExecutorOptions, frozen=True, kw_only=True):
     def problems(self) -> list[tuple[str, str]]:
         """Return what types cannot say."""
         found = []
-        if self.service and not _SERVICE.fullmatch(self.service):
-            expected = "expected up to 200 letters, digits and the signs _ . : -"
-            found.append(("service", f"{expected}, found {self.service!r:.100}"))
+        if self.service and (problem := service_problem(self.service)):
+            found.append(("service", problem))
         if self.url and (problem := address_problem(self.url)):
             found.append(("url", problem))
         if self.max_attempts is not None and not 1 <= self.max_attempts <= 1_000:
@@ -83,7 +81,7 @@ def request_body(execution: Execution, constants: Mapping[str, Any]) -> bytes:
     body = {"input": sent, "params": merged, "request_id": execution.name}
     if given and sent is execution.input:
         body["arguments"] = given
-    return msgspec.json.encode(body)
+    return strict_json(body, f"What task {execution.task!r} sends to its service")
 
 
 class Passed(Exception):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, ClassVar
 
 from orchestrator.domain.executors.execution import Execution
 from orchestrator.domain.executors.options import ExecutorOptions
-
-_SERVICE = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+from orchestrator.domain.executors.services import service_problem
 
 
 class Pull(ExecutorOptions, frozen=True, kw_only=True):
@@ -28,9 +26,8 @@ class Pull(ExecutorOptions, frozen=True, kw_only=True):
     def problems(self) -> list[tuple[str, str]]:
         """Return what types cannot say."""
         found = []
-        if self.service and not _SERVICE.fullmatch(self.service):
-            expected = "expected up to 200 letters, digits and the signs _ . : -"
-            found.append(("service", f"{expected}, found {self.service!r:.100}"))
+        if self.service and (problem := service_problem(self.service)):
+            found.append(("service", problem))
         if not 1 <= self.lease <= 86_400:
             found.append(("lease", f"expected seconds, 1 to 86,400, found {self.lease:g}"))
         if not 1 <= self.max_leases <= 1_000:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
+
+SERVICE_NAME = r"[\w.:/-]{1,200}"
+"""What a service may be called: what a task may be."""
 
 
 class ServiceWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,3 +57,10 @@ def address_problem(url: str) -> str | None:
     if not url.isascii() or not url.isprintable() or " " in url:
         return "expected letters, digits and signs of ASCII only"
     return None
+
+
+def service_problem(name: str) -> str | None:
+    """Return what is wrong with the name of a service; None if nothing is."""
+    if re.fullmatch(SERVICE_NAME, name):
+        return None
+    return f"expected up to 200 letters, digits and the signs _ . : / -, found {name!r:.100}"
