@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from orchestrator.settings import Settings, load_settings
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.workers.executors.http import HttpExecutor
+from orchestrator.workers.serving.registering import Registration
 from tests.integration.serving import serving
 from tests.integration.test_executor_http import Heard, execution
 from tests.waiting import eventually
@@ -130,6 +132,44 @@ def test_any_name_of_a_task_is_the_name_of_a_service(service: str, registry: str
         await executor.close()
 
     asyncio.run(go())
+
+
+def test_the_timeout_of_a_task_holds_for_its_service(service: str) -> None:
+    found = ask(service, "shop%2Fgr%C3%B6%C3%9Fe", {"input": {"number": 1.0, "seconds": 30.0}})
+    assert (found["kind"], found["error"]) == ("TaskTimeout", "Task 'shop/größe' ran for more than 0.5 s.")
+
+
+def test_a_connection_that_was_idle_for_too_long_is_made_anew(caplog: pytest.LogCaptureFixture) -> None:
+    """The registry closes it in the moment in which the next heartbeat is sent."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+    def read(file: Any) -> None:
+        head = [line.lower() for line in iter(file.readline, b"\r\n")]
+        file.read(sum(int(line.split(b":")[1]) for line in head if line.startswith(b"content-length")))
+
+    def answer_some() -> None:
+        for answers in (1, 2):
+            line, _ = listener.accept()
+            with line, line.makefile("rb") as file:
+                for _ in range(answers):
+                    read(file)
+                    line.sendall(answer)
+                if answers == 1:
+                    read(file)  # and be gone
+
+    other_side = threading.Thread(target=answer_some, daemon=True)
+    other_side.start()
+    where = load_settings(environ={}, api_url=f"http://127.0.0.1:{listener.getsockname()[1]}")
+    registration = Registration(where, "w", "http://127.0.0.1:1", ["sum"], lambda: 0.0)
+    with caplog.at_level("WARNING"):
+        assert registration._ask("register", services=["sum"])
+        assert registration._ask("heartbeat")
+        assert registration._ask("heartbeat")
+    assert caplog.records == []
+    registration._http.close()
+    other_side.join(10)
+    listener.close()
 
 
 def test_json_has_no_nan(service: str, settings: Settings) -> None:

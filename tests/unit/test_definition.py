@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,7 +26,9 @@ from orchestrator.domain.dag.definition import (
 )
 from orchestrator.domain.durations import format_duration, parse_duration
 from orchestrator.errors import InvalidWorkflow
+from orchestrator.sdk.dag.definitions import loads
 
+DOCS = Path(__file__).parents[2] / "docs"
 NOW = datetime(2024, 1, 31, 23, 30, tzinfo=UTC)
 
 
@@ -427,3 +431,10 @@ def test_of_very_many_problems_the_first_are_told() -> None:
     assert len(told) == 101
     assert told[0].startswith("unknown parameter 'q0'.")
     assert told[-1] == "there is more that is wrong: these are the first 100."
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_workflows_in_the_documents_can_be_applied(page: Path) -> None:
+    for language, body in re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+        if language == "yaml" and re.search(r"^name: ", body, re.M) and re.search(r"^tasks:", body, re.M):
+            loads(body)

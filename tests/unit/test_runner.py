@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from orchestrator import ConfigurationError, GiveUp, Orchestrator, Retry, RetryLater, TaskContext
+from orchestrator.domain.executors.http import reported
 from orchestrator.domain.executors.registry import call_of
 from orchestrator.domain.tasks.reports import AttemptReport
-from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, Dispatch, Failed, Returned, Succeeded
+from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, Dispatch, Failed, Returned, Succeeded, TaskError
 from orchestrator.executors import Process
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running.interrupt import uninterrupted
@@ -56,6 +57,36 @@ def test_what_an_executor_does_is_handed_back_however_it_was_enqueued(is_async: 
     assert isinstance(report, Returned)
     assert (report.executor, ran) == (call_of(call), [])
     assert runner.call(job) == ((), {"database": "orders"})
+
+
+def test_the_kind_of_an_error_repeats_no_secret() -> None:
+    """A service names it, and may have been given the secret."""
+    app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
+    new = app.task(name="it", redact=("token",), executor=Process(command=["/usr/bin/tee"]))(_keep)._new(
+        ("s3cret",), {}
+    )
+    job = Job(Dispatch(new.id, 1, "it", new.payload, "default", new.options), Bundle("g", "default", "0-1", 1), 0, 0.0)
+    runner = Runner(app, ClosedOutbox(), Allowed(app, ()))
+    runner.call(job)
+    said = reported({"kind": "Denied s3cret", "message": "no"})
+    report = runner.broken(job, TaskError(said.kind, said.message, ""), retryable=True)
+    assert "s3cret" not in report.error.kind
+    assert report.error.kind.startswith("Denied")
+    assert len(reported({"kind": "x" * 1_000}).kind) == 100
+    assert reported({"kind": "a\nb"}).kind == "ServiceError"
+
+
+def test_an_argument_may_be_called_self() -> None:
+    app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
+    given: dict[str, Any] = {"self": 1}
+    assert app.task(name="it")(_given)(**given) == given
+
+
+def _keep(token: str) -> None: ...
+
+
+def _given(**given: Any) -> dict[str, Any]:
+    return given
 
 
 def fail(error: BaseException, retries: int | Retry = 3, failures: int = 0) -> Failed:

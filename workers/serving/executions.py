@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from orchestrator.domain.executors.strict_json import strict_json
-from orchestrator.errors import GiveUp, InvalidTask, OrchestratorError, PayloadError
+from orchestrator.errors import GiveUp, InvalidTask, OrchestratorError, PayloadError, TaskTimeout
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_value, encode_value
 from orchestrator.telemetry import get_logger
@@ -105,7 +105,8 @@ class Executions:
             try:
                 arguments, keywords = as_call(task, request)
                 call = partial(task, *arguments, **keywords)
-                value = await (call() if task._is_async else self._in_thread(call, (task.name, request.request_id)))
+                key = task.name, request.request_id
+                value = await (_in_time(task, call) if task._is_async else self._in_thread(call, key))
                 plain = decode_value(encode_value(value, f"The result of {task.name}", self._largest))
                 return Said(200, strict_json({"result": plain, "error": ""}, f"What {task.name} returns"))
             except (InvalidTask, PayloadError) as error:
@@ -122,6 +123,19 @@ class Executions:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         finally:
             self._in_threads.discard(key)
+
+
+async def _in_time(task: Task[..., Any], call: Callable[[], Awaitable[Any]]) -> Any:
+    """Return what an asynchronous function returns, within the timeout of its task."""
+    seconds = task._call_options.timeout_seconds
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await call()
+    except TimeoutError:
+        if limit.expired():
+            raise TaskTimeout(f"Task {task.name!r} ran for more than {seconds:g} s.") from None
+        raise
 
 
 async def _outcome(going: asyncio.Task[Said]) -> Said:

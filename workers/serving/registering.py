@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.sdk.remote.http import Broken, Http, Unreached
+from orchestrator.sdk.remote.http import Broken, Http, Reply, Unreached
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
 
@@ -71,11 +71,18 @@ class Registration:
         log.warning("it is told of the other %d: %s", len(plain), ", ".join(plain))
         return self._ask("register", services=plain)
 
+    def _post(self, path: str, body: bytes) -> Reply:
+        """Send something, once more over a new connection where the registry has closed one that was idle."""
+        try:
+            return self._http.post(path, body, _TIMEOUT)
+        except Broken:
+            return self._http.post(path, body, _TIMEOUT)  # to say it twice changes nothing
+
     def _ask(self, what: str, **more: Any) -> bool:
         """Say something; False if it was not taken. The first of several failures is told."""
         body = {"id": self._id, "url": self._url, "load": self._load(), **more}
         try:
-            reply = self._http.post(f"/workers/{what}", msgspec.json.encode(body), _TIMEOUT)
+            reply = self._post(f"/workers/{what}", msgspec.json.encode(body))
             problem = "" if reply.status == 200 else f"{reply.status}: {reply.body[:300].decode('utf-8', 'replace')}"
             is_forgotten = reply.status == 404
             self._is_refused = reply.status == 422

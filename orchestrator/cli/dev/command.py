@@ -50,9 +50,22 @@ _MARGIN = 15.0
 @click.option(
     "--port", type=click.IntRange(0, 65_535), default=PORT, help="Where the HTTP API is served; another if it is taken."
 )
+@click.option(
+    "--allow-command",
+    "commands",
+    multiple=True,
+    metavar="PROGRAM",
+    help="Let the executor process run this program, as `orchestrator worker` does. May be repeated.",
+)
 @log_options
 def command(
-    app: str | None, reload: bool, processes: int, port: int, log_level: str | None, log_format: str | None
+    app: str | None,
+    reload: bool,
+    processes: int,
+    port: int,
+    commands: tuple[str, ...],
+    log_level: str | None,
+    log_format: str | None,
 ) -> None:
     """Run everything in this terminal: Postgres and Redis of its own, a scheduler, a worker of all queues that the
     application and its workflows name, and the HTTP API. The schedules that the application declares are applied, on
@@ -74,7 +87,7 @@ def command(
         settings, is_own = _start_services(stack, app, logs, reload)
         if interrupts.requested.is_set():
             sys.exit(0)
-        team = _Team(settings, processes, port, reload, is_own, interrupts, console)
+        team = _Team(settings, processes, port, commands, reload, is_own, interrupts, console)
         stack.callback(team.stop)
         team.start()
         sys.exit(team.watch())
@@ -158,6 +171,7 @@ class _Team:
         settings: Settings,
         processes: int,
         port: int,
+        commands: tuple[str, ...],
         reload: bool,
         is_own: bool,
         interrupts: _Interrupts,
@@ -167,6 +181,7 @@ class _Team:
         self._settings = settings
         self._processes = processes
         self._port = port
+        self._commands = commands
         self._reload = reload
         self._prunes = is_own
         """Schedules that go from the code are deleted; from a database that others use, too, they are not."""
@@ -259,6 +274,7 @@ class _Team:
 
     def _start_worker(self, role: str, *names: str) -> None:
         options = ["--queues", ",".join(names), "--processes", str(self._processes), "--allow", ".", "--database"]
+        options += [word for program in self._commands for word in ("--allow-command", program)]
         reload = ["--reload"] if self._reload else []
         self._start(role, "--app", self._settings.app, *options, *reload)
 

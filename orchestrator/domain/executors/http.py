@@ -19,6 +19,7 @@ _BUSY = (404, 429, 502, 503, 504)
 _MOST_LINES = 1_000
 _LONGEST_SAID = 4_000
 """Characters of an error that are kept."""
+_LONGEST_KIND = 100
 
 
 class Http(ExecutorOptions, frozen=True, kw_only=True):
@@ -137,7 +138,7 @@ def reported(error: Any, *, retryable: bool = True) -> Broken:
         return Broken("ServiceError", _text(error), retryable)
     kind, may = error.get("kind"), error.get("retryable")
     return Broken(
-        kind[:200] if isinstance(kind, str) and kind else "ServiceError",
+        _text(kind)[:_LONGEST_KIND] if isinstance(kind, str) and kind.isprintable() and kind else "ServiceError",
         _text(error.get("message", error)),
         may if isinstance(may, bool) else retryable,
         _text(error.get("detail") or ""),

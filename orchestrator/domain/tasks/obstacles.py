@@ -38,12 +38,12 @@ def no_data_key(queue: str, what: str, key: str) -> str:
     """Say that those who serve a queue cannot open something, or cannot read it where it is stored."""
     if key == PAYLOAD_STORE:
         return (
-            f"No live worker of queue {queue!r} has the payload store that large values of {what} are in. "
-            f"Start workers that have it too (setting payload_store)"
+            f"No live worker of queue {queue!r} has the payload store (setting payload_store) with large values of "
+            f"{what}. Start workers that have it too"
         )
     return (
-        f"No live worker of queue {queue!r} has data key {key!r}, with which values are sealed of {what}. "
-        f"Start workers that have it too (setting data_keys)"
+        f"No live worker of queue {queue!r} has data key {key!r} (setting data_keys) for sealed values of {what}. "
+        f"Start workers that have it too"
     )
 
 

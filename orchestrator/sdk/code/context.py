@@ -237,7 +237,7 @@ class WorkflowContext:
 
     # -- how it ends
 
-    def continue_as_new(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def continue_as_new(self, /, *args: Any, **kwargs: Any) -> NoReturn:
         """End this run and go on in a new one, with these arguments and an empty history."""
         self._commander.check_writable()
         raise ContinueAsNew(self._workflow._encode_call(args, kwargs))

@@ -175,7 +175,7 @@ class CodeWorkflow(Generic[P, R]):
 
     afind = twin(find)
 
-    def schedule(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+    def schedule(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Inside a workflow: start a child run; the future is there at once."""
         commander = current()
         if commander is None or commander.started is None:
@@ -208,7 +208,7 @@ class CodeWorkflow(Generic[P, R]):
         """Where the code of its runs runs."""
         return self._code_options.queue or self._client.route(self.name)
 
-    def _begin(self, *args: P.args, **kwargs: P.kwargs) -> history.RunStarted:
+    def _begin(self, /, *args: P.args, **kwargs: P.kwargs) -> history.RunStarted:
         """Check a call, and return how a run of it begins."""
         payload = sealed(self._encode_call(args, kwargs), CALL, self._client.settings)
         return history.RunStarted(self.name, self.version, payload, self._queue)

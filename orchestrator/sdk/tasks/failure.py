@@ -48,7 +48,7 @@ def without_secrets(error: TaskError, patterns: Iterable[str], secrets: Sequence
     if data:
         data = msgspec.json.encode(Redaction(patterns).shown(error.attributes)).decode()
     message, traceback_, data = (scrub(text, secrets) for text in (error.message, error.traceback, data))
-    return TaskError(error.kind, message, traceback_, data)
+    return TaskError(scrub(error.kind, secrets), message, traceback_, data)
 
 
 def _data(error: BaseException) -> str:

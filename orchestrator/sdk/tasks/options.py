@@ -202,6 +202,10 @@ class CallOptions:
         return RetryPolicy(max=self.retries)
 
     @property
+    def timeout_seconds(self) -> float | None:
+        return None if self.timeout is None else _seconds("timeout", self.timeout)
+
+    @property
     def delay_seconds(self) -> float:
         if self.eta is not None:
             return self.eta.timestamp() - time.time()
@@ -236,7 +240,7 @@ class CallOptions:
         """Return what travels with the task."""
         return TaskOptions(
             retry=self.policy,
-            timeout=None if self.timeout is None else _seconds("timeout", self.timeout),
+            timeout=self.timeout_seconds,
             isolation=self.isolation,
             concurrency=self.concurrency,
             total_concurrency=self.total_concurrency,

@@ -35,7 +35,7 @@ class Threads:
         self._pool = PerProcess(lambda: ThreadPoolExecutor(_MOST, "orchestrator-client"))
         self._crew = PerLoop(lambda loop: Crew(loop, self._pool, _MOST))
 
-    async def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a blocking call beside the event loop, in the caller's context."""
         if inside_workflow():
             return function(*args, **kwargs)  # in a workflow nothing blocks: it is a command, or is refused
