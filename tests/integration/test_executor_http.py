@@ -345,7 +345,7 @@ def test_three_hundred_at_once_take_no_thread_each(redis: Redis, redis_url: str)
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
-        (Http(service="a/b"), "service"),
+        (Http(service="a b"), "service"),
         (Http(url="ftp://h"), "url"),
         (Http(url="http://u:p@h"), "url"),
         (Http(max_attempts=0), "max_attempts"),

@@ -157,7 +157,7 @@ def test_a_registration_is_written_into_the_audit_log_when_it_says_something_new
         ({"id": "a", "url": "http://u:p@h", "services": []}, "user or password"),
         ({"id": "a", "url": "http://h?x=1", "services": []}, "/exec/<service>"),
         ({"id": "a", "url": "http://h:x", "services": []}, "port"),
-        ({"id": "a", "url": "http://h", "services": ["a/b"]}, "#/services"),
+        ({"id": "a", "url": "http://h", "services": ["a b"]}, "#/services"),
         ({"id": "a", "url": "http://h"}, "#/services"),
     ],
 )

@@ -155,8 +155,8 @@ def _with_zones(data: bytes, value: Any) -> bytes:
 def _checked(data: bytes, what: str, limit: int) -> bytes:
     if len(data) > limit:
         raise PayloadError(
-            f"{what}: {len(data):,} bytes, and at most {limit:,} are allowed. Pass a reference to the data instead, "
-            f"raise the setting max_payload, or keep what is large elsewhere: setting payload_store."
+            f"{what}: {len(data):,} bytes, and at most {limit:,} are allowed here. Pass a reference to the data "
+            f"instead. The settings max_payload and payload_store say how much is kept inline, and how much elsewhere."
         )
     if len(data) > _SHORT and (problem := _unreadable(data)):
         raise PayloadError(f"{what} could not be read again: {problem}.")
