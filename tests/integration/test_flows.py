@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from uuid import UUID
 
 import pytest
@@ -305,3 +306,51 @@ def test_a_run_that_would_have_to_remember_too_much_fails_and_says_at_which_node
     with pytest.raises(RunFailed, match=rf"Node '{'n0' if parallel else 'n4'}': The run would have to remember"):
         run.result()
     assert {**stage.system.sql("SELECT open FROM orchestrator.runs")[0]} == {"open": 0}
+
+
+def test_of_two_who_decide_at_once_one_is_told_that_it_is_done_and_what_is_decided_stays(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    nodes = {"ask": {"kind": "approval"}, "wait": {"kind": "wait_event", "params": {"signal_key": "go"}}}
+    flows.publish("race", {"start": "ask", "nodes": nodes, "edges": [{"from": "ask", "to": "wait"}]})
+    run = flows["race"].start()
+    stage.run(run, 2)
+    told: list[str] = []
+
+    def decide(name: str) -> None:
+        try:
+            getattr(run, name)(why=name)
+            told.append("done")
+        except WrongState as error:
+            told.append(str(error))
+
+    threads = [threading.Thread(target=decide, args=(name,)) for name in ("approve", "reject")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "done" in told
+    assert any("is decided already, a moment ago" in text for text in told)
+    stage.run(run, 2)
+    assert run.cursor() == "wait"
+    decided = run.shared()
+    for late in (run.approve, run.reject):
+        with pytest.raises(WrongState, match="Approval 'ask' of run .* is decided already, by .* at .* UTC"):
+            late(node="ask")
+    stage.run(run, 2)
+    assert run.shared() == decided
+
+
+def test_a_retried_list_shows_each_item_under_its_own_number(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    node: dict[str, object] = {"kind": "parallel", "exec_type": "local_func", "parallel_services": ["sum", "flaky"]}
+    node |= {"parallel_mode": "concurrent", "prep": {"input_key": "$params.list"}, "post": {"output_key": "x"}}
+    flows.publish("again", {"start": "p", "nodes": {"p": node}})
+    stage.failures = 1
+    run = flows["again"].start(list=[1, 2])
+    assert stage.run(run) == "failed"
+    run.retry()
+    assert stage.run(run) == "success"
+    assert run.result() == {"x": [3, "worked"]}
+    assert sorted(name for name, _ in stage.calls) == ["flaky", "flaky", "sum"]
+    visits = stage.system.app._client.backend.flows.node_runs(_raw(run.id))
+    assert [visit.branch for visit in visits if visit.number == 2] == [1, None]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from orchestrator.domain.flow.definition import Edges, Exec, Flow, Node
+from orchestrator.domain.flow.paths import Path, parse
 
 _OWN = ("service", "exec_type", "func", "script", "options")
 
@@ -26,6 +27,15 @@ class Graph:
             for key, node in flow.nodes.items()
             if node.subflow is not None
         }
+        waits = {key: node for key, node in flow.nodes.items() if node.kind in ("approval", "wait_event")}
+        self.asked = {signal_path(key, node).key for key, node in waits.items() if node.kind == "approval"}
+        """What its approvals are called, and behind the keys of their nodes, those of the flows in it."""
+        self.asked_below = {f"{key}/{name}" for key, graph in self.inner.items() for name in graph.asked}
+        self.asked |= self.asked_below
+        self.consumed = {signal_path(key, node).key for key, node in waits.items() if node.params.get("consume")}
+        """Signals that somebody takes away, so that one waits for the other."""
+        for key, graph in self.inner.items():
+            self.consumed |= {f"{key}/{name}" if name in graph.asked else name for name in graph.consumed}
 
     @property
     def size(self) -> int:
@@ -40,6 +50,12 @@ class Graph:
             if more is not None:
                 found = _overridden(found, more)
         return found
+
+
+def signal_path(key: str, node: Node) -> Path:
+    """Return where a node looks for the signal that it waits for: it says so itself, and no parameter of a run does."""
+    named = (node.params.get("approval_key") if node.kind == "approval" else None) or node.params.get("signal_key")
+    return parse(str(named or key))
 
 
 def _overridden(found: Exec, more: Exec) -> Exec:
@@ -69,3 +85,11 @@ def of_item(graph: Graph, key: str, node: Node, position: int) -> Exec:
         if (place if one.index is None else one.index) == position:
             return graph.executor(key, one)
     return graph.executor(key)
+
+
+def passed_on(node: Node, params: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters that the tasks of a node are given: each item of a list is, and the list of all is not."""
+    path = parse(node.prep.input_key) if node.kind == "foreach" and node.prep.input_key else None
+    if path is None or path.root != "params" or not path.parts:
+        return params
+    return {name: value for name, value in params.items() if name != path.parts[0] or name in node.params}

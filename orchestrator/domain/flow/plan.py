@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from orchestrator.domain import zoned
 from orchestrator.domain.flow import commands
 from orchestrator.domain.flow.commands import Command, Event
 from orchestrator.domain.flow.decisions import action_of, action_of_approval
 from orchestrator.domain.flow.definition import DEFAULT, ERROR, TIMEOUT, Exec, Node, Prep
 from orchestrator.domain.flow.expression import evaluate, is_path
-from orchestrator.domain.flow.graph import Graph, branches, of_item
+from orchestrator.domain.flow.graph import Graph, branches, of_item, passed_on, signal_path
 from orchestrator.domain.flow.paths import Names, Path, find, parse, part_of, resolve, write
-from orchestrator.domain.flow.state import Calls, FlowState, Frame, Wait
+from orchestrator.domain.flow.state import Calls, FlowState, Frame, Kept, Wait
 from orchestrator.errors import ExpressionError
 
 MOST_ITEMS = 10_000
@@ -26,6 +27,8 @@ MOST_ITEMS = 10_000
 AT_ONCE = 100
 """Tasks of one node that are open at the same time, where it sets no limit itself."""
 MOST_AT_ONCE = 1_000
+DATA_AT_ONCE = 1_000_000
+"""Bytes of parameters that the open tasks of one node are given, taken together; one is always open."""
 TURN = 100
 """Nodes that are passed without a pause; a loop that never waits lets others have their turn."""
 FAILURE = "_error"
@@ -57,6 +60,7 @@ class Planner:
         self._now = now
         self._new_id = new_id
         self._commands: list[Command] = []
+        self._sized: tuple[str, int] | None = None
 
     def tell(self, event: Event) -> list[Command]:
         """Say what follows from an event. What comes too late, or twice, changes nothing."""
@@ -100,7 +104,7 @@ class Planner:
         if not self._state.frames:
             self._state.frames = [Frame(self._graph.flow.start)]
             for key, value in self._state.signals.items():
-                write(self._state.shared, key, value)
+                self._show(key, value)
 
     def _call_ended(self, event: commands.CallEnded) -> None:
         work = self._state.work
@@ -133,20 +137,32 @@ class Planner:
             key = parse(event.key).key
         except ExpressionError:  # no node can wait for it
             return
-        if state.frames:
-            write(state.shared, key, event.value)
+        work = state.work
+        place = self._place() if isinstance(work, Wait) and work.what == "signal" else None
+        if place is not None and place.node.kind == "approval" and key == self._expected(place).key:
+            key = self._address(place)  # it is for the one who asks now, and for no other of that name
+        if isinstance(work, Calls) and work.is_looked_up:
+            work.input, work.is_looked_up = self._given(self._place(), work), False
         if event.value is None:
-            state.signals.pop(key, None)
+            for kept in (state.signals, state.deciders, state.queued):
+                kept.pop(key, None)
+            self._show(key, None)
+        elif key in self._graph.consumed and key in state.signals:
+            state.queued.setdefault(key, []).append((event.value, event.by, self._now, event.why))
         else:
             state.signals[key] = event.value
             state.deciders[key] = (event.by, self._now, event.why)
-        work = state.work
-        if isinstance(work, Wait) and work.what == "signal":
-            place = self._place()
+            self._show(key, event.value)
+        if place is not None and isinstance(work, Wait):
             value = self._awaited(place, work.input)
             if value is not None:
                 self._stop_waiting(work)
                 self._met(place, work.input, value)
+
+    def _show(self, key: str, value: Any) -> None:
+        """Write a signal into the shared state of the run; a decision for a flow below is none of that one's."""
+        if self._state.frames and key not in self._graph.asked_below:
+            write(self._state.shared, key, value)
 
     def _retried(self) -> None:
         state = self._state
@@ -202,6 +218,10 @@ class Planner:
         elif node.kind == "foreach":
             self._call_each(place, given)
         elif node.kind == "subflow":
+            below = f"{self._state.cursor}/"
+            for key in [one for one in self._state.deciders if one.startswith(below)]:
+                if key not in self._state.signals:
+                    del self._state.deciders[key]  # it was of an earlier visit
             self._state.frames.append(Frame(place.graph.inner[place.frame.node].flow.start, input=given))
         elif node.kind == "timer":
             self._start_timer(place, given)
@@ -304,24 +324,45 @@ class Planner:
             self._call(place, given, len(given))
 
     def _call(self, place: _Place, given: Any, total: int) -> None:
-        calls = Calls(given, total, self._state.made, [None] * total)
-        self._state.work = calls
+        state = self._state
+        calls = Calls(given, total, state.made, [None] * total)
+        kept, state.kept = state.kept, None
+        if kept is not None and kept.path == state.cursor and len(kept.values) == total:
+            calls.values, calls.kept = kept.values, kept.positions
+        if place.node.kind == "foreach":
+            calls.input, calls.is_looked_up = None, True
+        state.work = calls
         self._create(place, calls)
+
+    def _given(self, place: _Place, calls: Calls) -> Any:
+        return self._input(place, place.node.prep) if calls.is_looked_up else calls.input
 
     def _create(self, place: _Place, calls: Calls) -> None:
         """Create as many tasks as the node lets be open at once."""
-        node = place.node
+        if calls.created == calls.total - len(calls.kept):
+            return
+        node, params = place.node, passed_on(place.node, place.params)
         width = 1 if node.parallel_mode == "sequential" else min(node.max_parallel or AT_ONCE, MOST_AT_ONCE)
-        while calls.created < calls.total and len(calls.running) < width:
-            position = calls.created
-            executor, given = self._branch(place, calls.input, position)
+        if width > 1:
+            width = min(width, max(1, DATA_AT_ONCE // (1 + self._size(params))))
+        positions, given = calls.open_positions, self._given(place, calls)
+        while calls.created < len(positions) and len(calls.running) < width:
+            position = positions[calls.created]
+            executor, own = self._branch(place, given, position)
             identifier = self._made()
             calls.running[identifier] = position
             calls.created += 1
             count = None if node.kind == "executor" else calls.total
-            params = place.params | executor.params
+            more = params | executor.params if executor.params else params
             path = self._state.cursor
-            self._commands.append(commands.Call(identifier, path, node, executor, position, count, given, params))
+            self._commands.append(commands.Call(identifier, path, node, executor, position, count, own, more))
+
+    def _size(self, params: dict[str, Any]) -> int:
+        """Return how many bytes every task of the present node is given of the parameters."""
+        cursor = self._state.cursor
+        if self._sized is None or self._sized[0] != cursor:
+            self._sized = cursor, len(zoned.encode(params))
+        return self._sized[1]
 
     def _branch(self, place: _Place, given: Any, position: int) -> tuple[Exec, Any]:
         graph, key, node = place.graph, place.frame.node, place.node
@@ -345,22 +386,33 @@ class Planner:
         place = self._place()
         node = place.node
         if calls.errors and not node.ignores_errors and node.failure_strategy != "collect_errors":
+            done = calls.done
             self._abandon(calls)
             position, error = next(iter(calls.errors.items()))
-            self._fail(calls.input, error if node.kind == "executor" else f"Branch {position}: {error}")
+            text = error if node.kind == "executor" else f"Branch {position}: {error}"
+            self._fail_calls(self._given(place, calls), text, calls, done)
             return
         self._create(place, calls)
         if calls.running:
             return
+        given = self._given(place, calls)
         result = calls.values[0] if node.kind == "executor" else calls.values
         if calls.errors and not node.ignores_errors:
             if node.post.output_key:
                 write(place.frame.shared, node.post.output_key, result)
             told = "; ".join(f"branch {position}: {error}" for position, error in sorted(calls.errors.items())[:10])
             of = f"{len(calls.errors)} of {calls.total} branches failed: "
-            self._fail(calls.input, calls.errors[0] if node.kind == "executor" else of + told, output=result)
+            text = calls.errors[0] if node.kind == "executor" else of + told
+            self._fail_calls(given, text, calls, calls.done, output=result)
             return
-        self._finish(calls.input, result)
+        self._finish(given, result)
+
+    def _fail_calls(self, given: Any, error: str, calls: Calls, done: list[int], *, output: Any = None) -> None:
+        """End a node whose tasks failed; if that ends the run, a retry does not call again what had ended well."""
+        state, path = self._state, self._state.cursor
+        self._fail(given, error, output=output)
+        if done and state.is_over and state.cursor == path:
+            state.kept = Kept(path, calls.values, done)
 
     def _abandon(self, calls: Calls) -> None:
         """Cancel what still runs; the run does not end before that is known to have ended."""
@@ -382,7 +434,7 @@ class Planner:
 
     def _wait_for_signal(self, place: _Place, given: Any) -> None:
         timeout = self._number(place, given, "timeout_ms")
-        wait = Wait("signal", given, key=self._expected(place).key)
+        wait = Wait("signal", given, key=self._address(place))
         if timeout is not None and timeout > 0:
             self._wait(wait, self._now + timeout / 1000)
         else:
@@ -390,30 +442,47 @@ class Planner:
 
     def _expected(self, place: _Place) -> Path:
         """Return where a node looks for the signal that it waits for."""
-        name = "approval_key" if place.node.kind == "approval" else "signal_key"
-        key = place.params.get(name) or place.params.get("signal_key") or place.frame.node
-        return parse(str(key))
+        return signal_path(place.frame.node, place.node)
+
+    def _address(self, place: _Place) -> str:
+        """Return what the signal is called that a node waits for: of an approval, with the nodes above it."""
+        key = self._expected(place).key
+        above = [frame.node for frame in self._state.frames[:-1]]
+        return "/".join([*above, key]) if place.node.kind == "approval" else key
 
     def _awaited(self, place: _Place, given: Any) -> Any:
         """Return what a node waits for, if it is there: in the data of the run, or as a signal that was sent."""
-        path = self._expected(place)
-        value = resolve(path, place.names(given))
-        value = self._state.signals.get(path.key) if value is None else value
+        value = resolve(self._expected(place), place.names(given))
+        value = self._state.signals.get(self._address(place)) if value is None else value
         return None if value == "" and place.node.kind == "approval" else value
 
     def _met(self, place: _Place, given: Any, value: Any) -> None:
         """End a node whose signal is there."""
-        key = self._expected(place).key
-        if place.params.get("consume"):
-            self._state.signals.pop(key, None)
-            for frame in (self._state.frames[0], place.frame):
-                write(frame.shared, key, None)
+        address = self._address(place)
+        by, at, why = self._state.deciders.get(address, ("", self._now, ""))
+        if place.node.params.get("consume"):
+            self._consume(place, address)
+        elif address in self._graph.asked_below and self._state.signals.pop(address, None) is not None:
+            write(place.frame.shared, self._expected(place).key, value)
         if place.node.kind != "approval":
             self._finish(given, value)
             return
-        by, at, why = self._state.deciders.get(key, ("", self._now, ""))
         shown = {"approval": value, "by": by, "at": at, "why": why}
         self._finish(given, value, action=action_of_approval(place.node, value), shown=shown)
+
+    def _consume(self, place: _Place, address: str) -> None:
+        """Take a signal away, so that the next one that was sent stands in its place."""
+        state = self._state
+        state.signals.pop(address, None)
+        state.deciders.pop(address, None)
+        self._show(address, None)
+        write(place.frame.shared, self._expected(place).key, None)
+        if queue := state.queued.pop(address, []):
+            value, by, at, why = queue[0]
+            state.signals[address], state.deciders[address] = value, (by, at, why)
+            if queue[1:]:
+                state.queued[address] = queue[1:]
+            self._show(address, value)
 
     def _timed_out(self, work: Wait) -> None:
         place = self._place()
@@ -429,7 +498,7 @@ class Planner:
             self._fail(work.input, error)
 
     def _number(self, place: _Place, given: Any, name: str) -> float | None:
-        value = place.params.get(name)
+        value = place.node.params.get(name)  # those of the run are what it works on, and do not say how
         value = find(str(value), place.names(given)) if is_path(value) else value
         return None if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
 

@@ -6,7 +6,7 @@ It does not grow with the steps that a run has taken: a loop of ten thousand lea
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass
@@ -40,6 +40,31 @@ class Calls:
     """By id, the positions of those that are open."""
     created: int = 0
     """How many there have been."""
+    kept: list[int] = field(default_factory=list)
+    """Positions that had ended well before the node was retried; they are not called again."""
+    is_looked_up: bool = False
+    """Whether the input is what the node's prep leads to, so that it need not be kept twice."""
+
+    @property
+    def open_positions(self) -> list[int]:
+        """Return the positions that are called in this visit, in order."""
+        kept = set(self.kept)
+        return [position for position in range(self.total) if position not in kept]
+
+    @property
+    def done(self) -> list[int]:
+        """Return the positions that have a value."""
+        called = self.open_positions[: self.created]
+        running = set(self.running.values())
+        return [*self.kept, *(one for one in called if one not in self.errors and one not in running)]
+
+
+class Kept(NamedTuple):
+    """What the node at which a run has failed had come to: a retry does not do that again."""
+
+    path: str
+    values: list[Any]
+    positions: list[int]
 
 
 @dataclass
@@ -76,6 +101,9 @@ class FlowState:
     """The flow has ended; the run ends when nothing of it is open."""
     error: str | None = None
     """Why it failed."""
+    kept: Kept | None = None
+    queued: dict[str, list[tuple[Any, str, float, str]]] = field(default_factory=dict)
+    """By key, the signals that came after one which nobody has taken away yet: value, who, when, why."""
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -105,22 +133,26 @@ class FlowState:
             running = [[identifier, position] for identifier, position in calls.running.items()]
             errors = [[position, error] for position, error in calls.errors.items()]
             work = ["calls", calls.input, calls.total, calls.first, calls.values, errors, running, calls.created]
+            work += [calls.kept, calls.is_looked_up]
         elif isinstance(self.work, Wait):
             wait = self.work
             work = ["wait", wait.what, wait.input, wait.timer, wait.due, wait.key]
         frames = [[f.node, f.shared, f.input, f.last_action, f.entered, f.attempt] for f in self.frames]
         deciders = {key: [*who] for key, who in self.deciders.items()}
         numbers = [self.steps, self.made, self.recorded]
-        return [frames, work, numbers, self.signals, deciders, self.closing, self.is_over, self.error]
+        kept = None if self.kept is None else [*self.kept]
+        plain = [frames, work, numbers, self.signals, deciders, self.closing, self.is_over, self.error]
+        return [*plain, kept, self.queued] if kept or self.queued else plain
 
     @classmethod
     def from_plain(cls, plain: Any) -> FlowState:
         """Return it as `to_plain` has written it."""
         frames, work, (steps, made, recorded), signals, deciders, closing, is_over, error = plain[:8]
+        kept, queued = plain[8:10] if len(plain) > 8 else (None, {})
         found: Calls | Wait | None = None
         if work is not None and work[0] == "calls":
-            _, given, total, first, values, errors, running, created = work
-            found = Calls(given, total, first, values, dict(errors), {bytes(one): at for one, at in running}, created)
+            _, given, total, first, values, errors, running, *rest = work
+            found = Calls(given, total, first, values, dict(errors), {bytes(one): at for one, at in running}, *rest)
         elif work is not None:
             _, what, given, timer, due, key = work
             found = Wait(what, given, None if timer is None else bytes(timer), due, key)
@@ -135,4 +167,6 @@ class FlowState:
             closing=[bytes(one) for one in closing],
             is_over=is_over,
             error=error,
+            kept=None if kept is None else Kept(*kept),
+            queued={key: [(one[0], one[1], one[2], one[3]) for one in some] for key, some in queued.items()},
         )

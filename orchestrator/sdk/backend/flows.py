@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
+
+from sqlalchemy import Connection
 
 from orchestrator.domain.dag.definition import check_size
 from orchestrator.domain.flow.definition import Flow
+from orchestrator.domain.flow.graph import signal_path
 from orchestrator.domain.flow.paths import parse
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import stored_json, unstorable
@@ -131,8 +135,25 @@ class FlowBackend:
                 f"Run {to_text(run)} waits for no approval: it stands at {view.cursor or 'no node'!r} and waits for "
                 f"{waits}. To decide one that is still to come, name its node."
             )
-        self._send(view, run, key, decision, why, str(decision) if isinstance(decision, str) else "decide")
+        act = str(decision) if isinstance(decision, str) else "decide"
+        self._send(view, run, key, decision, why, act, is_decision=True)
         return key
+
+    @staticmethod
+    def _refuse_second(connection: Connection, run: bytes, key: str) -> None:
+        """Refuse a decision of what is decided: it was taken over by the leader, or is on its way to it."""
+        under_way = flow_runs.take_turn(connection, run)  # before the state, into which it goes when it leaves there
+        state = reads.standing(connection, run)
+        known = f"Approval {key!r} of run {to_text(run)} is decided already"
+        if key in state.deciders:
+            by, at, why = state.deciders[key]
+            moment = datetime.fromtimestamp(at, UTC)
+            because = f" ({why})" if why else ""
+            raise WrongState(f"{known}, by {by or 'somebody'} at {moment:%Y-%m-%d %H:%M:%S} UTC{because}.")
+        if key in under_way:
+            raise WrongState(f"{known}, a moment ago.")
+        if state.is_over:
+            raise WrongState(f"Run {to_text(run)} hears nothing any more: it has ended.")
 
     def _kind(self, view: FlowRunView, path: str) -> str:
         flow: Flow | None = self.read(view.flow, view.version).flow
@@ -151,9 +172,11 @@ class FlowBackend:
         node = flow.nodes.get(last) if flow is not None else None
         if node is None or node.kind != "approval":
             raise NotFound(f"Flow {view.flow!r} has no approval {path!r}.")
-        return parse(str(node.params.get("approval_key") or last)).key
+        return "/".join([*above, signal_path(last, node).key])
 
-    def _send(self, view: FlowRunView, run: bytes, key: str, value: Any, why: str, act: str) -> None:
+    def _send(
+        self, view: FlowRunView, run: bytes, key: str, value: Any, why: str, act: str, *, is_decision: bool = False
+    ) -> None:
         if RunState(view.status) in ENDED_RUN_STATES:
             raise WrongState(f"Run {to_text(run)} hears nothing any more: it is in state {view.status!r}.")
         parse(key)  # or it says what is wrong with that
@@ -163,6 +186,8 @@ class FlowBackend:
             raise PayloadError(f"Signal {key!r} cannot be kept: {problem}.")
         body = stored_json({"key": key, "value": base64.b64encode(data).decode()})
         with self._connections.writing(f"signal {key!r} was stored", transaction=True) as connection:
+            if is_decision:
+                self._refuse_second(connection, run, key)
             inbox.add(connection, RequestKind.FLOW_SIGNAL, run, body)
             detail = {"key": key, "node": view.cursor, "why": why} if why else {"key": key, "node": view.cursor}
             self._connections.record(connection, act, "run", to_text(run), **detail)

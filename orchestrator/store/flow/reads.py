@@ -74,6 +74,13 @@ def show(connection: Connection, run: bytes) -> FlowRunView | None:
     return None if row is None else _view(row)
 
 
+def standing(connection: Connection, run: bytes) -> FlowState:
+    """Return what the leader remembers of a run of a flow."""
+    row = _ONE.first(connection, id=run)
+    plain = None if row is None or row.state is None else zoned.decode(bytes(row.state))
+    return FlowState.from_plain(plain) if isinstance(plain, list) else FlowState()
+
+
 class FlowRunFilter(NamedTuple):
     """Which runs are wanted; what is not given does not matter."""
 
@@ -162,7 +169,8 @@ SELECT /* flow_reads.visits */ number, node, kind, status, attempt, action, erro
   FROM orchestrator.node_runs WHERE run_id = %(run)s::uuid AND number > %(after)s ORDER BY number LIMIT %(limit)s
 """)
 _TASKS = Statement[Row]("""
-SELECT /* flow_reads.tasks */ id, status, attempt, payload, result, error, worker, started_at, ended_at
+SELECT /* flow_reads.tasks */ id, status, attempt, position, payload, result, error, worker, started_at,
+       ended_at
   FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[])
 """)
 _ATTEMPTS = Statement[Row]("""
@@ -197,6 +205,7 @@ def _views(run: bytes, visit: Row, tasks: dict[UUID, Row], attempts: dict[UUID, 
     last: tuple[int, Row] | None = None
     for branch, identifier in enumerate(_calls(run, visit)):
         task = tasks.get(UUID(bytes=identifier))
+        branch = branch if task is None or task.position is None else task.position  # a retry calls only some of them
         number = 0
         for number, row in enumerate(attempts.get(UUID(bytes=identifier), ()), 1):
             yield _attempt(visit, None if is_one else branch, number, row, task)

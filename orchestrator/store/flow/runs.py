@@ -9,8 +9,9 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.plain import stored_json
 from orchestrator.store.dag.plans import read_params
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs.creation import NewRun
-from orchestrator.store.sql import Batch, Blob, Prepared, Row
+from orchestrator.store.sql import Batch, Blob, Prepared, Row, Statement
 
 
 class FlowRun(NamedTuple):
@@ -50,6 +51,21 @@ def new_run(name: str, version: int, run_id: bytes, params: dict[str, Any], tags
         tags=stored_json(list(tags)),
         flow=True,
     )
+
+
+_LOCK = Statement[None]("""
+SELECT /* flow_runs.lock */ pg_advisory_xact_lock(hashtextextended('orchestrator.flow.' || %(id)s::uuid::text, 0))
+""")
+_SENT = Statement[str]("""
+SELECT /* flow_runs.sent */ body->>'key' FROM orchestrator.inbox
+ WHERE kind = %(kind)s AND target = %(id)s::uuid ORDER BY id LIMIT 1000
+""")
+
+
+def take_turn(connection: Connection, run: bytes) -> list[str]:
+    """Let nobody else decide for a run until the end of the transaction; return the keys of signals under way to it."""
+    _LOCK(connection, id=run)
+    return list(_SENT(connection, kind=str(RequestKind.FLOW_SIGNAL), id=run))
 
 
 class Visit(NamedTuple):

@@ -81,8 +81,9 @@ class Driver:
                 self.tell(ended)  # twice
             return True
         work = self.state.work
-        if isinstance(work, Wait) and work.what == "signal" and work.key in self.signals:
-            self.tell(commands.Signalled(work.key, self.signals[work.key]))
+        key = work.key.rpartition("/")[2] if isinstance(work, Wait) and work.what == "signal" else ""
+        if isinstance(work, Wait) and key in self.signals:
+            self.tell(commands.Signalled(choose.choice([key, work.key]), self.signals[key]))
             return True
         if self.timers:
             timer = min(self.timers, key=lambda one: self.timers[one])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -227,3 +228,101 @@ def test_what_comes_late_or_twice_changes_nothing() -> None:
     assert driver.end == commands.End("Node 'p': Branch 0: no")
     for event in (commands.Signalled("x", 1), commands.CallEnded(second, 1), commands.TimerFired(first)):
         assert driver.planner(driver.state).tell(event) == [], "it ends once"
+
+
+def test_parameters_of_a_run_do_not_decide_its_approvals_nor_how_long_they_wait() -> None:
+    flow = flow_of(
+        {"ask": {"kind": "approval"}, "nap": {"kind": "timer", "params": {"delay_ms": 5_000}}},
+        [("ask", "default", "nap")],
+    )
+    driver = Driver(flow, {"approval_key": "$params.me", "me": "yes", "timeout_ms": 1, "consume": True}, echo)
+    driver.tell(commands.Begun())
+    assert (driver.state.cursor, driver.timers) == ("ask", {})
+    driver.tell(commands.Signalled("ask", "approved"))
+    assert (driver.state.cursor, driver.state.shared) == ("nap", {"ask": "approved"})
+
+
+@pytest.mark.parametrize("signal", ["ask", "legal/ask"])
+def test_a_decision_is_for_one_approval_and_not_for_all_of_its_name(signal: str) -> None:
+    ask = {"kind": "subflow", "subflow": {"start": "ask", "nodes": {"ask": {"kind": "approval"}}}}
+    nodes = {name: {**ask, "post": {"output_key": name}} for name in ("legal", "finance")}
+    driver = Driver(flow_of(nodes, [("legal", "default", "finance")]), {}, echo)
+    driver.tell(commands.Begun())
+    driver.tell(commands.Signalled(signal, "yes", "ann"))
+    assert (driver.state.cursor, driver.state.shared) == ("finance/ask", {"legal": {"ask": "yes"}})
+    driver.tell(commands.Signalled("legal/ask", "yes"))
+    assert driver.state.cursor == "finance/ask"
+    driver.tell(commands.Signalled("finance/ask", "no"))
+    assert driver.state.shared == {"legal": {"ask": "yes"}, "finance": {"ask": "no"}}
+    assert driver.end == commands.End(None)
+
+
+def test_a_decision_that_comes_before_its_subflow_counts_there() -> None:
+    ask = {"kind": "subflow", "subflow": {"start": "ask", "nodes": {"ask": {"kind": "approval"}}}}
+    driver = Driver(flow_of({"a": {**ask, "post": {"output_key": "a"}}}), {}, echo)
+    driver.tell(commands.Signalled("a/ask", "yes"))
+    driver.tell(commands.Begun())
+    assert (driver.end, driver.state.shared) == (commands.End(None), {"a": {"ask": "yes"}})
+
+
+def test_signals_that_are_consumed_are_seen_in_order_each_once() -> None:
+    wait = {
+        "kind": "wait_event",
+        "params": {"signal_key": "$shared.item", "consume": True},
+        "post": {"output_key": "x"},
+    }
+    count = {"kind": "executor", "service": "count", "prep": {"input_key": "x"}}
+    edges = [("wait", "default", "count"), ("count", "on", "wait")]
+    count["post"] = {"action_key": "next"}
+    seen: list[Any] = []
+
+    def note(_name: str, value: Any, _params: Any) -> Any:
+        seen.append(value)
+        return {"next": "on" if len(seen) < 10 else "off"}
+
+    driver = Driver(flow_of({"wait": wait, "count": count}, edges), {}, note)
+    driver.tell(commands.Begun())
+    for number in range(10):
+        driver.tell(commands.Signalled("item", number))
+    for _ in range(20):
+        driver.step(random.Random(0))
+    assert (seen, driver.end) == (list(range(10)), commands.End(None))
+    assert driver.state.queued == {}
+
+
+def test_a_retry_does_not_call_again_what_had_ended_well() -> None:
+    node = {"kind": "foreach", "service": "s", "prep": {"input_key": "$params.items"}, "post": {"output_key": "out"}}
+    node |= {"parallel_mode": "concurrent", "failure_strategy": "collect_errors"}
+    seen: list[Any] = []
+
+    def odd_fails_once(_name: str, value: Any, _params: Any) -> Any:
+        seen.append(value)
+        if value == 201 and seen.count(201) == 1:
+            raise ValueError("odd")
+        return None if value == 200 else value
+
+    driver = Driver(flow_of({"f": node}), {"items": [200, 201, 202]}, odd_fails_once)
+    driver.run()
+    assert driver.end is not None
+    assert driver.end.error is not None
+    driver.end = None
+    driver.tell(commands.Retried())
+    while driver.step(random.Random(0)):
+        pass
+    assert (driver.end, driver.state.shared) == (commands.End(None), {"out": [None, 201, 202]})
+    assert sorted(seen) == [200, 201, 201, 202]
+
+
+def test_the_items_of_a_list_are_given_without_the_list_and_large_parameters_to_few_at_once() -> None:
+    node = {"kind": "foreach", "service": "s", "prep": {"input_key": "$params.items"}, "parallel_mode": "concurrent"}
+    driver = Driver(flow_of({"f": node}), {"items": ["y" * 1_000] * 700, "rate": 3}, echo)
+    driver.tell(commands.Begun())
+    assert len(driver.calls) == 100
+    assert {tuple(call.params) for call in driver.calls.values()} == {("rate",)}
+    assert driver.largest < 10_000
+    large = Driver(flow_of({"f": node}), {"items": [1] * 700, "all": "x" * 300_000}, echo)
+    large.tell(commands.Begun())
+    assert len(large.calls) == 3
+    while large.step(random.Random(0)):
+        pass
+    assert large.end == commands.End(None)
