@@ -16,8 +16,8 @@ import msgspec
 
 from orchestrator.domain.tasks.task import Returned
 from orchestrator.errors import OrchestratorError
-from orchestrator.payloads.keeping import means as store_means
 from orchestrator.sdk.modules import ImportFailed
+from orchestrator.sdk.values.stores import means as store_means
 from orchestrator.sealing import key_names, vault_of
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger

@@ -8,15 +8,16 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import lru_cache, partial
+from functools import partial
 from typing import IO, Protocol, TypeVar
 
 from orchestrator.domain.tasks.obstacles import PAYLOAD_STORE
 from orchestrator.errors import PayloadError, Unavailable
+from orchestrator.payloads.mark import Notes
 from orchestrator.payloads.objects import Gone, Output, Reader, Reading, Writing, object_name, write
 from orchestrator.payloads.stores import Store, open_store
 from orchestrator.references import ARGUMENTS, BYTES, RESULT, Reference
-from orchestrator.sealing import Vault, key_name, vault_of
+from orchestrator.sealing import Vault, vault_of
 from orchestrator.settings import Settings
 
 T = TypeVar("T")
@@ -92,24 +93,22 @@ def _never(size: int) -> PayloadError:
     return PayloadError(f"{size:,} bytes")
 
 
-def store_of(settings: Settings) -> PayloadStore | None:
-    """Return the store that settings name; None where there is none. From then on this process reads from it."""
+def store_of(settings: Settings, notes: Callable[[Settings], Notes] | None = None) -> PayloadStore | None:
+    """Return the store that settings name; None where there is none. From then on this process reads from it.
+
+    `notes` says who knows which folders are in use.
+    """
     if not settings.payload_store:
         return None
     keys = settings.data_keys, settings.data_keys_file
-    key = (settings.payload_store, settings.namespace, settings.inline_payload, *keys)
+    key = (settings.payload_store, settings.namespace, settings.redis_url, settings.inline_payload, *keys)
     if key not in _known:
-        store = _opened(settings.payload_store, settings.namespace)
+        store = open_store(settings.payload_store, settings.namespace, None if notes is None else notes(settings))
         _known[key] = PayloadStore(store, settings.inline_payload, vault_of(settings))
     return _known[key]
 
 
 _known: dict[tuple[object, ...], PayloadStore] = {}
-
-
-@lru_cache(maxsize=100)
-def _opened(url: str, namespace: str) -> Store:
-    return open_store(url, namespace)
 
 
 def register(place: str, opener: Opener) -> None:
@@ -120,11 +119,6 @@ def register(place: str, opener: Opener) -> None:
 def forget(place: str) -> None:
     """Have this process no longer read from there."""
     _openers.pop(place, None)
-
-
-def means(settings: Settings) -> list[str]:
-    """Return how a worker says that it has a store."""
-    return [] if store_of(settings) is None else [key_name(MEANS)]
 
 
 def read_encoded(reference: Reference) -> bytes:

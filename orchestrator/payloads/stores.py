@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from orchestrator.errors import ConfigurationError, Unavailable
 from orchestrator.harmless import without_password
+from orchestrator.payloads.mark import Mark, Notes
 from orchestrator.references import ObjectName
 
 SHARDS = tuple(f"{number:02x}" for number in range(256))
@@ -93,19 +94,26 @@ class answering:  # noqa: N801  # it is used like a function
 class Folder:
     """Objects as files of a folder, which all machines that use them mount."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, notes: Notes | None = None) -> None:
         self._root = root
+        self._mark = Mark(root, notes)
         self.place = str(root)
 
     def create(self, name: ObjectName) -> Sink:
         with answering(self.place, writing=True):
+            self._mark.expect()
             return _File(self._root / name.path, self.place)
 
     def open(self, name: ObjectName) -> IO[bytes]:
         with answering(self.place):
             if not self._root.is_dir():
                 raise OSError("there is no such folder, or it is not mounted")
-            return (self._root / name.path).open("rb")
+            try:
+                return (self._root / name.path).open("rb")
+            except FileNotFoundError:
+                if self._mark.is_missing():
+                    raise self._mark.away() from None
+                raise
 
     def listed(self, shard: str) -> Iterator[Found]:
         now = time.time()
@@ -254,7 +262,7 @@ class _Upload:
             self._files.rm_file(self._path)
 
 
-def open_store(url: str, namespace: str) -> Store:
+def open_store(url: str, namespace: str, notes: Notes | None = None) -> Store:
     """Return the store of a setting, in which each namespace has a folder of its own."""
     scheme = urlsplit(url).scheme
     if scheme in ("", "file"):
@@ -264,5 +272,5 @@ def open_store(url: str, namespace: str) -> Store:
                 f"Setting payload_store: expected the whole path of a folder, such as /var/lib/orchestrator/payloads, "
                 f"or a URL, such as s3://bucket/payloads, found {url!r}."
             )
-        return Folder(path / namespace)
+        return Folder(path / namespace, notes)
     return Bucket(f"{url.rstrip('/')}/{namespace}")

@@ -23,6 +23,7 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:worker:<id>        string   heartbeat, expires
     {orchestrator:0}:names:<hash>       string   task names that a worker knows, expires
     {orchestrator:0}:services           hash     who offers services over HTTP, by id
+    {orchestrator:0}:payload-stores     set      folders that are payload stores in use
     {orchestrator:0}:pull:<execution>   hash     work that is offered to who asks for it, and what became of it, expires
     {orchestrator:0}:pulls:<service>    zset     what of that waits for somebody, by time
     {orchestrator:0}:orders:<id>        stream   the leader's orders to one worker: stop, drain, go on
@@ -161,6 +162,10 @@ class Keys:
         return f"{self.prefix}:services"
 
     @property
+    def payload_stores(self) -> str:
+        return f"{self.prefix}:payload-stores"
+
+    @property
     def pull_offers(self) -> str:
         return f"{self.prefix}:pull-offers"
 
@@ -211,5 +216,5 @@ class Keys:
         streams = [self.nudges, self.quarantine, self.logs, self.spoken, self.changes]
         if generation:
             streams += [self.events(generation), *(self.queue(generation, queue) for queue in queues)]
-        others = {self.workers: "set", self.services: "hash"}
+        others = {self.workers: "set", self.services: "hash", self.payload_stores: "set"}
         return {**dict.fromkeys(strings, "string"), **dict.fromkeys(streams, "stream"), **others}

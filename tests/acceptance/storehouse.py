@@ -12,6 +12,7 @@ from typing import Any
 import storing
 
 from orchestrator.payloads import keeping
+from orchestrator.payloads.mark import MARK
 from orchestrator.scheduler.upkeep.collecting import PayloadCollection
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack, using
@@ -32,7 +33,7 @@ def storing_stack(database_url: str, redis_url: str, folder: Path, **settings: A
 
 
 def objects(stack: Stack) -> list[Path]:
-    return [path for path in Path(stack.settings.payload_store).rglob("*") if path.is_file()]
+    return [path for path in Path(stack.settings.payload_store).rglob("*") if path.is_file() and path.name != MARK]
 
 
 def collect(stack: Stack, **settings: Any) -> None:

@@ -33,16 +33,21 @@ def test_nothing_young_is_collected(stack: Stack) -> None:
     assert len(objects(stack)) == 1, handle
 
 
-def test_an_outage_of_the_store_costs_no_try(stack: Stack) -> None:
+@pytest.mark.parametrize("is_mount_point", [False, True])
+def test_an_outage_of_the_store_costs_no_try(stack: Stack, is_mount_point: bool) -> None:
     stack.scheduler()
     handle, asynchronous = storing.echo.enqueue(LARGE), storing.echo_async.enqueue(LARGE)
     root = Path(stack.settings.payload_store)
     away = root.with_name("away")
     root.rename(away)
+    if is_mount_point:
+        (root / stack.settings.namespace).mkdir(parents=True)
     worker = stack.worker(*WORKER)
     eventually(lambda: worker.logged("It is handed back, and tried again."), "it is handed back")
     tried = "SELECT 1 FROM orchestrator.tasks WHERE attempt > 1"
     eventually(lambda: len(stack.sql(tried)) == 2, "both are tried again")
+    if is_mount_point:
+        root.rename(root.with_name("bare"))
     away.rename(root)
     assert handle.result(60) == LARGE
     assert asynchronous.result(60) == LARGE

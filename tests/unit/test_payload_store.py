@@ -17,6 +17,7 @@ from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.errors import ConfigurationError, PayloadError, Unavailable
 from orchestrator.payloads.collector import Collector
 from orchestrator.payloads.keeping import PayloadStore
+from orchestrator.payloads.mark import MARK
 from orchestrator.payloads.objects import CHUNK, Damaged, Gone, Output, Reading
 from orchestrator.payloads.stores import Absent, Folder, Store, open_store
 from orchestrator.references import (
@@ -165,6 +166,48 @@ def test_a_folder_that_is_not_there_is_an_outage(tmp_path: Path) -> None:
         Folder(tmp_path / "file").create(reference.name)
     with pytest.raises(Absent):
         Folder(tmp_path).open(reference.name._replace(attempt=2))
+
+
+class Noted(set[str]):
+    """What stands in Redis, here."""
+
+    has = set.__contains__
+    note = set.add
+
+
+def test_a_mount_point_without_its_mount_is_an_outage(tmp_path: Path) -> None:
+    data, notes = b"\xc4\x20" + b"x" * 32, Noted()
+    mounted, bare = tmp_path / "store", tmp_path / "away"
+    payloads = PayloadStore(Folder(mounted, notes), 10, None)
+    reference = stored(payloads.result(data, TASK, None, 1))
+    mounted.rename(bare)
+    mounted.mkdir()
+    for one in (payloads, PayloadStore(Folder(mounted, notes), 10, None)):
+        with pytest.raises(Unavailable, match="not mounted"):
+            one.encoded(reference)
+        with pytest.raises(Unavailable, match="not mounted"):
+            one.result(data, TASK, None, 1)
+    with pytest.raises(Unavailable, match="not mounted"):
+        PayloadStore(Folder(mounted), 10, None).encoded(reference)
+    assert list(mounted.iterdir()) == []
+    mounted.rmdir()
+    bare.rename(mounted)
+    assert payloads.encoded(reference) == data
+    assert PayloadStore(Folder(tmp_path / "another", notes), 10, None).result(data, TASK, None, 1)
+
+
+def test_a_folder_of_a_release_before_is_marked_when_it_is_written_to(tmp_path: Path) -> None:
+    data, notes = b"\xc4\x20" + b"x" * 32, Noted()
+    reference = stored(PayloadStore(Folder(tmp_path), 10, None).result(data, TASK, None, 1))
+    (tmp_path / MARK).unlink()
+    payloads = PayloadStore(Folder(tmp_path, notes), 10, None)
+    assert payloads.encoded(reference) == data
+    payloads.store.delete([reference.name])
+    with pytest.raises(Gone):
+        payloads.encoded(reference)
+    payloads.result(data, TASK, None, 1)
+    assert (tmp_path / MARK).exists()
+    assert notes == {str(tmp_path)}
 
 
 def test_nothing_but_our_names_are_objects(tmp_path: Path) -> None:

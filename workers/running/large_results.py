@@ -20,9 +20,10 @@ from orchestrator.domain.sealed import changed
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import Succeeded
 from orchestrator.errors import PayloadError, Unavailable, WrongState
-from orchestrator.payloads.keeping import PayloadStore, read_encoded, store_of
+from orchestrator.payloads.keeping import PayloadStore, read_encoded
 from orchestrator.payloads.objects import Output
 from orchestrator.references import whole_reference
+from orchestrator.sdk.values.stores import store_of
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.workers.running.job import Job

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.errors import Unavailable
 from orchestrator.payloads.collector import Collector
-from orchestrator.payloads.keeping import store_of
+from orchestrator.sdk.values.stores import store_of
 from orchestrator.settings import Settings
 from orchestrator.store import payloads
 from orchestrator.telemetry import first_line, get_logger

@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Engine, exc
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import OrchestratorError, SchemaError, Unavailable, Uncertain
-from orchestrator.payloads.keeping import store_of
 from orchestrator.sdk import acting
+from orchestrator.sdk.values.stores import store_of
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
 from orchestrator.store import audit, database, deadlines

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.payloads.keeping import store_of
 from orchestrator.sdk.ids import new_ids
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.sdk.values.sealing import left_task
+from orchestrator.sdk.values.stores import store_of
 from orchestrator.sealing import vault_of
 
 Call = tuple[Any, ...] | list[Any] | Mapping[str, Any]

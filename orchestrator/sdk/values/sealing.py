@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.payloads.keeping import PayloadStore, store_of
+from orchestrator.payloads.keeping import PayloadStore
+from orchestrator.sdk.values.stores import store_of
 from orchestrator.sealing import CALL, Vault, vault_of
 from orchestrator.settings import Settings
 
