@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -298,3 +299,85 @@ def test_json_has_no_nan() -> None:
     work = dataclasses.replace(execution("/bin/true"), input={"mean": float("nan")})
     with pytest.raises(PayloadError, match="task 'shop.resize' goes out as JSON.* found nan at `mean`"):
         outcome(work)
+
+
+def test_the_next_watcher_finds_it_whatever_its_folder_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = execution(*PYTHON, LISTENER)
+
+    async def first(executor: ProcessExecutor) -> str:
+        return await executor.submit(work)
+
+    async def second(executor: ProcessExecutor) -> Outcome:
+        assert not executor._spool(work).folder.exists()
+        found = executor._spool(work, known).folder
+        found.parent.rename(folder / "unmounted")
+        with pytest.raises(Unreachable, match="cannot be reached from here"):
+            await executor.watch(work, known, Heard())
+        (folder / "unmounted").rename(found.parent)
+        (found / "work" / "go").touch()
+        ended = await executor.watch(work, known, Heard())
+        await executor.release(work, known)
+        assert not found.exists()
+        return ended
+
+    known: str = tell(first)
+    (folder / "another").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder / "another"))
+    assert tell(second) == Finished(5)
+
+
+def test_a_folder_that_is_none_of_ours_is_not_believed(folder: Path) -> None:
+    async def story(executor: ProcessExecutor) -> None:
+        work = execution("/bin/true")
+        own = executor._spool(work).folder
+        assert executor._spool(work, f"host 1 1 {folder}/elsewhere/{work.name}").folder == own
+        assert executor._spool(work, f"host 1 1 {own}/../../x").folder == own
+        assert executor._spool(work, "host 1 1").folder == own
+
+    tell(story)
+
+
+def test_output_without_end_is_ended_while_it_comes(folder: Path) -> None:
+    found = outcome(execution("/bin/sh", "-c", "yes & yes"))
+    assert isinstance(found, Broken)
+    assert (found.kind, found.retryable) == ("OutputTooLarge", False)
+    assert output(execution("/bin/sh", "-c", "head -c 3000000 /dev/zero", output="none")) is None
+
+
+CHATTERER = """
+import os, sys, time
+print("first", file=sys.stderr, flush=True)
+for _ in range(600):
+    os.write(2, b"x" * 99_999 + b"\\n")
+while os.fstat(2).st_size > 1_000_000:
+    time.sleep(0.01)
+print("last", file=sys.stderr)
+print(5)
+"""
+
+
+def test_of_much_that_is_said_only_some_stays_on_the_disk(folder: Path) -> None:
+    work = execution(*PYTHON, CHATTERER)
+
+    async def story(executor: ProcessExecutor) -> list[str]:
+        heard = Heard()
+        assert await executor.watch(work, await executor.submit(work), heard) == Finished(5)
+        return heard.lines
+
+    lines = tell(story)
+    assert (lines[0], lines[-1]) == ("info: first", "info: last")
+    assert any("bytes of stderr were left out" in line for line in lines)
+
+
+def test_what_a_killed_worker_has_left_is_removed_after_a_day() -> None:
+    async def story(executor: ProcessExecutor) -> None:
+        old, young = execution("/bin/true"), execution("/bin/true")
+        for work in (old, young):
+            await executor.watch(work, await executor.submit(work), Heard())
+        os.utime(executor._spool(old).folder / "end", (time.time() - 90_000,) * 2)
+        executor._swept -= 4_000
+        await executor.submit(execution("/bin/true"))
+        assert not executor._spool(old).folder.exists()
+        assert executor._spool(young).folder.exists()
+
+    tell(story)

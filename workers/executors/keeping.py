@@ -126,7 +126,7 @@ def _spawn(spool: Spool, options: Process, program: str, environment: dict[str, 
         environment,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, str(spool.folder / "input"), os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(spool.folder / "stdout"), written, 0o600),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull if options.output == "none" else str(spool.stdout), written, 0o600),
             (os.POSIX_SPAWN_OPEN, 2, str(spool.folder / "stderr"), written, 0o600),
             (os.POSIX_SPAWN_DUP2, told, 3),
         ],

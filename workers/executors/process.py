@@ -15,6 +15,7 @@ import re
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
@@ -30,8 +31,8 @@ from orchestrator.domain.executors.strict_json import strict_json
 from orchestrator.domain.plain import MOST_LEVELS, is_too_deep
 from orchestrator.errors import GiveUp
 from orchestrator.workers.executors.keeping import begin, has_ended, keeper_of, no_room, told_of
-from orchestrator.workers.executors.protocol import Gone, Setup, Watcher
-from orchestrator.workers.executors.spool import Keeper, Spool, open_root
+from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable, Watcher
+from orchestrator.workers.executors.spool import Keeper, Spool, open_root, root_of, sweep
 from orchestrator.workers.executors.written import Written
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ _PATH = "/usr/local/bin:/usr/bin:/bin"
 _KILLED = 10.0
 """Seconds in which processes that were killed are gone."""
 _THREADS = 4
+_SWEEP_EVERY = 3_600.0
+"""Seconds after which it is seen again what others have left behind."""
 _MARGIN = 1_000
 """Bytes that JSON may have beyond the result that it holds."""
 
@@ -58,10 +61,15 @@ class ProcessExecutor:
         self._host = socket.gethostname()
         self._written = Written()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="process")
-        self._root = open_root(re.sub(r"\W", "-", setup.settings.namespace))
+        self._namespace = re.sub(r"\W", "-", setup.settings.namespace)
+        self._root = open_root(self._namespace)
+        self._swept = time.monotonic()
 
     async def submit(self, execution: Execution) -> str:
         """Start the command, unless that was done."""
+        if time.monotonic() - self._swept > _SWEEP_EVERY:
+            self._swept = time.monotonic()
+            await self._call(partial(sweep, self._root))
         spool = self._spool(execution)
         keeper = await self._call(spool.keeper)
         if keeper is None:
@@ -74,18 +82,25 @@ class ProcessExecutor:
             )
             await self._call(partial(spool.prepare, input, execution.specification))
             keeper = await begin(spool, options, program, _environment(execution, options, spool))
-        return f"{self._host} {keeper.pid} {keeper.started}"
+        return f"{self._host} {keeper.pid} {keeper.started or '-'} {spool.folder}"
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
         """Return how the command ended, once it has."""
         host = external_id.partition(" ")[0]
         if host != self._host:
             raise Gone(f"it was on the machine {host}, of which no worker is left")
-        spool, options = self._spool(execution), _options(execution)
+        spool, options = self._spool(execution, external_id), _options(execution)
         keeper = await self._call(spool.keeper)
         if keeper is None:
+            if (known := _keeper(external_id)) is not None and known.is_alive():
+                raise Unreachable(
+                    f"process {known.pid} keeps the command, and its folder {spool.folder} cannot be reached from here"
+                )
             raise Gone(f"there is nothing of it in {spool.folder}")
-        await self._follow(keeper, spool, watcher)
+        if await self._follow(keeper, spool, watcher):
+            keeper.signal_group(signal.SIGKILL)  # at once: it fills the disk
+            await has_ended(keeper, _KILLED)
+            return self._too_large()
         while spool.has_more() and (lines := await self._call(partial(spool.new_lines, is_last=True))):
             for line in lines:
                 watcher.log(line)
@@ -96,10 +111,10 @@ class ProcessExecutor:
 
     async def cancel(self, execution: Execution, external_id: str) -> None:
         """End all processes of the command: SIGTERM, and SIGKILL after its grace."""
-        spool = self._spool(execution)
+        spool = self._spool(execution, external_id)
         if not external_id and await self._call(spool.forbid):
             return  # a keeper that was started a moment ago finds that it is not wanted
-        keeper = await keeper_of(spool) if not external_id else await self._call(spool.keeper)
+        keeper = await keeper_of(spool) if not external_id else await self._call(spool.keeper) or _keeper(external_id)
         if keeper is None or not keeper.is_alive():
             return
         keeper.signal_group(signal.SIGTERM)
@@ -109,9 +124,9 @@ class ProcessExecutor:
         else:
             keeper.signal_group(signal.SIGKILL)  # those whom the command has left behind
 
-    async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
+    async def release(self, execution: Execution, external_id: str) -> None:
         """Remove the folder."""
-        await self._call(self._spool(execution).remove)
+        await self._call(self._spool(execution, external_id).remove)
 
     async def close(self) -> None:
         """Hear no more of commands."""
@@ -125,15 +140,20 @@ class ProcessExecutor:
         except OSError as error:
             raise no_room(error) from error
 
-    async def _follow(self, keeper: Keeper, spool: Spool, watcher: Watcher) -> None:
-        """Pass on what a command says, until it has ended."""
+    async def _follow(self, keeper: Keeper, spool: Spool, watcher: Watcher) -> bool:
+        """Pass on what a command says, until it has ended; say whether it has written too much before that."""
         ended, news = asyncio.Event(), asyncio.Event()
 
         def end() -> None:
             ended.set()
             news.set()
 
-        with told_of(keeper, end), self._written.telling(spool.stderr, news) as is_told:
+        with (
+            told_of(keeper, end),
+            self._written.telling(spool.stderr, news) as said_is_told,
+            self._written.telling(spool.stdout, news) as written_is_told,
+        ):
+            is_told = said_is_told and written_is_told
             news.set()  # what was said before somebody listened
             while not ended.is_set():
                 await news.wait()
@@ -141,11 +161,18 @@ class ProcessExecutor:
                     news.clear()
                 for line in await self._call(spool.new_lines) if spool.has_more() else ():
                     watcher.log(line, level="warning" if "error" in line.lower() else "info")
+                if left_out := await self._call(spool.cut) if spool.has_much() else 0:
+                    watcher.log(f"({left_out:,} bytes of stderr were left out: they came too fast)", level="warning")
+                if spool.has_written_more_than(self._largest) and not ended.is_set():
+                    return True
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ended.wait(), _PAUSE)
+        return False
 
-    def _spool(self, execution: Execution) -> Spool:
-        return Spool(self._root, execution.name)
+    def _spool(self, execution: Execution, external_id: str = "") -> Spool:
+        """Return the folder of an execution: where whoever has started it says that it is, whatever TMPDIR is here."""
+        _, _, folder = external_id.partition(" /")
+        return Spool(root_of(f"/{folder}", execution.name, self._namespace) or self._root, execution.name)
 
     def _program(self, program: str) -> str:
         """Return where a program is, if it may be run and is there."""
@@ -163,18 +190,13 @@ class ProcessExecutor:
     def _collect(self, options: Process, spool: Spool) -> tuple[list[str], Outcome]:
         """Return what the command has said on stdout for the log, and how it ended."""
         code = spool.exit_code()
+        if not code and spool.has_written_more_than(self._largest):
+            return [], self._too_large()
         if code is None:
             raise Gone("the process that kept it was killed, or its machine was started again")
         if code != 0:
             return [], _failure(options, spool, code)
         data = spool.output(self._largest)
-        if data is None:
-            return [], Broken(
-                "OutputTooLarge",
-                f"The command wrote more than {self._largest:,} bytes to stdout, and at most "
-                f"{self._largest - _MARGIN:,} are allowed (setting max_payload).",
-                retryable=False,
-            )
         said: list[bytes] = []
         if options.output == "text":
             return [], Finished(data.decode(errors="replace"))
@@ -183,6 +205,20 @@ class ProcessExecutor:
         if options.output == "last_line":
             *said, data = data.rstrip().split(b"\n")
         return [line.decode(errors="replace") for line in said], _read(data)
+
+    def _too_large(self) -> Broken:
+        return Broken(
+            "OutputTooLarge",
+            f"The command wrote more than {self._largest:,} bytes to stdout, and at most "
+            f"{self._largest - _MARGIN:,} are allowed (setting max_payload).",
+            retryable=False,
+        )
+
+
+def _keeper(external_id: str) -> Keeper | None:
+    """Return who kept a command, as whoever has started it says."""
+    _, pid, started, *_ = [*external_id.split(" "), "", ""]
+    return Keeper(int(pid), started) if pid.isdigit() and int(pid) else None
 
 
 def _read(data: bytes) -> Outcome:

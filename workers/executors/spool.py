@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from orchestrator.errors import ConfigurationError
 
-_OLD = 7 * 86_400
+_OLD = 86_400
 """Seconds after which what nobody has cleared away is: whoever watched it died with the machine's other workers."""
 
 
@@ -50,6 +50,7 @@ class Spool:
     def __init__(self, root: Path, name: str) -> None:
         self.folder = root / name
         self.stderr = self.folder / "stderr"
+        self.stdout = self.folder / "stdout"
         self._told: int | None = None
 
     def prepare(self, input: bytes, specification: bytes) -> None:
@@ -63,7 +64,7 @@ class Spool:
             path = self.folder / f".{name}"
             path.write_bytes(data)
             path.replace(self.folder / name)
-        for path in (self.stderr, self.folder / "stdout"):
+        for path in (self.stderr, self.stdout):
             path.touch(0o600)
 
     def keeper(self) -> Keeper | None:
@@ -95,11 +96,27 @@ class Spool:
 
     def has_more(self) -> bool:
         """Say whether there is something in stderr that nobody has been told."""
-        try:
-            size = self.stderr.stat().st_size
-        except FileNotFoundError:
-            return False
+        size = _size(self.stderr)
+        if size and size < self._how_far():
+            self._told = 0  # it was cut meanwhile
         return size > (self._how_far() if size else 0)
+
+    def has_much(self) -> bool:
+        """Say whether stderr takes so much of the disk that it is to be cut."""
+        return _size(self.stderr) > _MOST_SAID
+
+    def cut(self) -> int:
+        """Empty stderr; return how many bytes of it nobody has been told, nor will be."""
+        left_out = _size(self.stderr) - self._how_far()
+        with contextlib.suppress(FileNotFoundError):
+            os.truncate(self.stderr, 0)  # who writes there appends
+            self._told = 0
+            (self.folder / "told").write_text("0")
+        return max(0, left_out)
+
+    def has_written_more_than(self, limit: int) -> bool:
+        """Say whether there are more bytes in stdout."""
+        return _size(self.stdout) > limit
 
     def new_lines(self, *, is_last: bool = False) -> list[str]:
         """Return the lines of stderr that nobody has been told, and remember that they are."""
@@ -127,11 +144,10 @@ class Spool:
                 self._told = 0
         return self._told
 
-    def output(self, limit: int) -> bytes | None:
-        """Return what the command has written to stdout; None if that is more than `limit` bytes."""
-        with (self.folder / "stdout").open("rb") as file:
-            data = file.read(limit + 1)
-        return data if len(data) <= limit else None
+    def output(self, limit: int) -> bytes:
+        """Return what the command has written to stdout, up to `limit` bytes."""
+        with self.stdout.open("rb") as file:
+            return file.read(limit)
 
     def last_words(self, size: int = 4_000) -> str:
         """Return the end of stderr."""
@@ -146,30 +162,59 @@ class Spool:
 
 
 _CHUNK = 64_000
+_MOST_SAID = 16_000_000
+"""Bytes of stderr that stand on the disk."""
 _NOBODY = "0 (nobody) X\n"
 """What stands where a keeper would, of a command that is not to be begun."""
 
 
 def open_root(namespace: str) -> Path:
     """Return the folder of all executions of this machine and user; nobody else may have made it."""
-    root = Path(tempfile.gettempdir()) / f"orchestrator-executions-{os.getuid()}-{namespace}"
+    root = Path(tempfile.gettempdir()) / _root_name(namespace)
     root.mkdir(mode=0o700, exist_ok=True)
-    found = root.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if not _is_own(root):
         raise ConfigurationError(
             f"{root}: expected a folder of user {os.getuid()} that nobody else may write to. Remove it, or set TMPDIR "
             f"to a folder of your own."
         )
-    _sweep(root)
+    sweep(root)
     return root
 
 
-def _sweep(root: Path) -> None:
+def root_of(folder: str, name: str, namespace: str) -> Path | None:
+    """Return the root of an execution's folder as another worker of this user has told it; None if it is no such."""
+    path = Path(folder)
+    if path.name != name or path.parent.name != _root_name(namespace) or ".." in path.parts:
+        return None
+    try:
+        return path.parent if _is_own(path.parent) else None
+    except OSError:
+        return path.parent  # it cannot be reached, and holds nothing
+
+
+def _root_name(namespace: str) -> str:
+    return f"orchestrator-executions-{os.getuid()}-{namespace}"
+
+
+def _is_own(root: Path) -> bool:
+    found = root.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def sweep(root: Path) -> None:
+    """Clear away what has ended long ago, and nobody has cleared away: its watcher was killed then."""
     for folder in root.iterdir():
         with contextlib.suppress(OSError):
             end = folder / "end"
             if end.exists() and time.time() - end.stat().st_mtime > _OLD:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
 
 
 def _stat(pid: int) -> str | None:
