@@ -44,6 +44,10 @@ def _failed(_: Api, reach: Reach, __: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"within": reach.queues}
 
 
+def _flow_runs(_: Api, reach: Reach, __: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"within": reach.workflows}
+
+
 def _whole_ids(_: Reach, __: Any) -> int:
     """Show ids as a whole: how much of them is enough would say what other ids there are."""
     return _WHOLE_ID
@@ -79,6 +83,7 @@ NARROWED: Mapping[tuple[str, str], Narrow] = {
     ("insights", "search"): _search,
     ("insights", "ids_begin_with"): _ids,
     ("tasks", "preview_retry"): _failed,
+    ("flows", "runs"): _flow_runs,
 }
 KEPT: Mapping[tuple[str, str], Keep] = {
     ("insights", "list_queues"): _queues,
@@ -89,6 +94,7 @@ KEPT: Mapping[tuple[str, str], Keep] = {
     ("insights", "runs_under"): _of_workflows,
     ("workflows", "names"): _workflow_names,
     ("workflows", "list_latest"): _named_workflows,
+    ("flows", "names"): _named_workflows,
     ("schedules", "list_all"): _of_workflows,
     ("schedules", "list_backfills"): _of_workflows,
     ("queues", "named"): _queue_names,

@@ -174,7 +174,7 @@ _ABOUT: Mapping[tuple[str, str], Check] = {
     **dict.fromkeys([("workflows", name) for name in ("delete", "latest", "read", "start")], _named_workflow),
     **dict.fromkeys([("flows", name) for name in ("latest", "read", "start")], _named_workflow),
     ("flows", "publish"): _flow,
-    **dict.fromkeys([("flows", name) for name in ("signal", "decide", "show", "node_runs")], _run),
+    **dict.fromkeys([("flows", name) for name in ("signal", "decide", "show", "shared", "visited", "node_runs")], _run),
     **dict.fromkeys([("queues", name) for name in ("pause", "limit", "retain", "purge")], _named_queue),
     **dict.fromkeys([("queues", name) for name in ("open_tasks", "delayed")], _named_queue),
     ("schedules", "set"): _workflow,

@@ -12,6 +12,7 @@ from orchestrator.domain import zoned
 from orchestrator.domain.redaction import Redaction
 from orchestrator.sdk.values.shown import call_of, stored_value
 from orchestrator.sealing import is_sealed
+from orchestrator.store.flow.reads import FlowRunView, NodeRunView
 from orchestrator.store.insights import CodeView, RunDetail, TaskDetail
 from orchestrator.store.schedules.definitions import StoredSchedule
 
@@ -19,11 +20,17 @@ from orchestrator.store.schedules.definitions import StoredSchedule
 def hide(api: Api, found: Any) -> Any:
     """Return what was found without what the settings, or a task's options, say is not to be shown."""
     if isinstance(found, list):
-        return [hide(api, one) for one in found] if api.redaction else found
+        return [hide(api, one) for one in found]
     if isinstance(found, TaskDetail):
         hidden = api.redaction_of(found.options)
         payload, result = _call(hidden, found.payload), _value(hidden, found.result)
         return dataclasses.replace(found, payload=payload, result=result) if hidden else found
+    if isinstance(found, FlowRunView):
+        hidden = api.redaction_of({"redact": found.redact})
+        return found._replace(params=hidden.shown(found.params), shared=hidden.shown(found.shared))
+    if isinstance(found, NodeRunView):
+        hidden = api.redaction_of({"redact": found.redact})
+        return found._replace(input=hidden.shown(found.input), output=hidden.shown(found.output))
     if not api.redaction:
         return found
     if isinstance(found, RunDetail):

@@ -7,8 +7,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -56,6 +58,19 @@ DAG = {
     },
 }
 
+GRAPH = {
+    "start": "enter",
+    "nodes": {
+        "enter": {
+            "exec_type": "local_func",
+            "func": "project.login",
+            "params": {"user": "eve"},
+            "prep": {"input_map": {"password": "$params.password", "token": "$params.token"}},
+            "post": {"output_key": "entered"},
+        }
+    },
+}
+
 
 @pytest.fixture(scope="module")
 def stack(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
@@ -96,9 +111,12 @@ def ids(stack: Stack, http: httpx.Client) -> dict[str, str]:
     signup = application.workflow(name="project.signup")(namespace["signup"].function)
     code = signup.start("bob", password=SECRET)
     assert code.result(timeout=30)["password"] == SECRET
+    application.flows.publish("graph", GRAPH)
+    graph = application.flows["graph"].start(password=SECRET, token=TOKEN[::-1])
+    assert graph.result(timeout=30)["entered"]["password"] == SECRET
     eventually(lambda: http.get(f"/runs/{run}").json()["run"]["status"] == "success", "the run has ended")
     application.close()
-    return {"done": done.id, "failed": failed.id, "run": run, "code": code.id}
+    return {"done": done.id, "failed": failed.id, "run": run, "code": code.id, "graph": graph.id}
 
 
 def hides(text: str, where: str) -> None:
@@ -126,9 +144,13 @@ def test_every_page_of_the_api_hides_them(http: httpx.Client, ids: dict[str, str
             continue
         places: dict[Subject, list[dict[str, Any]]] = {
             TASK: [{"id": ids["done"]}, {"id": ids["failed"]}],
-            RUN: [{"id": ids["run"], "name": "enter"}, {"id": ids["code"], "name": "x"}],
+            RUN: [
+                {"id": ids["run"], "name": "enter"},
+                {"id": ids["code"], "name": "x"},
+                {"id": ids["graph"], "name": "x"},
+            ],
             QUEUE: [{"name": "default"}],
-            WORKFLOW: [{"name": "onboarding", "workflow": "onboarding"}],
+            WORKFLOW: [{"name": "onboarding", "workflow": "onboarding"}, {"name": "graph"}],
             BACKFILL: [{"number": 1}],
         }
         for place in places.get(endpoint.about, [{}]):
@@ -169,6 +191,10 @@ def test_every_page_of_the_api_hides_them(http: httpx.Client, ids: dict[str, str
         "workers --json",
         "audit --json",
         "quarantine list",
+        "flows show {graph}",
+        "flows show {graph} --json",
+        "flows runs --json",
+        "flows watch {graph}",
     ],
 )
 def test_every_command_hides_them(stack: Stack, ids: dict[str, str], words: str) -> None:
@@ -184,6 +210,18 @@ def test_every_command_hides_them(stack: Stack, ids: dict[str, str], words: str)
     hides(done.stdout + done.stderr, words)
     if " show " in words:
         assert "•••" in done.stdout
+
+
+def test_a_client_over_http_is_shown_no_secrets_and_a_program_has_its_results(
+    stack: Stack, ids: dict[str, str]
+) -> None:
+    with contextlib.closing(Orchestrator(replace(stack.settings, api_url=stack.api(), redact=""))) as application:
+        backend = application._client.backend.flows
+        graph = UUID(ids["graph"])
+        told = str((backend.show(graph.bytes), backend.runs(), backend.node_runs(graph.bytes)))
+        hides(told, "the client")
+        assert TOKEN[::-1] not in told, "which the task itself says is secret"
+        assert application.flows.run(graph).shared()["entered"]["password"] == SECRET
 
 
 def test_a_call_by_name_says_itself_what_is_secret(http: httpx.Client) -> None:

@@ -125,7 +125,7 @@ def is_a_list(call: Endpoint) -> bool:
 LISTS = [call for call in CALLS if is_a_list(call)]
 MINE = {"wanted": {}, "text": "mail-flow", "kind": "run", "digits": "0", "most": 10, "limit": 10}
 """Asks for what both have."""
-EMPTY = {"open_runs", "count_open_others", "list_code_workflows", "runs_under", "enough_of_ids"}
+EMPTY = {"open_runs", "count_open_others", "list_code_workflows", "runs_under", "enough_of_ids", "runs"}
 """Of which there is none here."""
 
 
@@ -145,6 +145,15 @@ def test_lists_have_what_the_key_is_for_and_nothing_beside(house: House, call: E
         assert beside not in bound
     if "search" not in call.path:
         assert "bank" in whole or str(house.runs["bank"]) in whole, whole
+
+
+def test_a_key_lists_the_runs_of_its_own_flows(house: House) -> None:
+    whole = house.make_key(None, None)
+    for name in ("mail-graph", "bank-graph"):
+        assert house.send("POST", f"/api/v1/flows/{name}/runs", whole, json={}).status_code == 201
+    call = {"workflow": None, "state": None, "limit": 10}
+    answer = house.send("POST", "/api/v1/client/flows/runs", content=msgspec.json.encode(call))
+    assert [one[1] for one in answer.json()["result"]] == ["mail-graph"]
 
 
 def test_ids_are_shown_as_a_whole_to_who_may_not_know_the_others(house: House) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator import Workflow
 from orchestrator.errors import InvalidWorkflow, NotFound, RunFailed, WrongState
+from orchestrator.store.limits import queues
 from tests.integration.flow_stage import EVERY_KIND, Stage
 from tests.integration.stage import System
 
@@ -215,6 +216,7 @@ def test_a_loop_ends_at_its_limit_and_its_row_stays_small(stage: Stage) -> None:
     (row,) = stage.system.sql("SELECT octet_length(state) AS size FROM orchestrator.runs")
     assert row["size"] < 500
     assert stage.system.count("node_runs") == 10_000
+    assert stage.system.app._client.backend.flows.visited(_raw(run.id)) == ["a"]
 
 
 def test_versions_never_change_and_a_run_keeps_its_own(stage: Stage) -> None:
@@ -271,6 +273,13 @@ def test_tasks_keep_their_own_limits_retries_and_queue(stage: Stage) -> None:
     stage.system.pass_seconds()
     rows = stage.system.sql("SELECT queue, lane, options->'retry'->>'max' AS retries, step FROM orchestrator.tasks")
     assert [tuple(row.values()) for row in rows] == [("slow", "limited|", "4", "flow:f")] * 3
+    app.flows.publish("once", {"start": "f", "nodes": {"f": {**node, "max_retries": 0, "queue": "reports"}}})
+    app.flows["once"].start(list=[1])
+    stage.system.pass_seconds()
+    (row,) = stage.system.sql("SELECT options FROM orchestrator.tasks WHERE queue = 'reports'")
+    assert (row["options"].get("retry") or {}).get("max", 0) == 0
+    with stage.system.engine.connect() as connection:
+        assert {"slow", "reports"} <= queues.of_workflows(connection)
 
 
 def test_the_same_key_starts_one_run(stage: Stage) -> None:

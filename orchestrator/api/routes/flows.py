@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
+from orchestrator.api.client_views import hide
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import refused
@@ -236,10 +237,10 @@ def reject_flow(api: Api, id: UUID, body: Decision) -> Asked:
 def node_runs(api: Api, run: UUID, after: int = 0, limit: int = LARGEST_PAGE) -> list[NodeRunView]:
     """Return visits to nodes, without what is not to be shown."""
     found = api.backend.flows.node_runs(run.bytes, after, limit)
-    shown = api.redaction.shown
-    return [view._replace(input=shown(view.input), output=shown(view.output)) for view in found]
+    return [hide(api, view) for view in found]
 
 
 def hidden(api: Api, view: FlowRunView) -> FlowRunView:
     """Return a run without what is not to be shown."""
-    return view._replace(params=api.redaction.shown(view.params), shared=api.redaction.shown(view.shared))
+    shown: FlowRunView = hide(api, view)
+    return shown

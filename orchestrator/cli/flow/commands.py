@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import click
 
 from orchestrator.cli.flow.drawing import draw
 from orchestrator.cli.runs.ids import RUN, run_argument
-from orchestrator.cli.terminal.data import parse_value
+from orchestrator.cli.terminal.data import hidden, parse_value
 from orchestrator.cli.terminal.options import app_option, json_option
 from orchestrator.cli.terminal.output import console, counted, echo, print_fields, print_json, print_table, state
 from orchestrator.cli.terminal.reading import looking
@@ -28,7 +29,7 @@ from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.flow import reading
 from orchestrator.settings import load_settings
-from orchestrator.store.flow.reads import FlowRunView, waiting_for
+from orchestrator.store.flow.reads import FlowRunView, NodeRunView, waiting_for
 from orchestrator.workers.functions.loading import load_app
 
 _LOOK_AGAIN = 0.5
@@ -193,7 +194,8 @@ def show(what: str, as_json: bool) -> None:
       orchestrator flows show 0199b2f4
     """
     with looking() as calls:
-        if any(one.name == what for one in calls.flows.names()):
+        names = [one.name for one in calls.flows.names()]
+        if what in names:
             stored = calls.flows.latest(what)
             if as_json:
                 print_json({"name": stored.name, "version": stored.version, "definition": stored.flow})
@@ -201,16 +203,33 @@ def show(what: str, as_json: bool) -> None:
                 echo(f"{stored.name}, version {stored.version}")
                 console().print(draw(stored.flow))
             return
-        run = RUN.convert(what, None, None)
-        view = calls.flows.show(run.bytes)
-        visits = calls.flows.node_runs(run.bytes)
+        try:
+            run = RUN.convert(what, None, None)
+        except NotFound as error:
+            raise NotFound(f"There is no flow {what!r}.{did_you_mean(what, names)} {error}") from None
+        view = _shown(calls.flows.show(run.bytes))
         if as_json:
-            print_json({"run": view._asdict(), "nodes": [visit._asdict() for visit in visits]})
+            print_json({"run": view._asdict(), "nodes": [visit._asdict() for visit in _visits(calls, run)]})
             return
-        _print_run(calls, view, {visit.node for visit in visits if visit.status == "success"})
+        _print_run(calls, view, calls.flows.visited(run.bytes))
 
 
-def _print_run(calls: Calls, view: FlowRunView, visited: set[str]) -> None:
+def _shown(view: FlowRunView) -> FlowRunView:
+    """Return a run without what nobody is shown."""
+    secret = hidden({"redact": view.redact})
+    return view._replace(params=secret.shown(view.params), shared=secret.shown(view.shared))
+
+
+def _visits(calls: Calls, run: UUID, after: int = 0) -> Iterator[NodeRunView]:
+    """Yield the visits of a run to nodes behind one, page by page, without what nobody is shown."""
+    while page := calls.flows.node_runs(run.bytes, after):
+        secret = hidden({"redact": page[0].redact})
+        for visit in page:
+            yield visit._replace(input=secret.shown(visit.input), output=secret.shown(visit.output))
+        after = page[-1].number
+
+
+def _print_run(calls: Calls, view: FlowRunView, visited: Collection[str]) -> None:
     now = present()
     fields: dict[str, Any] = {
         "Run": str(view.id),
@@ -253,7 +272,7 @@ def _follow(run: UUID) -> int:
     with looking() as calls:
         while True:
             view = calls.flows.show(run.bytes)
-            for visit in calls.flows.node_runs(run.bytes, after):
+            for visit in _visits(calls, run, after):
                 after = visit.number
                 branch = "" if visit.branch is None else f" [{visit.branch}]"
                 error = f": {visit.error}" if visit.error else ""
@@ -337,7 +356,7 @@ def runs(flow: str | None, status: str | None, limit: int, as_json: bool) -> Non
       orchestrator flows runs order --status running
     """
     with looking() as calls:
-        found = calls.flows.runs(flow, status, limit)
+        found = [_shown(view) for view in calls.flows.runs(flow, status, limit)]
     if as_json:
         print_json({"runs": [view._asdict() for view in found]})
         return

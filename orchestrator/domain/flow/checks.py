@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 
 from orchestrator.domain.flow import expression
-from orchestrator.domain.flow.definition import Exec, Flow, Kind, Node, Post, Prep, Script
+from orchestrator.domain.flow.definition import MOST_MS, Exec, Flow, Kind, Node, Post, Prep, Script
 from orchestrator.domain.flow.paths import parse
 from orchestrator.domain.flow.ways import Flaw, Place, of_edges, shown, unknown_keys
 from orchestrator.errors import ExpressionError, InvalidWorkflow, did_you_mean
@@ -103,6 +103,8 @@ def _types(node: dict[str, Any], place: Place) -> Iterator[Flaw]:
         else:
             if isinstance(value, int) and not isinstance(value, bool) and key != "priority" and value < 0:
                 yield Flaw((*place, key), f"{key} is not negative; found {value}.")
+            elif isinstance(value, int) and key.endswith("_ms") and value > MOST_MS:
+                yield Flaw((*place, key), f"{key} is at most {MOST_MS:,}, a hundred years; found {value:,}.")
     for name, keys in _STRUCTS.items():
         part = node.get(name)
         if part is None:
@@ -115,6 +117,12 @@ def _types(node: dict[str, Any], place: Place) -> Iterator[Flaw]:
                 msgspec.convert({key: value for key, value in part.items() if value is not None}, _PARTS[name])
             except msgspec.ValidationError as error:
                 yield Flaw((*place, name), f"{name}: {_said(error)}.")
+            else:
+                if part.get("timeout_ms") and not 0 <= part["timeout_ms"] <= MOST_MS:
+                    at = (*place, name, "timeout_ms")
+                    yield Flaw(
+                        at, f"timeout_ms is from 0 to {MOST_MS:,}, a hundred years; found {part['timeout_ms']:,}."
+                    )
 
 
 _WORDS = ("parallel_mode", "failure_strategy")
@@ -309,8 +317,10 @@ def _milliseconds(params: dict[str, Any], name: str, place: Place) -> Iterator[F
     value = params.get(name)
     if expression.is_path(value):
         yield from _path(value, (*place, "params", name))
-    elif value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
+    elif value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
         yield Flaw((*place, "params", name), f"params.{name} is a number of milliseconds; found {shown(value)}.")
+    elif value is not None and value > MOST_MS:
+        yield Flaw((*place, "params", name), f"params.{name} is at most {MOST_MS:,}, a hundred years; found {value:,}.")
 
 
 _OF_KIND: dict[str, Callable[[dict[str, Any], dict[str, Any], Known, Place, int], Iterator[Flaw]]] = {
@@ -373,7 +383,7 @@ def definition(plain: dict[str, Any]) -> Flow:
 
 
 def _said(error: Exception) -> str:
-    return str(error).split(" - at")[0].lower().rstrip(".").replace("`", "")
+    return str(error).split(" - at")[0].lower().rstrip(".").replace("`", "").replace(" | null", "")
 
 
 __all__ = ["Flaw", "Known", "definition", "flaws", "normal"]

@@ -26,6 +26,9 @@ TIMEOUT = "timeout"
 MOST_STEPS = 100_000
 """Nodes that a run visits at most, unless its flow says otherwise."""
 
+MOST_MS = 100 * 366 * 86_400_000
+"""Milliseconds that anything may take or wait: a hundred years, which every timestamp can hold."""
+
 
 class _Data(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What all parts of a flow share: compact JSON, and back."""
@@ -111,8 +114,8 @@ class Node(_Data, frozen=True, kw_only=True):
     default_action: str = ""
     choice_key: str = ""
     choice_cases: tuple[ChoiceCase, ...] = ()
-    max_retries: int = 0
-    """Tries after the first: 3 means up to four."""
+    max_retries: int | None = None
+    """Tries after the first: 3 means up to four, 0 one; if it is not said, as its task says."""
     wait_ms: int = 0
     """Between two tries."""
     max_attempts: int = 0

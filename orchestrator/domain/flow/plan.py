@@ -257,7 +257,7 @@ class Planner:
         """End the present node badly: an edge catches that, or it ends the flow that it stands in."""
         place = self._place()
         key, edges = place.frame.node, place.graph.edges
-        is_tried_again = place.node.kind == "subflow" and place.frame.attempt <= place.node.max_retries
+        is_tried_again = place.node.kind == "subflow" and place.frame.attempt <= (place.node.max_retries or 0)
         caught = not is_tried_again and (edges.catches(key, ERROR) or edges.catches(key, DEFAULT))
         self._record(place, "failed", given, output, ERROR if caught else "", error)
         if is_tried_again:

@@ -72,7 +72,7 @@ def new_task(run: FlowRun, flow: Flow, call: Call, max_payload: int) -> NewTask:
 def _options(call: Call, registered: Registered) -> TaskOptions:
     """Return the options of a task: what its node says goes before what the task says of itself."""
     node, options = call.node, msgspec.convert(registered.options, TaskOptions)
-    if node.max_retries:
+    if node.max_retries is not None:
         retry = RetryPolicy(max=node.max_retries, backoff="listed", intervals=(node.wait_ms / 1000,), jitter=0.0)
         options = msgspec.structs.replace(options, retry=retry)
     if node.timeout_ms:

@@ -203,9 +203,21 @@ class FlowBackend:
             raise NotFound(f"No run of a flow has the id {to_text(run)}.")
         return _shown(found)
 
-    def runs(self, workflow: str | None = None, state: str | None = None, limit: int = 50) -> list[FlowRunView]:
+    def shared(self, run: bytes) -> Any:
+        """Return the shared state of a run, for a program."""
+        return self.show(run).shared
+
+    def visited(self, run: bytes) -> list[str]:
+        """Return the nodes that a run has visited with success, each once."""
+        with self._connections.reading() as connection:
+            return reads.visited(connection, run)
+
+    def runs(
+        self, workflow: str | None = None, state: str | None = None, limit: int = 50, within: str = ""
+    ) -> list[FlowRunView]:
         """Return the newest runs of flows."""
-        return self.list_page(FlowRunFilter(workflow, None, None if state is None else (state,)), limit=limit)
+        states = None if state is None else (state,)
+        return self.list_page(FlowRunFilter(workflow, None, states, within=within), limit=limit)
 
     def list_page(self, wanted: FlowRunFilter, *, limit: int, offset: int = 0) -> list[FlowRunView]:
         """Return a page of the runs that match, newest first."""
@@ -216,10 +228,10 @@ class FlowBackend:
 
     def node_runs(self, run: bytes, after: int = 0, limit: int = 1_000) -> list[NodeRunView]:
         """Return the visits of a run to nodes, in order."""
-        self.show(run)
+        redact = self.show(run).redact
         with self._connections.reading() as connection:
             found = reads.node_runs(connection, run, after=after, limit=min(limit, 1_000))
-        return [view._replace(input=as_json(view.input), output=as_json(view.output)) for view in found]
+        return [view._replace(input=as_json(view.input), output=as_json(view.output), redact=redact) for view in found]
 
 
 def _shown(view: FlowRunView) -> FlowRunView:

@@ -58,6 +58,14 @@ class FlowCalls(Protocol):
         """Return where a run of a flow stands."""
 
     @call()
+    def shared(self, run: Id) -> Any:
+        """Return the shared state of a run, for a program: whole, where people are not shown what is secret."""
+
+    @call()
+    def visited(self, run: Id) -> list[str]:
+        """Return the nodes that a run has visited with success, each once."""
+
+    @call()
     def runs(self, workflow: str | None = None, state: str | None = None, limit: int = 50) -> list[FlowRunView]:
         """Return the newest runs of flows."""
 

@@ -28,16 +28,15 @@ class FlowHandle(RunHandle[Any]):
 
     def _shared_at_end(self, timeout: float | None = None) -> Steps[dict[str, Any]]:
         state = yield from self._wait_ended(timeout)
-        view = self._client.backend.flows.show(self._id)
         if state != "success":
+            view = self._client.backend.flows.show(self._id)
             reason = f": {view.reason}" if view.reason else ""
             raise RunFailed(f"{self!r} ended as {state}{reason} See `orchestrator flows show {self.id}`.")
-        shared: dict[str, Any] = view.shared
-        return shared
+        return self.shared()
 
     def shared(self) -> dict[str, Any]:
         """Return the shared state as it is now."""
-        shared: dict[str, Any] = self._client.backend.flows.show(self._id).shared
+        shared: dict[str, Any] = self._client.backend.flows.shared(self._id)
         return shared
 
     def cursor(self) -> str:

@@ -53,6 +53,17 @@ def latest(connection: Connection, name: str) -> StoredFlow | None:
     return _stored(row) if row else None
 
 
+_EACH_LATEST = Statement[Row](f"""
+SELECT /* flows.each_latest */ DISTINCT ON (name) {_COLUMNS} FROM orchestrator.flows
+ WHERE version > 0 AND published AND deleted_at IS NULL ORDER BY name, version DESC
+""")
+
+
+def list_latest(connection: Connection) -> list[StoredFlow]:
+    """Return the newest published version of every flow."""
+    return [_stored(row) for row in _EACH_LATEST(connection)]
+
+
 _ONE = Statement[Row](f"""
 SELECT /* flows.one */ {_COLUMNS} FROM orchestrator.flows
  WHERE name = %(name)s AND version = %(version)s AND version > 0

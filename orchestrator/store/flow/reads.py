@@ -50,10 +50,15 @@ class FlowRunView(NamedTuple):
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    redact: tuple[str, ...] = ()
+    """What the application's tasks that it runs do not want shown."""
 
 
-_COLUMNS = """r.id, r.workflow, r.version, r.status, r.cancelling, r.params::text AS params, r.state, r.reason, r.key,
-       r.created_at, r.started_at, r.ended_at"""
+_REDACT = "$.functions.*.options.redact[*]"
+_COLUMNS = f"""r.id, r.workflow, r.version, r.status, r.cancelling, r.params::text AS params, r.state, r.reason, r.key,
+       r.created_at, r.started_at, r.ended_at,
+       (SELECT jsonb_path_query_array(f.definition, '{_REDACT}') FROM orchestrator.flows f
+         WHERE f.name = r.workflow AND f.version = r.version) AS redact"""
 _ONE = Statement[Row](f"""
 SELECT /* flow_reads.one */ {_COLUMNS} FROM orchestrator.runs r WHERE r.id = %(id)s::uuid AND r.flow
 """)
@@ -139,6 +144,7 @@ def _view(row: Row) -> FlowRunView:
         created_at=row.created_at,
         started_at=row.started_at,
         ended_at=row.ended_at,
+        redact=tuple(row.redact or ()),
     )
 
 
@@ -161,6 +167,8 @@ class NodeRunView(NamedTuple):
     task: UUID | None
     started_at: datetime | None
     ended_at: datetime
+    redact: tuple[str, ...] = ()
+    """What the application's tasks that the flow runs do not want shown."""
 
 
 _VISITS = Statement[Row]("""
@@ -183,9 +191,10 @@ def node_runs(connection: Connection, run: bytes, *, after: int = 0, limit: int 
     """Return the visits of a run to nodes, in order, with each attempt of each of their tasks."""
     visits = _VISITS(connection, run=run, after=after, limit=limit)
     ids: list[bytes] = []
-    for visit in visits:
+    for place, visit in enumerate(visits, 1):
         ids += _calls(run, visit)
         if len(ids) >= _MOST_CALLS:
+            visits = visits[:place]  # those behind it stand on the next page
             break
     tasks = {row.id: row for row in _TASKS(connection, ids=ids)} if ids else {}
     attempts: dict[UUID, list[Row]] = {}
@@ -193,6 +202,17 @@ def node_runs(connection: Connection, run: bytes, *, after: int = 0, limit: int 
         if row.outcome != "returned":
             attempts.setdefault(row.task_id, []).append(row)
     return [view for visit in visits for view in _views(run, visit, tasks, attempts)]
+
+
+_VISITED = Statement[str]("""
+SELECT /* flow_reads.visited */ DISTINCT node FROM orchestrator.node_runs
+ WHERE run_id = %(run)s::uuid AND status = 'success'
+""")
+
+
+def visited(connection: Connection, run: bytes) -> list[str]:
+    """Return the nodes that a run has visited with success, each once."""
+    return _VISITED(connection, run=run)
 
 
 def _calls(run: bytes, visit: Row) -> list[bytes]:

@@ -12,9 +12,11 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.dag.definition import named_queues
+from orchestrator.domain.flow.definition import named_queues as queues_of_flow
 from orchestrator.domain.limits.buckets import Rate, bucket_size
 from orchestrator.store import inbox
 from orchestrator.store.dag import workflows
+from orchestrator.store.flow import definitions as flows
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tables import DELAYED
@@ -63,9 +65,11 @@ _OF_CODE = Statement[str](
 
 
 def of_workflows(connection: Connection) -> set[str]:
-    """Return every queue that an applied workflow names, or the schedule of one that is code."""
+    """Return every queue that an applied workflow or a published flow names, or the schedule of one that is code."""
     of_code = set(_OF_CODE(connection))
-    return of_code.union(*(named_queues(stored.definition) for stored in workflows.list_latest(connection)))
+    of_flows = (queues_of_flow(stored.flow) for stored in flows.list_latest(connection))
+    of_dags = (named_queues(stored.definition) for stored in workflows.list_latest(connection))
+    return of_code.union(*of_dags, *of_flows)
 
 
 _PAUSE = Statement[None]("""

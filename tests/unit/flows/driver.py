@@ -94,11 +94,11 @@ class Driver:
 
     def _tried(self, call: commands.Call) -> Any:
         """Do what the queue does with the retries of a task."""
-        for attempt in range(call.node.max_retries + 1):
+        for attempt in range((call.node.max_retries or 0) + 1):
             try:
                 return self.service(call.exec.service or call.exec.func, call.input, call.params)
             except ValueError:
-                if attempt == call.node.max_retries:
+                if attempt == (call.node.max_retries or 0):
                     raise
         raise AssertionError
 

@@ -75,7 +75,7 @@ class Interpreter:
                 status = "failed"
                 if isinstance(error, TimedOut) and (key, "timeout") in edges:
                     action = "timeout"
-                elif node.kind == "subflow" and tried < node.max_retries:
+                elif node.kind == "subflow" and tried < (node.max_retries or 0):
                     tried += 1
                     self.visited.append((path + key, status))
                     continue
@@ -131,7 +131,7 @@ class Interpreter:
             return self._signal(node, shared)
         if node.kind == "executor":
             name, more = (own.service, own.params) if own is not None else (node.service, {})
-            return self._call(name, given, {**params, **more}, node.max_retries)
+            return self._call(name, given, {**params, **more}, node.max_retries or 0)
         if node.kind == "subflow":
             assert node.subflow is not None
             return self.run(node.subflow, params, given, path, node.subflow_execs)
@@ -163,7 +163,7 @@ class Interpreter:
         failed = False
         for one, item in calls:
             try:
-                value = self._call(one.service or node.service, item, {**params, **one.params}, node.max_retries)
+                value = self._call(one.service or node.service, item, {**params, **one.params}, node.max_retries or 0)
                 values.append(value)
                 if one.post.output_key:
                     shared[one.post.output_key] = value

@@ -45,6 +45,16 @@ FLAWS = [
     ),
     ("start: a\nnodes:\n  a: {kind: timer}", "a timer needs params.delay_ms"),
     ("start: a\nnodes:\n  a: {kind: timer, params: {delay_ms: soon}}", "is a number of milliseconds; found 'soon'"),
+    ("start: a\nnodes:\n  a: {kind: timer, params: {delay_ms: 1000000000000000000}}", "params.delay_ms is at most"),
+    (
+        "start: a\nnodes:\n  a: {kind: approval, params: {timeout_ms: 1000000000000000000}}",
+        "params.timeout_ms is at most",
+    ),
+    ("start: a\nnodes:\n  a: {service: s, timeout_ms: 1000000000000000000}", "'a': timeout_ms is at most"),
+    (
+        "start: a\nnodes:\n  a:\n    exec_type: local_script\n    script: {cmd: ls, timeout_ms: 1000000000000000000}",
+        "5: node 'a': timeout_ms is from 0 to",
+    ),
     ("start: a\nnodes:\n  a: {kind: wait_event}", "a wait_event needs params.signal_key"),
     ("start: a\nnodes:\n  a: {kind: foreach, service: s}", "a foreach needs prep.input_key"),
     ("start: a\nnodes:\n  a: {kind: subflow}", "a subflow needs `subflow`"),
