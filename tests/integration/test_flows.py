@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator import Workflow
 from orchestrator.errors import InvalidWorkflow, NotFound, RunFailed, WrongState
+from orchestrator.sdk.values.payload import decode_call
 from orchestrator.store.limits import queues
 from tests.integration.flow_stage import EVERY_KIND, Stage
 from tests.integration.stage import System
@@ -363,3 +364,20 @@ def test_a_retried_list_shows_each_item_under_its_own_number(stage: Stage) -> No
     assert sorted(name for name, _ in stage.calls) == ["flaky", "flaky", "sum"]
     visits = stage.system.app._client.backend.flows.node_runs(_raw(run.id))
     assert [visit.branch for visit in visits if visit.number == 2] == [1, None]
+
+
+def test_a_function_is_sent_what_it_takes_and_its_input(stage: Stage) -> None:
+    app = stage.system.app
+
+    @app.task(name="takes")
+    def takes(rate: int) -> int:
+        return rate
+
+    node = {"exec_type": "local_func", "func": "takes", "prep": {"input_key": "$params.val"}}
+    app.flows.publish("takes", {"start": "a", "nodes": {"a": node}})
+    app.flows["takes"].start(val=1, rate=2, all="x" * 1_000)
+    stage.system.pass_seconds()
+    ((_, given, _),) = [
+        decode_call(row["payload"]) for row in stage.system.sql("SELECT payload FROM orchestrator.tasks")
+    ]
+    assert given == {"rate": 2, "input": 1}

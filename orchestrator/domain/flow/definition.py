@@ -164,6 +164,8 @@ class Flow(_Data, frozen=True, kw_only=True):
     """Of that flow, which version."""
     functions: dict[str, Registered] = {}
     """What the application's tasks that it runs say of themselves, taken over when it is published."""
+    takes: dict[str, tuple[str, ...]] = {}
+    """What those have parameters for, so that they are given no more; one that is not here may take anything."""
 
     @property
     def most_steps(self) -> int:
@@ -178,7 +180,8 @@ def content_hash(flow: Flow) -> str:
 
 def body_of(flow: Flow) -> dict[str, Any]:
     """Return a flow as plain data, in the shape of a file: with lists, where `to_builtins` leaves tuples."""
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(flow, functions={})))
+    own = msgspec.structs.replace(flow, functions={}, takes={})
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(own))
     return plain
 
 

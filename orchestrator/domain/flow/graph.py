@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -87,9 +87,15 @@ def of_item(graph: Graph, key: str, node: Node, position: int) -> Exec:
     return graph.executor(key)
 
 
-def passed_on(node: Node, params: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters that the tasks of a node are given: each item of a list is, and the list of all is not."""
+def passed_on(node: Node, params: dict[str, Any], names: Collection[str] | None) -> dict[str, Any]:
+    """Return the parameters that the tasks of a node are given; `names` are those that a function takes, if known.
+
+    A function that does not take `params` is given what it names. Each item of a list is given, and the list of all is
+    not, unless it is named.
+    """
+    if names is not None and "params" not in names:
+        return {name: value for name, value in params.items() if name in names}
     path = parse(node.prep.input_key) if node.kind == "foreach" and node.prep.input_key else None
-    if path is None or path.root != "params" or not path.parts:
+    if path is None or path.root != "params" or not path.parts or (names and path.parts[0] in names):
         return params
     return {name: value for name, value in params.items() if name != path.parts[0] or name in node.params}

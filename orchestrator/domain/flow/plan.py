@@ -341,7 +341,11 @@ class Planner:
         """Create as many tasks as the node lets be open at once."""
         if calls.created == calls.total - len(calls.kept):
             return
-        node, params = place.node, passed_on(place.node, place.params)
+        node = place.node
+        common = place.graph.executor(place.frame.node)
+        is_one = common.exec_type == "local_func" and node.kind != "parallel" and not node.foreach_execs
+        names = self._graph.flow.takes.get(common.func or common.service) if is_one else None
+        params = passed_on(node, place.params, names)
         width = 1 if node.parallel_mode == "sequential" else min(node.max_parallel or AT_ONCE, MOST_AT_ONCE)
         if width > 1:
             width = min(width, max(1, DATA_AT_ONCE // (1 + self._size(params))))

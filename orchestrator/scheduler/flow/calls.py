@@ -51,6 +51,8 @@ def new_task(run: FlowRun, flow: Flow, call: Call, max_payload: int) -> NewTask:
     given = {"input": call.input, "params": call.params}
     if kind == LOCAL:  # a function may also name what it wants of them
         given = {**call.params, **(call.input if isinstance(call.input, dict) else {}), **given}
+        if (names := flow.takes.get(name)) is not None:  # the input is kept for people, too
+            given = {key: value for key, value in given.items() if key in names or key == "input"}
     try:
         payload = zoned.encode(((), given, context))
     except REFUSALS as error:

@@ -77,7 +77,8 @@ class Flows(Mapping[str, "StartableFlow"]):
         used = sorted(functions_of(flow) & tasks.keys())
         functions = {name: of_function(tasks[name]) for name in used}
         said = {name: function for name, function in functions.items() if function != Registered()}
-        return msgspec.structs.replace(flow, functions=said)
+        takes = {name: names for name in used if (names := tasks[name]._signature.takes) is not None}
+        return msgspec.structs.replace(flow, functions=said, takes=takes)
 
     def _find(self, name: str, version: int | None) -> tuple[int, dict[str, Any]] | None:
         flows = self._client.backend.flows

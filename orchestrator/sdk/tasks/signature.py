@@ -161,6 +161,13 @@ class Signature:
         bound = self._signature.bind(*arguments, **keywords)
         return bound.args, bound.kwargs
 
+    @property
+    def takes(self) -> tuple[str, ...] | None:
+        """Return what it has parameters for; None if it takes whatever it is given."""
+        if self._double_star is not None:
+            return None
+        return tuple(name for name in self._signature.parameters if name != self._star)
+
     def pick(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return those of the given values that the function has parameters for; `**kwargs` takes them all."""
         if self._double_star is not None:

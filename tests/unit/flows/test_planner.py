@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -326,3 +327,16 @@ def test_the_items_of_a_list_are_given_without_the_list_and_large_parameters_to_
     while large.step(random.Random(0)):
         pass
     assert large.end == commands.End(None)
+
+
+def test_a_function_is_given_the_parameters_that_it_takes() -> None:
+    node = {"kind": "foreach", "exec_type": "local_func", "func": "f", "prep": {"input_key": "$params.items"}}
+    params = {"items": [1, 2], "rate": 3, "all": "x" * 600_000}
+    flow = flow_of({"f": {**node, "parallel_mode": "concurrent"}})
+    for takes, expected in ((("input", "rate"), [{"rate": 3}] * 2), (("input", "items"), [{"items": [1, 2]}] * 2)):
+        driver = Driver(msgspec.structs.replace(flow, takes={"f": takes}), params, echo)
+        driver.tell(commands.Begun())
+        assert [call.params for call in driver.calls.values()] == expected
+    driver = Driver(msgspec.structs.replace(flow, takes={"f": ("input", "params")}), params, echo)
+    driver.tell(commands.Begun())
+    assert [[*call.params] for call in driver.calls.values()] == [["rate", "all"]]  # one after the other
