@@ -31,6 +31,7 @@ CHUNK = 1_048_576
 _ITEMS_CHUNK = 262_144
 """Bytes of the items that are read together."""
 _LARGEST_DIRECTORY = 64_000_000
+_LARGEST_OBJECT = 2**50
 _raws = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
@@ -155,7 +156,11 @@ class Reading:
         self._kind = CALL if reference.what == ARGUMENTS else VALUE
         try:
             self._file: IO[bytes] = store.open(reference.name)
-            self._directory = self._read_directory()
+            try:
+                self._directory = self._read_directory()
+            except BaseException:
+                self._file.close()
+                raise
         except Absent as error:
             raise Gone(
                 f"A payload of {reference.size:,} bytes is not in the payload store {store.place}: "
@@ -176,11 +181,15 @@ class Reading:
             raise self._damaged()
         data = self._bytes(reference.directory, reference.length)
         if hashlib.sha256(data).digest() != reference.digest:
-            self._file.close()
             raise self._damaged()
-        return msgspec.msgpack.decode(data, type=Directory)
+        try:
+            return msgspec.msgpack.decode(data, type=Directory)
+        except msgspec.MsgspecError:  # a reference that was made up names something else
+            raise self._damaged() from None
 
     def _bytes(self, offset: int, length: int) -> bytes:
+        if max(offset, length) > _LARGEST_OBJECT:
+            raise self._damaged()
         with answering(self._place):
             self._file.seek(offset)
             return self._file.read(length)
@@ -218,7 +227,12 @@ class Reading:
         if self.reference.form != ITEMS or not 0 <= number < self.reference.count:
             raise self._damaged()
         place = bisect_right(self._directory.firsts, number) - 1
-        return bytes(_raws.decode(self.chunk(place))[number - self._directory.firsts[place]])
+        if place < 0:
+            raise self._damaged()
+        items = _raws.decode(self.chunk(place))
+        if number - self._directory.firsts[place] >= len(items):
+            raise self._damaged()
+        return bytes(items[number - self._directory.firsts[place]])
 
 
 def assembled(reference: Reference, chunks: Iterable[bytes]) -> bytes:

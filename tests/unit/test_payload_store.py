@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import re
@@ -228,6 +229,31 @@ def test_a_reference_that_was_made_up_is_refused(payloads: PayloadStore) -> None
         whole_reference(short.encoded())
     with pytest.raises(ValueError, match="cannot be read"):
         read_reference(b"\x93payload\x91\x01")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"directory": 2**63},
+        {"directory": 0},
+        {"length": 2**40},
+        {"form": "l", "count": 9, "item": 3},
+        {"digest": b"0" * 32},
+    ],
+    ids=str,
+)
+def test_a_reference_that_was_altered_is_refused(payloads: PayloadStore, changed: dict[str, Any]) -> None:
+    reference = stored(payloads.result(b"\xc5\xff\xff" + b"x" * 65_535, TASK, RUN, 1))
+    with pytest.raises(Damaged):
+        payloads.encoded(msgspec.structs.replace(reference, **changed))
+
+
+def test_a_reference_to_another_part_of_an_object_is_refused(tmp_path: Path) -> None:
+    payloads = PayloadStore(Folder(tmp_path), 10, None)
+    reference = stored(payloads.result(b"\xc4\x20" + b"x" * 32, TASK, None, 1))
+    other = hashlib.sha256(b"xxxx").digest()
+    with pytest.raises(Damaged):
+        payloads.encoded(msgspec.structs.replace(reference, directory=5, length=4, digest=other))
 
 
 def test_the_collector_takes_what_nobody_names_and_nothing_else(payloads: PayloadStore) -> None:

@@ -21,11 +21,11 @@ import pydantic
 import pytest
 from pydantic import HttpUrl, PositiveInt, SecretStr
 
-from orchestrator import InvalidTask, Orchestrator, PayloadError, Settings
+from orchestrator import InvalidTask, Orchestrator, Payload, PayloadError, Settings
 from orchestrator.domain import zoned
 from orchestrator.domain.tasks.task import Dispatch, Failed, Succeeded
 from orchestrator.sdk.tasks.task import Task
-from orchestrator.sdk.values.payload import decode_value, encode_value
+from orchestrator.sdk.values.payload import decode_unread, decode_value, encode_call, encode_value
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
@@ -491,3 +491,20 @@ def test_what_the_notes_say_about_data_that_cannot_tell(
     for arrived in round_trip(app, kind, value):
         assert arrived == expected
         assert type(arrived) is type(expected)
+
+
+@pytest.mark.parametrize("value", [b"abc", "abc", {"rows": [1, 2]}, None, Payload(b"abc")], ids=repr)
+def test_a_payload_is_given_as_the_value_that_it_holds(value: Any) -> None:
+    app = Orchestrator(Settings(database_url="postgresql:///none", redis_url="redis://none"))
+
+    @app.task
+    def count(export: Payload | None) -> int:
+        return 0
+
+    signature = count._signature
+    data = encode_call("count", (value,), {}, 1_000)
+    signature.check_types((value,), {}, data)
+    [arguments, keywords], _ = decode_unread(data)
+    [[given], _] = signature.restore(*signature.load(arguments, keywords))
+    expected = value.load() if isinstance(value, Payload) else value
+    assert (None if given is None else given.load()) == expected

@@ -247,7 +247,10 @@ class TaskBackend:
             reference = found.result or b""
             if not is_reference(reference):
                 return PayloadPart(reveal(reference), 1)
-        stored = whole_reference(reference)
+        try:
+            stored = whole_reference(reference)
+        except ValueError as error:
+            raise PayloadError(f"Task {to_text(task)}: {error}.") from None
         if stored is None or stored.task != task:
             raise PayloadError(f"Task {to_text(task)}: expected a reference to a payload of it, found something else.")
         if self._payloads is None:

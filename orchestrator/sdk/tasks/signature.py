@@ -254,7 +254,7 @@ class Signature:
             raise
 
     def _restore(self, name: str | None, value: Any) -> Any:
-        kind = self._kinds.get(name, Any) if name else Any
+        kind = self._kinds.get(name, Any) if name and name not in self._unread else Any
         try:
             return convert(value, kind)
         except _MISFITS as error:

@@ -40,6 +40,8 @@ def encode_other(value: Any) -> Any:
     """Return what MessagePack and JSON have no word for as what they have."""
     kind = type(value)
     if kind.__name__ == "Payload" and hasattr(value, "load"):
+        if value.is_here:
+            return value.load()
         raise TypeError("a Payload belongs to the task that was given it: open() or load() it, and pass that on")
     if hasattr(kind, "model_dump"):  # pydantic; what it computes from other fields is no input
         return value.model_dump(round_trip=True)

@@ -14,7 +14,10 @@ Decode = Callable[[bytes], Any]
 
 
 class Payload:
-    """A value that was not read yet. Annotate a parameter with it to be given large data unread."""
+    """A value that was not read yet. Annotate a parameter with it to be given large data unread.
+
+    Whoever enqueues such a task gives the value itself, or `Payload(value)`, which type checkers prefer.
+    """
 
     __slots__ = ("_decode", "_reference", "_value")
 
@@ -25,6 +28,11 @@ class Payload:
 
     def __repr__(self) -> str:
         return f"<Payload {'here' if self._reference is None else self._reference}>"
+
+    @property
+    def is_here(self) -> bool:
+        """Say whether the value is in this program, and not in the store."""
+        return self._reference is None
 
     @property
     def size(self) -> int:
