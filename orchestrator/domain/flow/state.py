@@ -5,7 +5,9 @@ It does not grow with the steps that a run has taken: a loop of ten thousand lea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 
@@ -45,11 +47,11 @@ class Calls:
     is_looked_up: bool = False
     """Whether the input is what the node's prep leads to, so that it need not be kept twice."""
 
-    @property
-    def open_positions(self) -> list[int]:
+    @cached_property
+    def open_positions(self) -> Sequence[int]:
         """Return the positions that are called in this visit, in order."""
         kept = set(self.kept)
-        return [position for position in range(self.total) if position not in kept]
+        return [position for position in range(self.total) if position not in kept] if kept else range(self.total)
 
     @property
     def done(self) -> list[int]:
