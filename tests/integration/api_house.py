@@ -81,7 +81,7 @@ def fill(house: House, backend: Backend, connection: Connection, name: str) -> N
         (house.failed[name].hex, queue, f'{{"kind": "E", "message": "secret of {name}"}}'),
     )
     backend.workflows.apply(definitions.from_data(definition(workflow, queue)))
-    backend.flows.publish(f"{name}-graph", reading.from_data({"start": "a", "nodes": {"a": {"service": "s"}}}))
+    backend.flows.publish(f"{name}-drawn", reading.from_data({"start": "a", "nodes": {"a": {"service": "s"}}}))
     house.runs[name] = UUID(bytes=backend.workflows.start(workflow, {}, new_id(), key=None, tags=()))
     house.run_tasks[name] = UUID(bytes=new_id())
     connection.exec_driver_sql(

@@ -149,11 +149,11 @@ def test_lists_have_what_the_key_is_for_and_nothing_beside(house: House, call: E
 
 def test_a_key_lists_the_runs_of_its_own_flows(house: House) -> None:
     whole = house.make_key(None, None)
-    for name in ("mail-graph", "bank-graph"):
+    for name in ("mail-drawn", "bank-drawn"):
         assert house.send("POST", f"/api/v1/flows/{name}/runs", whole, json={}).status_code == 201
     call = {"workflow": None, "state": None, "limit": 10}
     answer = house.send("POST", "/api/v1/client/flows/runs", content=msgspec.json.encode(call))
-    assert [one[1] for one in answer.json()["result"]] == ["mail-graph"]
+    assert [one[1] for one in answer.json()["result"]] == ["mail-drawn"]
 
 
 def test_ids_are_shown_as_a_whole_to_who_may_not_know_the_others(house: House) -> None:
