@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from orchestrator import Workflow
-from orchestrator.errors import InvalidWorkflow, NotFound, RunFailed, WrongState
+from orchestrator.errors import ExpressionError, InvalidWorkflow, NotFound, RunFailed, WrongState
 from orchestrator.sdk.values.payload import decode_call
 from orchestrator.store.limits import queues
 from tests.integration.flow_stage import EVERY_KIND, Stage
@@ -198,6 +198,33 @@ def test_a_run_is_cancelled_wherever_it_stands(stage: Stage) -> None:
         "SELECT open, total - success - failed - cancelled - skipped AS rest FROM orchestrator.runs"
     )
     assert {tuple(row.values()) for row in rows} == {(0, 0)}
+    backend = stage.system.app._client.backend.flows
+    ended = {one.id: backend.node_runs(_raw(one.id))[-1] for one in (waiting, working, another)}
+    assert {visit.status for visit in ended.values()} == {"cancelled"}
+    assert (ended[waiting.id].node, ended[waiting.id].kind) == ("ask", "approval")
+    assert backend.node_runs(_raw(waiting.id), ended[waiting.id].number) == []
+
+
+def test_what_decides_nothing_and_what_cannot_be_written_is_refused(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    ask = {
+        "start": "ask",
+        "nodes": {"ask": {"kind": "approval"}},
+        "edges": [{"from": "ask", "action": "later", "to": ""}],
+    }
+    flows.publish("ask", ask)
+    run = flows["ask"].start()
+    stage.run(run, 2)
+    run.signal("v", 3)
+    stage.run(run, 2)
+    for value in (["rejected"], 2, {"by": "Ann"}, "rejected.", {"approved": "perhaps"}):
+        with pytest.raises(ExpressionError, match="decides nothing"):
+            run.signal("ask", value)
+    for key, why in (("$params.x", "written into the shared state"), ("v.w", "'v' is a number, and no mapping")):
+        with pytest.raises(ExpressionError, match=why):
+            run.signal(key, 1)
+    run.signal("ask", {"decision": "later"})
+    assert stage.run(run) == "success"
 
 
 def test_a_loop_ends_at_its_limit_and_its_row_stays_small(stage: Stage) -> None:

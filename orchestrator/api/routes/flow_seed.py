@@ -150,7 +150,7 @@ class TaskSignal(msgspec.Struct, frozen=True):
 
     task_id: UUID
     key: Annotated[str, Meta(min_length=1, max_length=500)]
-    value: Any = None
+    value: Any = True
 
 
 def _in_query(name: str) -> Subject:
@@ -201,6 +201,8 @@ def create_version(api: Api, body: dict[str, Any], reach: Reach) -> Created:
     check_flow(reach, name, flow)
     version = _whole(_given(body, "version", otherwise=0), "version")
     status = str(_given(body, "status", otherwise="") or "published")
+    if status not in ("published", "draft"):
+        raise _misfit(f"There is no status {status!r:.60} of a version. Expected published or draft.")
     done = api.backend.flows.publish(name, flow, version or None, published=status == "published")
     return Created(f"{name}@{done.version}")
 
@@ -209,7 +211,10 @@ def create_version(api: Api, body: dict[str, Any], reach: Reach) -> Created:
 def list_versions(api: Api, query: VersionsQuery, reach: Reach) -> list[VersionItem]:
     """List the versions of a flow."""
     check_workflow(reach, query.flow_id)
-    return [_version(found) for found in api.backend.flows.versions(query.flow_id)]
+    found = api.backend.flows.versions(query.flow_id)
+    if not found and all(one.name != query.flow_id for one in api.backend.flows.names()):
+        raise NotFound(f"There is no flow {query.flow_id!r:.200}.")
+    return [_version(one) for one in found]
 
 
 @routes.get("/flows/version/get", about=WITHIN)

@@ -162,6 +162,10 @@ def _path(text: Any, place: Place, *, within: str = "", is_result: bool = False)
     except ExpressionError as error:
         yield Flaw(place, str(error))
         return
+    is_written = within in ("output_key", "output_map") and not is_result
+    if is_written and path.root == "shared" and path.parts and isinstance(path.parts[0], int):
+        yield Flaw(place, f"{text!r} cannot be written: the shared state is a mapping, and has names, no items.")
+        return
     if not within or not text.startswith("$"):
         return
     if within == "action_key" or is_result:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.domain.flow.definition import DEFAULT, Node
+from orchestrator.domain.flow.definition import DEFAULT, ERROR, TIMEOUT, Flow, Node
 from orchestrator.domain.flow.paths import part_of
+from orchestrator.errors import ExpressionError
 
 APPROVED = "approved"
 REJECTED = "rejected"
@@ -34,11 +35,34 @@ def as_action(value: Any) -> str:
 def decision(value: Any) -> str:
     """Return what somebody has decided: approved, rejected, or in a word of their own."""
     if isinstance(value, dict):
-        return decision(next((value[key] for key in ("approved", "approval", "decision") if key in value), None))
+        for key in ("approved", "approval", "decision"):
+            if key in value:
+                return decision(value[key])
     if isinstance(value, str):
         word = value.strip().lower()
         return APPROVED if word in _YES else REJECTED if word in _NO else value
-    return APPROVED if value else REJECTED
+    if isinstance(value, (bool, int, float)) and value in (0, 1):  # some languages have no other booleans
+        return APPROVED if value else REJECTED
+    raise ExpressionError(
+        f"{value!r:.100} decides nothing: expected true or false, yes or no, approved or rejected, or the name of an "
+        f"edge of the approval."
+    )
+
+
+def check_decision(flow: Flow, path: str, value: Any) -> None:
+    """Refuse what decides nothing at the approval that stands at a path."""
+    *above, key = path.split("/")
+    inner: Flow | None = flow
+    for one in above:
+        inner = inner.nodes[one].subflow if inner is not None and one in inner.nodes else None
+    if inner is None or key not in inner.nodes or value is None:
+        return
+    node = inner.nodes[key]
+    action = action_of_approval(node, value)
+    own = {edge.action for edge in inner.edges if edge.source == key} | {APPROVED, REJECTED, node.post.action_static}
+    if action not in own:
+        expected = ", ".join(sorted(own - {"", DEFAULT, ERROR, TIMEOUT}))
+        raise ExpressionError(f"{value!r:.100} decides nothing at approval {path!r}: expected one of {expected}.")
 
 
 def action_of_approval(node: Node, value: Any) -> str:

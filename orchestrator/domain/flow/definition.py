@@ -7,7 +7,7 @@ keeps and the content hash covers.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -183,6 +183,17 @@ def body_of(flow: Flow) -> dict[str, Any]:
     own = msgspec.structs.replace(flow, functions={}, takes={})
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(own))
     return plain
+
+
+def node_at(flow: Flow, path: str) -> Node | None:
+    """Return the node at a path: its key, behind those of the nodes above it."""
+    node, inner = None, cast(Flow | None, flow)
+    for key in path.split("/"):
+        if inner is None or key not in inner.nodes:
+            return None
+        node = inner.nodes[key]
+        inner = node.subflow
+    return node
 
 
 def named_queues(flow: Flow) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -56,6 +56,15 @@ def signal_path(key: str, node: Node) -> Path:
     """Return where a node looks for the signal that it waits for: it says so itself, and no parameter of a run does."""
     named = (node.params.get("approval_key") if node.kind == "approval" else None) or node.params.get("signal_key")
     return parse(str(named or key))
+
+
+def approvals(flow: Flow, above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the approvals of a flow and of those in it: where each stands, and what the signal for it is called."""
+    for key, node in flow.nodes.items():
+        if node.kind == "approval":
+            yield above + key, above + signal_path(key, node).key
+        elif node.subflow is not None:
+            yield from approvals(node.subflow, f"{above}{key}/")
 
 
 def _overridden(found: Exec, more: Exec) -> Exec:

@@ -94,13 +94,36 @@ def part_of(value: Any, text: str) -> Any:
 
 
 def write(shared: dict[str, Any], text: str, value: Any) -> None:
-    """Put a value into the shared state; `a.b` is `b` of the mapping `a`, which is made if there is none."""
-    *above, last = parse(text).parts or ("",)
-    place = shared
-    for part in above:
-        inner = place.get(str(part))
-        # A copy, because the parameters or another result may hold the same mapping.
-        copy = {**inner} if isinstance(inner, dict) else {}
-        place[str(part)] = copy
-        place = copy
-    place[str(last)] = value
+    """Put a value into the shared state, or say why it cannot stand there.
+
+    `a.b` is `b` of the mapping `a`, which is made if there is none; `a[1]` is an item that the list `a` has.
+    """
+    first, *rest = parse(text).parts or ("",)
+    if isinstance(first, int):
+        raise ExpressionError(f"Path {text!r} cannot be written: the shared state is a mapping, which has no items.")
+    shared[first] = _written(shared.get(first), tuple(rest), value, Path("shared", (first,)), text)
+
+
+def _written(held: Any, rest: tuple[str | int, ...], value: Any, above: Path, text: str) -> Any:
+    """Return what is held with a value in it. It is a copy, because parameters or another result may hold the same."""
+    if not rest:
+        return value
+    part, below = rest[0], rest[1:]
+    at = Path(above.root, (*above.parts, part))
+    if isinstance(part, int):
+        if not isinstance(held, list):
+            raise ExpressionError(f"Path {text!r} cannot be written: {above.key!r} is {_kind(held)}, and no list.")
+        if part >= len(held):
+            raise ExpressionError(f"Path {text!r} cannot be written: {above.key!r} has {len(held):,} items.")
+        return [*held[:part], _written(held[part], below, value, at, text), *held[part + 1 :]]
+    if held is not None and not isinstance(held, dict):
+        raise ExpressionError(f"Path {text!r} cannot be written: {above.key!r} is {_kind(held)}, and no mapping.")
+    found = {} if held is None else held
+    return {**found, part: _written(found.get(part), below, value, at, text)}
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "not there"
+    kinds = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list", dict: "a mapping"}
+    return kinds.get(type(value), type(value).__name__)

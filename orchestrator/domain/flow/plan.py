@@ -9,13 +9,14 @@ that is not in the state: so a leader may forget it all between any two events.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from orchestrator.domain import zoned
 from orchestrator.domain.flow import commands
 from orchestrator.domain.flow.commands import Command, Event
 from orchestrator.domain.flow.decisions import action_of, action_of_approval
-from orchestrator.domain.flow.definition import DEFAULT, ERROR, TIMEOUT, Exec, Node, Prep
+from orchestrator.domain.flow.definition import DEFAULT, ERROR, MOST_MS, TIMEOUT, Exec, Node, Prep
 from orchestrator.domain.flow.expression import evaluate, is_path
 from orchestrator.domain.flow.graph import Graph, branches, of_item, passed_on, signal_path
 from orchestrator.domain.flow.paths import Names, Path, find, parse, part_of, resolve, write
@@ -68,17 +69,12 @@ class Planner:
         if state.has_ended and not (isinstance(event, commands.Retried) and state.error is not None):
             return []
         self._commands = []
-        match event:
-            case commands.Begun():
-                self._begin()
-            case commands.CallEnded():
-                self._call_ended(event)
-            case commands.TimerFired():
-                self._timer_fired(event.id)
-            case commands.Signalled():
-                self._signalled(event)
-            case commands.Retried():
-                self._retried()
+        try:
+            self._take_note(event)
+        except ExpressionError as error:  # what has come cannot be written where its node wants it, or decides nothing
+            if isinstance(state.work, Calls):
+                self._abandon(state.work)
+            self._break(str(error))
         self._go_on()
         if state.has_ended:
             self._commands.append(commands.End(state.error))
@@ -99,6 +95,19 @@ class Planner:
         return self._commands
 
     # -- events
+
+    def _take_note(self, event: Event) -> None:
+        match event:
+            case commands.Begun():
+                self._begin()
+            case commands.CallEnded():
+                self._call_ended(event)
+            case commands.TimerFired():
+                self._timer_fired(event.id)
+            case commands.Signalled():
+                self._signalled(event)
+            case commands.Retried():
+                self._retried()
 
     def _begin(self) -> None:
         if not self._state.frames:
@@ -162,7 +171,7 @@ class Planner:
     def _show(self, key: str, value: Any) -> None:
         """Write a signal into the shared state of the run; a decision for a flow below is none of that one's."""
         if self._state.frames and key not in self._graph.asked_below:
-            write(self._state.shared, key, value)
+            _note(self._state.shared, key, value)
 
     def _retried(self) -> None:
         state = self._state
@@ -198,7 +207,7 @@ class Planner:
             try:
                 self._visit(self._place())
             except ExpressionError as error:
-                self._fail(None, str(error))
+                self._break(str(error))
         if not state.is_over and state.work is None:
             self._wait(Wait("turn"), self._now)
 
@@ -272,6 +281,15 @@ class Planner:
         else:
             inner = self._state.frames.pop()
             self._fail(inner.input, f"Node {key!r}: {error}", output=inner.shared)
+
+    def _break(self, error: str | None) -> None:
+        """End the present node badly; where that ends the flow around it, its result may be what cannot be written."""
+        while error is not None:
+            told, error = error, None
+            try:
+                self._fail(None, told)
+            except ExpressionError as another:
+                error = str(another)
 
     def _follow(self, place: _Place, action: str) -> None:
         frame = place.frame
@@ -467,7 +485,7 @@ class Planner:
         if place.node.params.get("consume"):
             self._consume(place, address)
         elif address in self._graph.asked_below and self._state.signals.pop(address, None) is not None:
-            write(place.frame.shared, self._expected(place).key, value)
+            _note(place.frame.shared, self._expected(place).key, value)
         if place.node.kind != "approval":
             self._finish(given, value)
             return
@@ -480,7 +498,7 @@ class Planner:
         state.signals.pop(address, None)
         state.deciders.pop(address, None)
         self._show(address, None)
-        write(place.frame.shared, self._expected(place).key, None)
+        _note(place.frame.shared, self._expected(place).key, None)
         if queue := state.queued.pop(address, []):
             value, by, at, why = queue[0]
             state.signals[address], state.deciders[address] = value, (by, at, why)
@@ -504,7 +522,13 @@ class Planner:
     def _number(self, place: _Place, given: Any, name: str) -> float | None:
         value = place.node.params.get(name)  # those of the run are what it works on, and do not say how
         value = find(str(value), place.names(given)) if is_path(value) else value
-        return None if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        if not value <= MOST_MS:
+            raise ExpressionError(
+                f"params.{name} is at most {MOST_MS:,} milliseconds, a hundred years; found {value:,}."
+            )
+        return float(value)
 
     def _wait(self, wait: Wait, due: float) -> None:
         wait.timer, wait.due = self._made(), due
@@ -545,6 +569,12 @@ class Planner:
             )
         )
         state.work = None
+
+
+def _note(shared: dict[str, Any], key: str, value: Any) -> None:
+    """Write a signal into a shared state, if it can stand there; who waits for it finds it anyway."""
+    with suppress(ExpressionError):
+        write(shared, key, value)
 
 
 def _described(value: Any) -> str:

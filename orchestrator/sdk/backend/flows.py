@@ -10,13 +10,14 @@ from typing import Any
 from sqlalchemy import Connection
 
 from orchestrator.domain.dag.definition import check_size
+from orchestrator.domain.flow.decisions import check_decision
 from orchestrator.domain.flow.definition import Flow
-from orchestrator.domain.flow.graph import signal_path
-from orchestrator.domain.flow.paths import parse
+from orchestrator.domain.flow.graph import approvals, signal_path
+from orchestrator.domain.flow.paths import parse, write
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import stored_json, unstorable
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
-from orchestrator.errors import InvalidWorkflow, NotFound, PayloadError, WrongState
+from orchestrator.errors import ExpressionError, InvalidWorkflow, NotFound, PayloadError, WrongState
 from orchestrator.sdk import acting
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.values.payload import encode_value
@@ -120,7 +121,21 @@ class FlowBackend:
 
     def signal(self, run: bytes, key: str, value: Any, why: str = "") -> None:
         """Send a value to a run under a key; if no node waits for it, it is there when one does."""
-        self._send(self.show(run), run, key, value, why, "signal")
+        view = self.show(run)
+        path = parse(key)
+        if path.root != "shared" or not path.parts:
+            raise ExpressionError(
+                f"Signal {key!r} cannot be sent: it is written into the shared state, such as `paid`."
+            )
+        flow = self.read(view.flow, view.version).flow
+        for node, name in approvals(flow):
+            if path.key == name or (node == view.cursor and path.key == name.rpartition("/")[2]):
+                check_decision(flow, node, value)
+                break
+        else:
+            if isinstance(view.shared, dict):
+                write({**view.shared}, path.key, value)  # or it says why it cannot stand there
+        self._send(view, run, key, value, why, "signal")
 
     def decide(self, run: bytes, decision: Any, why: str = "", node: str | None = None) -> str:
         """Decide the approval for which a run waits; return its key. One that has not come yet must be named."""

@@ -10,9 +10,11 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain import zoned
+from orchestrator.domain.flow.definition import node_at
 from orchestrator.domain.flow.state import Calls, FlowState, Wait
 from orchestrator.domain.ids import derived_id
 from orchestrator.store.dag.plans import read_params
+from orchestrator.store.flow import definitions
 from orchestrator.store.sql import Row, Statement
 
 _MOST_CALLS = 5_000
@@ -189,7 +191,9 @@ SELECT /* flow_reads.attempts */ task_id, attempt, outcome, error, worker, start
 
 def node_runs(connection: Connection, run: bytes, *, after: int = 0, limit: int = 1_000) -> list[NodeRunView]:
     """Return the visits of a run to nodes, in order, with each attempt of each of their tasks."""
-    visits = _VISITS(connection, run=run, after=after, limit=limit)
+    visits: Sequence[Any] = _VISITS(connection, run=run, after=after, limit=limit)
+    if len(visits) < limit and (cut := _cut_short(connection, run)) is not None and cut.number > after:
+        visits = [*visits, cut]
     ids: list[bytes] = []
     for place, visit in enumerate(visits, 1):
         ids += _calls(run, visit)
@@ -202,6 +206,55 @@ def node_runs(connection: Connection, run: bytes, *, after: int = 0, limit: int 
         if row.outcome != "returned":
             attempts.setdefault(row.task_id, []).append(row)
     return [view for visit in visits for view in _views(run, visit, tasks, attempts)]
+
+
+class _CutShort(NamedTuple):
+    """The visit at which a run was cancelled, as its row would be."""
+
+    number: int
+    node: str
+    kind: str
+    status: str
+    attempt: int
+    action: str
+    error: str | None
+    input: bytes | None
+    output: None
+    first_call: int
+    calls: int
+    started_at: datetime
+    ended_at: datetime
+
+
+def _cut_short(connection: Connection, run: bytes) -> _CutShort | None:
+    """Return the visit that the cancellation of a run has ended; the leader keeps only those that nodes end."""
+    row = _ONE.first(connection, id=run)
+    plain = None if row is None or row.state is None else zoned.decode(bytes(row.state))
+    if row is None or row.status != "cancelled" or not isinstance(plain, list):
+        return None
+    state = FlowState.from_plain(plain)
+    stored = definitions.read(connection, row.workflow, row.version)
+    node = None if stored is None else node_at(stored.flow, state.cursor)
+    if not state.frames or state.is_over or node is None:
+        return None
+    frame, work = state.frames[-1], state.work
+    calls = work if isinstance(work, Calls) else None
+    given = None if work is None or calls is not None else work.input
+    return _CutShort(
+        number=state.recorded + 1,
+        node=state.cursor,
+        kind=node.kind,
+        status="cancelled",
+        attempt=frame.attempt,
+        action="",
+        error=None,
+        input=None if given is None else zoned.encode(given),
+        output=None,
+        first_call=calls.first if calls else 0,
+        calls=calls.created if calls else 0,
+        started_at=datetime.fromtimestamp(frame.entered, row.created_at.tzinfo) if frame.entered else row.created_at,
+        ended_at=row.ended_at,
+    )
 
 
 _VISITED = Statement[str]("""

@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain import zoned
-from orchestrator.domain.flow.definition import Flow, Node
+from orchestrator.domain.flow.definition import Flow, Node, node_at
 from orchestrator.domain.flow.state import FlowState, Wait
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.flow import definitions
@@ -145,13 +145,7 @@ def _state(data: Any) -> FlowState:
 
 def find_node(flow: Flow | None, path: str) -> Node | None:
     """Return the node at a path: its key, behind those of the nodes above it."""
-    node = None
-    for key in path.split("/"):
-        if flow is None or key not in flow.nodes:
-            return None
-        node = flow.nodes[key]
-        flow = node.subflow
-    return node
+    return None if flow is None else node_at(flow, path)
 
 
 def _approval(row: Row, state: FlowState, wait: Wait, node: Node) -> ApprovalView:

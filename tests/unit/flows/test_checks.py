@@ -38,6 +38,10 @@ FLAWS = [
     ),
     ("start: a\nnodes:\n  a:\n    service: s\n    prep: {input_key: $parms.x}", "5: node 'a': Path '$parms.x' begins"),
     ("start: a\nnodes:\n  a:\n    service: s\n    post: {output_key: $params.x}", "'$params.x' cannot be written"),
+    (
+        "start: a\nnodes:\n  a:\n    service: s\n    post: {output_key: '[0].x'}",
+        "5: node 'a': '[0].x' cannot be written",
+    ),
     ("start: a\nnodes:\n  a:\n    service: s\n    post: {action_key: $shared.x}", "'$shared.x' cannot exist there"),
     (
         "start: a\nnodes:\n  a:\n    kind: choice\n    choice_cases:\n    - action: x\n      expr: {equals: [1, 2]}",

@@ -103,6 +103,15 @@ def test_what_is_written_changes_nobody_elses_data() -> None:
     shared: dict[str, Any] = {"order": params["order"]}
     write(shared, "$shared.order.total", 5)
     write(shared, "new.deep", 1)
+    shared["lines"] = lines = [{"n": 1}, 2]
+    write(shared, "lines[1]", 9)
+    write(shared, "lines[0].n", 8)
+    assert (shared.pop("lines"), lines) == ([{"n": 8}, 9], [{"n": 1}, 2])
+    for path, why in (("new.deep.er", "is a number, and no mapping"), ("new[0]", "is a mapping, and no list")):
+        with pytest.raises(ExpressionError, match=why):
+            write(shared, path, 1)
+    with pytest.raises(ExpressionError, match="'list' has 1 items"):
+        write({"list": [1]}, "list[1]", 1)
     assert (shared, params) == ({"order": {"id": 1, "total": 5}, "new": {"deep": 1}}, {"order": {"id": 1}})
 
 

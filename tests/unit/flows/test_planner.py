@@ -104,6 +104,19 @@ def test_what_is_decided_is_an_action(value: Any, action: str) -> None:
         assert driver.visits[-1].output == {"approval": value, "by": "ann", "at": 1_000.0, "why": "because"}
 
 
+def test_a_result_that_cannot_stand_where_it_is_to_be_written_fails_its_node_and_no_leader() -> None:
+    v = {"service": "echo", "prep": {"input_key": "$params.val"}, "post": {"output_key": "v"}}
+    inner = {"start": "x", "nodes": {"x": {"service": "echo"}}}
+    execs = [{"service": "echo", "post": {"output_key": "v.w"}}, {"service": "echo"}]
+    both = {"kind": "parallel", "parallel_execs": execs, "parallel_mode": "concurrent"}
+    for node in (both, {"kind": "subflow", "subflow": inner, "post": {"output_key": "v[0]"}}):
+        driver = Driver(flow_of({"v": v, "then": node}, [("v", "default", "then")]), {"val": 3}, echo)
+        driver.run()
+        assert driver.visits[-1].path == "then"
+        assert "cannot be written: 'v' is a number" in str(driver.visits[-1].error)
+        assert not driver.state.closing
+
+
 WAIT = {"kind": "wait_event", "params": {"signal_key": "$shared.flag", "timeout_ms": 500}}
 AFTER = {"kind": "executor", "service": "echo", "prep": {"input_key": "$params.val"}, "post": {"output_key": "x"}}
 
