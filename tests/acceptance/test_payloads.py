@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import subprocess
 import sys
@@ -9,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import storing
 
 from orchestrator import Orchestrator, PayloadError, Settings, TaskFailed
+from orchestrator.domain.redaction import HIDDEN
 from orchestrator.executors import Process
 from orchestrator.payloads import keeping
 from orchestrator.sdk.dag.definitions import loads
@@ -189,3 +192,31 @@ def test_clients_over_http_need_no_store(running: Stack) -> None:
         remote.task(name="storing.length")(storing.length.function)
         assert remote.enqueue("storing.length", LARGE).result(60) == len(LARGE)
     assert len(objects(running)) == 3
+
+
+def test_a_stored_result_is_answered_as_json(running: Stack) -> None:
+    bytes_, list_, text = storing.write.enqueue(2), storing.numbers.enqueue(3_000), storing.echo.enqueue(LARGE)
+    hidden = storing.numbers.options(redact=["text"]).enqueue(3_000)
+    for handle in (bytes_, list_, text, hidden):
+        handle.open_result(60).close() if handle is bytes_ else handle.result(60)
+    with httpx.Client(base_url=running.api(), timeout=30) as http:
+        shown = http.get(f"/api/v1/tasks/{text.id}").json()
+        assert (shown["result"], shown["args"]) == (None, [])
+        assert shown["result_stored"]["size"] >= len(LARGE)
+        assert http.get(shown["result_stored"]["path"]).json() == LARGE
+        assert http.get(shown["args_stored"]["path"]).json() == {"args": [LARGE], "kwargs": {}}
+        read = base64.b64decode(http.get(f"/api/v1/tasks/{bytes_.id}/result").json())
+        assert read == b"".join(bytes([number]) * 1_000_000 for number in range(2))
+        assert http.get(f"/api/v1/tasks/{list_.id}/result").json() == list_.result(10)
+        assert {item["text"] for item in http.get(f"/api/v1/tasks/{hidden.id}/result").json()} == {HIDDEN}
+        small = storing.length.enqueue("abc")
+        small.result(60)
+        assert http.get(f"/api/v1/tasks/{small.id}/result").json() == 3
+        assert http.get(f"/api/v1/tasks/{small.id}").json()["result_stored"] is None
+        late = storing.length.options(delay=600).enqueue("abc")
+        assert http.get(f"/api/v1/tasks/{late.id}/result").status_code == 409
+        late.cancel()
+        asked = {"task": base64.b64encode(bytes.fromhex(text.id.replace("-", ""))).decode(), "number": 0}
+        altered = base64.b64encode(b"\xc7\x1a\x03\x93payload\x91\x01" + b"x" * 16).decode()
+        found = http.post("/api/v1/client/tasks/payload_part", json={**asked, "reference": altered})
+        assert found.status_code == 422, found.text

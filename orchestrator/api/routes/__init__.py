@@ -20,12 +20,14 @@ from orchestrator.api.routes import (
     schedules,
     seed,
     system,
+    task_values,
     tasks,
     workflows,
 )
 
 ROUTES: tuple[Endpoint, ...] = (
     *tasks.routes,
+    *task_values.routes,
     *cancels.routes,
     *queues.routes,
     *workflows.routes,

@@ -17,6 +17,7 @@ from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask, UniqueKey
 from orchestrator.errors import InvalidTask, NotFound, OrchestratorError
+from orchestrator.references import whole_reference
 from orchestrator.sdk.backend.logs import read_last
 from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.sdk.tasks.logs import LogPage
@@ -99,6 +100,15 @@ class EnqueuedMany(msgspec.Struct, frozen=True):
     ids: list[UUID]
 
 
+class Stored(msgspec.Struct, frozen=True):
+    """A value that is too large to be shown with its task: it stands in the payload store."""
+
+    size: int
+    """Bytes, as it is stored."""
+    path: str
+    """Where it is answered as a whole."""
+
+
 class TaskAnswer(msgspec.Struct, frozen=True):
     """All that is known of one task."""
 
@@ -115,6 +125,10 @@ class TaskAnswer(msgspec.Struct, frozen=True):
     """Its attempts, oldest first."""
     progress: TaskProgress | None
     """How far it says it has come."""
+    result_stored: Stored | None = None
+    """Where the result is, if it is too large for this answer; then `result` is null."""
+    args_stored: Stored | None = None
+    """Where the arguments are, if they are too large for this answer; then `args` and `kwargs` are empty."""
 
 
 class TaskQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -263,18 +277,28 @@ def _progress(api: Api, id: UUID) -> TaskProgress | None:
 
 def _answer(api: Api, task: TaskDetail, progress: TaskProgress | None) -> TaskAnswer:
     hidden = api.redaction_of(task.options)
-    arguments, keywords = hidden.call_shown(*call_of(task.payload))
+    given = _stored(task, task.payload, "arguments")
+    returned = _stored(task, task.result, "result")
+    arguments, keywords = ([], {}) if given else hidden.call_shown(*call_of(task.payload))
     view = TaskView(**{name: getattr(task, name) for name in TaskView.__dataclass_fields__})
     return TaskAnswer(
         view,
         as_json(arguments),
         as_json(keywords),
         dict(task.options),
-        None if task.result is None else as_json(hidden.shown(stored_value(task.result))),
+        None if task.result is None or returned else as_json(hidden.shown(stored_value(task.result))),
         task.error,
         list(task.attempts),
         progress,
+        returned,
+        given,
     )
+
+
+def _stored(task: TaskDetail, data: bytes | None, what: str) -> Stored | None:
+    """Return where a value is that a reference stands for; None if it is here."""
+    reference = None if data is None else whole_reference(data)
+    return None if reference is None else Stored(reference.size, f"/api/v1/tasks/{task.id}/{what}")
 
 
 class LogEntry(msgspec.Struct, frozen=True):
