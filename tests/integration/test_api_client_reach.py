@@ -154,6 +154,21 @@ def test_a_key_lists_the_runs_of_its_own_flows(house: House) -> None:
     call = {"workflow": None, "state": None, "limit": 10}
     answer = house.send("POST", "/api/v1/client/flows/runs", content=msgspec.json.encode(call))
     assert [one[1] for one in answer.json()["result"]] == ["mail-drawn"]
+    (run,) = house.get("/api/v1/flows/mail-drawn/runs")["items"]
+    assert (run["flow"], run["version"], run["status"]) == ("mail-drawn", 1, "pending")
+    assert house.get(f"/api/v1/runs/{run['id']}/flow") == run
+    columns = "run_id, number, node, kind, status, attempt, action, first_call, calls, started_at, ended_at"
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql(
+            f"INSERT INTO orchestrator.node_runs ({columns}) SELECT %s, n, 'a', 'choice', 'success', 1, 'go', 0, 0,"
+            " now(), now() FROM generate_series(1, 3) AS n",
+            (run["id"],),
+        )
+    first = house.get(f"/api/v1/runs/{run['id']}/nodes?limit=2")
+    assert ([one["number"] for one in first["items"]], first["next"]) == ([1, 2], 2)
+    rest = house.get(f"/tasks/runs?task_id={run['id']}&after=2")
+    assert [(one["visit"], one["id"]) for one in rest] == [(3, f"{run['id']}-3-1")]
+    assert house.get(f"/api/v1/runs/{run['id']}/nodes?after=3") == {"items": [], "next": None}
 
 
 def test_ids_are_shown_as_a_whole_to_who_may_not_know_the_others(house: House) -> None:

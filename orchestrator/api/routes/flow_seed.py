@@ -6,6 +6,7 @@ as they are written here or without underscores, in any case: `flow_id`, `FlowID
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import Api
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import Refused, refused
 from orchestrator.api.reach import RUN, WITHIN, Subject, check_flow, check_workflow
@@ -110,6 +111,8 @@ class NodeRunItem(msgspec.Struct, frozen=True):
     finished_at: int
     worker_id: str
     worker_url: str
+    visit: int = 0
+    """Of the last one on a page, give it as `after` to get the next page."""
 
 
 class VersionsQuery(msgspec.Struct, frozen=True):
@@ -140,9 +143,13 @@ class TaskQuery(msgspec.Struct, frozen=True):
 
 
 class RunsQuery(msgspec.Struct, frozen=True):
-    """Of which task."""
+    """Of which task, and which visits to nodes."""
 
     task_id: UUID
+    after: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    """`visit` of the last one on the page before; behind the last page, an empty one follows."""
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = LARGEST_PAGE
+    """How many visits; one may be several attempts."""
 
 
 class TaskSignal(msgspec.Struct, frozen=True):
@@ -229,8 +236,8 @@ def show_version(api: Api, query: VersionQuery, reach: Reach) -> VersionItem:
 
 
 @routes.post("/tasks", about=WITHIN, scope=Scope.ENQUEUE, examples=[{"flow_id": "order", "params": {"val": 2}}])
-def create_task(api: Api, body: dict[str, Any], reach: Reach) -> Created:
-    """Start a run of the newest published version of a flow. The same request_id starts one run."""
+def create_task(api: Api, body: dict[str, Any], key: str | None, reach: Reach) -> Created:
+    """Start a run of the newest published version of a flow; the same request_id or Idempotency-Key starts one."""
     name = check_name("flow", str(_given(body, "flow_id", "flow")))
     check_workflow(reach, name)
     params = _given(body, "params_json", "params", otherwise={})
@@ -242,7 +249,7 @@ def create_task(api: Api, body: dict[str, Any], reach: Reach) -> Created:
     if not isinstance(params, dict):
         raise _misfit("params_json is a mapping.")
     version = _whole(_given(body, "version", otherwise=0), "version")
-    request = _given(body, "request_id", otherwise="")
+    request = _given(body, "request_id", otherwise="") or key or ""
     key = check_label("request_id", str(request)) if request else None
     run = api.backend.flows.start(name, params, new_id(), version=version or None, key=key)
     return Created(str(UUID(bytes=run)))
@@ -282,8 +289,13 @@ def cancel_task(api: Api, query: TaskQuery) -> Ok:
 @routes.get("/tasks/runs", about=_OF_TASK_ID)
 def list_node_runs(api: Api, query: RunsQuery) -> list[NodeRunItem]:
     """List the attempts of a run of a flow at its nodes, in order."""
-    found = flows.node_runs(api, query.task_id)
-    return [_node_run(query.task_id, place, view) for place, view in enumerate(found, 1)]
+    found = flows.node_runs(api, query.task_id, query.after, query.limit)
+    places: Counter[int] = Counter()
+    items = []
+    for view in found:
+        places[view.number] += 1
+        items.append(_node_run(query.task_id, f"{view.number}-{places[view.number]}", view))
+    return items
 
 
 @routes.post("/tasks/signal", about=_SIGNALLED, examples=[{"task_id": str(UUID(int=7)), "key": "flag", "value": True}])
@@ -369,7 +381,7 @@ def _task(view: FlowRunView) -> FlowTask:
     )
 
 
-def _node_run(task: UUID, place: int, view: NodeRunView) -> NodeRunItem:
+def _node_run(task: UUID, place: str, view: NodeRunView) -> NodeRunItem:
     prep = {"kind": view.kind} if view.branch is None else {"kind": view.kind, "branch": view.branch}
     return NodeRunItem(
         id=f"{task}-{place}",
@@ -386,4 +398,5 @@ def _node_run(task: UUID, place: int, view: NodeRunView) -> NodeRunItem:
         finished_at=_seconds(view.ended_at),
         worker_id=view.worker or "",
         worker_url="",
+        visit=view.number,
     )

@@ -98,10 +98,44 @@ class FlowRunsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: Annotated[int, Meta(ge=0, le=100_000)] = 0
 
 
+class FlowRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of a flow."""
+
+    id: UUID
+    flow: str
+    version: int
+    status: str
+    cancelling: bool
+    params: Any
+    shared: Any
+    """The shared state; of a run that has ended, the last one."""
+    cursor: str
+    """The node at which it stands, behind those above it; empty before the first and after the last."""
+    last_action: str
+    steps: int
+    waits: str
+    """What it waits for: tasks, timer, signal, or nothing."""
+    key: str
+    """Of a signal or approval: what it is called."""
+    due: datetime | None
+    open_calls: int
+    reason: str | None
+    request_id: str | None
+    """The key that it was started under."""
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+    @classmethod
+    def of(cls, view: FlowRunView) -> FlowRun:
+        """Return a run as it is answered."""
+        return cls(**{name: getattr(view, name) for name in cls.__struct_fields__})
+
+
 class FlowRuns(msgspec.Struct, frozen=True):
     """Runs of flows, newest first."""
 
-    items: list[FlowRunView]
+    items: list[FlowRun]
 
 
 class NodesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,10 +146,38 @@ class NodesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = LARGEST_PAGE
 
 
+class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at a node, or at a branch of it."""
+
+    number: int
+    """Which visit."""
+    node: str
+    kind: str
+    branch: int | None
+    """Of a parallel or foreach: which; null for the node as a whole."""
+    attempt: int
+    status: str
+    action: str
+    error: str | None
+    input: Any
+    output: Any
+    worker: str | None
+    task: UUID | None
+    started_at: datetime | None
+    ended_at: datetime
+
+    @classmethod
+    def of(cls, view: NodeRunView) -> NodeRun:
+        """Return an attempt as it is answered."""
+        return cls(**{name: getattr(view, name) for name in cls.__struct_fields__})
+
+
 class NodeRuns(msgspec.Struct, frozen=True):
     """Visits to nodes, in order, with each attempt."""
 
-    items: list[NodeRunView]
+    items: list[NodeRun]
+    next: int | None = None
+    """Give it as `after` to get the next page; null on one that is empty, behind the last."""
 
 
 class FlowSignal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -198,19 +260,20 @@ def list_flow_runs(api: Api, name: str, query: FlowRunsQuery) -> FlowRuns:
     """List runs of a flow, newest first."""
     wanted = FlowRunFilter(name, None, None if query.state is None else (str(query.state),))
     found = api.backend.flows.list_page(wanted, limit=query.limit, offset=query.offset)
-    return FlowRuns([hidden(api, view) for view in found])
+    return FlowRuns([FlowRun.of(hidden(api, view)) for view in found])
 
 
 @routes.get("/runs/{id}/flow", about=RUN)
-def show_flow_run(api: Api, id: UUID) -> FlowRunView:
+def show_flow_run(api: Api, id: UUID) -> FlowRun:
     """Show where a run of a flow stands: its cursor, its shared state, and what it waits for."""
-    return hidden(api, api.backend.flows.show(id.bytes))
+    return FlowRun.of(hidden(api, api.backend.flows.show(id.bytes)))
 
 
 @routes.get("/runs/{id}/nodes", about=RUN)
 def list_node_runs(api: Api, id: UUID, query: NodesQuery) -> NodeRuns:
     """List the visits of a run of a flow to its nodes, with each attempt."""
-    return NodeRuns(node_runs(api, id, query.after, query.limit))
+    found = [NodeRun.of(view) for view in node_runs(api, id, query.after, query.limit)]
+    return NodeRuns(found, found[-1].number if found else None)
 
 
 @routes.post("/runs/{id}/flow/signals/{name}", about=RUN, status=202, examples=[{"value": True}])

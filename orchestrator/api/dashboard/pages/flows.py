@@ -60,7 +60,7 @@ def show_flow(api: Api, name: str, query: FlowQuery, reach: Reach) -> Response:
 
 def of_run(api: Api, run: UUID) -> dict[str, Any]:
     """Return what the page of a run of a flow shows: where it stands, and the last nodes that it has visited."""
-    view = flow_routes.show_flow_run(api, run)
+    view = flow_routes.hidden(api, api.backend.flows.show(run.bytes))
     visits = flow_routes.node_runs(api, run, max(0, view.steps - _MOST_VISITS))
     flow = api.backend.flows.read(view.flow, view.version).flow
     node = find_node(flow, view.cursor) if view.cursor and view.ended_at is None else None
