@@ -17,7 +17,6 @@ from orchestrator.api.app import create_app
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.sdk.backend import Backend
 from orchestrator.sdk.dag import definitions
-from orchestrator.sdk.flow import reading
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.settings import Settings, load_settings
@@ -81,7 +80,6 @@ def fill(house: House, backend: Backend, connection: Connection, name: str) -> N
         (house.failed[name].hex, queue, f'{{"kind": "E", "message": "secret of {name}"}}'),
     )
     backend.workflows.apply(definitions.from_data(definition(workflow, queue)))
-    backend.flows.publish(f"{name}-drawn", reading.from_data({"start": "a", "nodes": {"a": {"service": "s"}}}))
     house.runs[name] = UUID(bytes=backend.workflows.start(workflow, {}, new_id(), key=None, tags=()))
     house.run_tasks[name] = UUID(bytes=new_id())
     connection.exec_driver_sql(

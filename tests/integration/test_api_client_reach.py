@@ -79,6 +79,9 @@ PLAIN: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def house(database_url: str, redis_url: str) -> Iterator[House]:
     with furnished(database_url, redis_url) as found:
+        whole, drawn = found.make_key(None, None), {"definition": PLAIN["graph"]}
+        for name in ("mail-drawn", "bank-drawn"):
+            assert found.send("POST", f"/api/v1/flows/{name}", whole, json=drawn).is_success
         yield found
 
 
