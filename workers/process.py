@@ -328,6 +328,8 @@ class WorkerProcess:
             count = max(1, min(_MOST_MESSAGES, fits, int(room / self._bundle)))
             received = self._streams.take(generation, self._worker, self._queues, count, _WAIT)
             self._redis.worked()
+            if not received and self._streams.generation() != generation:
+                self._joined = ""  # its streams may stay: who began the next need not have known of it
             return received
         except StreamsGone:
             self._joined = ""

@@ -14,6 +14,7 @@ from redis import Redis
 
 from orchestrator import TaskFailed
 from orchestrator.sdk.dag.definitions import loads
+from orchestrator.transport.keys import Keys
 from tests.acceptance.stack import Stack
 from tests.waiting import eventually
 
@@ -250,6 +251,19 @@ def test_redis_restarts_without_its_data(stack: Stack, tmp_path: Path, services:
     assert run.wait_ended(60) == "success"
     assert len(lines(tmp_path / "started")) == 1
     all_succeed_once(stack, 1_001)
+
+
+@pytest.mark.parametrize("left", ["1-1-cafe", "9-3-cafe"])
+def test_workers_leave_what_a_lost_database_had_begun(stack: Stack, left: str) -> None:
+    """Redis still has a generation of a Postgres that is gone, of the number of the first of the new one, or later."""
+    keys = Keys()
+    stack.redis.set(keys.generation, left)
+    stack.redis.set(keys.server, stack.redis.info("server")["run_id"])
+    stack.redis.xadd(keys.events(left), {"d": ""})
+    stack.worker(wait=False)
+    eventually(lambda: stack.redis.exists(keys.queue(left, "default")), "the worker has joined it")
+    stack.scheduler()
+    assert project.add.enqueue(1, 2).result(20) == 3
 
 
 def test_a_worker_that_was_stopped_comes_back_humbly(stack: Stack, tmp_path: Path) -> None:

@@ -23,5 +23,8 @@ def age(generation: str) -> tuple[int, ...]:
 
 
 def is_over(generation: str, now: str, *, later: bool) -> bool:
-    """Say whether a generation has ended by the one that is `now`; a later one only if it has been forgotten."""
-    return generation != now and (later or age(generation) < age(now))
+    """Say whether a generation has ended by the one that is `now`; a later one only if it has been forgotten.
+
+    Another one of the same number was begun for a database that was lost, or is another's.
+    """
+    return generation != now and (later or age(generation) <= age(now))
