@@ -97,6 +97,25 @@ def test_an_approval_is_decided_once_with_a_reason_that_the_audit_has(house: Hou
     assert changes(house) == before
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("", "Give a value, such as true"),
+        (" ", "Give a value"),
+        ('{"ok": tru', "begins as JSON and is none"),
+        ("[1", "JSON"),
+    ],
+)
+def test_a_promise_is_not_resolved_by_a_value_that_nobody_meant(house: House, value: str, said: str) -> None:
+    run = code_that_asks(house, "mail")
+    visitor = Visitor(house.app)
+    visitor.get("/ui/approvals")
+    before = changes(house)
+    visitor.post(f"/ui/runs/{run}/promises/approval%201/resolve", value=value, back="/ui/approvals")
+    assert said in visitor.said()
+    assert changes(house) == before
+
+
 def test_who_may_only_look_is_offered_nothing_and_who_is_bound_sees_their_own(house: House) -> None:
     own, others = flow_that_asks(house, "mail"), flow_that_asks(house, "bank")
     code_that_asks(house, "bank")

@@ -15,12 +15,12 @@ from orchestrator.api.routes import ROUTES, cancels, code, flows, queues, runs, 
 from orchestrator.domain.access import Scope
 
 
-def _action(call: Callable[..., Any], said: str) -> Action:
+def _action(call: Callable[..., Any], said: str, needs: str = "") -> Action:
     """Return a route of the API as a form asks for it."""
     found = next(one for one in ROUTES if one.call is call)
     path = found.path.replace("/api/v1", "/ui", 1)
     fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(Endpoint)}
-    return Action(**fields | {"method": "POST", "path": path, "tag": "dashboard", "said": said})
+    return Action(**fields | {"method": "POST", "path": path, "tag": "dashboard", "said": said, "needs": needs})
 
 
 def _checked(call: Callable[..., Any], checked: Callable[..., Any], said: str) -> Action:
@@ -67,7 +67,7 @@ ACTIONS: tuple[Action, ...] = (
     _action(runs.retry_run, "What failed in the run is tried again."),
     _action(runs.rerun, "The run is started over: this is the new one."),
     _action(code.signal, "The signal is sent."),
-    _action(code.resolve, ""),
+    _action(code.resolve, "", needs="value"),
     _action(code.reject, ""),
     _action(code.query_run, ""),
     _action(code.update_run, ""),
@@ -75,7 +75,7 @@ ACTIONS: tuple[Action, ...] = (
     _action(code.reset, "The run is repeated up to there: this is the new one."),
     _checked(flows.approve_flow, approvals.approve, "Approved: the run goes on."),
     _checked(flows.reject_flow, approvals.reject, "Rejected: the run goes on, or ends, as its flow says."),
-    _action(flows.signal_flow, "The signal is sent."),
+    _action(flows.signal_flow, "The signal is sent.", needs="value"),
     _action(flows.start_flow, "The run is started: this is it."),
     _action(schedules.pause_schedule, "The schedule fires no more until it is resumed."),
     _action(schedules.resume_schedule, "The schedule fires again."),

@@ -37,6 +37,8 @@ class Action(Endpoint):
 
     said: str = ""
     """What is said when it was done."""
+    needs: str = ""
+    """The field that nobody may leave empty, though the route has a default for it."""
 
     def outcome(self, answer: Any) -> str:
         """Say what came of it."""
@@ -186,8 +188,11 @@ def _body(endpoint: Endpoint, form: dict[str, list[str]]) -> Any:
     """Return what a form says, in the type of the route; what may be anything is JSON, or else a text."""
     given: dict[str, Any] = {}
     for field in msgspec.structs.fields(endpoint.body):
-        texts = [text for text in form.get(field.encode_name, []) if text]
+        texts = [text for text in form.get(field.encode_name, []) if text.strip()]
         if not texts:
+            if isinstance(endpoint, Action) and field.encode_name == endpoint.needs:
+                name = field.encode_name
+                raise refused(422, "The form is not complete", f"Give a {name}, such as true; null is a {name}, too.")
             continue
         kind = get_origin(field.type) or field.type
         if kind is Annotated:
@@ -195,17 +200,21 @@ def _body(endpoint: Endpoint, form: dict[str, list[str]]) -> Any:
         if kind in (list, tuple) and Any not in get_args(field.type):
             given[field.encode_name] = texts
         elif field.type is Any or kind in (list, dict, tuple):
-            given[field.encode_name] = _value(texts[0])
+            given[field.encode_name] = _value(field.encode_name, texts[0])
         else:
-            given[field.encode_name] = texts[0]
+            given[field.encode_name] = texts[0] if field.type is str else texts[0].strip()
     try:
         return msgspec.convert(given, endpoint.body, strict=False)
     except msgspec.ValidationError as error:
         raise misfit(error) from error
 
 
-def _value(text: str) -> Any:
+def _value(name: str, text: str) -> Any:
+    """Return what a text says as JSON, or the text itself; what was begun as JSON is not taken for a text."""
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text
+    except msgspec.DecodeError as error:
+        if text.lstrip()[0] not in '{["':
+            return text
+        detail = f"The {name} begins as JSON and is none: {error}. Mend it, or give a text that begins otherwise."
+        raise refused(422, "The form cannot be read", detail) from error
