@@ -20,7 +20,7 @@ from orchestrator import ResultTimeout, WorkflowHandle, WrongState
 from tests.chaos.real.arena import Arena
 from tests.chaos.real.journal import append
 from tests.chaos.real.project import app
-from tests.chaos.real.project.flows import ASKED
+from tests.chaos.real.project.flows import ASKING
 from tests.chaos.real.weather import is_weather
 
 _EVERY = 0.1
@@ -66,8 +66,8 @@ class Outsider:
                     self._say("approval", run, partial(self._approve, run))
 
     def _approve(self, run: str, number: int) -> None:
-        """Send a number: whatever is not nothing means yes."""
-        app.flows.run(run).signal(ASKED, number)
+        """Decide, whether the run has come there or not."""
+        app.flows.run(run).approve(why=f"number {number}", node=ASKING)
         self._answered.add(run)
 
     def _waiting(self, statement: str) -> list[str]:

@@ -10,7 +10,9 @@ from tests.chaos.real.project.base import app, spend, token, written_down
 ROUNDS: Final = 3
 BESIDE: Final = 3
 ASKED: Final = "ok"
-"""The key of what it waits for: `outsider.py` sends it, sooner or later."""
+"""The key of what it waits for."""
+ASKING: Final = "inner/ask"
+"""The approval: `outsider.py` decides it, sooner or later."""
 
 
 @app.task(retries=Retry(max=2, backoff="constant", base=0.2))
