@@ -270,6 +270,27 @@ def test_a_phone_needs_no_sideways_scrolling(base: str, browser: Any) -> None:
             assert window.page.evaluate("document.documentElement.scrollWidth") <= 390, path
 
 
+def hold_stream(page: Any, path: str) -> Any:
+    """Open a page and return what its stream of events asks for, which nobody has answered yet."""
+    held: list[Any] = []
+    page.route("**/ui/live/**", lambda route: held.append(route))
+    page.goto(path)
+    eventually(lambda: page.evaluate("true") and held, "the page asks for its stream")
+    return held[0]
+
+
+def test_a_page_says_that_its_server_is_away(base: str, browser: Any) -> None:
+    context = browser.new_context(base_url=base)
+    page = context.new_page()
+    stream = hold_stream(page, "/ui")
+    page.route("**/*", lambda route: route.abort())
+    stream.abort()
+    page.locator(".live", has_text="not connected").wait_for()
+    page.locator(".live", has_text="showing what was known at").wait_for()
+    assert page.get_by_text("All is well").count() == 0
+    context.close()
+
+
 def test_one_logs_in_and_is_refused_what_the_key_may_not_do(served: tuple[Stack, str], browser: Any) -> None:
     stack, base = served
     secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
@@ -289,6 +310,14 @@ def test_one_logs_in_and_is_refused_what_the_key_may_not_do(served: tuple[Stack,
         assert page.get_by_role("button", name="Pause").count() == 0
         answer = page.evaluate("fetch('/ui/queues/mail/pause', {method: 'POST'}).then((answer) => answer.status)")
         assert answer == 403
+        stream = hold_stream(page, "/ui/tasks?queue=mail")
+        context.clear_cookies()  # the session ends while the page is open
+        stream.fulfill(status=401)
+        page.wait_for_url("**/ui/login?to=%2Fui%2Ftasks%3Fqueue%3Dmail")
+        page.unroute_all()
+        page.get_by_label("Key").fill(str(secret))
+        page.get_by_role("button", name="Log in").click()
+        page.get_by_role("heading", name="Tasks", level=1).wait_for()
         page.get_by_role("button", name="Log out").click()
         page.get_by_label("Key").wait_for()
         context.close()

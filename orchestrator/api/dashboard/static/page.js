@@ -37,10 +37,33 @@
 
   const main = content();
   const light = document.querySelector(".live");
-  const say = (state) => { if (light) light.dataset.state = state; };
   const REST = 1000; // milliseconds between two reads of a page
+  const STALE = 2000; // milliseconds without the server after which the page says how old it is
+  const AGAIN = 5000; // milliseconds until a stream that the server did not give is asked for again
   const MOST_LINES = 2000; // of a log that are shown
   let last = 0, timer = null, isReading = false, isAgain = false;
+  let knownAt = Date.now(), stale = null;
+
+  // What the light says: "on", "off" (nothing is to come), or "lost" (the server is away, and the page grows old).
+  function say(state) {
+    if (!light) return;
+    if (state === "lost" && light.dataset.state === "on") knownAt = Date.now();
+    light.dataset.state = state;
+    if (state === "lost") {
+      if (stale === null) { light.lastElementChild.textContent = "not connected"; stale = setTimeout(sayAge, STALE); }
+    } else {
+      clearTimeout(stale);
+      stale = null;
+      light.lastElementChild.textContent = "live";
+    }
+  }
+
+  function sayAge() {
+    const at = hour.format(knownAt);
+    light.lastElementChild.textContent = `not connected, showing what was known at ${at}`;
+    announce(light.lastElementChild.textContent);
+    for (const one of main.querySelectorAll("[data-stale]")) one.textContent = one.dataset.stale.replace("%", at);
+  }
 
   async function refresh() {
     timer = null;
@@ -49,7 +72,9 @@
     isReading = true;
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "manual" });
-      if (answer.type === "opaqueredirect" || answer.status === 401) { location.reload(); return; }
+      // Who is no longer known is asked to log in, and who may no longer look is told so.
+      if (answer.type === "opaqueredirect" || [401, 403].includes(answer.status)) { location.reload(); return; }
+      if (answer.status >= 500) say("lost");
       if (!answer.ok) return;
       const found = new DOMParser().parseFromString(await answer.text(), "text/html");
       const said = main.querySelector(".said");
@@ -59,7 +84,9 @@
       if (document.title !== found.title) document.title = found.title;
       showTimes();
       countChosen();
-    } catch (error) { /* the server is away: the stream says when it is back */ } finally {
+      knownAt = Date.now();
+      if (!stream && light?.dataset.state === "lost") say("off");
+    } catch (error) { say("lost"); } finally {
       isReading = false;
       last = Date.now();
       if (isAgain && !document.hidden) { isAgain = false; soon(); }
@@ -103,19 +130,33 @@
 
   function isKnownLine(said) { return { ...said, at: new Date(said.at).toISOString() }; }
 
-  function listen(path) {
-    const stream = new EventSource(path);
-    let isFirst = true;
+  let stream = null;
+  let isFirst = true;
+
+  function listen() {
+    const path = main.dataset.live;
+    if (!path) return;
+    stream = new EventSource(path);
     stream.onopen = () => say("on");
-    stream.onerror = () => say(stream.readyState === EventSource.CLOSED ? "off" : "lost");
+    stream.onerror = () => { if (stream.readyState === EventSource.CLOSED) refused(); else say("lost"); };
     // Something may have happened between the page and the stream; those of the system hear of the next thing anyway.
     stream.addEventListener("snapshot", () => { if (!isFirst || !path.includes("/status/")) soon(); isFirst = false; });
     for (const name of ["task", "tasks", "run", "activity", "workers", "progress"]) stream.addEventListener(name, soon);
     stream.addEventListener("log", (event) => line(isKnownLine(JSON.parse(event.data))));
-    stream.addEventListener("end", () => { stream.close(); say("off"); soon(); });
+    stream.addEventListener("end", () => { stream.close(); stream = null; say("off"); soon(); });
   }
 
-  if (main.dataset.live) listen(main.dataset.live);
+  // The server gives no stream. The page itself says why when it is read again: there is nothing more to come, the
+  // session has ended, or the server is not well; then the stream is asked for again.
+  function refused() {
+    stream = null;
+    isFirst = false;
+    say("lost");
+    soon();
+    setTimeout(listen, AGAIN);
+  }
+
+  listen();
   if (main.dataset.poll) setInterval(() => { if (main.dataset.poll) soon(); }, 1000 * Number(main.dataset.poll));
   document.addEventListener("visibilitychange", () => { if (!document.hidden && isAgain) { isAgain = false; soon(); } });
 
