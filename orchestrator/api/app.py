@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from orchestrator.api import openapi
 from orchestrator.api.access import Doorkeeper
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.paths import PAGES
+from orchestrator.api.dashboard.paths import NOWHERE, PAGES
 from orchestrator.api.dashboard.serving import PagePath
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.finding import Paths
@@ -58,7 +58,7 @@ def create_app(settings: Settings) -> Starlette:
         Route("/docs", partial(_page, openapi.page(ROUTES)), methods=["GET"]),
         *(Route(path, served) for path, served in paths.items()),
     ]
-    handlers = {HTTPException: _not_served, Exception: _defect}
+    handlers = {HTTPException: partial(_not_served, paths[NOWHERE]), Exception: _defect}
     app = _Application(routes=routes, lifespan=alive, exception_handlers=handlers)
     app.paths = Paths(paths)
     app.state.let_go = hub.let_go
@@ -105,7 +105,21 @@ def _by_path(endpoints: Sequence[Endpoint]) -> dict[str, dict[str, Endpoint]]:
     return found
 
 
-async def _not_served(_: Request, error: Exception) -> Response:
+class _Elsewhere(Response):
+    """An answer that another application gives."""
+
+    def __init__(self, served: ServedPath) -> None:
+        super().__init__()
+        self._served = served
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._served(scope, receive, send)
+
+
+async def _not_served(nowhere: ServedPath, request: Request, error: Exception) -> Response:
+    if request.url.path.startswith("/ui/"):
+        request.scope["path_params"] = {"anything": request.url.path.removeprefix("/ui/")}
+        return _Elsewhere(nowhere)
     status = error.status_code if isinstance(error, HTTPException) else 404
     problem = Problem(
         title="It was not found", status=status, detail="Nothing is served here; /openapi.json lists the routes."

@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 from uuid import UUID
 
 import pytest
@@ -275,6 +275,25 @@ def test_what_a_form_asks_for_is_done_and_said(house: House, anyone: Visitor) ->
             connection.exec_driver_sql("SELECT act FROM orchestrator.audit WHERE target = 'mail.out'").scalars().all()
         )
     assert {"pause", "resume"} <= {*acts}
+
+
+def test_a_form_leads_back_to_a_page_whose_name_has_a_slash(house: House, anyone: Visitor) -> None:
+    here = "/ui/queues/mail.%C3%BC%2Fx"
+    found = re.search(r'name="back" value="([^"]*)"', anyone.get(here).text)
+    assert found is not None
+    assert found[1] == here
+    assert anyone.post("/ui/queues/mail.%C3%BC%2Fx/pause", back=found[1]).headers["Location"] == here
+    make_key(house, Scope.READ)
+    assert Visitor(house.app).get(here).headers["Location"] == f"/ui/login?to={quote(here, safe='')}"
+
+
+@pytest.mark.parametrize("path", ["/ui/queues/a/b", "/ui/no/such/page/", "/ui/live/nothing/x"])
+def test_a_path_without_a_page_is_told_by_a_page(anyone: Visitor, path: str) -> None:
+    answer = anyone.get(path)
+    assert answer.status_code == 404
+    assert "There is no such page" in answer.text
+    assert "To the overview" in answer.text
+    assert anyone.get("/ui/queues/").headers["Location"].endswith("/ui/queues")
 
 
 def test_failed_tasks_are_counted_before_they_are_tried_again(house: House, anyone: Visitor) -> None:

@@ -38,3 +38,5 @@ PAGES: tuple[Endpoint, ...] = (
     *entry.routes,
     *ACTIONS,
 )
+NOWHERE = "/ui/{anything}"
+"""What says that there is no such page."""

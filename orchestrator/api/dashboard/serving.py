@@ -131,7 +131,7 @@ class PagePath(ServedPath):
         if next(iter(self._endpoints.values())).is_live:
             return Response(msgspec.json.encode(found.problem), status, media_type=MEDIA_TYPE)
         if status == 401 and request.method in ("GET", "HEAD"):
-            here = f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
+            here = f"{_path(request)}?{request.url.query}" if request.url.query else _path(request)
             to = "" if here == "/ui" else f"?{urlencode({'to': here})}"
             return session.leave(_go(f"{LOG_IN}{to}"))
         current.set(None if caller is None else _visit(request, caller, session))
@@ -153,12 +153,20 @@ def _visit(request: Request, caller: Caller, session: Session) -> Visit:
         who=caller.actor.who,
         scope=caller.scope,
         reach=caller.reach,
-        path=quote(request.url.path, safe="/%"),
+        path=_path(request),
         query=request.url.query,
         token=session.token,
         said=session.said,
         has_key=session.ticket is not None and caller.key is not None,
     )
+
+
+def _path(request: Request) -> str:
+    """Return the path of a page as it was sent: a name with a slash is still one word of it."""
+    raw: bytes | None = request.scope.get("raw_path")
+    if raw is None:  # a server need not tell it
+        return quote(request.url.path)
+    return quote(raw.partition(b"?")[0], safe="/%:@!$&'()*+,;=~")
 
 
 def _go(to: str) -> Response:
