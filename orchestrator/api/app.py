@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ExceptionHandler, Receive, Scope, Send
 
 from orchestrator.api import openapi
 from orchestrator.api.access import Doorkeeper
@@ -58,7 +58,10 @@ def create_app(settings: Settings) -> Starlette:
         Route("/docs", partial(_page, openapi.page(ROUTES)), methods=["GET"]),
         *(Route(path, served) for path, served in paths.items()),
     ]
-    handlers = {HTTPException: partial(_not_served, paths[NOWHERE]), Exception: _defect}
+    handlers: dict[type[Exception], ExceptionHandler] = {
+        HTTPException: partial(_not_served, paths[NOWHERE]),
+        Exception: _defect,
+    }
     app = _Application(routes=routes, lifespan=alive, exception_handlers=handlers)
     app.paths = Paths(paths)
     app.state.let_go = hub.let_go
