@@ -127,6 +127,12 @@ def test_who_names_a_promise_that_nobody_waits_for_is_told_which_are(
     assert "it waits for 'approval'. Did you mean 'approval'? The first promise of that name" in said.pop()
     stage.ask(lambda: say("resolve", handle.id, "approval", "7"))
     assert said.pop() == f"Resolved 'approval' of run {handle.id}.\n"
+    lines = stage.system.sql("SELECT act, detail FROM orchestrator.audit WHERE act LIKE 're%' ORDER BY id")
+    assert [(line["act"], line["detail"]) for line in lines] == [
+        ("reject", {"name": "other", "reason": "no"}),
+        ("resolve", {"name": "aproval", "value": "7"}),
+        ("resolve", {"name": "approval", "value": "7"}),
+    ]
 
 
 def test_an_early_rejection_is_kept_too(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:

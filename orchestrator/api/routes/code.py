@@ -29,6 +29,14 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: Any = None
 
 
+class Resolution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a promise is resolved with."""
+
+    value: Any = None
+    why: Annotated[str, Meta(max_length=2_000)] = ""
+    """Stands in the audit log, beside the value."""
+
+
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why."""
 
@@ -99,14 +107,14 @@ def signal(api: Api, id: UUID, name: str, body: Value) -> Asked:
 
 
 @routes.post("/{id}/promises/{name}/resolve", about=RUN, examples=[{"value": "yes"}], is_kept=_is_kept)
-def resolve(api: Api, id: UUID, name: str, body: Value) -> Steps[Settled]:
+def resolve(api: Api, id: UUID, name: str, body: Resolution) -> Steps[Settled]:
     """Resolve the oldest open promise of a name, or the first that there will be.
 
     Which type the code expects is known to its workers only: a value that does not fit fails in the code, where it is
     awaited, with a PayloadError.
     """
     data = encode_value(body.value, f"Promise {name!r}", api.settings.max_payload)
-    return _settled(name, (yield from api.backend.code.resolve(id.bytes, name, data)))
+    return _settled(name, (yield from api.backend.code.resolve(id.bytes, name, data, body.why)))
 
 
 @routes.post("/{id}/promises/{name}/reject", about=RUN, examples=[{"reason": "out of stock"}], is_kept=_is_kept)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -29,7 +30,7 @@ from orchestrator.errors import (
     WrongState,
 )
 from orchestrator.sdk.backend.asking import overdue
-from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.backend.connections import LONGEST_TOLD, Connections
 from orchestrator.sdk.backend.waiting import EndWaiters, FindEnd
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.code.recording import Recording
@@ -56,6 +57,8 @@ _ASK_AGAIN = 5.0
 
 _RESETTING = 20.0
 """Seconds to wait for the run that a reset starts."""
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class CodeBackend:
@@ -144,18 +147,20 @@ class CodeBackend:
         """Send a signal to the run, or to the one in which it goes on."""
         self._send(run, RequestKind.SIGNAL, "signal", name=check_name("signal", name), value=self._sealed(VALUE, value))
 
-    def resolve(self, run: bytes, promise: str, value: bytes) -> Steps[bytes]:
-        """Resolve the oldest open promise of a name.
+    def resolve(self, run: bytes, promise: str, value: bytes, why: str = "") -> Steps[bytes]:
+        """Resolve the oldest open promise of a name; the audit log has the value, and why.
 
         Return None or, where that is kept for one to come, the names of the first promises that are open, encoded.
         """
+        told = {"value": self._connections.told(promise, value)} | ({"why": why[:LONGEST_TOLD]} if why else {})
         value = self._sealed(VALUE, value)
-        return self._request(run, RequestKind.RESOLVE, "resolve a promise of", None, name=promise, value=value)
+        return self._request(run, RequestKind.RESOLVE, "resolve a promise of", None, told, name=promise, value=value)
 
     def reject(self, run: bytes, promise: str, reason: str) -> Steps[bytes]:
         """Reject the oldest open promise of a name; return the same."""
+        told = {} if self._vault is not None or not reason else {"reason": reason[:LONGEST_TOLD]}
         reason = reason if self._vault is None else self._vault.seal_text(reason)
-        return self._request(run, RequestKind.REJECT, "reject a promise of", None, name=promise, reason=reason)
+        return self._request(run, RequestKind.REJECT, "reject a promise of", None, told, name=promise, reason=reason)
 
     def query(self, run: bytes, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
         """Ask the code something; its arguments and the answer are encoded."""
@@ -216,7 +221,9 @@ class CodeBackend:
         self._connections.nudge()
         return True
 
-    def _send(self, run: bytes, request_kind: RequestKind, verb: str, **body: Any) -> bytes:
+    def _send(
+        self, run: bytes, request_kind: RequestKind, verb: str, told: Mapping[str, Any] = _NOTHING, **body: Any
+    ) -> bytes:
         """Put a request for an open run into the inbox; return the run, which may be a successor."""
         run = self._open(run, verb)
         what = f"the request to {verb} run {to_text(run)} was stored"
@@ -224,7 +231,7 @@ class CodeBackend:
         with self._connections.writing(what, transaction=is_act) as connection:
             self._add_request(connection, request_kind, run, **body)
             if is_act:
-                detail = {"name": body["name"]} if "name" in body else {}
+                detail = ({"name": body["name"]} if "name" in body else {}) | dict(told)
                 self._connections.record(connection, request_kind.split(" ")[0], "run", to_text(run), **detail)
         self._connections.nudge()
         return run
@@ -234,11 +241,17 @@ class CodeBackend:
         return inbox.add(connection, request_kind, run, msgspec.json.encode(body).decode())
 
     def _request(
-        self, run: bytes, request_kind: RequestKind, verb: str, timeout: float | None, **body: Any
+        self,
+        run: bytes,
+        request_kind: RequestKind,
+        verb: str,
+        timeout: float | None,
+        told: Mapping[str, Any] = _NOTHING,
+        **body: Any,
     ) -> Steps[bytes]:
-        """Ask for something that is answered, and return the answer."""
+        """Ask for something that is answered, and return the answer; `told` is for the audit log."""
         request = new_id()
-        run = self._send(run, request_kind, verb, request=request, **body)
+        run = self._send(run, request_kind, verb, told, request=request, **body)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _ASK_AGAIN if deadline is None else min(_ASK_AGAIN, deadline - time.monotonic())

@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import msgspec
 from redis import Redis
 from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.redaction import Redaction, words
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import OrchestratorError, SchemaError, Unavailable, Uncertain
 from orchestrator.sdk import acting
+from orchestrator.sdk.values.shown import as_json, stored_value
 from orchestrator.sdk.values.stores import store_of
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
@@ -23,6 +26,9 @@ from orchestrator.store.tasks.results import TaskOutcome
 from orchestrator.transport.client import Nudges
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
+
+LONGEST_TOLD = 300
+"""Characters of a value or a reason that the audit log has."""
 
 
 class Connections:
@@ -79,6 +85,14 @@ class Connections:
         """Write into the audit log who did this to which thing, in the transaction that does it."""
         who, origin = acting.current(self._settings.audit_as)
         audit.add(connection, who=who, origin=origin, act=act, kind=kind, target=target, detail=detail)
+
+    def told(self, name: str, data: bytes) -> str:
+        """Return a value as the audit log may have it: in short, without what is redacted, and not what is sealed."""
+        if self.keys.vault is not None:
+            return "(sealed)"
+        shown = Redaction(words(self._settings.redact)).shown({name: as_json(stored_value(data))})[name]
+        text = msgspec.json.encode(shown).decode()
+        return text if len(text) <= LONGEST_TOLD else f"{text[:LONGEST_TOLD]}…"
 
     def insert(self, task: NewTask) -> None:
         """Create one task without a unique key, on the shortest way."""

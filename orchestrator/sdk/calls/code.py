@@ -43,8 +43,8 @@ class CodeCalls(Protocol):
         """Send a signal to the run, or to the one in which it goes on."""
 
     @call(Scope.OPERATE)
-    def resolve(self, run: Id, promise: str, value: bytes) -> Steps[bytes]:
-        """Resolve the oldest open promise of a name."""
+    def resolve(self, run: Id, promise: str, value: bytes, why: str = "") -> Steps[bytes]:
+        """Resolve the oldest open promise of a name; the audit log has why."""
 
     @call(Scope.OPERATE)
     def reject(self, run: Id, promise: str, reason: str) -> Steps[bytes]:
