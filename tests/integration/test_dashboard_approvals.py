@@ -55,6 +55,7 @@ def test_what_waits_for_a_person_is_listed_the_oldest_first(house: House) -> Non
     assert page.index(str(code)) < page.index(str(flow))
     assert "Is it within the budget?" in page
     assert "1100" in page
+    assert re.search(r"<dt>amount</dt><dd>1250</dd>", page), "what the run with the promise was given"
     assert "bank-asks" not in page
     with house.engine.connect() as connection:
         promise, approval = insights.page_of_approvals(connection, limit=10).approvals

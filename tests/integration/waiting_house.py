@@ -6,10 +6,13 @@ import time
 from uuid import UUID
 
 from orchestrator.domain import zoned
+from orchestrator.domain.code import history
 from orchestrator.domain.flow.state import FlowState, Frame, Wait
 from orchestrator.sdk.backend import Backend
 from orchestrator.sdk.flow import reading
 from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.values.payload import encode_call
+from orchestrator.store.code.histories import event_rows
 from tests.integration.api_house import House
 
 ASKS = {
@@ -61,6 +64,12 @@ def code_that_asks(house: House, name: str, promises: int = 1) -> UUID:
             " VALUES (%s, %s, %s, 1, 'running', 1, 1, true)",
             (run.hex, f"{name}-code", f"{name}-code"),
         )
+        start = history.RunStarted(f"{name}-code", 1, encode_call("code", ["pear"], {"amount": 1_250}, 1_000))
+        ((_, number, kind, data),) = event_rows(run.bytes, [start])
+        connection.exec_driver_sql(
+            "INSERT INTO orchestrator.histories (run_id, number, at, kind, data) VALUES (%s, %s, now(), %s, %s)",
+            (run.hex, number, kind, data),
+        )
         for place in range(1, promises + 1):
             connection.exec_driver_sql(
                 "INSERT INTO orchestrator.promises (run_id, id, name, ordinal) VALUES (%s, %s, %s, %s)",
@@ -69,6 +78,6 @@ def code_that_asks(house: House, name: str, promises: int = 1) -> UUID:
             connection.exec_driver_sql(
                 "INSERT INTO orchestrator.histories (run_id, number, at, kind, data)"
                 " VALUES (%s, %s, now() - interval '1 hour' * %s, 'promise_created', '')",
-                (run.hex, place, place),
+                (run.hex, place + 1, place),
             )
     return run

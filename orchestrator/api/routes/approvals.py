@@ -13,7 +13,7 @@ from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WITHIN
 from orchestrator.domain.access import Reach
-from orchestrator.sdk.values.shown import as_json
+from orchestrator.sdk.values.shown import as_json, call_of
 from orchestrator.store import insights
 from orchestrator.store.insights import ApprovalView
 
@@ -38,4 +38,8 @@ def list_approvals(api: Api, query: ApprovalsQuery, reach: Reach) -> Page[Approv
 
 
 def _shown(api: Api, one: ApprovalView) -> ApprovalView:
-    return dataclasses.replace(one, input=api.redaction.shown(as_json(one.input)))
+    if one.kind != "promise":
+        return dataclasses.replace(one, input=api.redaction.shown(as_json(one.input)))
+    arguments, keywords = api.redaction.call_shown(*call_of(one.input or b""))
+    given = {str(place): value for place, value in enumerate(arguments, 1)} | keywords
+    return dataclasses.replace(one, input=as_json(given) if given else None)

@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.history import Event, HistoryItem
+from orchestrator.sealing import CALL, reveal
 from orchestrator.store.runs.life import Delta
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
 from orchestrator.store.tasks.transitions import Moved, current_attempt
@@ -31,6 +32,12 @@ EVENTS = Batch("e", "run_id uuid, place int, kind text, data bytea")
 def event_rows(run: bytes, events: Iterable[HistoryItem]) -> list[tuple[bytes, int, str, bytes]]:
     """Return the rows of `EVENTS` that the events of a run are."""
     return [(run, place, str(what.__struct_config__.tag), _encode(what)) for place, what in enumerate(events, 1)]
+
+
+def arguments(start: bytes) -> bytes:
+    """Return the arguments in the first event of a run, encoded."""
+    what = _decode.decode(start)
+    return reveal(what.payload, CALL) if isinstance(what, history.RunStarted) else b""
 
 
 _COUNTED = ("opened", "success", "failed", "cancelled")

@@ -13,12 +13,15 @@ from sqlalchemy import Connection
 from orchestrator.domain import zoned
 from orchestrator.domain.flow.definition import Flow, Node, node_at
 from orchestrator.domain.flow.state import FlowState, Wait
+from orchestrator.store.code import histories
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.flow import definitions
 from orchestrator.store.sql import Row, Statement
 
 _MOST_OF_A_RUN = 5
 """Promises of one run that are shown."""
+_LARGEST_START = 20_000
+"""Bytes of the first event of a run; the arguments in a larger one are left to the page of the run."""
 _MOST_LOOKED_AT = 1_000
 """Open runs of flows that are looked at for one page: what they wait for stands in their state."""
 
@@ -42,7 +45,7 @@ class ApprovalView:
     about: str
     """What the node says of itself."""
     input: Any
-    """What the node took in."""
+    """What the node took in; of a promise the arguments of its run, as they are stored, if not large."""
     since: datetime
     """Since when it waits."""
     due: datetime | None
@@ -59,6 +62,7 @@ class ApprovalPage(NamedTuple):
 
 _PROMISES = Statement[Row](f"""
 SELECT /* insights.approvals.promises */ p.run_id, p.name, r.workflow, r.tags, coalesce(h.at, r.created_at) AS since,
+       first.data AS start,
        coalesce(r.key, (SELECT {run_keys.OWN_ID} FROM orchestrator.run_keys k WHERE k.run_id = r.id LIMIT 1)) AS key
   FROM (SELECT DISTINCT run_id FROM orchestrator.promises
          WHERE %(after)s::uuid IS NULL OR run_id > %(after)s::uuid ORDER BY run_id LIMIT %(limit)s) AS waiting
@@ -68,6 +72,9 @@ SELECT /* insights.approvals.promises */ p.run_id, p.name, r.workflow, r.tags, c
   LEFT JOIN LATERAL (
        SELECT at FROM orchestrator.histories WHERE run_id = p.run_id AND kind = 'promise_created'
         ORDER BY number OFFSET p.ordinal - 1 LIMIT 1) AS h ON true
+  LEFT JOIN orchestrator.histories first
+    ON first.run_id = p.run_id AND first.number = 1 AND first.kind = 'run_started'
+   AND length(first.data) <= {_LARGEST_START}
  ORDER BY p.run_id, p.ordinal
 """)
 _FLOWS = Statement[Row]("""
@@ -107,7 +114,7 @@ def _promises(connection: Connection, limit: int, after: UUID | None) -> tuple[l
             tags=tuple(row.tags),
             name=row.name,
             about="",
-            input=None,
+            input=None if row.start is None else histories.arguments(bytes(row.start)),
             since=row.since,
             due=None,
         )
