@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.api import access, strangers
 from orchestrator.domain.access import Scope
+from orchestrator.sdk.backend import Backend
 from tests.integration.api_house import House, changes, furnished
 from tests.integration.test_dashboard import make_key
 from tests.integration.visitor import Visitor
@@ -102,12 +103,22 @@ def test_a_key_is_made_shown_once_and_revoked(house: House) -> None:
 
 def test_a_key_that_does_not_fit_is_not_made(house: House) -> None:
     visitor = Visitor(house.app)
-    visitor.get("/ui/keys")
+    assert "--scope admin" in visitor.get("/ui/keys").text, "who has the first one makes the others"
     forms: list[dict[str, Any]] = [{"name": ""}, {"name": "x", "scope": "everything"}, {"name": "x", "days": "0"}]
     for form in forms:
         visitor.post("/ui/keys", back="/ui/keys", **form)
         assert visitor.said(), form
     assert rows(house, "SELECT id FROM orchestrator.api_keys") == []
+
+
+def test_the_range_of_a_backfill_is_shown_in_days_of_its_schedule(house: House) -> None:
+    backend = Backend(house.settings)
+    try:
+        backend.schedules.set("mail-flow", {"cron": "0 3 * * *", "timezone": "Asia/Tokyo", "name": "tokyo"})
+        backend.schedules.backfill("mail-flow/tokyo", "2026-02-10", "2026-02-12", None, False)
+    finally:
+        backend.close()
+    assert "2026-02-10 to 2026-02-12" in Visitor(house.app).get("/ui/schedules").text
 
 
 def test_failures_are_drawn_over_time(house: House) -> None:

@@ -53,6 +53,11 @@ def exact(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def day(moment: datetime) -> str:
+    """Return a day in the zone of a moment, with the time unless that is its beginning."""
+    return f"{moment:%Y-%m-%d}" if (moment.hour, moment.minute) == (0, 0) else f"{moment:%Y-%m-%d %H:%M}"
+
+
 def between(start: datetime | None, end: datetime | None) -> float | None:
     """Return the seconds between two moments, where both are known."""
     return None if start is None or end is None else (end - start).total_seconds()
@@ -126,6 +131,7 @@ FILTERS = {
     "sign": sign,
     "age": age,
     "exact": exact,
+    "day": day,
     "short": short,
     "number": number,
     "rate": rate,

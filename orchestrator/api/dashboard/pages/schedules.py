@@ -18,6 +18,7 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WITHIN
 from orchestrator.domain.access import Reach
 from orchestrator.domain.schedules.schedule import Schedule, fires
+from orchestrator.store.schedules.backfills import BackfillView
 from orchestrator.store.schedules.definitions import StoredSchedule
 
 routes = Routes("dashboard", "/ui/schedules")
@@ -52,7 +53,7 @@ def list_schedules(api: Api, reach: Reach) -> Response:
         "schedules.html",
         schedules=[_shown(api, stored, now, reach) for stored in found[:_MOST_SHOWN]],
         more=max(0, len(found) - _MOST_SHOWN),
-        backfills=backfills,
+        backfills=[(one, *_days(one, found)) for one in backfills],
         hours=hours,
     )
 
@@ -74,3 +75,10 @@ def _shown(api: Api, stored: StoredSchedule, now: datetime, reach: Reach) -> Sho
     found, is_steady = ((), False) if stored.paused else _from(written, hour)
     marks = [round(100 * (fire - now) / _AHEAD, 2) for fire in found if now <= fire < now + _AHEAD]
     return Shown(stored, marks, is_steady, last_runs(api, stored.workflow, reach, _LAST))
+
+
+def _days(backfill: BackfillView, schedules: list[StoredSchedule]) -> tuple[datetime, datetime]:
+    """Return the range of a backfill in the zone of its schedule, in which its days were given."""
+    key = backfill.workflow, backfill.name
+    zone = next((one.schedule.zone for one in schedules if (one.workflow, one.name) == key), UTC)
+    return backfill.start_at.astimezone(zone), backfill.end_at.astimezone(zone)
