@@ -134,6 +134,9 @@ def test_what_a_task_says_appears_while_it_runs(base: str, window: Watched, tmp_
     task = enqueue(f"{base}/api/v1", "narrates", str(go))
     window.go(f"/ui/tasks/{task}")
     window.sees("#log p", "begins")
+    lasts = window.page.locator("time[data-lasts]").last
+    before = lasts.inner_text()
+    eventually(lambda: lasts.inner_text() != before, "the time that it takes goes on")
     go.touch()
     window.sees("#log p", "is done")
     window.sees("h1 .s-success")

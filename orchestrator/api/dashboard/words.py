@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -61,6 +61,11 @@ def day(moment: datetime) -> str:
 def between(start: datetime | None, end: datetime | None) -> float | None:
     """Return the seconds between two moments, where both are known."""
     return None if start is None or end is None else (end - start).total_seconds()
+
+
+def earlier(moment: datetime, seconds: float) -> datetime:
+    """Return the moment so many seconds before another."""
+    return moment - timedelta(seconds=seconds)
 
 
 def short(id: object) -> str:

@@ -18,6 +18,17 @@
     return seconds < 0 ? `in ${text}` : `${text} ago`;
   }
 
+  // How long something has lasted that goes on, as the server says it.
+  function lasting(start) {
+    const seconds = Math.max(0, (Date.now() - start) / 1000);
+    if (seconds < 59.95) return `${seconds.toFixed(1)}s`;
+    const whole = Math.round(seconds);
+    const place = UNITS.findIndex(([size]) => whole >= size);
+    const [large, high] = UNITS[place], [small, low] = UNITS[place + 1];
+    const rest = Math.floor((whole % large) / small);
+    return rest ? `${Math.floor(whole / large)}${high} ${rest}${low}` : `${Math.floor(whole / large)}${high}`;
+  }
+
   function showTimes() {
     for (const time of document.querySelectorAll("time[datetime]")) {
       const moment = new Date(time.dateTime);
@@ -28,7 +39,7 @@
         if ("hour" in time.dataset) time.textContent = hour.format(moment);
       }
       if ("clock" in time.dataset || "hour" in time.dataset) continue;
-      const text = age(moment.getTime());
+      const text = "lasts" in time.dataset ? lasting(moment.getTime()) : age(moment.getTime());
       if (time.textContent !== text) time.textContent = text;
     }
   }
