@@ -82,6 +82,7 @@ def everything(system: System) -> Iterator[tuple[str, ...]]:
         yield "tasks", "list", "--run", run
     for run in rows(system, f"{RUNS} WHERE ended_at IS NOT NULL"):
         yield "runs", "watch", run
+        yield "runs", "logs", run
     for run in rows(system, f"{RUNS} WHERE code"):
         yield "runs", "history", run
     for key in rows(system, "SELECT workflow || '/' || name AS id FROM orchestrator.schedules"):
