@@ -127,7 +127,9 @@ def test_who_names_a_promise_that_nobody_waits_for_is_told_which_are(
     assert "it waits for 'approval'. Did you mean 'approval'? The first promise of that name" in said.pop()
     stage.ask(lambda: say("resolve", handle.id, "approval", "7"))
     assert said.pop() == f"Resolved 'approval' of run {handle.id}.\n"
-    lines = stage.system.sql("SELECT act, detail FROM orchestrator.audit WHERE act LIKE 're%' ORDER BY id")
+    lines = stage.system.sql(
+        "SELECT act, detail FROM orchestrator.audit WHERE target = :run AND act LIKE 're%' ORDER BY id", run=handle.id
+    )
     assert [(line["act"], line["detail"]) for line in lines] == [
         ("reject", {"name": "other", "reason": "no"}),
         ("resolve", {"name": "aproval", "value": "7"}),
