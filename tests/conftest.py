@@ -7,8 +7,10 @@ import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import psycopg2
 import pytest
 from hypothesis import settings
 from redis import Redis
@@ -43,6 +45,9 @@ def services() -> Iterator[EmbeddedServices]:
     folder.chmod(0o755)
     with EmbeddedServices(folder / "services") as running:
         database.upgrade(running.database_url)
+        with closing(psycopg2.connect(running.postgres.url)) as connection, connection.cursor() as cursor:
+            connection.autocommit = True
+            cursor.execute("ALTER DATABASE orchestrator ALLOW_CONNECTIONS false")  # all others are copies of it
         yield running
     shutil.rmtree(folder, ignore_errors=True)
 

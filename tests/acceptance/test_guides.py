@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.embedded import EmbeddedServices
 from tests.acceptance.pages import FENCE, REPOSITORY, files_in, run
 from tests.acceptance.test_documents import folder
 
@@ -31,9 +30,9 @@ assert {module}.tasks.handle(answer["task"]).status() == "pending", answer
         ("mail", "answer = {'task': mail.send_invoice.enqueue(7).id}"),
     ],
 )
-def test_web_frameworks(services: EmbeddedServices, folder: Path, module: str, calls: str) -> None:
+def test_web_frameworks(database_url: str, redis_url: str, folder: Path, module: str, calls: str) -> None:
     (folder / f"{module}.py").write_text(files_in(REPOSITORY / "docs" / "web.md")[f"{module}.py"])
-    urls = {"ORCHESTRATOR_DATABASE_URL": services.database_url, "ORCHESTRATOR_REDIS_URL": services.redis_url}
+    urls = {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}
     run(folder, sys.executable, "-c", USE.format(module=module, calls=calls), **urls)
 
 
