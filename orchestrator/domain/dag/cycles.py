@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from orchestrator.domain.dag.definition import Definition, EventTrigger, Step
@@ -15,19 +16,23 @@ Read = Callable[[str], Definition | None]
 
 def certain_children(definition: Definition) -> list[Step]:
     """Return the steps that start a child run in every run in which nothing fails."""
-    steps = {step.name: step for step in definition.steps}
-    certain: dict[str, bool] = {}
-    for name in steps:
-        stack = [name]
-        while stack:
-            step = steps[stack[-1]]
-            above = [up for up in step.depends_on if up in steps and up != step.name]
-            unknown = [up for up in above if up not in certain]
-            if unknown and len(stack) <= len(steps):
-                stack.append(unknown[0])
-                continue
-            certain[stack.pop()] = _is_unconditional(step) and all(certain.get(up, False) for up in above)
-    return [step for step in definition.steps if step.workflow is not None and certain[step.name]]
+    names = {step.name for step in definition.steps}
+    below: defaultdict[str, list[Step]] = defaultdict(list)
+    uncertain: dict[str, int] = {}
+    certain: list[Step] = []
+    for step in filter(_is_unconditional, definition.steps):
+        above = {*step.depends_on} & names - {step.name}
+        uncertain[step.name] = len(above)
+        for up in above:
+            below[up].append(step)
+        if not above:
+            certain.append(step)
+    for step in certain:  # which grows meanwhile
+        for down in below[step.name]:
+            uncertain[down.name] -= 1
+            if not uncertain[down.name]:
+                certain.append(down)
+    return [step for step in definition.steps if step.workflow is not None and uncertain.get(step.name) == 0]
 
 
 def _is_unconditional(step: Step) -> bool:
