@@ -49,6 +49,7 @@ def services() -> Iterator[EmbeddedServices]:
             connection.autocommit = True
             cursor.execute("ALTER DATABASE orchestrator ALLOW_CONNECTIONS false")  # all others are copies of it
         yield running
+        running.postgres.stop("immediate")  # its hundreds of databases need not reach the disk
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -23,8 +23,8 @@ from tests.chaos.simulator.postgres import SimulatedDatabase
 from tests.chaos.simulator.run import explain, simulate
 from tests.chaos.simulator.shrink import shrink
 
-SEEDS_OF_A_BUILD = 120
-SLICE = 40
+SEEDS_OF_A_BUILD = 60
+SLICE = 30
 """Seeds in one test, so that a slow machine is not taken for a hanging one."""
 
 
