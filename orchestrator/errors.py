@@ -11,7 +11,7 @@
     ├── Duplicate                 another task has the unique key; carries its id
     ├── InvalidWorkflow           a workflow definition or its parameters cannot be accepted
     │   └── ExpressionError       an expression cannot be read, or does not fit the values it is given
-    ├── Unavailable               Postgres cannot be used now; nothing was written, and trying again later helps
+    ├── Unavailable               Postgres or the payload store is away; nothing was written, and trying again later helps
     ├── Uncertain                 the connection broke during a write, which may have been done or not
     ├── NotFound                  no task or run has that id
     ├── WrongState                the task or run is in a state that does not allow this
@@ -108,7 +108,7 @@ class ExpressionError(InvalidWorkflow):
 
 
 class Unavailable(OrchestratorError):
-    """Postgres cannot be used now. Nothing was written, so the same call may be made again."""
+    """Postgres or the payload store is away. Nothing was written, so the same call may be made again."""
 
 
 class Uncertain(OrchestratorError):

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from orchestrator.domain.code.activation import Activated, Activation
 from orchestrator.domain.code.history import Event
+from orchestrator.domain.patterns import whole
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES
 from orchestrator.domain.tasks.reports import Flush
 from orchestrator.domain.tasks.task import (
@@ -37,8 +38,8 @@ LARGEST_MESSAGE = 128_000_000
 Word = Annotated[str, Meta(min_length=1, max_length=300, pattern=r"^[^\x00]*$")]
 """A name of something: short, and without the one character that Postgres refuses."""
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
-_Position = Annotated[str, Meta(pattern=r"^[0-9]{1,20}-[0-9]{1,20}$")]
-_EndState = Annotated[str, Meta(pattern=f"^({'|'.join(sorted({*ENDED_TASK_STATES, *ENDED_RUN_STATES}))})$")]
+_Position = Annotated[str, Meta(pattern=whole("[0-9]{1,20}-[0-9]{1,20}"))]
+_EndState = Annotated[str, Meta(pattern=whole("|".join(sorted({*ENDED_TASK_STATES, *ENDED_RUN_STATES}))))]
 
 
 EndReport = Succeeded | Failed | Returned | Activated

@@ -235,6 +235,7 @@ def test_what_was_set_aside_is_shown_and_cleared(http: httpx.Client, served: tup
     assert http.get(f"/api/v1/quarantine/{listed[0]['id']}").json() == listed[0]
     assert http.get("/api/v1/quarantine/1-0").status_code == 404
     assert http.get("/api/v1/quarantine/what").status_code == 404
+    assert http.get("/api/v1/quarantine/1-0%0A").status_code == 404
     assert http.delete("/api/v1/quarantine").json() == {"messages": len(listed)}
     assert http.get("/api/v1/quarantine").json() == {"messages": []}
 

@@ -20,6 +20,7 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import refused
 from orchestrator.api.reach import WHOLE
 from orchestrator.api.routes.registry import Ok, ServiceName, WorkerId
+from orchestrator.domain.patterns import whole
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.errors import NotFound, WrongState
 from orchestrator.sdk.waiting.steps import Pause, Steps
@@ -34,7 +35,7 @@ _APPLYING = 20.0
 _AROUND = 4_096
 """Bytes of a completion that may be around its result."""
 
-QueueId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{1,63}~[0-9a-f]{16}$", examples=["x-1~0123456789abcdef"])]
+QueueId = Annotated[str, Meta(pattern=whole("[A-Za-z0-9-]{1,63}~[0-9a-f]{16}"), examples=["x-1~0123456789abcdef"])]
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):

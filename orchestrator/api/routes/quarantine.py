@@ -12,13 +12,14 @@ from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WHOLE
 from orchestrator.domain.access import Scope
+from orchestrator.domain.patterns import whole
 from orchestrator.errors import NotFound
 from orchestrator.transport import quarantine
 from orchestrator.transport.quarantine import SetAside
 
 routes = Routes("quarantine", "/api/v1/quarantine")
 
-EntryId = Annotated[str, Meta(pattern=r"^[0-9]{1,19}(-[0-9]{1,19})?$", examples=["1731600000000-0"])]
+EntryId = Annotated[str, Meta(pattern=whole("[0-9]{1,19}(-[0-9]{1,19})?"), examples=["1731600000000-0"])]
 
 
 class QuarantineQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,6 +18,7 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import refused
 from orchestrator.api.reach import WHOLE
 from orchestrator.domain.executors.services import SERVICE_NAME, ServiceWorker, address_problem, in_order
+from orchestrator.domain.patterns import whole
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.store import services as kept
 from orchestrator.store.services import Registered
@@ -28,8 +29,8 @@ routes = Routes("services", "/workers")
 _TOUCH_EVERY = 3_600.0
 """Seconds between two notes in Postgres that a service worker lives."""
 
-WorkerId = Annotated[str, Meta(pattern=r"^[!-~]{1,200}$", examples=["worker-1"])]
-ServiceName = Annotated[str, Meta(pattern=f"^{SERVICE_NAME}$", examples=["transform"])]
+WorkerId = Annotated[str, Meta(pattern=whole("[!-~]{1,200}"), examples=["worker-1"])]
+ServiceName = Annotated[str, Meta(pattern=whole(SERVICE_NAME), examples=["transform"])]
 Load = Annotated[float, Meta(ge=0, le=1e9)]
 
 

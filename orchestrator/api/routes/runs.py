@@ -16,6 +16,7 @@ from orchestrator.api.reach import RUN, WITHIN
 from orchestrator.api.routes.tasks import Log, shown_log
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Reach
+from orchestrator.domain.patterns import whole
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.states import RunState
 from orchestrator.errors import NotFound
@@ -173,7 +174,7 @@ def show_outputs(api: Api, id: UUID) -> Outputs:
 class RunLogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """From which place on lines are shown."""
 
-    cursor: Annotated[str, Meta(pattern=r"^\d{1,19}-\d{1,9}$")] = ""
+    cursor: Annotated[str, Meta(pattern=whole("[0-9]{1,19}-[0-9]{1,9}"))] = ""
 
 
 @routes.get("/{id}/logs", about=RUN)

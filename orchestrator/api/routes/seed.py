@@ -17,6 +17,7 @@ from orchestrator.api.routes.tasks import Log, LogQuery
 from orchestrator.api.routes.workflows import Applied, Document, NewRunOf, Started, WorkflowAnswer, Workflows, hash_of
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.dag.conditions import Condition
+from orchestrator.domain.patterns import whole
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.store import insights
 from orchestrator.store.insights import RunView, TaskFilter, TaskView
@@ -39,7 +40,7 @@ class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     index: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
     attempt: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
     """All of them, if none is given."""
-    cursor: Annotated[str, Meta(pattern=r"^\d{1,19}-\d{1,9}$")] = ""
+    cursor: Annotated[str, Meta(pattern=whole("[0-9]{1,19}-[0-9]{1,9}"))] = ""
 
 
 @routes.get("/workflows", about=WITHIN)

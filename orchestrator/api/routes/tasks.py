@@ -14,6 +14,7 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import Refused, at, refused
 from orchestrator.api.reach import TASK, WITHIN, check_queue, has_run
 from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.patterns import whole
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask, UniqueKey
 from orchestrator.errors import InvalidTask, NotFound, OrchestratorError
@@ -328,7 +329,7 @@ class LogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     attempt: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
     """Of all attempts, if none is given."""
-    cursor: Annotated[str, Meta(pattern=r"^\d{1,19}-\d{1,9}$")] = ""
+    cursor: Annotated[str, Meta(pattern=whole("[0-9]{1,19}-[0-9]{1,9}"))] = ""
     last: Annotated[int, Meta(ge=0, le=10_000)] = 0
     """So many lines from the end, if it is not 0."""
 

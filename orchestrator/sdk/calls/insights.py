@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
+from orchestrator.domain.patterns import whole
 from orchestrator.sdk.calls.declaring import call
 from orchestrator.store.audit import AuditEntry, AuditFilter
 from orchestrator.store.code.keys import KeyedRun
@@ -41,7 +42,7 @@ from orchestrator.transport.inspection import RedisView
 Limit = Annotated[int, Meta(ge=1, le=10_000)]
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
-Digits = Annotated[str, Meta(pattern="^[0-9a-f]{1,32}$")]
+Digits = Annotated[str, Meta(pattern=whole("[0-9a-f]{1,32}"))]
 
 
 class InsightCalls(Protocol):

@@ -7,11 +7,12 @@ from typing import Annotated, Protocol
 from msgspec import Meta
 
 from orchestrator.domain.access import Scope
+from orchestrator.domain.patterns import whole
 from orchestrator.sdk.calls.declaring import call
 from orchestrator.transport.quarantine import CAP, SetAside
 
 Limit = Annotated[int, Meta(ge=1, le=CAP)]
-EntryId = Annotated[str, Meta(pattern=r"^[0-9]{1,19}(-[0-9]{1,19})?$")]
+EntryId = Annotated[str, Meta(pattern=whole("[0-9]{1,19}(-[0-9]{1,19})?"))]
 
 
 class QuarantineCalls(Protocol):

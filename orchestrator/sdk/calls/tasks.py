@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.domain.access import Scope
+from orchestrator.domain.patterns import whole
 from orchestrator.domain.tasks.task import Id, NewTask
 from orchestrator.sdk.calls.declaring import call
 from orchestrator.sdk.tasks.logs import LogPage
@@ -17,7 +18,7 @@ from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.store.tasks.redrive import FailedFilter, Group
 from orchestrator.transport.codec import Ended
 
-Entry = Annotated[str, Meta(pattern=r"^(\d{1,19}-\d{1,19})?$")]
+Entry = Annotated[str, Meta(pattern=whole("([0-9]{1,19}-[0-9]{1,19})?"))]
 Number = Annotated[int, Meta(ge=0, le=2**31)]
 Moment = Annotated[float, Meta(ge=0, le=1)]
 
