@@ -11,7 +11,7 @@
     ├── Duplicate                 another task has the unique key; carries its id
     ├── InvalidWorkflow           a workflow definition or its parameters cannot be accepted
     │   └── ExpressionError       an expression cannot be read, or does not fit the values it is given
-    ├── Unavailable               Postgres or the payload store is away; nothing was written, and trying again later helps
+    ├── Unavailable               Postgres or the payload store is away; nothing was written, trying again helps
     ├── Uncertain                 the connection broke during a write, which may have been done or not
     ├── NotFound                  no task or run has that id
     ├── WrongState                the task or run is in a state that does not allow this

@@ -105,7 +105,7 @@ _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (InvalidTask, 422, "It cannot be accepted"),
     (InvalidWorkflow, 422, "The workflow cannot be accepted"),
     (ResultTimeout, 409, "It was not answered in time"),
-    (Unavailable, 503, "What the API depends on cannot be used now"),
+    (Unavailable, 503, "The database or the payload store cannot be used now"),
     (Uncertain, 503, "It is not known whether it was done"),
     (ConfigurationError, 503, "The server is not ready"),
     (OrchestratorError, 400, "It cannot be done"),

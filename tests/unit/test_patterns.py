@@ -13,7 +13,9 @@ import orchestrator
 from orchestrator.domain.patterns import whole
 
 
-@pytest.mark.parametrize(("text", "fits"), [("ab", True), ("ab\n", False), ("\nab", False), ("a", True), ("abx", False)])
+@pytest.mark.parametrize(
+    ("text", "fits"), [("ab", True), ("ab\n", False), ("\nab", False), ("a", True), ("abx", False)]
+)
 def test_only_a_whole_text_fits(text: str, fits: bool) -> None:
     type_ = Annotated[str, msgspec.Meta(pattern=whole("a|ab"))]
     if fits:
