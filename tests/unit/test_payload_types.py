@@ -25,6 +25,7 @@ from orchestrator import InvalidTask, Orchestrator, Payload, PayloadError, Setti
 from orchestrator.domain import zoned
 from orchestrator.domain.tasks.task import Dispatch, Failed, Succeeded
 from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.values.conversion import convert, same_types
 from orchestrator.sdk.values.payload import decode_unread, decode_value, encode_call, encode_value
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running.job import Bundle, Job
@@ -427,6 +428,62 @@ def test_a_stored_result_that_no_longer_fits_says_so(app: Orchestrator) -> None:
     task, _ = echo(app, int)
     with pytest.raises(PayloadError, match="The result of task 'echo' does not fit its annotation: expected int"):
         task._signature.restore_result(decode_value(encode_value("old", "it", 100)))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        bool,
+        int,
+        float,
+        str,
+        bytes,
+        list,
+        dict,
+        type(None),
+        int | None,
+        float | int,
+        float | None,
+        list | dict,
+        str | bool,
+    ],
+    ids=str,
+)
+def test_plain_data_that_is_left_as_it_is_would_be_the_same_if_it_were_converted(kind: Any) -> None:
+    plain = (True, 3, 3.5, "a", b"a", [1, "a", [None]], {"a": [1.5]}, None)
+    same = [value for value in plain if type(value) in same_types(kind)]
+    assert same
+    assert [repr(convert(value, kind)) for value in same] == [repr(value) for value in same]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        str | UUID,
+        int | Colour,
+        list[int] | None,
+        datetime,
+        Annotated[int, "any"],
+        PositiveInt,
+        Any,
+        Payload,
+        Literal[1],
+    ],
+    ids=str,
+)
+def test_what_may_become_something_else_is_converted(kind: Any) -> None:
+    assert same_types(kind) == frozenset()
+
+
+def test_a_call_of_plain_data_is_not_converted(app: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> None:
+    @app.task
+    def add(number: int, name: str = "", *, share: float | None = None) -> None: ...
+
+    call = [3, "a"], {"share": None}
+    monkeypatch.setattr(add._signature, "_restore", lambda *_: pytest.fail("it converted"))
+    assert add._signature.restore(*call) == call
+    with pytest.raises(pytest.fail.Exception):
+        add._signature.restore([3], {"share": 1})  # which is to be 1.0
 
 
 def test_annotations_of_the_simplest_kind_cost_no_look_at_the_payload(

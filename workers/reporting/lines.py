@@ -92,6 +92,7 @@ class Lines:
         if len(line.text) > _LONGEST:
             line = msgspec.structs.replace(line, text=f"{line.text[:_LONGEST]}…")
         size = len(line.text) + _OVERHEAD
+        job.has_lines = True
         with self._lock:
             attempt = self._attempts.get(id(job))
             if attempt is None:

@@ -81,7 +81,7 @@ class Reporter:
         """Since somebody has waited: all reports stand in the events stream, at least."""
         self.generation = ""
         self.on_end: Callable[[Job], object] | None = None
-        """Called with every job whose end is reported."""
+        """Called with every job that has said something, when its end is reported."""
 
     def start(self) -> None:
         """Begin to send, in a thread of its own."""
@@ -98,7 +98,7 @@ class Reporter:
         if job is not None:
             if not isinstance(report, Succeeded):
                 self.note(job)  # once the job has ended it is too late
-            if self.on_end is not None:
+            if job.has_lines and self.on_end is not None:
                 self.on_end(job)
         self._queue.put(PendingReport(report, job, applied))
 

@@ -56,9 +56,11 @@ class Job:
         "counter",
         "deadline",
         "dispatch",
+        "has_lines",
         "interrupt",
         "interrupted_at",
         "interrupted_by",
+        "is_isolated",
         "label",
         "lingers",
         "noted",
@@ -83,7 +85,9 @@ class Job:
         self.bundle = bundle
         self.slot = slot
         self.received_at = received_at
-        self.options = parse_options(dispatch.options)
+        self.options = options = parse_options(dispatch.options)
+        self.is_isolated = dispatch.alone or options.isolation == "process"
+        """It runs in a process of its own."""
         self.stage = Stage.WAITING
         self.started_at = 0.0
         self.starting = False
@@ -103,6 +107,8 @@ class Job:
         """For a step of a workflow: workflow, step, index and count."""
         self.label = dispatch.name
         """How the lines that it says name it: the task, or the step of a workflow with its place in a fan-out."""
+        self.has_lines = False
+        """It has said something that is kept."""
         self.secrets: tuple[str, ...] = ()
         """Texts of its arguments that nobody is shown."""
         self.counter = 0

@@ -40,6 +40,7 @@ class LargeResults:
 
     def __init__(self, settings: Settings) -> None:
         self._store: PayloadStore | None = store_of(settings)
+        self.has_store = self._store is not None
         self._inline = settings.max_payload if self._store is None else self._store.inline
         self._outage = Outage(log, "the payload store", "large results wait")
         self.limit = settings.largest_value

@@ -136,7 +136,7 @@ class Pool:
         asynchronous: list[Job] = []
         for job in jobs:
             task = None if job.dispatch.is_turn_task else self._runner.find(job)
-            on_loop = task is not None and task._is_async and not self._isolated(job)
+            on_loop = task is not None and task._is_async and not job.is_isolated
             (asynchronous if on_loop else synchronous).append(job)
         if synchronous:
             self._threads.submit(synchronous)
@@ -165,9 +165,10 @@ class Pool:
         """Run a job in the current thread; return how long it took."""
         if not self._begin(job):
             return 0.0
-        token = self._spans.begin(job)
+        is_traced = job.trace is not None or self._spans.makes_any
+        token = self._spans.begin(job) if is_traced else None
         try:
-            if self._isolated(job):
+            if job.is_isolated:
                 report = self._isolation.run(job, self._start_clock)
             else:
                 report = self._runner.run(job)
@@ -180,7 +181,8 @@ class Pool:
             job.uninterruptible()
             report = self._runner.failure(job, reason.with_traceback(None))
         self._end(job, report)
-        self._spans.leave(job, token)
+        if is_traced:
+            self._spans.leave(job, token)
         return time.monotonic() - job.started_at
 
     async def _run_async(self, job: Job) -> None:
@@ -196,12 +198,14 @@ class Pool:
         return self._held.unheard(time.monotonic()) > self._ttl
 
     def _begin(self, job: Job) -> bool:
-        if self.is_unheard():
+        now = time.monotonic()
+        if self._held.unheard(now) > self._ttl:
             self._hand_back(job, "its worker cannot be heard")
             return False
-        if not job.begin(time.monotonic(), starting=self._isolated(job)):
+        if not job.begin(now, starting=job.is_isolated):
             return False
-        self._limit(job)
+        if job.deadline is not None:
+            self._limit(job)
         return True
 
     def _start_clock(self, job: Job) -> None:
@@ -213,27 +217,25 @@ class Pool:
             retryable = self._runner.retries_timeouts(job)
             self._held.limit(job.slot, job.deadline, job.options.timeout, retryable=retryable)
 
-    @staticmethod
-    def _isolated(job: Job) -> bool:
-        return job.dispatch.alone or job.options.isolation == "process"
-
     def _end(self, job: Job, report: AttemptReport) -> None:
         report = self._turns.verdict(job) or report
         if job.finish():
             if job.deadline is not None:
                 self._held.unlimit(job.slot)
-            self._spans.ended(job, report)
+            if job.span is not None:
+                self._spans.ended(job, report)
             self.task_log.ended(job, report)
             self._reporter.report(report, job)
         else:
             self._reporter.code_ended(job)
-        self.ended += not self._isolated(job)
+        self.ended += not job.is_isolated
         self._forget(job)
 
     def _forget(self, job: Job) -> None:
         self._jobs.pop(id(job), None)
         self._finished += 1
-        self._freed.set()
+        if not self._freed.is_set():  # who waits has cleared it before the last look at what there is
+            self._freed.set()
 
     # -- the clock
 
@@ -395,7 +397,7 @@ class Pool:
     @property
     def used(self) -> int:
         """Return how many tasks this process has run or received to run; child processes count their own."""
-        return self.ended + sum(not self._isolated(job) for job in list(self._jobs.values()))
+        return self.ended + sum(not job.is_isolated for job in list(self._jobs.values()))
 
     def _hand_back(self, job: Job, reason: str) -> bool:
         if not job.take_back():

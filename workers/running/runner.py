@@ -94,7 +94,8 @@ class Runner:
             enter_task(self._runtime(job))
             value = task.function(*arguments, **keywords)
             end_fork()
-            return self._large.left(job, self._success(job, task, value))
+            report = self._success(job, task, value)
+            return self._large.left(job, report) if self._large.has_store else report
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, SystemExit too
             end_fork(error)
             return self.failure(job, error)
@@ -196,7 +197,8 @@ class Runner:
             if step:
                 keywords = task._signature.pick(keywords)  # what it does not want is not read
             arguments, keywords = task._signature.load(arguments, keywords)
-        if patterns := self._redacted | {*job.options.redact, *task._redacting_options.redact}:
+        if self._redacted or job.options.redact or task._redacting_options.redact:
+            patterns = self._redacted | {*job.options.redact, *task._redacting_options.redact}
             job.secrets = Redaction(patterns).secrets(arguments, keywords)
         if step:
             job.set_step(step[0])
@@ -217,12 +219,12 @@ class Runner:
         if job.output is not None:
             data = finished_output(job, value)
         elif job.options.store_result:
-            data = encode_value(value, f"The result of task {job.dispatch.name!r}", self._large.limit)
+            data = encode_value(value, task._signature.result_words, self._large.limit)
         if job.completion is not None:
             if value is not None and data != job.completion and not is_reference(job.completion):
                 log.warning("it returned another result than ctx.complete() was given", extra=job.fields)
             return completed(job, job.completion)
-        if _timed_out(job, ended_at):  # it has caught that, and returned all the same
+        if job.interrupted_by is not None and _timed_out(job, ended_at):  # and returned all the same
             return self._failed(job, interruption(job, TaskTimeout))
         if job.options.store_result and job.output is None:
             task._signature.check_result(value, data)

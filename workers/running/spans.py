@@ -19,6 +19,8 @@ class AttemptSpans:
 
     def __init__(self, spans: Spans | None = None) -> None:
         self._spans = spans
+        self.makes_any = spans is not None
+        """Else only the code of a task that is traced already belongs to something."""
 
     def begin(self, job: Job) -> object:
         """Have what the current thread or coroutine does belong to an attempt; return what `leave` takes."""

@@ -12,7 +12,7 @@ import msgspec
 
 from orchestrator.errors import InvalidTask, PayloadError, did_you_mean
 from orchestrator.sdk.tasks.context import TaskContext, current_task
-from orchestrator.sdk.values.conversion import can_convert, convert, sure_types, why_not
+from orchestrator.sdk.values.conversion import can_convert, convert, same_types, sure_types, why_not
 from orchestrator.sdk.values.payload import decode_call, decode_value, encode_value
 from orchestrator.sdk.values.stored import Payload, is_payload, loaded
 
@@ -48,6 +48,8 @@ class Signature:
         hints = _hints(function)
         parameters = list(inspect.signature(function).parameters.values())[leading:]
         self._context = next(((place, p) for place, p in enumerate(parameters) if _is_context(hints.get(p.name))), None)
+        self.wants_context = self._context is not None
+        """The function has a parameter for its context."""
         visible = [p for p in parameters if not _is_context(hints.get(p.name))]
         self._signature = inspect.Signature(visible)
         for named in (*(p.name for p in visible), "return"):
@@ -57,13 +59,19 @@ class Signature:
                     f"turned into {_describe(hints[named])}: {reason}."
                 )
         self._kinds = {p.name: hints[p.name] for p in visible if can_convert(hints.get(p.name, Any))}
+        self.result_words = f"The result of {what.lower()} {name!r}"
+        """What errors call what it returns."""
         self._unread = frozenset(p.name for p in visible if is_payload(hints.get(p.name)))
+        self.wants_unread = bool(self._unread)
+        """The function has a parameter for a value that was not read."""
         self._result = hints["return"] if can_convert(hints.get("return", Any)) else Any
+        self._same = {name: same_types(kind) for name, kind in self._kinds.items()}
         self._sure = {name: sure_types(kind) for name, kind in self._kinds.items()}
         self._sure_results = sure_types(self._result)
         positional = [p for p in visible if p.kind in _POSITIONAL]
         self._positional = [p.name for p in positional]
         self._sure_by_place = [self._sure.get(name) for name in self._positional]
+        self._same_by_place = [self._same.get(name) for name in self._positional]
         self._forms = _forms(visible)
         self._star = next((p.name for p in visible if p.kind is p.VAR_POSITIONAL), None)
         self._double_star = next((p.name for p in visible if p.kind is p.VAR_KEYWORD), None)
@@ -97,19 +105,8 @@ class Signature:
 
         Types that are what they travel as are seen at once; for all others, the payload is read as the worker reads it.
         """
-        if self._kinds and not (self._forms and self._is_surely_right(arguments, keywords)):
+        if self._kinds and not (self._forms and _are_among(self._sure_by_place, self._sure, arguments, keywords)):
             self.restore(*decode_call(payload))
-
-    def _is_surely_right(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
-        """Say whether every value of a call that `check` let pass is of a type that needs no closer look."""
-        for value, sure in zip(arguments, self._sure_by_place):  # noqa: B905  # half of the time goes into `strict`
-            if sure is not None and type(value) not in sure:
-                return False
-        if keywords:
-            for name, value in keywords.items():
-                if (sure := self._sure.get(name)) is not None and type(value) not in sure:
-                    return False
-        return True
 
     @property
     def names(self) -> list[str]:
@@ -183,11 +180,6 @@ class Signature:
             for place, value in enumerate(arguments)
         ], {name: self._load(name, value) for name, value in keywords.items()}
 
-    @property
-    def wants_unread(self) -> bool:
-        """Say whether the function has a parameter for a value that was not read."""
-        return bool(self._unread)
-
     def _load(self, name: str | None, value: Any) -> Any:
         if name not in self._unread:
             return loaded(value)
@@ -196,7 +188,7 @@ class Signature:
     def restore(self, arguments: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Turn decoded arguments into the annotated types."""
         self.check(arguments, keywords)
-        if not self._kinds:
+        if not self._kinds or (self._forms and _are_among(self._same_by_place, self._same, arguments, keywords)):
             return arguments, keywords
         names = self._positional
         restored = [
@@ -207,11 +199,6 @@ class Signature:
         return restored, {
             name: self._restore(name if name in known else self._double_star, value) for name, value in keywords.items()
         }
-
-    @property
-    def wants_context(self) -> bool:
-        """Say whether the function has a parameter for its context."""
-        return self._context is not None
 
     def add_context(self, context: TaskContext, arguments: list[Any], keywords: dict[str, Any]) -> None:
         """Put the context where the function wants it."""
@@ -261,6 +248,29 @@ class Signature:
             raise InvalidTask(
                 f"{self._what} {self.name!r}, argument {name!r}: expected {_describe(kind)}: {_reason(error)}."
             ) from error
+
+
+_Types = frozenset[type]
+
+
+def _are_among(
+    by_place: Sequence[_Types | None],
+    by_name: Mapping[str, _Types],
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+) -> bool:
+    """Say whether every value of a call that `check` let pass is of one of the types of its parameter, if that has any.
+
+    What is no parameter of a known kind may be anything.
+    """
+    for value, types_ in zip(arguments, by_place):  # noqa: B905  # half of the time goes into `strict`
+        if types_ is not None and type(value) not in types_:
+            return False
+    if keywords:
+        for name, value in keywords.items():
+            if (types_ := by_name.get(name)) is not None and type(value) not in types_:
+                return False
+    return True
 
 
 def _forms(parameters: Sequence[inspect.Parameter]) -> list[tuple[frozenset[str], frozenset[str]]]:

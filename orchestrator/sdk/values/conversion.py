@@ -131,6 +131,15 @@ def sure_types(kind: Any) -> frozenset[type]:
         return frozenset()
 
 
+_PLAIN = (bool, int, float, str, bytes, type(None), list, dict)
+
+
+def same_types(kind: Any) -> frozenset[type]:
+    """Return the types of plain data that an annotation leaves as it is: those that it names, if it names no others."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return frozenset(kinds) if all(any(one is plain for plain in _PLAIN) for one in kinds) else frozenset()
+
+
 def _decode_other(kind: Any, value: Any) -> Any:
     if is_stand_in(kind):
         made = kind.make(value, convert)

@@ -96,7 +96,8 @@ def decode_call(data: bytes) -> Any:
 def decode_unread(data: bytes) -> tuple[Any, bool]:
     """Decode the arguments of a call, of which what is stored elsewhere is a `Payload`; say whether there is one."""
     before = _unread.number
-    return _postponing.decode(_call(data)), _unread.number != before
+    call = data if data and data[0] in _NEST else _call(data)
+    return _postponing.decode(call), _unread.number != before
 
 
 def _call(data: bytes) -> bytes:
@@ -141,7 +142,7 @@ def encode_value(value: Any, what: str, limit: int) -> bytes:
             f"{what} cannot be serialised: {error}. Pass plain data: JSON types, bytes, datetime, UUID, Decimal, "
             f"dataclasses, msgspec or pydantic models."
         ) from error
-    return _checked(data, what, limit)
+    return data if len(data) <= _SHORT <= limit else _checked(data, what, limit)
 
 
 def _with_zones(data: bytes, value: Any) -> bytes:
