@@ -247,19 +247,19 @@ class News(_Mergeable):
         tasks, capacity, ended = self.tasks, self.capacity, self.outgoing.ended
         self.counts.add(moved)
         self.outgoing.moved.extend(moved)
+        landed: list[str] = []
         for task in moved:
+            is_turn_task = task.run_id is not None and task.is_turn_task
             if task.before in IN_FLIGHT_STATES:
-                capacity.landed[task.queue] += 1
-                if by_worker:
-                    capacity.finished[task.queue] += 1
-                if task.is_turn_task:
+                landed.append(task.queue)
+                if is_turn_task:
                     capacity.turns_over.append((task.id, task.attempt))
                 if task.lane is not None:
                     if task.id in lingering:
                         capacity.lingering.append((task.id, task.attempt, task.lane))
                     else:
                         capacity.left_lanes.append(task.lane)
-            if task.run_id is not None and not task.is_turn_task:
+            if task.run_id is not None and not is_turn_task:
                 tasks.moved.append(task)
             if task.state == "pending":
                 if task.lane is not None:
@@ -270,7 +270,7 @@ class News(_Mergeable):
             result = results.get(task.id) if results else None
             error = errors.get(task.id) if errors else None
             inline = result if result is not None and len(result) <= inline_result else None
-            if task.is_turn_task:  # who waits for it waits for the run
+            if is_turn_task:  # who waits for it waits for the run
                 self.runs.turn_task_ends.append(TurnTaskEnd(task.id, task.state, result, error, inline))
                 continue
             if task.run_id is not None and (task.step is None or is_node(task.step)):
@@ -278,6 +278,9 @@ class News(_Mergeable):
             if task.callbacks is not None:
                 tasks.follow_ups.extend(_follow_ups(task, result, error))
             ended.append(Ended(task.id, task.state, inline, error))
+        capacity.landed.update(landed)
+        if by_worker:
+            capacity.finished.update(landed)
 
     def over(self) -> Iterator[bytes]:
         """Yield tasks that ended, and runs of code whose turns did."""

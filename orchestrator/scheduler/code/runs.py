@@ -38,7 +38,6 @@ from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.transitions import Requeue
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Ended, encode
-from orchestrator.transport.keys import private_queue
 
 log = get_logger("scheduler")
 
@@ -124,7 +123,7 @@ class CodeRuns(Remembering):
 
         What is too large for one message goes in pages, and what there is no room for is put off.
         """
-        claimed = [task for task in news.outgoing.claimed if task.is_turn_task]
+        claimed = [task for task in news.outgoing.claimed if task.run_id is not None and task.is_turn_task]
         if not claimed:
             return
         asked = self._asked(news)
@@ -219,11 +218,6 @@ class CodeRuns(Remembering):
             return False
         beat = self._fleet.beats.get(task.worker)
         return beat is not None and not (beat.draining or beat.doubtful) and beat.running < beat.slots
-
-    @staticmethod
-    def stream(task: Claimed) -> str:
-        """Return the queue into whose stream a claimed task goes."""
-        return task.queue if task.to is None else private_queue(task.to)
 
 
 def _activation(run: Unshown, events: list[Event], asked: _Asked) -> Activation:

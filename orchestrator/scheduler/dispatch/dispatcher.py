@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from operator import attrgetter
 
 from orchestrator.domain.executors.call import is_announced
 from orchestrator.domain.fleet.window import room, smoothed_rate
@@ -14,7 +15,6 @@ from orchestrator.domain.limits.names import queue_bucket
 from orchestrator.domain.tasks.obstacles import PAYLOAD_STORE, hold_for_key
 from orchestrator.domain.tasks.task import Dispatch, executor_of
 from orchestrator.references import MARK, SHORTEST
-from orchestrator.scheduler.code.runs import CodeRuns
 from orchestrator.scheduler.dispatch.claims import Claims
 from orchestrator.scheduler.dispatch.executing import landed, over_room, place_executions, split
 from orchestrator.scheduler.fleet.capabilities import Crowd
@@ -32,6 +32,7 @@ from orchestrator.store.tasks.transitions import Requeue
 from orchestrator.store.tasks.waiting import InFlight
 from orchestrator.trace_context import below, run_span
 from orchestrator.transport.codec import LARGEST_BUNDLE, encode
+from orchestrator.transport.keys import private_queue
 
 BUNDLE_BYTES = 1_000_000
 """Most bytes of payload in one message, unless one task alone has more."""
@@ -49,6 +50,7 @@ _STORE = key_name(PAYLOAD_STORE)
 """What a worker says that has a payload store."""
 Crowded = tuple[Claimed, Crowd]
 """A task that is kept back, and among which."""
+_queue, _kind, _alone = attrgetter("queue"), attrgetter("queue", "name"), attrgetter("alone")
 
 
 class Dispatcher(Remembering):
@@ -121,19 +123,21 @@ class Dispatcher(Remembering):
         found = self._claims.claim(tx.connection, plain, tx.now) if plain else []
         if len(plain) < len(rooms):
             found += self._lanes.claim(tx, {queue: room for queue, room in rooms.items() if queue not in plain})
-        self._weigh(found)
+        sizes = [len(task.payload) for task in found]
+        self._weigh(found, sizes)
         found, executions = split(found)
         if executions or self._executes:
             found = self._execute(tx, news, wanted, found, executions, unknown_timeout)
         unknown: list[Claimed] = []
         unreadable: list[Claimed] = []
         crowded: list[Crowded] = []
-        found = self._readable(news, found, unreadable)
+        if max(sizes, default=0) >= SHORTEST:
+            found = self._readable(news, found, unreadable)
         if self._fleet.capabilities.mixed:
             self._place(news, found, unknown, crowded)
         else:
-            for task in found:
-                (news.outgoing.claimed if self._fleet.knows(task.queue, task.name) else unknown).append(task)
+            found = self._known(found, unknown)
+            news.outgoing.claimed += found
         kept = [(task, "unknown") for task in unknown] + [(task, crowd.hold) for task, crowd in crowded]
         kept += [(task, hold_for_key(PAYLOAD_STORE)) for task in unreadable]
         if kept:
@@ -217,6 +221,14 @@ class Dispatcher(Remembering):
         left = {task.id for task in lacking}
         return [task for task in found if task.id not in left]
 
+    def _known(self, found: list[Claimed], unknown: list[Claimed]) -> list[Claimed]:
+        """Return tasks without those that no worker knows: of many that call the same, one is asked about."""
+        strange = {kind for kind in set(map(_kind, found)) if not self._fleet.knows(*kind)}
+        if not strange:
+            return found
+        unknown += [task for task in found if _kind(task) in strange]
+        return [task for task in found if _kind(task) not in strange]
+
     def _rooms(self, tx: Transaction, news: News) -> dict[str, int]:
         """Return how many tasks each queue may be given now."""
         rooms: dict[str, int] = {}
@@ -238,13 +250,13 @@ class Dispatcher(Remembering):
                 rooms[queue] = min(self._batch, free, most)
         return rooms
 
-    def _weigh(self, found: Sequence[Claimed]) -> None:
+    def _weigh(self, found: Sequence[Claimed], sizes: Sequence[int]) -> None:
         """Learn how large the tasks of queues are, as far as that limits how many are claimed at once."""
-        if not self._sizes and sum(len(task.payload) for task in found) < _MOST_DATA // 4:
+        if not self._sizes and sum(sizes) < _MOST_DATA // 4:
             return
         total: Counter[str] = Counter()
-        for task in found:
-            total[task.queue] += len(task.payload)
+        for task, weight in zip(found, sizes, strict=True):
+            total[task.queue] += weight
         for queue, number in Counter(task.queue for task in found).items():
             size = max(total[queue] / number, self._sizes.get(queue, 0.0) / 2)
             if size > _LARGE:
@@ -294,7 +306,7 @@ class Dispatcher(Remembering):
         if news.capacity.finished:
             self._finished.update(news.capacity.finished)
         if sent := news.sent():
-            self._outstanding.update(task.queue for task in sent)
+            self._outstanding.update(map(_queue, sent))
         self._remember_places(news)
         monotonic = self._monotonic()
         elapsed = monotonic - self._measured_at
@@ -329,14 +341,14 @@ class Dispatcher(Remembering):
         """Return the claimed tasks as messages by queue. A long line is bundled; a short one is spread."""
         by_queue: dict[str, list[Claimed]] = defaultdict(list)
         for task in claimed:
-            by_queue[CodeRuns.stream(task)].append(task)
+            by_queue[task.queue if task.to is None else private_queue(task.to)].append(task)
         return {queue: self._bundles(queue, tasks) for queue, tasks in by_queue.items()}
 
     def _bundles(self, queue: str, tasks: Sequence[Claimed]) -> list[bytes]:
         size = max(1, min(LARGEST_BUNDLE, len(tasks) // max(1, self._fleet.slots(queue))))
         bundles: list[list[Dispatch]] = []
         room = weight = 0
-        for task in sorted(tasks, key=lambda task: task.alone):
+        for task in sorted(tasks, key=_alone):
             weight += len(task.payload)
             if room == 0 or task.alone or weight > BUNDLE_BYTES:
                 bundles.append([])
