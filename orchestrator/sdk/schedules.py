@@ -21,6 +21,7 @@ from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.workflow import CodeWorkflow, Registry
 from orchestrator.sdk.dag.registered import check_fit, take_over
+from orchestrator.sdk.flow.handle import FlowHandle
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.tasks.options import check_name
@@ -251,17 +252,24 @@ class Schedules(Mapping[str, "Scheduled"]):
         name: str = "default",
         *,
         params: Mapping[str, Any] | None = None,
+        version: int | None = None,
         **times: Unpack[Times],
     ) -> None:
         """Set a schedule of a workflow, beside the one in its definition; the same name again replaces it.
 
-        The workflow may be one of code that this application has.
+        The workflow may be one of code that this application has, or a flow. Of a flow, the version is started that is
+        the newest published one at each fire, or always this `version`.
         """
         data = {"name": name, "params": dict(params or {}), **plain_times(times)}
         self._registry.modules.load()
         code = self._registry.workflows.get(workflow)
         if code is None:
-            self._client.backend.schedules.set(workflow, data)
+            self._client.backend.schedules.set(workflow, data, version)
+        elif version is not None:
+            raise InvalidWorkflow(
+                f"{workflow!r} is a workflow as code, and starts in the version that this application has: leave out "
+                f"the version, which is for flows."
+            )
         else:
             check_params(code, params or {})
             self._client.backend.schedules.set_code(workflow, data, code_target(code))
@@ -300,10 +308,12 @@ class Scheduled:
         """Fire again, from now on; what came during the pause is not made up for."""
         self._client.backend.schedules.resume(self.key)
 
-    def trigger(self) -> RunHandle[Any] | WorkflowHandle[Any]:
+    def trigger(self) -> RunHandle[Any] | WorkflowHandle[Any] | FlowHandle:
         """Start a run right now, whatever else is open; the fire time is now."""
         run = new_id()
         stored = self._client.backend.schedules.trigger(self.key, run)
+        if stored.flow:
+            return FlowHandle(self._client, run)
         if stored.code is None:
             return RunHandle(self._client, run)
         workflow = self._registry.workflows.get(stored.workflow)

@@ -389,6 +389,10 @@ schedules = Table(
     Column("created_at", _Time, nullable=False, server_default=_now),
     Column("origin", Text, comment="the application whose code declares it; null if none does"),
     Column("forgotten_at", _Time, comment="since when that code declares it no more"),
+    _flag("flow", "it starts runs of a flow graph"),
+    Column(
+        "flow_version", Integer, comment="of the flow, if that is not the newest one that is published when it fires"
+    ),
     comment="when runs of workflows start by themselves",
 )
 Index("schedules_due", schedules.c.due_at, postgresql_where=text("due_at IS NOT NULL AND NOT paused"))
@@ -411,6 +415,10 @@ backfills = Table(
     Column("next_fire", _Time, comment="the fire to start next; null when all have been"),
     Column("error", Text),
     Column("created_at", _Time, nullable=False, server_default=_now),
+    _flag("flow", "it starts runs of a flow graph"),
+    Column(
+        "flow_version", Integer, comment="of the flow, if that is not the newest one that is published when it fires"
+    ),
     comment="fires of a schedule over a range of the past, started a few at a time",
 )
 Index("backfills_open", backfills.c.id, postgresql_where=text("next_fire IS NOT NULL"))

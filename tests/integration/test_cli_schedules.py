@@ -95,7 +95,7 @@ def test_set_replaces_and_refuses(run: Run) -> None:
     assert found["definition"]["cron"] == "0 * * * *"
     assert "Say which: nightly/default, nightly/often" in run("schedules", "pause", "nightly", exit_code=1).output
     for words, message in {
-        ("nigthly", "--every", "1h"): "There is no workflow 'nigthly'. Did you mean 'nightly'?",
+        ("nigthly", "--every", "1h"): "There is no workflow 'nigthly', and no published flow. Did you mean 'nightly'?",
         ("nightly", "--every", "1h", "--cron", "* * * * *"): "exactly one of cron, every and at",
         ("nightly", "--every", "1h", "--param", "dya=1"): "schedule.params.dya: unknown parameter 'dya'",
         ("nightly", "--every", "1h", "--timezone", "Europe/Berlni"): "Did you mean 'Europe/Berlin'?",

@@ -42,6 +42,10 @@ class ScheduleView(msgspec.Struct, frozen=True):
     """Fires that came while a run was open."""
     error: str | None
     """Why the last fire could not start a run."""
+    flow: bool = False
+    """It starts runs of a flow."""
+    version: int | None = None
+    """Of the flow, if that is not the newest one that is published when it fires."""
 
 
 class Schedules(msgspec.Struct, frozen=True):
@@ -51,10 +55,12 @@ class Schedules(msgspec.Struct, frozen=True):
 
 
 class NewSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When a workflow starts by itself."""
+    """When a workflow or a flow starts by itself."""
 
     schedule: dict[str, Any]
     """As a workflow file has it: cron or every, timezone, overlap, catch_up, …"""
+    version: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    """Of a flow: which one, unless it is the newest that is published when it fires."""
 
 
 class FiresQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,6 +101,8 @@ def view(stored: StoredSchedule) -> ScheduleView:
         stored.fired,
         stored.skipped,
         stored.error,
+        stored.flow,
+        stored.flow_version,
     )
 
 
@@ -112,8 +120,8 @@ def show_schedule(api: Api, workflow: str, name: str) -> ScheduleView:
 
 @routes.put("/{workflow}", about=WORKFLOW, examples=[_EXAMPLE])
 def set_schedule(api: Api, workflow: str, body: NewSchedule) -> ScheduleView:
-    """Set when a workflow starts by itself; `name` in it tells several of one workflow apart."""
-    return view(api.backend.schedules.set(workflow, body.schedule))
+    """Set when a workflow or a flow starts by itself; `name` in it tells several of one apart."""
+    return view(api.backend.schedules.set(workflow, body.schedule, body.version))
 
 
 @routes.delete("/{workflow}/{name}", about=WORKFLOW)

@@ -113,6 +113,7 @@ def show(key: str, as_json: bool) -> None:
     print_fields(
         {
             "schedule": _short(stored),
+            "starts": _started(stored),
             "when": f"{schedule.words()}, {schedule.timezone}",
             "overlap": schedule.overlap,
             "catch up": schedule.catch_up,
@@ -174,17 +175,21 @@ def next_(key: str | None, count: int, as_json: bool, **given: str | None) -> No
 @click.option("--jitter", metavar="DURATION", help="Keep it apart from others by up to so much.")
 @click.option("--param", "params", multiple=True, metavar="KEY=VALUE", help="A parameter of the runs; may be repeated.")
 @click.option("--paused", is_flag=True, default=None, help="Do not fire until it is resumed.")
-def set_(workflow: str, params: tuple[str, ...], **given: Any) -> None:
-    """Set a schedule of a workflow; the same name again replaces it, and keeps a pause.
+@click.option(
+    "--version", type=click.IntRange(1), help="Of a flow.  [default: the newest that is published when it fires]"
+)
+def set_(workflow: str, params: tuple[str, ...], version: int | None, **given: Any) -> None:
+    """Set a schedule of a workflow or a flow; the same name again replaces it, and keeps a pause.
 
     \b
     Example:
       orchestrator schedules set nightly --cron '0 3 * * *' --timezone Europe/Berlin --overlap queue
       orchestrator schedules set import --name half-hourly --every 30m --param 'day=${run.fire_time}'
+      orchestrator schedules set order-flow --every 1h --version 3
     """
     data = {name: value for name, value in given.items() if value is not None} | {"params": _params(params)}
     with sending() as app:
-        stored = app._client.backend.schedules.set(workflow, data)
+        stored = app._client.backend.schedules.set(workflow, data, version)
     echo(f"{stored.key}: next fire {_next(stored, present())}")
 
 
@@ -302,6 +307,14 @@ def _params(words: Sequence[str]) -> dict[str, Any]:
         if not name or not equals:
             raise click.UsageError(f"--param {name!r}: expected KEY=VALUE.")
     return {name: parse_value(text) for name, _, text in pairs}
+
+
+def _started(stored: StoredSchedule) -> str | None:
+    """Say what it starts, if that is a flow."""
+    if not stored.flow:
+        return None
+    version = "its newest published version" if stored.flow_version is None else f"version {stored.flow_version}"
+    return f"flow {stored.workflow}, {version}"
 
 
 def _origin(stored: StoredSchedule) -> str:

@@ -35,7 +35,7 @@ class Known(NamedTuple):
 
 
 ANYTHING = Known()
-_FLOW_KEYS = ("start", "nodes", "edges", "max_steps", "description", "name", "version", "flow")
+_FLOW_KEYS = ("schedule", "start", "nodes", "edges", "max_steps", "description", "name", "version", "flow")
 _NODE_KEYS = tuple(Node.__struct_fields__)
 _STRUCTS: dict[str, tuple[str, ...]] = {
     "prep": Prep.__struct_fields__,
@@ -50,7 +50,7 @@ def flaws(plain: Any, known: Known = ANYTHING, *, place: Place = (), depth: int 
     if not isinstance(plain, dict):
         yield Flaw(place, "a flow is a mapping with start, nodes and edges.")
         return
-    yield from unknown_keys(plain, _FLOW_KEYS, place, "A flow")
+    yield from unknown_keys(plain, _FLOW_KEYS[1:] if depth else _FLOW_KEYS, place, "A flow")
     nodes = plain.get("nodes")
     if not isinstance(nodes, dict) or not nodes:
         yield Flaw((*place, "nodes"), "a flow has nodes: a mapping of keys to nodes.")

@@ -166,6 +166,8 @@ class Flow(_Data, frozen=True, kw_only=True):
     """What the application's tasks that it runs say of themselves, taken over when it is published."""
     takes: dict[str, tuple[str, ...]] = {}
     """What those have parameters for, so that they are given no more; one that is not here may take anything."""
+    schedule: dict[str, Any] | None = None
+    """When runs start by themselves, as it was written; this is stored beside the flow, and is no part of a version."""
 
     @property
     def most_steps(self) -> int:

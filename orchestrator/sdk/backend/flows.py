@@ -16,6 +16,7 @@ from orchestrator.domain.flow.graph import approvals, signal_path
 from orchestrator.domain.flow.paths import parse, write
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import stored_json, unstorable
+from orchestrator.domain.schedules.schedule import from_data
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.errors import ExpressionError, InvalidWorkflow, NotFound, PayloadError, WrongState
 from orchestrator.sdk import acting
@@ -30,6 +31,8 @@ from orchestrator.store.flow.definitions import FlowName, Published, StoredFlow
 from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import creation
+from orchestrator.store.schedules import definitions as schedules
+from orchestrator.store.schedules.fires import Target, run_of
 
 
 class FlowBackend:
@@ -50,12 +53,18 @@ class FlowBackend:
             self._connections.record(connection, "declare", "flow", name)
 
     def publish(self, name: str, graph: Flow, version: int | None = None, *, published: bool = True) -> Published:
-        """Store a version of a flow; the same body again is a no-op."""
+        """Store a version of a flow, and the schedule in its file; the same body again is a no-op."""
+        if problem := unstorable(graph.schedule or {}):
+            raise InvalidWorkflow(f"schedule: {problem}.")
         with self._connections.writing(f"flow {name!r} was stored", transaction=True) as connection:
             done = definitions.publish(connection, name, graph, version, published=published)
+            if published:
+                _declare_schedule(connection, name, done.version, graph.schedule)
             if done.created:
                 self._connections.record(connection, "publish", "flow", name, version=done.version)
-            return done
+        if graph.schedule is not None:
+            self._connections.nudge()
+        return done
 
     def names(self) -> list[FlowName]:
         """Return all flows."""
@@ -222,6 +231,11 @@ class FlowBackend:
         """Return the shared state of a run, for a program."""
         return self.show(run).shared
 
+    def last_visit(self, run: bytes) -> int:
+        """Return the number of the last visit of a run to a node."""
+        with self._connections.reading() as connection:
+            return reads.last_visit(connection, run)
+
     def visited(self, run: bytes) -> list[str]:
         """Return the nodes that a run has visited with success, each once."""
         with self._connections.reading() as connection:
@@ -247,6 +261,14 @@ class FlowBackend:
         with self._connections.reading() as connection:
             found = reads.node_runs(connection, run, after=after, limit=min(limit, 1_000))
         return [view._replace(input=as_json(view.input), output=as_json(view.output), redact=redact) for view in found]
+
+
+def _declare_schedule(connection: Connection, name: str, version: int, data: dict[str, Any] | None) -> None:
+    now = schedules.clock(connection)
+    schedule = None if data is None else from_data(data)
+    if schedule is not None:
+        run_of(Target(name, version, None, flow=True), schedule, now, bytes(16), name)  # or it says what is wrong
+    schedules.declare_flow(connection, name, schedule, now)
 
 
 def _shown(view: FlowRunView) -> FlowRunView:

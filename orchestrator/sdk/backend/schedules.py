@@ -21,7 +21,9 @@ from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_m
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.dag.schedule_fields import checked_schedule, schedule_of_code
 from orchestrator.store.code import fires as code_fires
+from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
+from orchestrator.store.flow import definitions as flows
 from orchestrator.store.runs import creation
 from orchestrator.store.schedules import backfills
 from orchestrator.store.schedules import definitions as schedules
@@ -108,8 +110,8 @@ class ScheduleBackend:
         self._connections.nudge()
         return found
 
-    def set(self, workflow: str, data: dict[str, Any]) -> StoredSchedule:
-        """Set a schedule of a workflow; `data` has the shape of a file."""
+    def set(self, workflow: str, data: dict[str, Any], version: int | None = None) -> StoredSchedule:
+        """Set a schedule of a workflow or a flow; `data` has the shape of a file, and `version` is one of a flow."""
         if problem := unstorable(data):
             raise InvalidWorkflow(f"schedule: {problem}.")
         read = checked_schedule(data)
@@ -117,20 +119,15 @@ class ScheduleBackend:
         with self._connections.writing(
             f"the schedule of workflow {workflow!r} was stored", transaction=True
         ) as connection:
-            stored = workflows.latest(connection, workflow)
-            if stored is None:
-                names = [other.name for other in workflows.list_latest(connection)]
-                raise NotFound(
-                    f"There is no workflow {workflow!r}.{did_you_mean(workflow, names)} One that is code is scheduled "
-                    f"by its application: @app.schedule above @app.workflow, or app.schedules.set(…)."
-                )
-            scheduled = msgspec.structs.replace(stored.definition, schedule=read)
-            problems = [problem for problem in check(scheduled) if problem.path[0] == "schedule"]
-            if problems:
-                raise InvalidWorkflow("\n".join(f"{_place(problem.path)}: {problem.message}" for problem in problems))
             now = schedules.clock(connection)
+            stored = workflows.latest(connection, workflow)
+            if stored is not None:
+                _check_workflow(stored.definition, read, version)
+            else:
+                target = _flow_target(connection, workflow, version)
+                store.run_of(target, schedule, now, bytes(16), workflow)  # says what is wrong with its parameters
             _check_fires(schedule, now)
-            schedules.put(connection, workflow, schedule, now)
+            schedules.put(connection, workflow, schedule, now, flow=stored is None, flow_version=version)
             found = _one(connection, f"{workflow}/{schedule.name}")
             self._connections.record(connection, "set", "schedule", found.key, when=schedule.words())
         self._connections.nudge()
@@ -167,11 +164,12 @@ class ScheduleBackend:
             stored = _one(connection, key)
             now = schedules.clock(connection)
             schedule, name = stored.schedule, stored.workflow
+            vault = self._connections.keys.vault
             if stored.code is not None:
-                run = code_fires.run_of(name, stored.code, schedule, now, run_id, stored.key)
+                run = code_fires.run_of(name, stored.code, schedule, now, run_id, stored.key, vault)
             else:
-                run = store.run_of(_target(connection, name), schedule, now, run_id, stored.key)
-            creation.create(connection, [run])
+                run = store.run_of(_target(connection, stored), schedule, now, run_id, stored.key)
+            creation.create(connection, [dags.sealed(run, vault)])
             self._connections.record(connection, "trigger", "schedule", stored.key, run=to_text(run_id))
         self._connections.nudge()
         return stored
@@ -184,8 +182,8 @@ class ScheduleBackend:
         """Ask for the runs of all fires in a range; return the number of the backfill."""
         what = f"the backfill of schedule {key!r} was stored"
         with self._connections.writing(what, transaction=True) as connection:
-            new, _ = _new_backfill(connection, key, start, end, concurrency, again)
-            number = backfills.add(connection, new)
+            new, _, of = _new_backfill(connection, key, start, end, concurrency, again)
+            number = backfills.add(connection, new, flow=of.flow, flow_version=of.flow_version)
             self._connections.record(connection, "backfill", "schedule", key, number=number, fires=new.total)
         self._connections.nudge()
         return number
@@ -195,7 +193,7 @@ class ScheduleBackend:
     ) -> tuple[NewBackfill, list[tuple[datetime, bool]]]:
         """Return what would be asked for: all fires in the range, and of each whether it would get a run."""
         with self._connections.reading() as connection:
-            new, due = _new_backfill(connection, key, start, end, concurrency, again)
+            new, due, _ = _new_backfill(connection, key, start, end, concurrency, again)
             had = set() if again else backfills.had_runs(connection, new, due)
         return new, [(fire, fire not in had) for fire in due]
 
@@ -254,8 +252,8 @@ def _new_backfill(
     end: datetime | str | None,
     concurrency: int | None,
     again: bool,
-) -> tuple[NewBackfill, list[datetime]]:
-    """Return what is asked for, with its fires, or say why that cannot be done."""
+) -> tuple[NewBackfill, list[datetime], StoredSchedule]:
+    """Return what is asked for, with its fires and its schedule, or say why that cannot be done."""
     stored = _one(connection, key)
     if stored.code is not None:
         raise InvalidWorkflow(
@@ -266,14 +264,15 @@ def _new_backfill(
     first, last = _moment("start", start, stored.schedule), _moment("end", end or now, stored.schedule)
     if not first < last <= now:
         raise InvalidWorkflow(f"A backfill is of the past: expected start < end <= now, found {start} and {end}.")
-    target = _target(connection, stored.workflow)
+    target = _target(connection, stored)
     limit = _limit(target, concurrency)
     due = list(islice(fires(stored.schedule, first, last), _MOST_FIRES + 1))
     if not due or len(due) > _MOST_FIRES:
         found = f"more than {_MOST_FIRES:,} fires" if due else "no fire"
         raise InvalidWorkflow(f"Schedule {stored.key} has {found} between {first} and {last}: choose another range.")
     store.run_of(target, stored.schedule, due[0], bytes(16), stored.key)  # says what would go wrong
-    return NewBackfill(stored.workflow, stored.schedule, first, last, limit, again, len(due), due[0]), due
+    new = NewBackfill(stored.workflow, stored.schedule, first, last, limit, again, len(due), due[0])
+    return new, due, stored
 
 
 def _one(connection: Connection, key: str) -> StoredSchedule:
@@ -286,10 +285,45 @@ def _one(connection: Connection, key: str) -> StoredSchedule:
     raise NotFound(f"There is no schedule {key!r}.{did_you_mean(key, keys)} See: orchestrator schedules list")
 
 
-def _target(connection: Connection, workflow: str) -> Target:
-    stored = workflows.latest(connection, workflow)
+def _target(connection: Connection, scheduled: StoredSchedule) -> Target:
+    """Return what a schedule starts now."""
+    if scheduled.flow:
+        return _flow_target(connection, scheduled.workflow, scheduled.flow_version)
+    stored = workflows.latest(connection, scheduled.workflow)
     body = stored and msgspec.json.encode(stored.definition).decode()
-    return Target(workflow, stored and stored.version, body or None)
+    return Target(scheduled.workflow, stored and stored.version, body or None)
+
+
+def _flow_target(connection: Connection, name: str, version: int | None) -> Target:
+    """Return a flow, in its newest published version unless one is named, or say that there is no such one."""
+    newest = flows.latest(connection, name)
+    if newest is None and version is None:
+        names = [other.name for other in workflows.list_latest(connection)]
+        names += [other.name for other in flows.list_names(connection)]
+        raise NotFound(
+            f"There is no workflow {name!r}, and no published flow.{did_you_mean(name, names)} A workflow that is code "
+            f"is scheduled by its application: @app.schedule above @app.workflow, or app.schedules.set(…)."
+        )
+    if version is not None and flows.read(connection, name, version) is None:
+        known = f"the newest is {newest.version}" if newest is not None else "none is published"
+        raise NotFound(f"Flow {name!r} has no version {version}; {known}.")
+    return Target(name, newest.version if newest is not None and version is None else version, None, flow=True)
+
+
+def _check_workflow(definition: Definition, schedule: dict[str, Any], version: int | None) -> None:
+    """Say what a workflow and a schedule have against each other."""
+    if version is not None:
+        raise InvalidWorkflow(
+            f"{definition.name!r} is a workflow, of which a schedule starts the newest version: leave out the version, "
+            f"which is for flows."
+        )
+    problems = [
+        problem
+        for problem in check(msgspec.structs.replace(definition, schedule=schedule))
+        if problem.path[0] == "schedule"
+    ]
+    if problems:
+        raise InvalidWorkflow("\n".join(f"{_place(problem.path)}: {problem.message}" for problem in problems))
 
 
 def _limit(target: Target, asked: int | None) -> int:

@@ -46,8 +46,8 @@ class ScheduleCalls(Protocol):
         """Note what an application's code declares; return what it once declared, which is deleted if asked."""
 
     @call(Scope.OPERATE, repeatable=True)
-    def set(self, workflow: str, data: dict[str, Any]) -> StoredSchedule:
-        """Set a schedule of a workflow; `data` has the shape of a file."""
+    def set(self, workflow: str, data: dict[str, Any], version: int | None = None) -> StoredSchedule:
+        """Set a schedule of a workflow or a flow; `data` has the shape of a file, and `version` is one of a flow."""
 
     @call(Scope.OPERATE, repeatable=True)
     def set_code(self, workflow: str, data: dict[str, Any], target: CodeTarget) -> StoredSchedule:

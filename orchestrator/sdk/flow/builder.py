@@ -30,13 +30,16 @@ class FlowGraph:
         start: The node that comes first.
         max_steps: How many nodes a run visits at most.
         description: For people to read.
+        schedule: When runs start by themselves, as a file has it: `{"every": "1h"}`.
     """
 
-    def __init__(self, start: str, *, max_steps: int = 0, description: str = "") -> None:
+    def __init__(
+        self, start: str, *, max_steps: int = 0, description: str = "", schedule: Mapping[str, Any] | None = None
+    ) -> None:
         self._start = start
         self._nodes: dict[str, dict[str, Any]] = {}
         self._edges: list[dict[str, str]] = []
-        self._rest = {"max_steps": max_steps, "description": description}
+        self._rest = {"max_steps": max_steps, "description": description, "schedule": dict(schedule or {})}
 
     def node(self, key: str, kind: str, *, to: To | None = None, **fields: Any) -> FlowGraph:
         """Add a node with the fields that it has in a file."""

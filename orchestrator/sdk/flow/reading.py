@@ -13,8 +13,9 @@ from orchestrator.domain.flow import checks
 from orchestrator.domain.flow.checks import ANYTHING, Flaw, Known
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.errors import InvalidWorkflow
-from orchestrator.sdk.dag import document
+from orchestrator.sdk.dag import document, schedule_fields
 from orchestrator.sdk.dag.document import Node
+from orchestrator.sdk.dag.fields import Bad, Fields
 
 _MOST_PROBLEMS = 50
 _DEEPEST = 20
@@ -41,7 +42,8 @@ def loads(text: str, source: str = "<text>", known: Known = ANYTHING, find: Find
     if root is None:
         raise _refusal([line for _, line in lines] or [f"{source}:1: expected a flow, found nothing."])
     plain, known = _looked_up(root.plain(), known, find)
-    for flaw in checks.flaws(plain, known):
+    plain, unfit = _with_schedule(plain)
+    for flaw in [*checks.flaws(plain, known), *unfit]:
         line = _line(root, flaw)
         lines.append((line, f"{source}:{line}: {flaw.message}"))
     if lines:
@@ -56,10 +58,21 @@ def from_data(plain: Any, source: str = "flow", known: Known = ANYTHING, find: F
     except InvalidWorkflow as error:
         raise InvalidWorkflow(f"{source}: {error}") from None
     plain, known = _looked_up(plain, known, find)
-    found = [f"{source}: {flaw.message}" for flaw in checks.flaws(plain, known)]
+    plain, unfit = _with_schedule(plain)
+    found = [f"{source}: {flaw.message}" for flaw in [*checks.flaws(plain, known), *unfit]]
     if found:
         raise _refusal(found)
     return checks.definition(plain)
+
+
+def _with_schedule(plain: Any) -> tuple[Any, list[Flaw]]:
+    """Return a flow with its schedule as it is kept, and what is wrong with that."""
+    if not isinstance(plain, dict) or plain.get("schedule") is None:
+        return plain, []
+    reader = Fields()
+    read = schedule_fields.schedule(reader, document.from_plain(plain["schedule"]), ("schedule",))
+    unfit = [Flaw(one.path, f"{'.'.join(map(str, one.path))}: {one.message}") for one in reader.problems]
+    return {**plain, "schedule": None if isinstance(read, Bad) else read}, unfit
 
 
 def _looked_up(plain: Any, known: Known, find: Find | None) -> tuple[Any, Known]:

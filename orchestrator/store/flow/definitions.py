@@ -139,7 +139,11 @@ def declare(connection: Connection, name: str) -> None:
 def publish(
     connection: Connection, name: str, flow: Flow, version: int | None = None, *, published: bool = True
 ) -> Published:
-    """Store a version of a flow, in the caller's transaction. The same body again is a no-op."""
+    """Store a version of a flow, in the caller's transaction. The same body again is a no-op.
+
+    Its schedule is no part of it, and is stored by whoever publishes it.
+    """
+    flow = msgspec.structs.replace(flow, schedule=None)
     _take_name(connection, name)
     digest = content_hash(flow)
     newest = latest(connection, name)

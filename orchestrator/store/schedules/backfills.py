@@ -70,9 +70,9 @@ class BackfillView:
 
 _ADD = Statement[int]("""
 INSERT /* backfills.add */ INTO orchestrator.backfills
-       (workflow, name, definition, start_at, end_at, concurrency, again, total, next_fire)
+       (workflow, name, definition, start_at, end_at, concurrency, again, total, next_fire, flow, flow_version)
 VALUES (%(workflow)s, %(name)s, %(definition)s::jsonb, %(start)s, %(end)s, %(concurrency)s, %(again)s, %(total)s,
-        %(next_fire)s)
+        %(next_fire)s, %(flow)s, %(flow_version)s)
 RETURNING id
 """)
 
@@ -92,8 +92,8 @@ class NewBackfill(NamedTuple):
     """The first fire in the range."""
 
 
-def add(connection: Connection, new: NewBackfill) -> int:
-    """Ask for a backfill; return its number."""
+def add(connection: Connection, new: NewBackfill, *, flow: bool = False, flow_version: int | None = None) -> int:
+    """Ask for a backfill of a workflow or a flow; return its number."""
     return _ADD.one(
         connection,
         workflow=new.workflow,
@@ -105,6 +105,8 @@ def add(connection: Connection, new: NewBackfill) -> int:
         again=new.again,
         total=new.total,
         next_fire=new.first,
+        flow=flow,
+        flow_version=flow_version,
     )
 
 
@@ -192,10 +194,11 @@ class OpenBackfill(NamedTuple):
     running: int
     version: int | None
     workflow_definition: str | None
+    flow: bool
 
     @property
     def target(self) -> Target:
-        return Target(self.workflow, self.version, self.workflow_definition)
+        return Target(self.workflow, self.version, self.workflow_definition, flow=self.flow)
 
     @property
     def series(self) -> str:
@@ -211,7 +214,7 @@ SELECT /* backfills.open */ s.id, s.workflow, s.name, s.definition, s.end_at AS 
        s.next_fire,
        (SELECT count(*) FROM orchestrator.runs r
          WHERE r.schedule = s.workflow || '/' || s.name || '#' || s.id AND r.ended_at IS NULL) AS running,
-       w.version, w.definition::text AS workflow_definition
+       coalesce(w.version, f.version) AS version, w.definition::text AS workflow_definition, s.flow
   FROM (SELECT * FROM orchestrator.backfills
          WHERE next_fire IS NOT NULL ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS s
 {NEWEST_OF_S} ORDER BY s.id

@@ -45,6 +45,10 @@ class StoredSchedule:
     """The application whose code declares it."""
     forgotten_at: datetime | None = None
     """Since when that code declares it no more."""
+    flow: bool = False
+    """It starts runs of a flow."""
+    flow_version: int | None = None
+    """Of the flow, if that is not the newest one that is published when it fires."""
 
     @property
     def key(self) -> str:
@@ -62,7 +66,8 @@ def clock(connection: Connection) -> datetime:
 def _select(name: str, which: str = "") -> Statement[Row]:
     return Statement[Row](f"""
 SELECT /* schedules.{name} */ s.workflow, s.name, s.definition, s.declared, s.paused, s.next_fire, s.due_at,
-       s.last_fire, s.last_run, r.status AS last_state, s.fired, s.skipped, s.error, s.code, s.origin, s.forgotten_at
+       s.last_fire, s.last_run, r.status AS last_state, s.fired, s.skipped, s.error, s.code, s.origin, s.forgotten_at,
+       s.flow, s.flow_version
   FROM orchestrator.schedules s LEFT JOIN orchestrator.runs r ON r.id = s.last_run {which}
  ORDER BY s.workflow, s.name
 """)
@@ -99,12 +104,14 @@ def find(connection: Connection, text: str) -> list[StoredSchedule]:
 _SAME = "NOT s.paused AND s.definition - %(beside)s::text[] = excluded.definition - %(beside)s::text[]"
 _PUT = Statement[None](f"""
 INSERT /* schedules.put */ INTO orchestrator.schedules AS s
-       (workflow, name, definition, declared, paused, next_fire, due_at, code)
+       (workflow, name, definition, declared, paused, next_fire, due_at, code, flow, flow_version)
 VALUES (%(workflow)s, %(name)s, %(definition)s::jsonb, %(declared)s, %(paused)s, %(next_fire)s, %(due_at)s,
-        %(code)s::jsonb)
+        %(code)s::jsonb, %(flow)s, %(flow_version)s)
     ON CONFLICT (workflow, name) DO UPDATE
    SET definition = excluded.definition,
        code = excluded.code,
+       flow = excluded.flow,
+       flow_version = excluded.flow_version,
        declared = excluded.declared,
        forgotten_at = NULL,
        error = CASE WHEN s.definition = excluded.definition THEN s.error END,
@@ -124,6 +131,8 @@ def put(
     *,
     declared: bool = False,
     code: CodeTarget | None = None,
+    flow: bool = False,
+    flow_version: int | None = None,
 ) -> None:
     """Set a schedule; it fires from now on."""
     fire = next_fire(schedule, now)
@@ -134,6 +143,8 @@ def put(
         definition=stored_json(schedule),
         declared=declared,
         code=None if code is None else msgspec.json.encode(code).decode(),
+        flow=flow,
+        flow_version=flow_version,
         paused=schedule.paused,
         next_fire=fire,
         due_at=fire and fire + delay_of(schedule, key_of(workflow, schedule.name)),
@@ -153,6 +164,13 @@ def declare(connection: Connection, definition: Definition) -> None:
     _UNDECLARE(connection, workflow=definition.name, name=schedule and schedule.name)
     if schedule is not None:
         put(connection, definition.name, schedule, clock(connection), declared=True)
+
+
+def declare_flow(connection: Connection, flow: str, schedule: Schedule | None, now: datetime) -> None:
+    """Set the schedule that stands beside a flow in its file, and remove the one that stood there before."""
+    _UNDECLARE(connection, workflow=flow, name=schedule and schedule.name)
+    if schedule is not None:
+        put(connection, flow, schedule, now, declared=True, flow=True)
 
 
 _CLAIM_ORIGIN = Statement[None]("""

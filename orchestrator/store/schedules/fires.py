@@ -15,19 +15,23 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.schedules.schedule import Schedule, key_of
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.store.dag import plans as dags
+from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.sql import Batch, Prepared, Row
 
 
 class Target(NamedTuple):
-    """The newest version of a workflow, which is what a schedule starts."""
+    """What a schedule starts: the newest version of a workflow, or a version of a flow."""
 
     name: str
     version: int | None
+    """None where there is no such workflow or flow."""
     definition: str | None
-    """JSON; None where there is no such workflow."""
+    """JSON; None where there is no such workflow, or it is a flow."""
     code: str | None = None
     """How runs of a workflow as code are started, as JSON, where it is one."""
+    flow: bool = False
+    """It is a flow."""
 
 
 class DueSchedule(NamedTuple):
@@ -47,15 +51,21 @@ class DueSchedule(NamedTuple):
 
 NEWEST_OF_S = """
   LEFT JOIN LATERAL (SELECT version, definition FROM orchestrator.workflows
-                      WHERE name = s.workflow AND deleted_at IS NULL ORDER BY version DESC LIMIT 1) AS w ON true
+                      WHERE name = s.workflow AND NOT s.flow AND deleted_at IS NULL
+                      ORDER BY version DESC LIMIT 1) AS w ON true
+  LEFT JOIN LATERAL (SELECT version FROM orchestrator.flows
+                      WHERE name = s.workflow AND s.flow AND version > 0
+                        AND CASE WHEN s.flow_version IS NULL THEN published AND deleted_at IS NULL
+                                 ELSE version = s.flow_version END
+                      ORDER BY version DESC LIMIT 1) AS f ON true
 """
 
 # One that somebody is just changing is left for the next tick.
 _DUE = Prepared[Row](f"""
 SELECT /* fires.due */ s.workflow, s.name, s.definition::text AS definition, s.next_fire,
-       coalesce(s.definition ->> 'overlap', 'skip') AS overlap, w.version, w.definition::text AS target,
-       s.code::text AS code
-  FROM (SELECT workflow, name, definition, next_fire, due_at, code FROM orchestrator.schedules
+       coalesce(s.definition ->> 'overlap', 'skip') AS overlap, coalesce(w.version, f.version) AS version,
+       w.definition::text AS target, s.code::text AS code, s.flow
+  FROM (SELECT workflow, name, definition, next_fire, due_at, code, flow, flow_version FROM orchestrator.schedules
          WHERE due_at <= %(now)s::timestamptz AND NOT paused
          ORDER BY due_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS s
 {NEWEST_OF_S} ORDER BY s.due_at
@@ -71,7 +81,7 @@ def due(connection: Connection, now: datetime, limit: int) -> list[DueSchedule]:
             row.definition,
             row.next_fire,
             row.overlap,
-            Target(row.workflow, row.version, row.target, row.code),
+            Target(row.workflow, row.version, row.target, row.code, row.flow),
         )
         for row in _DUE(connection, now=now, limit=limit)
     ]
@@ -130,12 +140,16 @@ def run_of(target: Target, schedule: Schedule, fire: datetime, run_id: bytes, se
 
     `today` is the day of the fire in the schedule's time zone.
     """
-    if target.definition is None or target.version is None:
-        raise InvalidWorkflow(f"There is no workflow {target.name!r}.")
-    definition = msgspec.json.decode(target.definition, type=Definition)
+    if target.version is None or (target.definition is None and not target.flow):
+        raise InvalidWorkflow(f"There is no {'flow' if target.flow else 'workflow'} {target.name!r}.")
     fire_time = fire.astimezone(UTC).isoformat()
     info = {"id": to_text(run_id), "workflow": target.name, "version": target.version, "fire_time": fire_time}
     given = parse_template(schedule.params).render({"run": info})
+    if target.definition is None:
+        run = flow_runs.new_run(target.name, target.version, run_id, given)
+        run = run._replace(schedule=series, fire_time=fire_time)
+        return run._replace(lane=f"schedule {series}", lane_limit=1) if schedule.overlap == "queue" else run
+    definition = msgspec.json.decode(target.definition, type=Definition)
     in_zone = msgspec.structs.replace(definition, schedule={"timezone": schedule.timezone})
     run = dags.new_run(definition, target.version, run_id, resolve_params(in_zone, given, fire))
     run = run._replace(schedule=series, fire_time=fire_time)
