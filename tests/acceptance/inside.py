@@ -148,6 +148,18 @@ def starts(key: str) -> dict[str, Any]:
 
 
 @app.task
+def starts_flow(key: str) -> list[str]:
+    """Start a flow twice under a key, and one that nobody has published; return the runs, and what was said."""
+    flow = app.flows["inside.flow"].options(key=key, tags=["mine"])
+    said = [flow.start(number=7).id, flow.start(number=7).id]
+    try:
+        app.flows["inside.no-flow"].start()
+    except OrchestratorError as error:
+        said.append(str(error))
+    return said
+
+
+@app.task
 async def starts_async(key: str) -> dict[str, Any]:
     return await asyncio.to_thread(start_runs, key)
 

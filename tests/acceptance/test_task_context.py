@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
@@ -148,6 +149,19 @@ def test_a_task_starts_runs(running: Stack, steps: None, task: Task[[str], dict[
     assert missing.startswith("NotFound: There is no workflow 'inside.nowhere'")
     assert wrong.startswith("InvalidWorkflow: ")
     assert taken.startswith("Duplicate: Workflow 'inside.adds_up' has run")
+
+
+def test_a_task_starts_a_flow(running: Stack) -> None:
+    node = {"exec_type": "local_func", "func": "inside.nothing", "post": {"output_key": "given"}}
+    prep = {"input_map": {"number": "$params.number"}}
+    version = inside.app.flows.publish("inside.flow", {"start": "a", "nodes": {"a": {**node, "prep": prep}}})
+    first, again, refused = inside.starts_flow.enqueue("from-a-task").result(30)
+    assert first == again
+    assert "inside.no-flow" in refused
+    run = inside.app.flows.run(first)
+    assert run.result(30) == {"given": 7}
+    view = inside.app._client.backend.flows.show(UUID(first).bytes)
+    assert (view.flow, view.version, view.params) == ("inside.flow", version, {"number": 7})
 
 
 def test_a_transaction_starts_runs_if_it_commits(running: Stack, steps: None) -> None:

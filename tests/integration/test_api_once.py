@@ -26,7 +26,8 @@ def engine(database_url: str) -> Iterator[Engine]:
     engine = engine_for(database_url, autocommit=True)
     with engine.connect() as connection:
         connection.exec_driver_sql(
-            "TRUNCATE orchestrator.api_keys, orchestrator.tasks, orchestrator.unique_keys, orchestrator.inbox"
+            "TRUNCATE orchestrator.api_keys, orchestrator.tasks, orchestrator.unique_keys, orchestrator.inbox, "
+            "orchestrator.runs, orchestrator.flows"
         )
     yield engine
     engine.dispose()
@@ -182,6 +183,23 @@ def test_one_of_many_tasks_that_cannot_be_accepted_is_named(app: Starlette, engi
     assert (answer["status"], answer["errors"][0]["pointer"]) == (422, "#/tasks/1")
     assert answer["detail"].startswith("#/tasks/1: ")
     assert count(engine) == 0
+
+
+def test_a_run_of_a_flow_is_started_once_under_a_key(app: Starlette, engine: Engine) -> None:
+    definition = {"start": "ask", "nodes": {"ask": {"kind": "approval"}}}
+    assert post(app, "/api/v1/flows/order", {"definition": definition}).status_code == 200
+    key, given = ("Idempotency-Key", "k"), {"flow_id": "order", "params": {"val": 2}}
+    first, again = post(app, "/tasks", given, key), post(app, "/tasks", given, key)
+    assert (first.status_code, again.json()) == (200, first.json()), again.text
+    assert post(app, "/tasks", given | {"request_id": "k"}).json() == first.json()  # they are one
+    assert post(app, "/tasks", given | {"request_id": "k"}, key).json() == first.json()
+    other = post(app, "/tasks", given | {"params": {"val": 3}}, key)
+    assert (other.status_code, "with other parameters" in other.text) == (409, True), other.text
+    both = post(app, "/tasks", given | {"request_id": "other"}, key)
+    assert (both.status_code, "Idempotency-Key" in both.text) == (422, True), both.text
+    assert post(app, "/tasks", given, ("Idempotency-Key", "another")).json() != first.json()
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.runs").scalar_one() == 2
 
 
 def test_titles_say_what_is_wrong(app: Starlette) -> None:

@@ -250,6 +250,8 @@ def create_task(api: Api, body: dict[str, Any], key: str | None, reach: Reach) -
         raise _misfit("params_json is a mapping.")
     version = _whole(_given(body, "version", otherwise=0), "version")
     request = _given(body, "request_id", otherwise="") or key or ""
+    if key is not None and request != key:
+        raise _misfit("request_id and the header Idempotency-Key differ: give one of them.")
     key = check_label("request_id", str(request)) if request else None
     run = api.backend.flows.start(name, params, new_id(), version=version or None, key=key)
     return Created(str(UUID(bytes=run)))

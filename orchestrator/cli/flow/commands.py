@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Collection, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -24,7 +23,7 @@ from orchestrator.domain.flow.checks import Known
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
-from orchestrator.errors import InvalidWorkflow, NotFound, did_you_mean
+from orchestrator.errors import InvalidWorkflow, NotFound, ResultTimeout, did_you_mean
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.flow import reading
@@ -33,7 +32,7 @@ from orchestrator.store.flow.reads import FlowRunView, NodeRunView, waiting_for
 from orchestrator.workers.functions.loading import load_app
 
 _LOOK_AGAIN = 0.5
-"""Seconds between two looks at a run that is watched."""
+"""Seconds between two looks at the nodes of a run that is watched; its end is announced."""
 
 file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 why_option = click.option("--why", default="", help="Why; it stands in the audit log and with the node.")
@@ -269,7 +268,8 @@ def watch(run: UUID) -> None:
 
 def _follow(run: UUID) -> int:
     after, told = 0, ""
-    with looking() as calls:
+    with sending() as app:
+        calls, handle = app._client.backend, app.flows.run(run)
         while True:
             view = calls.flows.show(run.bytes)
             for visit in _visits(calls, run, after):
@@ -286,7 +286,8 @@ def _follow(run: UUID) -> int:
             if waits and waits != told:
                 echo(f"{view.cursor} waits for {waits}", err=True)
             told = waits
-            time.sleep(_LOOK_AGAIN)
+            with suppress(ResultTimeout):
+                handle.wait_ended(_LOOK_AGAIN)
 
 
 @command.command()

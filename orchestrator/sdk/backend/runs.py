@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
+from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from orchestrator.domain.dag.graph import Graph
@@ -32,6 +33,7 @@ from orchestrator.sealing import reveal
 from orchestrator.store import payloads
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
+from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import creation, stuck
 from orchestrator.store.runs import retries as run_retries
@@ -80,30 +82,49 @@ class RunBackend:
         with self._connections.writing(f"run {to_text(new)} was stored", transaction=True) as connection:
             if repeated and results.run_states(connection, [new]):
                 return
-            found = next(iter(dags.load(connection, [run])), None)
-            definition = workflows.of_run(connection, run)
             self._connections.record(connection, "rerun", "run", to_text(run), new=to_text(new), from_step=from_step)
-            if found is None and self._code.rerun(connection, run, new, from_step):
-                return
-            if found is None or definition is None:
-                raise WrongState(f"Run {to_text(run)} cannot be run again: it is not a run of a workflow.")
-            graph = Graph(definition)
-            if from_step is not None and from_step not in graph.index:
-                raise InvalidWorkflow(
-                    f"Workflow {definition.name!r} has no task {from_step!r}.{did_you_mean(from_step, graph.index)}"
-                )
-            state = msgspec.msgpack.decode(found.state, type=DagState) if found.state is not None else None
-            kept = kept_state(graph, state, from_step) if from_step is not None and state is not None else None
-            again = dags.new_run(definition, found.version, new, found.params)
-            again = again._replace(
-                fire_time=found.fire_time.isoformat(), tags=stored_json(found.tags), trace=current_trace()
+            is_other = self._code.rerun(connection, run, new, from_step) or self._flow_again(
+                connection, run, new, from_step
             )
-            creation.create(connection, [dags.sealed(again, self._vault)])
-            if kept is not None:
-                names = [graph.steps[place].name for place in kept.successes]
-                dags.keep(connection, run, new, names, msgspec.msgpack.encode(kept))
-                payloads.keep_all(connection, run, new)
+            if not is_other:
+                self._steps_again(connection, run, new, from_step)
         self._connections.nudge()
+
+    def _flow_again(self, connection: Connection, run: bytes, new: bytes, from_step: str | None) -> bool:
+        """Start a run of a flow over; False if it is none."""
+        again = flow_runs.again(connection, run, new)
+        if again is None:
+            return False
+        if from_step is not None:
+            raise WrongState(
+                f"Run {to_text(run)} is of a flow, which begins at its start: leave out the step. To go on at the node "
+                f"that failed: orchestrator runs retry {to_text(run)}"
+            )
+        creation.create(connection, [dags.sealed(again._replace(trace=current_trace()), self._vault)])
+        return True
+
+    def _steps_again(self, connection: Connection, run: bytes, new: bytes, from_step: str | None) -> None:
+        """Start a run of a DAG over."""
+        found = next(iter(dags.load(connection, [run])), None)
+        definition = workflows.of_run(connection, run)
+        if found is None or definition is None:
+            raise WrongState(f"Run {to_text(run)} cannot be run again: it is not a run of a workflow.")
+        graph = Graph(definition)
+        if from_step is not None and from_step not in graph.index:
+            raise InvalidWorkflow(
+                f"Workflow {definition.name!r} has no task {from_step!r}.{did_you_mean(from_step, graph.index)}"
+            )
+        state = msgspec.msgpack.decode(found.state, type=DagState) if found.state is not None else None
+        kept = kept_state(graph, state, from_step) if from_step is not None and state is not None else None
+        again = dags.new_run(definition, found.version, new, found.params)
+        again = again._replace(
+            fire_time=found.fire_time.isoformat(), tags=stored_json(found.tags), trace=current_trace()
+        )
+        creation.create(connection, [dags.sealed(again, self._vault)])
+        if kept is not None:
+            names = [graph.steps[place].name for place in kept.successes]
+            dags.keep(connection, run, new, names, msgspec.msgpack.encode(kept))
+            payloads.keep_all(connection, run, new)
 
     # -- asking
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 from uuid import UUID
 
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
-from orchestrator.errors import RunFailed
+from orchestrator.errors import RunFailed, WrongState
 from orchestrator.sdk.client import Client
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.waiting.steps import Steps, complete
 from orchestrator.sdk.waiting.twins import twin
 
 
 class FlowHandle(RunHandle[Any]):
-    """One run of a flow."""
+    """One run of a flow. What it comes to is its shared state: `results` and `outputs` of other runs refuse here."""
 
     def __init__(self, client: Client, identifier: bytes) -> None:
         super().__init__(client, identifier)
@@ -54,6 +55,35 @@ class FlowHandle(RunHandle[Any]):
     def reject(self, *, why: str = "", node: str | None = None) -> None:
         """Reject what it waits for; or what it will wait for, if the node is named."""
         self._client.backend.flows.decide(self._id, REJECTED, why, node)
+
+    def rerun(self, from_step: str | None = None) -> FlowHandle:
+        """Start it over as a new run, with its version, parameters and tags; it begins at its start."""
+        new = new_id()
+        self._client.backend.runs.rerun(self._id, new, from_step)
+        return FlowHandle(self._client, new)
+
+    async def arerun(self, from_step: str | None = None) -> FlowHandle:
+        """Do the same as `rerun` without blocking the event loop."""
+        return await self._client.threads.run(self.rerun, from_step)
+
+    def _iter_results(self, *_: object) -> NoReturn:
+        """Refuse: what a flow comes to is its shared state, and no list of results."""
+        raise self._no_list()
+
+    def _outputs(self, *_: object) -> NoReturn:
+        """Refuse: a node may be visited many times, and has an output for each."""
+        raise self._no_list()
+
+    async def aoutputs(self, timeout: float | None = None) -> NoReturn:
+        """Refuse, as `outputs` does."""
+        self._outputs(timeout)
+
+    def _no_list(self) -> WrongState:
+        return WrongState(
+            f"{self!r} is a run of a flow, which has no list of results: what its nodes give stands in its shared "
+            f"state. Use result() for that at its end, shared() for that now, or `orchestrator flows show {self.id} "
+            f"--json` for each visit to a node."
+        )
 
     aresult = twin(result, _shared_at_end)
     ashared = twin(shared)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import stored_json
+from orchestrator.errors import WrongState
 from orchestrator.store.dag.plans import read_params
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs.creation import NewRun
@@ -51,6 +54,37 @@ def new_run(name: str, version: int, run_id: bytes, params: dict[str, Any], tags
         tags=stored_json(list(tags)),
         flow=True,
     )
+
+
+class Started(NamedTuple):
+    """What a run of a flow was started with."""
+
+    workflow: str
+    version: int
+    params: str | None
+    """JSON, sealed where there are data keys."""
+    tags: list[str]
+    fire_time: datetime | None
+
+
+_STARTED = Statement[Started]("""
+SELECT /* flow_runs.started */ workflow, version, params::text AS params, tags, fire_time FROM orchestrator.runs
+ WHERE id = %(id)s::uuid AND flow
+""")
+
+
+def again(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
+    """Return a run that starts another one over: the same version, parameters and tags; None if it is of no flow."""
+    found = _STARTED.first(connection, id=run)
+    if found is None:
+        return None
+    params = read_params(found.params or "{}")
+    if not isinstance(params, dict):
+        raise WrongState(
+            f"Run {to_text(run)} cannot be run again: its parameters are sealed with a key that is not here."
+        )
+    started = new_run(found.workflow, found.version, new, params, found.tags)
+    return started._replace(fire_time=None if found.fire_time is None else found.fire_time.isoformat())
 
 
 _LOCK = Statement[None]("""

@@ -61,13 +61,15 @@ def show_flow(api: Api, name: str, query: FlowQuery, reach: Reach) -> Response:
 def of_run(api: Api, run: UUID) -> dict[str, Any]:
     """Return what the page of a run of a flow shows: where it stands, and the last nodes that it has visited."""
     view = flow_routes.hidden(api, api.backend.flows.show(run.bytes))
-    visits = flow_routes.node_runs(api, run, max(0, view.steps - _MOST_VISITS))
+    last = api.backend.flows.last_visit(run.bytes)
+    visits = flow_routes.node_runs(api, run, max(0, last - _MOST_VISITS))
     flow = api.backend.flows.read(view.flow, view.version).flow
     node = find_node(flow, view.cursor) if view.cursor and view.ended_at is None else None
     return {
         "view": view,
         "node": node,
         "visits": visits,
+        "all_visits": max(last, max((visit.number for visit in visits), default=0)),
         "left_out": max(0, min((visit.number for visit in visits), default=1) - 1),
         "graphs": graphs(flow, walk(flow, view, visits)),
         "gantt": gantt_of_visits(view, visits, present()),

@@ -1,0 +1,131 @@
+"""What a handle of a run of a flow can do, beside what every run can; and pages of a run that was retried."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from orchestrator.cli.flow import commands
+from orchestrator.errors import WrongState
+from orchestrator.sdk.flow.handle import FlowHandle
+from tests.integration.flow_stage import Stage
+from tests.integration.stage import System
+from tests.integration.test_api_names import Server
+from tests.waiting import eventually
+
+ASK: dict[str, Any] = {"start": "ask", "nodes": {"ask": {"kind": "approval"}}}
+
+
+@pytest.fixture
+def run(system: System) -> FlowHandle:
+    system.app.flows.publish("ask", ASK)
+    run = system.app.flows["ask"].options(tags=["mine"]).start(amount=5)
+    system.pass_seconds(2)
+    return run
+
+
+async def _first(run: FlowHandle) -> Any:
+    return [one async for one in run.aiter_results(0)]
+
+
+def test_a_flow_has_no_list_of_results(run: FlowHandle) -> None:
+    ways: dict[str, Callable[[], Any]] = {
+        "results": lambda: run.results(0),
+        "with exceptions": lambda: run.results(0, return_exceptions=True),
+        "iter_results": lambda: list(run.iter_results(0)),
+        "outputs": lambda: run.outputs(0),
+        "aresults": lambda: asyncio.run(run.aresults(0)),
+        "aoutputs": lambda: asyncio.run(run.aoutputs(0)),
+        "aiter_results": lambda: asyncio.run(_first(run)),
+    }
+    for name, ask in ways.items():
+        with pytest.raises(WrongState) as refused:
+            ask()
+        assert f"{run.id}> is a run of a flow, which has no list of results" in str(refused.value), name
+        assert "Use result()" in str(refused.value), name
+
+
+def test_what_every_run_can_a_flow_can(system: System, run: FlowHandle) -> None:
+    assert (run.status(), run.progress().counters.open, run.logs()) == ("running", 1, [])
+    run.approve()
+    system.pass_seconds(2)
+    assert run.wait_ended(0) == "success"
+    assert (run.status(), run.progress().fraction) == ("success", 1.0)
+    with pytest.raises(WrongState, match="is in state 'success'"):
+        run.cancel()
+    with pytest.raises(WrongState, match="is in state 'success'"):
+        run.retry()
+
+
+def test_a_flow_is_started_over_with_what_it_was_given(system: System, run: FlowHandle) -> None:
+    run.reject()
+    system.pass_seconds(2)
+    system.app.flows.publish("ask", {**ASK, "description": "another version"})
+    again, once_more = run.rerun(), asyncio.run(run.arerun())
+    assert len({run.id, again.id, once_more.id}) == 3
+    system.pass_seconds(2)
+    for one in (again, once_more):
+        assert isinstance(one, FlowHandle)
+        one.approve()
+    system.pass_seconds(2)
+    results = [one.result(0) for one in (run, again, once_more)]
+    assert results == [{"ask": "rejected"}, {"ask": "approved"}, {"ask": "approved"}]
+    rows = system.sql("SELECT version, params, tags, flow, status FROM orchestrator.runs ORDER BY id")
+    assert [dict(row) for row in rows] == [
+        {"version": 1, "params": {"amount": 5}, "tags": ["mine"], "flow": True, "status": "success"}
+    ] * 3
+    with pytest.raises(WrongState, match="is of a flow, which begins at its start: leave out the step"):
+        run.rerun("ask")
+
+
+def test_who_watches_a_flow_hears_of_its_end(
+    system: System,
+    run: FlowHandle,
+    in_empty_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    del in_empty_folder  # in which the command finds the servers of the tests
+    monkeypatch.setattr(commands, "_LOOK_AGAIN", 600.0)  # it is told, or the test has no end
+    with ThreadPoolExecutor(1) as threads:
+        watching = threads.submit(commands._follow, UUID(run.id))
+        said: list[str] = []
+
+        def is_told() -> bool:
+            said.extend(capsys.readouterr())
+            return "ask waits for a signal 'ask'" in "".join(said)
+
+        eventually(is_told, "it waits")
+        run.approve()
+        system.pass_seconds(2)
+        assert watching.result(60) == 0
+    out, err = capsys.readouterr()
+    assert "ask  success → approved" in out
+    assert err == "success\n"
+
+
+def test_the_page_of_a_run_that_was_retried_shows_its_last_visits(
+    system: System, database_url: str, redis_url: str
+) -> None:
+    case = {"action": "out", "expr": {"eq": ["$shared.never", True]}}
+    node = {"kind": "choice", "choice_cases": [case], "default_action": "again"}
+    edges = [{"from": "turn", "action": "again", "to": "turn"}, {"from": "turn", "action": "out", "to": ""}]
+    graph = {"start": "turn", "nodes": {"turn": node}, "edges": edges, "max_steps": 310}
+    system.app.flows.publish("turns", graph)
+    run = system.app.flows["turns"].start()
+    stage = Stage(system)
+    assert stage.run(run) == "failed"
+    run.retry()
+    system.tick_until(lambda: run.status() == "running")
+    assert stage.run(run) == "failed"
+    (row,) = system.sql("SELECT max(number) AS last FROM orchestrator.node_runs")
+    assert row["last"] == 620
+    page = Server(database_url, redis_url).ask("GET", f"/ui/runs/{run.id}")
+    assert page.status_code == 200
+    assert "The first 320 of 620 visits are left out" in page.text
