@@ -1,0 +1,177 @@
+"""The cursor of a run of a flow: where it stands, what the node there takes in and leaves behind, and where it goes.
+
+What the node does is for others: `calls` has those that wait for tasks, `waits` those that wait for something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from orchestrator.domain.flow import commands
+from orchestrator.domain.flow.commands import Command
+from orchestrator.domain.flow.decisions import action_of
+from orchestrator.domain.flow.definition import DEFAULT, ERROR, Node, Prep
+from orchestrator.domain.flow.graph import Graph
+from orchestrator.domain.flow.paths import Names, find, part_of, write
+from orchestrator.domain.flow.state import Calls, FlowState, Frame, Wait
+from orchestrator.errors import ExpressionError
+
+FAILURE = "_error"
+"""Where in the shared state it stands what went wrong, for who is reached by an edge after a failure."""
+
+
+class Place(NamedTuple):
+    """Where the cursor stands."""
+
+    graph: Graph
+    frame: Frame
+    node: Node
+    params: dict[str, Any]
+    """Those of the run, of the nodes above, and of the node."""
+
+    def names(self, given: Any) -> Names:
+        return Names(self.params, self.frame.shared, given)
+
+
+class Cursor:
+    """Stands at a node of one run, and leaves it along an edge."""
+
+    def __init__(
+        self, graph: Graph, params: dict[str, Any], state: FlowState, now: float, new_id: Callable[[int], bytes]
+    ) -> None:
+        self._graph = graph
+        self._params = params
+        self._state = state
+        self._now = now
+        self._new_id = new_id
+        self._commands: list[Command] = []
+
+    def _place(self) -> Place:
+        graph, params = self._graph, self._params
+        *above, frame = self._state.frames
+        for outer in above:
+            params = params | graph.nodes[outer.node].params
+            graph = graph.inner[outer.node]
+        node = graph.nodes[frame.node]
+        return Place(graph, frame, node, params | node.params)
+
+    def _input(self, place: Place, prep: Prep) -> Any:
+        """Return what a node takes in; `$input` is there what the flow around it was given."""
+        frame = place.frame
+        outer = self._params if frame is self._state.frames[0] else frame.input
+        names = Names(place.params, frame.shared, outer)
+        if prep.input_map:
+            return {name: find(path, names) for name, path in prep.input_map.items()}
+        return find(prep.input_key, names) if prep.input_key else None
+
+    def _given(self, place: Place, calls: Calls) -> Any:
+        return self._input(place, place.node.prep) if calls.is_looked_up else calls.input
+
+    def _finish(self, given: Any, result: Any, *, action: str = "", shown: Any = None) -> None:
+        """End the present node well: write what it gave, and go on along its action."""
+        place = self._place()
+        post, shared = place.node.post, place.frame.shared
+        if post.output_key:
+            write(shared, post.output_key, result)
+        for key, part in post.output_map.items():
+            write(shared, key, part_of(result, part))
+        action = action or action_of(place.node, result)
+        self._record(place, "success", given, result if shown is None else shown, action)
+        self._follow(place, action)
+
+    def _fail(self, given: Any, error: str, *, output: Any = None) -> None:
+        """End the present node badly: an edge catches that, or it ends the flow that it stands in."""
+        place = self._place()
+        key, edges = place.frame.node, place.graph.edges
+        is_tried_again = place.node.kind == "subflow" and place.frame.attempt <= (place.node.max_retries or 0)
+        caught = not is_tried_again and (edges.catches(key, ERROR) or edges.catches(key, DEFAULT))
+        self._record(place, "failed", given, output, ERROR if caught else "", error)
+        if is_tried_again:
+            place.frame.attempt += 1
+            if place.node.wait_ms:
+                self._wait(Wait("retry"), self._now + place.node.wait_ms / 1000)
+        elif caught:
+            place.frame.shared[FAILURE] = {"node": key, "error": error}
+            self._follow(place, ERROR)
+        elif len(self._state.frames) == 1:
+            self._end(f"Node {key!r}: {error}")
+        else:
+            inner = self._state.frames.pop()
+            self._fail(inner.input, f"Node {key!r}: {error}", output=inner.shared)
+
+    def _break(self, error: str | None) -> None:
+        """End the present node badly; where that ends the flow around it, its result may be what cannot be written."""
+        while error is not None:
+            told, error = error, None
+            try:
+                self._fail(None, told)
+            except ExpressionError as another:
+                error = str(another)
+
+    def _follow(self, place: Place, action: str) -> None:
+        frame = place.frame
+        to = place.graph.edges.follow(frame.node, action)
+        frame.last_action, frame.attempt = action, 1
+        if to:
+            frame.node = to
+        elif len(self._state.frames) > 1:
+            inner = self._state.frames.pop()
+            self._finish(inner.input, inner.shared)
+        else:
+            frame.node = ""
+            self._end(None)
+
+    def _end(self, error: str | None) -> None:
+        """End the flow; of what is open, nothing is waited for but the news that it was cancelled."""
+        state = self._state
+        if isinstance(state.work, Calls):
+            self._abandon(state.work)
+        elif isinstance(state.work, Wait):
+            self._stop_waiting(state.work)
+        state.work, state.is_over, state.error = None, True, error
+
+    def _abandon(self, calls: Calls) -> None:
+        """Cancel what still runs; the run does not end before that is known to have ended."""
+        if calls.running:
+            self._commands.append(commands.CancelCalls(list(calls.running)))
+            self._state.closing += calls.running
+            calls.running = {}
+
+    def _wait(self, wait: Wait, due: float) -> None:
+        wait.timer, wait.due = self._made(), due
+        self._state.work = wait
+        self._commands.append(commands.StartTimer(wait.timer, due))
+
+    def _stop_waiting(self, wait: Wait) -> None:
+        if wait.timer is not None:
+            self._commands.append(commands.CancelTimer(wait.timer))
+        self._state.work = None
+
+    def _made(self) -> bytes:
+        self._state.made += 1
+        return self._new_id(self._state.made - 1)
+
+    def _record(
+        self, place: Place, status: str, given: Any, output: Any, action: str, error: str | None = None
+    ) -> None:
+        state, work = self._state, self._state.work
+        calls = work if isinstance(work, Calls) else None
+        state.recorded += 1
+        self._commands.append(
+            commands.NodeRun(
+                number=state.recorded,
+                path=state.cursor,
+                kind=place.node.kind,
+                status=status,
+                attempt=place.frame.attempt,
+                action=action,
+                error=error,
+                input=given,
+                output=output,
+                first_call=calls.first if calls else 0,
+                calls=calls.created if calls else 0,
+                started=place.frame.entered,
+            )
+        )
+        state.work = None
