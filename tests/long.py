@@ -23,6 +23,7 @@ _LARGE = (
     "chaos/test_real.py::test_the_promises_hold_on_real_processes[1]",
     "chaos/test_soak.py",
     "integration/test_code_large_histories.py::test_a_history_of_fifty_megabytes_outlives_its_worker",
+    "integration/test_dev.py::test_its_servers_are_started_again",
     "integration/test_guarantees.py::test_the_promises_hold_whatever_happens",
     "integration/test_leader_under_pressure.py::test_where_the_front_is_slow_the_most_urgent_still_go_first",
     "integration/test_schedules.py::test_a_year_in_ten_zones_with_leaders_that_die",

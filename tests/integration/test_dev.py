@@ -7,11 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from orchestrator.embedded import EmbeddedServices
 from tests.integration.test_cli import Dev
+from tests.waiting import eventually
 
 SHOP = """
 from orchestrator import Orchestrator
@@ -132,6 +135,28 @@ def test_schedules_come_and_go_with_the_code_and_a_second_start_gives_no_alarm(t
         said = dev.said.read_text(encoding="utf-8")
         assert not re.search("^scheduler .* WARNING ", said, re.MULTILINE), said
         assert "lost" not in said
+
+
+def test_its_servers_are_started_again(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # Postgres may have to run as another user
+    project, services = Project(tmp_path), EmbeddedServices(tmp_path / ".orchestrator")
+    with project.dev() as dev:
+        dev.wait_for("ready: queues")
+        (redis,) = services.redis._leftovers()
+        postgres = int(services.postgres._pid_file.read_text(encoding="utf-8").split()[0])
+        for server, title, word in ((redis, "Redis", "a"), (postgres, "Postgres", "b")):
+            os.kill(server, signal.SIGKILL)
+            dev.wait_for(f"{title} has ended: starting it again")
+            assert eventually(partial(said, project, word), "a task runs again", 120.0) == f'"{word.upper()}"\n'
+        stop(dev)
+
+
+def said(project: Project, word: str) -> str:
+    """Return the result of a task, or nothing if the servers are away."""
+    try:
+        return project.run("enqueue", "resize", word, "--wait")
+    except AssertionError:
+        return ""
 
 
 def test_a_worker_says_what_it_does_not_serve(project: Project) -> None:

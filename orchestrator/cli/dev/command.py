@@ -19,6 +19,7 @@ import click
 
 from orchestrator.cli.dev.app_check import what_is_wrong
 from orchestrator.cli.dev.children import Child, Console, say
+from orchestrator.cli.dev.servers import LATELY, MOST_KILLED, Servers
 from orchestrator.cli.dev.warnings import WarningWatch
 from orchestrator.cli.system.api import PORT
 from orchestrator.cli.terminal.options import app_option, log_options
@@ -34,9 +35,6 @@ from orchestrator.workers.spec import EVERY_QUEUE
 
 _INTERVAL = 0.3
 """Seconds between two looks at the children."""
-_LATELY = 30.0
-_MOST_KILLED = 3
-"""How often one may be killed within that many seconds, and be started again."""
 _MARGIN = 15.0
 """Seconds that a child gets to end beyond the drain timeout."""
 
@@ -84,10 +82,10 @@ def command(
     console = Console(chosen.log_format)
     configure_logging(chosen.log_level, chosen.log_format, into=console)
     with _interrupts() as interrupts, ExitStack() as stack:
-        settings, is_own = _start_services(stack, app, logs, reload)
+        settings, services = _start_services(stack, app, logs, reload)
         if interrupts.requested.is_set():
             sys.exit(0)
-        team = _Team(settings, processes, port, commands, reload, is_own, interrupts, console)
+        team = _Team(settings, processes, port, commands, reload, services, interrupts, console)
         stack.callback(team.stop)
         team.start()
         sys.exit(team.watch())
@@ -116,12 +114,14 @@ def _interrupts() -> Iterator[_Interrupts]:
             signal.signal(number, handler)
 
 
-def _start_services(stack: ExitStack, app: str | None, logs: Mapping[str, Any], reload: bool) -> tuple[Settings, bool]:
+def _start_services(
+    stack: ExitStack, app: str | None, logs: Mapping[str, Any], reload: bool
+) -> tuple[Settings, EmbeddedServices]:
     """Start what is not set elsewhere, bring the schema up to date, and tell other commands; undone by the stack.
 
     Nothing is started for an application that is not there.
 
-    Return also whether the database is one of its own.
+    Return also the servers, of which those run that were started.
     """
     services = EmbeddedServices(DEFAULT_FOLDER)
     services.postgres.claim()  # refuses if another `orchestrator dev` runs in this folder
@@ -146,7 +146,7 @@ def _start_services(stack: ExitStack, app: str | None, logs: Mapping[str, Any], 
     write_services_file(services.folder, **urls, app=settings.app, pid=os.getpid())
     stack.callback(remove_services_file, services.folder)
     stack.callback(say, "dev", "stopping the services")
-    return settings, services.postgres.running
+    return settings, services
 
 
 def _without_services_file(settings: Settings, app: str | None) -> Settings:
@@ -164,7 +164,10 @@ def _without_services_file(settings: Settings, app: str | None) -> Settings:
 
 
 class _Team:
-    """The scheduler, the worker and the API. Who was killed is started again; if one ends by itself, all end."""
+    """The scheduler, the worker and the API. Who was killed is started again; if one ends by itself, all end.
+
+    A server that was started for them, and ends, is started again however it ended: whoever uses it waits for it.
+    """
 
     def __init__(
         self,
@@ -173,7 +176,7 @@ class _Team:
         port: int,
         commands: tuple[str, ...],
         reload: bool,
-        is_own: bool,
+        services: EmbeddedServices,
         interrupts: _Interrupts,
         console: Console,
     ) -> None:
@@ -183,7 +186,8 @@ class _Team:
         self._port = port
         self._commands = commands
         self._reload = reload
-        self._prunes = is_own
+        self._servers = Servers((services.postgres, services.redis))
+        self._prunes = services.postgres.running
         """Schedules that go from the code are deleted; from a database that others use, too, they are not."""
         self._interrupts = interrupts
         self._children: dict[str, Child] = {}
@@ -224,6 +228,9 @@ class _Team:
     def watch(self) -> int:
         """Wait until the user wants the end, or a child has ended by itself; return the exit code."""
         while not self._interrupts.requested.wait(_INTERVAL):
+            if not self._servers.look_after():
+                self._interrupts.urgent.set()  # nobody can hand anything in any more
+                return 1
             for role, child in list(self._children.items()):
                 if child.exit_code is not None and role == "schedules":
                     del self._children[role]  # what went wrong, it has said itself
@@ -241,10 +248,10 @@ class _Team:
             say("dev", f"the {role} has ended unexpectedly, with exit code {exit_code}", logging.ERROR)
             return False
         now = time.monotonic()
-        killed = self._killed[role] = [*(at for at in self._killed.get(role, ()) if at > now - _LATELY), now]
+        killed = self._killed[role] = [*(at for at in self._killed.get(role, ()) if at > now - LATELY), now]
         how = f"the {role} was killed by signal {-exit_code}"
-        if len(killed) > _MOST_KILLED:
-            say("dev", f"{how}, as {_MOST_KILLED} times before within {_LATELY:g} s: giving up", logging.ERROR)
+        if len(killed) > MOST_KILLED:
+            say("dev", f"{how}, as {MOST_KILLED} times before within {LATELY:g} s: giving up", logging.ERROR)
             return False
         say("dev", f"{how}: starting it again", logging.WARNING)
         self._start(role, *self._options[role])

@@ -1,0 +1,61 @@
+"""What `orchestrator dev` does when its Postgres or Redis ends."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.dev.servers import MOST_KILLED, Servers
+from orchestrator.errors import ConfigurationError
+
+
+class Server:
+    """A server that is only counted."""
+
+    def __init__(self, folder: Path, title: str, *, running: bool = True, broken: bool = False) -> None:
+        self.folder, self.log = folder, folder / "log"
+        self.title, self.running, self.broken = title, running, broken
+        self.starts = 0
+
+    def start(self) -> None:
+        self.starts += 1
+        if self.broken:
+            raise ConfigurationError("no space left on the device")
+        self.running = True
+
+
+def test_one_that_ends_is_started_again_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    postgres, redis = Server(tmp_path, "Postgres"), Server(tmp_path, "Redis")
+    servers, now = Servers([postgres, redis]), 1_000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert servers.look_after()
+    for _ in range(MOST_KILLED):
+        redis.running = False
+        assert servers.look_after()
+    assert (postgres.starts, redis.starts) == (0, MOST_KILLED)
+    redis.running = False
+    assert not servers.look_after()
+    now += 31.0
+    assert servers.look_after()
+    assert "Redis has ended: starting it again" in caplog.text
+    assert "Redis has ended, as 3 times before within 30 s: giving up" in caplog.text
+
+
+def test_what_others_run_is_none_of_its_business(tmp_path: Path) -> None:
+    elsewhere = Server(tmp_path, "Redis", running=False)
+    assert Servers([elsewhere]).look_after()
+    assert elsewhere.starts == 0
+
+
+def test_one_that_cannot_be_started_again_ends_everything(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broken, gone = Server(tmp_path, "Postgres", broken=True), Server(tmp_path / "none", "Redis")
+    servers = Servers([broken]), Servers([gone])
+    broken.running = gone.running = False
+    assert [one.look_after() for one in servers] == [False, False]
+    assert gone.starts == 0, "it would begin with new data"
+    assert "Postgres cannot be started again: no space left on the device" in caplog.text
+    assert "is gone: giving up" in caplog.text
