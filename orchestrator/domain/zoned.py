@@ -16,7 +16,7 @@ import msgspec
 from orchestrator import references, sealing
 
 _CODE = 1
-_TIMESTAMPS = (b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff")
+_SHORT, _MEDIUM, _LONG = b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff"
 """With which a timestamp begins; they may stand for something else, but without them there is none."""
 _TEXT = re.compile(r"([^\[]+)(?:\[([\w+/-]+)\])?", re.ASCII)
 _LONGEST = 100
@@ -24,7 +24,7 @@ _LONGEST = 100
 
 def may_hold_times(data: bytes) -> bool:
     """Say whether there may be a timestamp in data."""
-    return any(mark in data for mark in _TIMESTAMPS)
+    return _SHORT in data or _MEDIUM in data or _LONG in data
 
 
 def with_zones(plain: Any) -> Any:

@@ -22,6 +22,8 @@ class Graph:
         self.edges = Edges(flow)
         self._execs = execs or {}
         """By node, who runs it instead of whom it names."""
+        self._known: dict[str, Exec] = {}
+        """By node, who runs it."""
         self.inner = {
             key: Graph(node.subflow, {one.node: one for one in node.subflow_execs})
             for key, node in flow.nodes.items()
@@ -44,11 +46,15 @@ class Graph:
 
     def executor(self, key: str, own: Exec | None = None) -> Exec:
         """Return who runs a node, or a branch or item of it that says so itself."""
+        if own is None and (known := self._known.get(key)) is not None:
+            return known
         node = self.nodes[key]
         found = Exec(**{name: getattr(node, name) for name in _OWN})
         for more in (self._execs.get(key), own):
             if more is not None:
                 found = _overridden(found, more)
+        if own is None:
+            self._known[key] = found
         return found
 
 

@@ -6,6 +6,7 @@ Without a root, a path is one of the shared state. What does not stand there is 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from orchestrator.errors import ExpressionError
@@ -36,8 +37,9 @@ class Names(NamedTuple):
     input: Any = None
 
 
+@lru_cache(maxsize=4_096)
 def parse(text: str, root: str = "shared") -> Path:
-    """Return a path, or say what is wrong with it."""
+    """Return a path, or say what is wrong with it. Every step of every run reads the same ones."""
     if len(text) > _LONGEST:
         raise ExpressionError(f"A path has at most {_LONGEST:,} characters; found {len(text):,}.")
     rest = text

@@ -115,6 +115,8 @@ class FlowState:
     @property
     def cursor(self) -> str:
         """Return where the cursor stands: the key of a node, behind those of the nodes above it."""
+        if len(self.frames) == 1:
+            return self.frames[0].node
         return "/".join(frame.node for frame in self.frames if frame.node)
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,40 +36,71 @@ class CannotCall(Exception):
     """A node's task cannot be created; the text says why."""
 
 
-def new_task(run: FlowRun, flow: Flow, call: Call, max_payload: int) -> NewTask:
-    """Return the task that a node, or a branch of it, is."""
-    executor = call.exec
-    kind = executor.exec_type or Http.executor
-    name = executor.func if kind == LOCAL else ""
-    name = (
-        name or executor.service or executor.func or ("" if kind in (LOCAL, Http.executor, QUEUE) else task_name(kind))
-    )
-    if not name:
-        raise CannotCall(
-            f"It names nothing to run: exec_type {kind!r} needs {'func' if kind == LOCAL else 'a service'}."
+class Way(NamedTuple):
+    """How the tasks of a node, or of a branch of it, run."""
+
+    name: str
+    is_local: bool
+    """It is a function of the application."""
+    takes: Collection[str] | None
+    """What that has parameters for; None where it may take anything."""
+    placement: Placement
+    lane_key: str | None
+
+
+class Caller:
+    """Makes the tasks of one version of a flow."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._ways: dict[str, Way] = {}
+        """By the path of a node whose tasks all run alike."""
+
+    def new_task(self, run: FlowRun, call: Call, max_payload: int) -> NewTask:
+        """Return the task that a node, or a branch of it, is."""
+        way = self._ways.get(call.path) or self._way(call)
+        context = {"workflow": run.flow, "step": call.path, "index": call.position, "count": call.of}
+        given = {"input": call.input, "params": call.params}
+        if way.is_local:  # a function may also name what it wants of them
+            given = {**call.params, **(call.input if isinstance(call.input, dict) else {}), **given}
+            if (names := way.takes) is not None:  # the input is kept for people, too
+                given = {key: value for key, value in given.items() if key in names or key == "input"}
+        try:
+            payload = zoned.encode(((), given, context))
+        except REFUSALS as error:
+            raise CannotCall(f"Its input cannot be sent: {error}.") from error
+        if len(payload) > max_payload:
+            raise CannotCall(
+                f"Its input has {len(payload):,} bytes, and at most {max_payload:,} are allowed. Pass a reference to "
+                f"the data instead, or raise the setting max_payload."
+            )
+        origin = Origin(run.id, call.position, step_of(call.path))
+        return way.placement.new(call.id, payload, way.lane_key, origin)
+
+    def _way(self, call: Call) -> Way:
+        executor, node = call.exec, call.node
+        kind = executor.exec_type or Http.executor
+        name = executor.func if kind == LOCAL else ""
+        name = (
+            name
+            or executor.service
+            or executor.func
+            or ("" if kind in (LOCAL, Http.executor, QUEUE) else task_name(kind))
         )
-    context = {"workflow": run.flow, "step": call.path, "index": call.position, "count": call.of}
-    given = {"input": call.input, "params": call.params}
-    if kind == LOCAL:  # a function may also name what it wants of them
-        given = {**call.params, **(call.input if isinstance(call.input, dict) else {}), **given}
-        if (names := flow.takes.get(name)) is not None:  # the input is kept for people, too
-            given = {key: value for key, value in given.items() if key in names or key == "input"}
-    try:
-        payload = zoned.encode(((), given, context))
-    except REFUSALS as error:
-        raise CannotCall(f"Its input cannot be sent: {error}.") from error
-    if len(payload) > max_payload:
-        raise CannotCall(
-            f"Its input has {len(payload):,} bytes, and at most {max_payload:,} are allowed. Pass a reference to the "
-            f"data instead, or raise the setting max_payload."
-        )
-    node, registered = call.node, flow.functions.get(name) or Registered()
-    queue, priority = node.queue or registered.queue or _DEFAULT_QUEUE, node.priority or registered.priority
-    options = _options(call, registered)
-    if kind != LOCAL:
-        options = msgspec.structs.replace(options, executor=_executor(kind, name, call))
-    placement = Placement(name, queue, priority, options, registered)
-    return placement.new(call.id, payload, registered.key, Origin(run.id, call.position, step_of(call.path)))
+        if not name:
+            raise CannotCall(
+                f"It names nothing to run: exec_type {kind!r} needs {'func' if kind == LOCAL else 'a service'}."
+            )
+        registered = self._flow.functions.get(name) or Registered()
+        queue, priority = node.queue or registered.queue or _DEFAULT_QUEUE, node.priority or registered.priority
+        options = _options(call, registered)
+        if kind != LOCAL:
+            options = msgspec.structs.replace(options, executor=_executor(kind, name, call))
+        placement = Placement(name, queue, priority, options, registered)
+        way = Way(name, kind == LOCAL, self._flow.takes.get(name), placement, registered.key)
+        if node.kind == "executor" or (node.kind == "foreach" and not node.foreach_execs):
+            self._ways[call.path] = way
+        return way
 
 
 def _options(call: Call, registered: Registered) -> TaskOptions:

@@ -27,7 +27,7 @@ from orchestrator.domain.tasks.task import NewTask, error_text
 from orchestrator.references import is_reference
 from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.plans import Saved
-from orchestrator.scheduler.flow.calls import CannotCall, new_task
+from orchestrator.scheduler.flow.calls import Caller, CannotCall
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
 from orchestrator.scheduler.transaction import Transaction
@@ -52,6 +52,13 @@ class Advanced(NamedTuple):
 
     saved: dict[bytes, Saved]
     ends: list[FlowEnd]
+
+
+class Known(NamedTuple):
+    """One version of a flow, worked out once for all its runs."""
+
+    graph: Graph
+    caller: Caller
 
 
 class _Effects(NamedTuple):
@@ -83,7 +90,7 @@ class Flows:
 
     def __init__(self, max_payload: int) -> None:
         self._max_payload = max_payload
-        self._graphs: LruCache[tuple[str, int], Graph] = LruCache(_GRAPHS)
+        self._known: LruCache[tuple[str, int], Known] = LruCache(_GRAPHS)
 
     def advance(self, tx: Transaction, news: News, told: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
         """Bring runs up to date with what happened to them."""
@@ -157,17 +164,17 @@ class Flows:
 
     def _planner(self, tx: Transaction, run: FlowRun, state: FlowState) -> Planner:
         params = run.params if isinstance(run.params, dict) else {}
-        graph = self._graph(tx, run)
+        graph = self._version(tx, run).graph
         return Planner(graph, params, state, tx.now.timestamp(), lambda number: call_id(run.id, number))
 
-    def _graph(self, tx: Transaction, run: FlowRun) -> Graph:
-        graph = self._graphs.get((run.flow, run.version))
-        if graph is None:
+    def _version(self, tx: Transaction, run: FlowRun) -> Known:
+        known = self._known.get((run.flow, run.version))
+        if known is None:
             found = definitions.read(tx.connection, run.flow, run.version)
             assert found is not None, f"the definition of flow {run.flow} version {run.version} is gone"
-            graph = Graph(found.flow)
-            self._graphs.put((run.flow, run.version), graph, 1 + graph.size)
-        return graph
+            known = Known(Graph(found.flow), Caller(found.flow))
+            self._known.put((run.flow, run.version), known, 1 + known.graph.size)
+        return known
 
     def _do(
         self, tx: Transaction, run: FlowRun, answers: Iterable[Command], effects: _Effects, delta: Delta
@@ -178,7 +185,7 @@ class Flows:
             match answer:
                 case commands.Call():
                     try:
-                        effects.tasks.append(new_task(run, self._graph(tx, run).flow, answer, self._max_payload))
+                        effects.tasks.append(self._version(tx, run).caller.new_task(run, answer, self._max_payload))
                     except CannotCall as error:
                         refused.append(commands.CallEnded(answer.id, error=str(error)))
                     else:
