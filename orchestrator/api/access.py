@@ -49,6 +49,8 @@ class Caller(NamedTuple):
     """What they may do; where nobody is asked who they are, everything."""
     key: str | None = None
     """The id of the key that has let them in."""
+    again: Callable[[], Awaitable[object]] | None = None
+    """Refuses who has been let in and may not be here any more: asked by what takes long."""
 
 
 class Doorkeeper:

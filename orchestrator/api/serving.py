@@ -62,7 +62,7 @@ class ServedPath:
             admit = partial(
                 self._door.admit, peer, request.headers, endpoint.scope, self._turns.run, self.ticket(request)
             )
-            caller = await admit()
+            caller = (await admit())._replace(again=admit)
             served.set(caller.actor)
             if endpoint.is_live:
                 response = await self._listen(endpoint, request, caller.reach, admit)
@@ -88,7 +88,7 @@ class ServedPath:
 
     async def answer(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
         """Do what was asked, and answer."""
-        return await _answer(self._api, self._turns, endpoint, request, caller.reach)
+        return await _answer(self._api, self._turns, endpoint, request, caller)
 
     def refuse(self, error: Exception, request: Request, caller: Caller | None) -> Response:
         """Say why not; without a caller, nobody was let in."""
@@ -122,7 +122,8 @@ class ServedPath:
         return found
 
 
-async def _answer(api: Api, turns: Turns, endpoint: Endpoint, request: Request, reach: Reach) -> Response:
+async def _answer(api: Api, turns: Turns, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
+    reach = caller.reach
     if reach.is_bound and endpoint.about is WHOLE:
         endpoint.about.check(api, reach, {})
     if endpoint.method == "POST" and not endpoint.takes_key and "idempotency-key" in request.headers:
@@ -136,7 +137,7 @@ async def _answer(api: Api, turns: Turns, endpoint: Endpoint, request: Request, 
         given["match"] = condition_of(request.headers)
     answer = await (turns.count if endpoint.is_async else turns.run)(partial(perform, api, endpoint, given, reach))
     if isinstance(answer, Generator):
-        answer = await wait_for(turns, answer, request)
+        answer = await wait_for(turns, answer, request, caller)
     if isinstance(answer, Response):
         return answer
     if answer is None and endpoint.may_be_nothing:

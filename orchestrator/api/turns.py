@@ -11,12 +11,13 @@ import anyio
 import anyio.to_thread
 from starlette.requests import ClientDisconnect, Request
 
+from orchestrator.api.access import Caller
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.patience import LONGEST_BODY
 from orchestrator.api.problems import Problem, Refused, refused
 from orchestrator.domain.access import Reach
-from orchestrator.errors import ResultTimeout
+from orchestrator.errors import OrchestratorError, ResultTimeout
 from orchestrator.sdk.waiting.steps import Pause, Steps
 
 LARGEST_BODY = 32_000_000
@@ -62,10 +63,10 @@ def perform(api: Api, endpoint: Endpoint, given: dict[str, Any], reach: Reach) -
     return endpoint.call(api, **given)
 
 
-async def wait_for(turns: Turns, steps: Steps[Any], request: Request) -> Any:
+async def wait_for(turns: Turns, steps: Steps[Any], request: Request, caller: Caller) -> Any:
     """Take the steps of a call that waits; none of the threads is held in between.
 
-    It ends where nobody is there any more to be answered.
+    It ends where nobody is there any more to be answered, and where the caller's key was revoked or has expired.
     """
     gone = asyncio.create_task(_hang_up(request))
     try:
@@ -79,6 +80,7 @@ async def wait_for(turns: Turns, steps: Steps[Any], request: Request) -> Any:
                 if gone.done():
                     waiting.cancel()
                     raise ClientDisconnect
+                await _admit_again(caller)
     except ResultTimeout:
         raise  # which says what was waited for
     except TimeoutError:
@@ -86,6 +88,16 @@ async def wait_for(turns: Turns, steps: Steps[Any], request: Request) -> Any:
     finally:
         gone.cancel()
         steps.close()
+
+
+async def _admit_again(caller: Caller) -> None:
+    if caller.again is not None:
+        try:
+            await caller.again()
+        except Refused:
+            raise
+        except OrchestratorError:
+            return  # it is not known now, and is asked again after the next pause
 
 
 async def _hang_up(request: Request) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -16,13 +18,14 @@ from sqlalchemy import Engine
 from orchestrator.api import access, strangers
 from orchestrator.api.app import create_app
 from orchestrator.api.guard import check_address
-from orchestrator.api.routes import ROUTES
+from orchestrator.api.routes import ROUTES, pull
 from orchestrator.cli import main
 from orchestrator.domain.access import Scope, Secret, parse
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import load_settings
 from orchestrator.store import keys
 from orchestrator.store.database import engine_for
+from orchestrator.transport.pull import Pulls
 
 ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
 GUARDED = [endpoint for endpoint in ROUTES if endpoint.scope is not None]
@@ -50,6 +53,14 @@ class Asked:
             transport = httpx.ASGITransport(self._app)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 return [await client.request(method, path, headers=headers) for method, path in requests]
+
+        return asyncio.run(ask())
+
+    def post(self, path: str, body: object, key: Secret) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=90) as client:
+                return await client.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
 
         return asyncio.run(ask())
 
@@ -103,6 +114,32 @@ def test_a_scope_too_small_is_refused_on_every_route(engine: Engine, server: Ask
 def test_whoever_watches_needs_no_key(engine: Engine, server: Asked) -> None:
     make(engine, Scope.READ)
     assert [answer.status_code for answer in server.send(("GET", "/healthz"), ("GET", "/readyz"))] == [200, 200]
+
+
+def test_who_waits_is_sent_away_when_the_key_is_revoked(
+    engine: Engine, server: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "_LOOK_AGAIN", 0.05)
+    key = make(engine, Scope.OPERATE)
+    looked = threading.Event()
+    take = Pulls.take
+
+    def taken(self: Pulls, worker: str, services: list[str]) -> object:
+        looked.set()
+        return take(self, worker, services)
+
+    monkeypatch.setattr(Pulls, "take", taken)
+
+    def revoke() -> None:
+        assert looked.wait(30)
+        with engine.connect() as connection:
+            keys.revoke(connection, key.id)
+
+    with ThreadPoolExecutor() as beside:
+        revoked = beside.submit(revoke)
+        answer = server.post("/queue/poll", {"worker_id": "w", "services": ["sum"], "wait": 60}, key=key)
+        revoked.result()
+    assert answer.status_code == 401
 
 
 def test_where_redis_is_away_that_is_said(engine: Engine, database_url: str) -> None:

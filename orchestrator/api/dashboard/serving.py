@@ -121,7 +121,7 @@ class PagePath(ServedPath):
             given["match"] = None
         call = partial(perform, self._api, endpoint, given, caller.reach)
         answer = await (self._turns.count if endpoint.is_async else self._turns.run)(call)
-        return await wait_for(self._turns, answer, request) if isinstance(answer, Generator) else answer
+        return await wait_for(self._turns, answer, request, caller) if isinstance(answer, Generator) else answer
 
     def refuse(self, error: Exception, request: Request, caller: Caller | None) -> Response:
         """Show why not; who is not known yet is sent to the log-in, unless a program of the page asks."""
