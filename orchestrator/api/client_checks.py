@@ -37,6 +37,8 @@ def _task(settings: Settings, task: NewTask, run: bytes | None = None) -> None:
     """Refuse a task that no client of ours makes; of a run, unless it belongs to that."""
     if len(task.id) != 16 or task.name in _WORKERS_ONLY:
         raise InvalidTask(f"Task {task.name!r:.100}: expected an id of 16 bytes, and a name that is not our own.")
+    if task.parent is not None:
+        raise InvalidTask(f"Task {task.name!r:.100} names a task that enqueued it, which only workers do.")
     if task.run_id != run or task.step is not None or not _is_within(task.position or 0, 0, 2**31 - 1):
         raise InvalidTask(f"Task {task.name!r:.100} belongs to another run, or to no place in this one.")
     _payload(settings, f"The arguments of task {task.name!r:.100}", task.payload)

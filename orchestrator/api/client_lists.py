@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.api.context import Api
-from orchestrator.api.reach import has_run
+from orchestrator.api.reach import has_run, lineage_within
 from orchestrator.domain.access import Reach
 
 Narrow = Callable[[Api, Reach, Mapping[str, Any]], Mapping[str, Any]]
@@ -85,7 +85,7 @@ NARROWED: Mapping[tuple[str, str], Narrow] = {
     ("tasks", "preview_retry"): _failed,
     ("flows", "runs"): _flow_runs,
 }
-KEPT: Mapping[tuple[str, str], Keep] = {
+KEPT: dict[tuple[str, str], Keep] = {
     ("insights", "list_queues"): _queues,
     ("insights", "enough_of_ids"): _whole_ids,
     ("insights", "list_code_workflows"): _named_workflows,
@@ -99,6 +99,9 @@ KEPT: Mapping[tuple[str, str], Keep] = {
     ("schedules", "list_backfills"): _of_workflows,
     ("queues", "named"): _queue_names,
 }
+
+TRIMMED: dict[tuple[str, str], Keep] = {("insights", "lineage"): lineage_within}
+"""Answers about one thing, which is looked at before: of what else stands in them, what is beside is left out."""
 
 
 def is_list(part: str, name: str) -> bool:

@@ -182,7 +182,7 @@ _ABOUT: Mapping[tuple[str, str], Check] = {
     **dict.fromkeys([("schedules", name) for name in ("find", "upcoming", "pause", "resume", "delete")], _schedule),
     **dict.fromkeys([("schedules", name) for name in ("trigger", "backfill", "preview_backfill")], _schedule),
     **dict.fromkeys([("schedules", name) for name in ("show_backfill", "cancel_backfill")], _backfill),
-    ("insights", "show_task"): _view_task,
+    **dict.fromkeys([("insights", name) for name in ("show_task", "lineage")], _view_task),
     **dict.fromkeys([("insights", name) for name in ("show_run", "list_steps", "show_code")], _view_run),
     ("insights", "definition_of_run"): _view_run,
 }

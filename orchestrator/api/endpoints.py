@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from orchestrator.api.problems import misfit, refused
-from orchestrator.api.reach import WITHIN, WORKFLOW, Subject
+from orchestrator.api.reach import TASK, WITHIN, WORKFLOW, Subject
 from orchestrator.domain.access import Scope
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -204,10 +204,10 @@ class Routes:
         def declare(call: F) -> F:
             hints = get_type_hints(call, include_extras=True)
             names = inspect.signature(call).parameters
-            if ("reach" in names) != (about is WITHIN) and not (about is WORKFLOW and "reach" in names):
+            if ("reach" in names) != (about is WITHIN) and not (about in (WORKFLOW, TASK) and "reach" in names):
                 raise TypeError(
-                    f"{method} {path}: who is given the `reach` is about what is WITHIN it, or about a workflow whose "
-                    f"queue is to be held against it, too; and nobody else."
+                    f"{method} {path}: who is given the `reach` is about what is WITHIN it, or about a workflow or a "
+                    f"task of which more is to be held against it, too; and nobody else."
                 )
             if inspect.iscoroutinefunction(call) and about is not WITHIN:
                 raise TypeError(f"{method} {path}: whom it is about may have to be looked up, which needs a thread.")

@@ -9,7 +9,7 @@ not there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.api.context import Api
@@ -20,6 +20,7 @@ from orchestrator.domain.flow.definition import Flow, named_flows
 from orchestrator.domain.flow.definition import named_queues as flow_queues
 from orchestrator.errors import NotFound
 from orchestrator.store import insights
+from orchestrator.store.insights import Lineage, Relative
 
 
 class OutOfReach(NotFound):
@@ -71,6 +72,16 @@ def check_flow(reach: Reach, name: str, flow: Flow) -> None:
         check_workflow(reach, one)
     for queue in sorted(flow_queues(flow)):
         check_queue(reach, queue)
+
+
+def lineage_within(reach: Reach, found: Lineage) -> Lineage:
+    """Return what is in reach of what enqueued a task, and of what that enqueued."""
+    parent = found.parent if found.parent is not None and _is_within(reach, found.parent) else None
+    return replace(found, parent=parent, children=[one for one in found.children if _is_within(reach, one)])
+
+
+def _is_within(reach: Reach, one: Relative) -> bool:
+    return reach.has_workflow(one.workflow) if one.kind == "run" else reach.has_queue(one.queue or "")
 
 
 def _queue(_: Api, reach: Reach, given: Mapping[str, Any]) -> None:

@@ -84,6 +84,7 @@ tasks = Table(
     Column("completion", LargeBinary, comment="result of an attempt that committed together with its writes"),
     Column("trace", Text, comment="the span that it came of, as a W3C traceparent"),
     Column("ready_at", _Time, comment="of one that is traced: when its delay was over"),
+    Column("parent_id", Uuid, comment="the task that enqueued it, or that it follows"),
     CheckConstraint(_one_of(OPEN_TASK_STATES), name="tasks_are_open"),
 )
 
@@ -138,6 +139,7 @@ ended_tasks = Table(
     Column("unique_key", Text),
     Column("callbacks", JSONB),
     Column("trace", Text),
+    Column("parent_id", Uuid),
     CheckConstraint(_one_of(ENDED_TASK_STATES), name="ended_tasks_have_ended"),
 )
 Index("ended_tasks_not_success", ended_tasks.c.ended_at, postgresql_where=text("status <> 'success'"))

@@ -9,13 +9,17 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner
 
+from orchestrator import Retry
 from orchestrator.cli import main
-from orchestrator.domain.tasks.task import Dispatch
+from orchestrator.cli.terminal import logs as terminal
+from orchestrator.domain.tasks.task import Dispatch, Lost
 from orchestrator.scheduler.upkeep.log_keeping import LogKeeping
 from orchestrator.scheduler.upkeep.pruning import Pruner
 from orchestrator.sdk.backend import logs as backend
+from orchestrator.store import logs
+from orchestrator.store.logs import NewChunk
 from orchestrator.transport import journal
-from orchestrator.transport.codec import LogLine
+from orchestrator.transport.codec import LogLine, encode
 from orchestrator.transport.keys import Keys
 from orchestrator.workers.reporting.journal import Journal
 from orchestrator.workers.running.job import Bundle, Job
@@ -146,6 +150,54 @@ def test_the_api_shows_pages_the_last_lines_and_those_of_an_attempt(
     assert (line["task"], line["step"], line["attempt"], line["source"]) == (str(task), "job", 1, "stdout")
     assert [line["text"] for line in read(f"tasks/{task}/logs?last=3")["lines"]] == ["2 b", "3 a", "3 b"]
     assert [line["text"] for line in read(f"tasks/{task}/logs?attempt=2")["lines"]] == ["2 a", "2 b"]
+
+
+def test_each_attempt_has_a_heading_where_there_are_several(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
+    monkeypatch.setattr(terminal, "_WAIT", 0.05)
+    worker = system.worker()
+    (handle,) = system.dispatch()
+
+    def show(*options: str) -> str:
+        done = CliRunner().invoke(main, ["tasks", "logs", handle.id, *options])
+        return f"{done.exit_code} {done.stdout}{done.stderr}".replace("22:13:20 info     ", "")
+
+    speaking(system, raw(handle), "a", "b")
+    keeping(system).store()
+    assert show() == "0 a\nb\n"
+    assert "has had 1 attempt: there is no attempt 2" in show("--attempt", "2")
+    worker.report(*(Lost(task.id, task.attempt, alone=False) for task in worker.take()))
+    system.pass_seconds(2)
+    worker.succeed(*worker.take())
+    system.pass_seconds(2)
+    speaking(system, raw(handle), "c", "d", attempt=2)
+    keeping(system).store()
+    late = encode([LogLine(1_700_000_000.0, 1, "info", "last words", "stdout")])
+    with system.engine.begin() as connection:
+        logs.insert(connection, [NewChunk(raw(handle), 1, 1, None, "job", late)])
+    assert show() == "0 — attempt 1 —\na\nb\nlast words\n— attempt 2 —\nc\nd\n"
+    assert show("--last", "3") == "0 — attempt 1 —\nlast words\n— attempt 2 —\nc\nd\n"
+    assert show("--attempt", "2") == "0 c\nd\n"
+    assert show("--attempt", "2", "--follow", "--last", "1") == "0 d\n"
+    assert show("--follow") == "0 a\nb\n— attempt 2 —\nc\nd\n— attempt 1 —\nlast words\n"
+    assert show("--follow", "--last", "1") == "0 last words\n"
+    assert show("--attempt", "3").startswith("1 ")
+    assert "has had 2 attempts: there is no attempt 3" in show("--attempt", "3", "--follow")
+
+
+def test_who_follows_an_attempt_stops_where_that_has_ended(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
+    worker = system.worker()
+    (handle,) = system.dispatch(retries=Retry(max=1, base=600.0, jitter=0))
+    speaking(system, raw(handle), "a")
+    keeping(system).store()
+    worker.fail(*worker.take())
+    system.pass_seconds(2)
+    assert handle.status() == "pending"
+    done = CliRunner().invoke(main, ["tasks", "logs", handle.id, "--follow", "--attempt", "1"])
+    assert (done.exit_code, done.stdout) == (0, "22:13:20 info     a\n")
 
 
 def test_lines_are_forgotten_with_time_and_with_their_tasks(system: System) -> None:

@@ -11,6 +11,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 from uuid import UUID
 
+import msgspec
+
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.redaction import scrub
 from orchestrator.domain.tasks.task import KeyHolder, NewTask
@@ -53,7 +55,7 @@ _REFUSALS: dict[str, type[OrchestratorError]] = {
     kind.__name__: kind for kind in (Duplicate, InvalidWorkflow, NotFound, PayloadError)
 }
 """What the leader may refuse, by name."""
-_OVERHEAD = 300
+_OVERHEAD = 320
 """Bytes that a task takes in a message beside its payload, at most, roughly."""
 
 
@@ -148,6 +150,7 @@ class JobRuntime:
         return derived_id(self.job.dispatch.id, self.job.dispatch.attempt, self.job.counter)
 
     def enqueue(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:
+        tasks = self._own(tasks)
         if self.job.transaction is not None:
             return self.job.transaction.enqueue(tasks)
         _check_size(tasks)
@@ -166,8 +169,12 @@ class JobRuntime:
         if self.job.completion is not None:
             return self.enqueue(tasks)  # it has succeeded already
         _check_size([*self.job.children, *tasks])
-        self.job.children.extend(tasks)
+        self.job.children.extend(self._own(tasks))
         return {}
+
+    def _own(self, tasks: Sequence[NewTask]) -> list[NewTask]:
+        """Return tasks with whose children they are."""
+        return [msgspec.structs.replace(task, parent=self.job.dispatch.id) for task in tasks]
 
     # -- what it says and hears
 

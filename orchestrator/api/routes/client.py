@@ -10,7 +10,7 @@ import anyio.to_thread
 import msgspec
 
 from orchestrator.api.client_checks import CHECKS
-from orchestrator.api.client_lists import KEPT, NARROWED
+from orchestrator.api.client_lists import KEPT, NARROWED, TRIMMED
 from orchestrator.api.client_reach import KEEPS_WITHIN, WAITS, about
 from orchestrator.api.client_views import hide
 from orchestrator.api.context import Api
@@ -110,7 +110,7 @@ def _endpoint(call: Declared) -> Endpoint:
             done = getattr(getattr(api.backend, call.part), call.name)(**given)
         except msgspec.MsgspecError as error:
             raise OrchestratorError(f"What is stored cannot be read by this release: {error}.") from error
-        if reach.is_bound and (keep := KEPT.get((call.part, call.name))):
+        if reach.is_bound and (keep := (KEPT | TRIMMED).get((call.part, call.name))):
             done = keep(reach, done)
         return _wait_for(call, done) if call.waits else call.answer(hide(api, done))
 

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked, Page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import Refused, at, refused
-from orchestrator.api.reach import TASK, WITHIN, check_queue, has_run
+from orchestrator.api.reach import TASK, WITHIN, check_queue, has_run, lineage_within
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.patterns import whole
 from orchestrator.domain.states import TaskState
@@ -27,7 +27,7 @@ from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.values.shown import as_json, call_of, stored_value
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store import insights
-from orchestrator.store.insights import AttemptView, ErrorView, TaskDetail, TaskFilter, TaskView
+from orchestrator.store.insights import AttemptView, ErrorView, Lineage, TaskDetail, TaskFilter, TaskView
 from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.redrive import FailedFilter
 
@@ -130,6 +130,8 @@ class TaskAnswer(msgspec.Struct, frozen=True):
     """Where the result is, if it is too large for this answer; then `result` is null."""
     args_stored: Stored | None = None
     """Where the arguments are, if they are too large for this answer; then `args` and `kwargs` are empty."""
+    parent: UUID | None = None
+    """The task that enqueued it while it ran, or that it follows."""
 
 
 class TaskQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -293,6 +295,7 @@ def _answer(api: Api, task: TaskDetail, progress: TaskProgress | None) -> TaskAn
         progress,
         returned,
         given,
+        task.parent_id,
     )
 
 
@@ -300,6 +303,12 @@ def _stored(task: TaskDetail, data: bytes | None, what: str) -> Stored | None:
     """Return where a value is that a reference stands for; None if it is here."""
     reference = None if data is None else whole_reference(data)
     return None if reference is None else Stored(reference.size, f"/api/v1/tasks/{task.id}/{what}")
+
+
+@routes.get("/{id}/lineage", about=TASK)
+def task_lineage(api: Api, id: UUID, reach: Reach) -> Lineage:
+    """Show what enqueued a task, and what it enqueued: the first of it, by each of its last attempts."""
+    return lineage_within(reach, api.backend.insights.lineage(id))
 
 
 class LogEntry(msgspec.Struct, frozen=True):

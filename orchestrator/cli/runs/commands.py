@@ -235,8 +235,6 @@ def logs(run: UUID, follow: bool, last: int | None, as_json: bool) -> None:
     Example:
       orchestrator runs logs 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --follow
     """
-    if follow and last is not None:
-        raise click.UsageError("--follow shows all lines: leave --last out.")
     with sending() as app:
         runs = app._client.backend.runs
         runs.progress(run.bytes)  # there is such a run

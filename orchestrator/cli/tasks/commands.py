@@ -33,10 +33,11 @@ from orchestrator.cli.terminal.sending import ask_each, sending
 from orchestrator.cli.terminal.times import ago, between, present, when
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import error_text
+from orchestrator.errors import NotFound
 from orchestrator.sdk.calls.insights import list_tasks
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.tasks.progress import TaskProgress
-from orchestrator.store.insights import AttemptView, TaskDetail, TaskFilter, TaskView
+from orchestrator.store.insights import AttemptView, Lineage, TaskDetail, TaskFilter, TaskView
 from orchestrator.store.tasks.redrive import FailedFilter
 
 
@@ -130,10 +131,11 @@ def show(task: UUID, as_json: bool) -> None:
     with looking() as calls:
         detail = _found(calls, task)
         progress = last_words(calls, task.bytes)
+        kin = _lineage(calls, task)
     if as_json:
-        print_json(_document(detail) | {"progress": progress})
+        print_json(_document(detail) | {"progress": progress, "children": kin.children})
     else:
-        _print(detail, progress)
+        _print(detail, progress, kin)
 
 
 @command.command()
@@ -160,33 +162,52 @@ def watch(task: UUID, as_json: bool) -> None:
 
 @command.command()
 @task_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the task ends; with --json, one document to a line.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until it ends; with --json, one document to a line.")
 @click.option("--attempt", type=click.IntRange(1, 2**31), metavar="NUMBER", help="Only of this attempt.")
 @click.option("--last", type=click.IntRange(0), metavar="NUMBER", help="Only so many lines from the end.")
 @json_option
 def logs(task: UUID, follow: bool, attempt: int | None, last: int | None, as_json: bool) -> None:
-    """Show what a task has printed, logged and said with `ctx.log`, in all its attempts.
+    """Show what a task has printed, logged and said with `ctx.log`, attempt by attempt.
 
     \b
     Example:
       orchestrator tasks logs 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --follow
+      orchestrator tasks logs 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --attempt 2 --last 20
     """
-    if follow and last is not None:
-        raise click.UsageError("--follow shows all lines: leave --last out.")
-    with sending() as app:
+    with sending() as app, looking() as calls:
         tasks = app._client.backend.tasks
-        tasks.status(task.bytes)  # there is such a task
+        is_open = tasks.status(task.bytes) not in ENDED_TASK_STATES
+        if attempt is not None and not (follow and is_open):
+            _check_attempt(_found(calls, task), attempt)
+
+        def has_ended() -> bool:
+            if tasks.status(task.bytes) in ENDED_TASK_STATES:
+                return True
+            return attempt is not None and _is_past(_found(calls, task), attempt)
+
         try:
             print_logs(
                 lambda after, wait: tasks.log(task.bytes, after, wait, attempt),
-                lambda: tasks.status(task.bytes) in ENDED_TASK_STATES,
+                has_ended,
                 follow=follow,
                 as_json=as_json,
                 last=last,
-                with_steps=False,
+                with_attempts=attempt is None,
             )
         except KeyboardInterrupt:
             sys.exit(130)
+
+
+def _check_attempt(task: TaskView, attempt: int) -> None:
+    """Refuse to show what an attempt said that there was not."""
+    if attempt > task.attempt:
+        had = counted(task.attempt, "attempt") if task.attempt else "no attempt"
+        raise NotFound(f"Task {task.id} has had {had}: there is no attempt {attempt}.")
+
+
+def _is_past(task: TaskView, attempt: int) -> bool:
+    """Say whether an attempt of a task that is open has ended: another was begun, or is waited for."""
+    return task.attempt > attempt or (task.attempt == attempt and task.status == TaskState.PENDING)
 
 
 @command.command()
@@ -253,6 +274,14 @@ def _found(calls: Calls, task: UUID) -> TaskDetail:
     return existing(calls.insights.show_task(task), "task", task)
 
 
+def _lineage(calls: Calls, task: UUID) -> Lineage:
+    """Return what enqueued a task, and what it enqueued; an API of an earlier release knows neither."""
+    try:
+        return calls.insights.lineage(task)
+    except NotFound:
+        return Lineage(parent=None, children=[], is_part=False)
+
+
 def _state(task: TaskView, now: datetime) -> Text:
     if task.status != TaskState.PENDING:
         return state(task.status, _reason(task.reason) if task.reason != task.status else "")
@@ -279,7 +308,7 @@ def _document(detail: TaskDetail) -> dict[str, Any]:
     return document | {"args": data_json(arguments), "kwargs": data_json(keywords), "result": result}
 
 
-def _print(detail: TaskDetail, progress: TaskProgress | None) -> None:
+def _print(detail: TaskDetail, progress: TaskProgress | None, kin: Lineage) -> None:
     now = present()
     print_fields(
         {
@@ -291,6 +320,7 @@ def _print(detail: TaskDetail, progress: TaskProgress | None) -> None:
             "queue": detail.queue + (f", priority {detail.priority}" if detail.priority else ""),
             "options": data_text(detail.options) if detail.options else None,
             "run": f"{detail.run_id}, position {detail.position}" if detail.run_id else None,
+            "enqueued by": None if detail.parent_id is None else _parent(detail.parent_id, kin),
             "worker": detail.worker,
             "created": when(detail.created_at, now),
             "started": when(detail.started_at, now),
@@ -314,6 +344,15 @@ def _print(detail: TaskDetail, progress: TaskProgress | None) -> None:
                 for attempt in detail.attempts
             ],
         )
+    if kin.children:
+        echo(f"\nWhat it enqueued{', or the first of it' if kin.is_part else ''}:")
+        print_table(
+            ("id", "kind", "name…", "status", "queue…?", "created?"),
+            [
+                (str(one.id), one.kind, one.name, state(one.status), one.queue, ago(one.created_at, now))
+                for one in kin.children
+            ],
+        )
     failed = next((attempt.error for attempt in reversed(detail.attempts) if attempt.error), detail.error)
     if failed and detail.status != TaskState.CANCELLED:
         echo(f"\nLast error: {error_text(failed.kind, failed.message)}")
@@ -321,6 +360,10 @@ def _print(detail: TaskDetail, progress: TaskProgress | None) -> None:
             echo(f"Its data: {json_text(failed.data)}")
         if failed.traceback:
             echo(f"\nRemote traceback:\n{failed.traceback.rstrip()}")
+
+
+def _parent(task: UUID, kin: Lineage) -> str:
+    return f"{task}, {kin.parent.name}" if kin.parent is not None else f"{task}, which is no longer kept"
 
 
 def _error(attempt: AttemptView) -> str:

@@ -24,14 +24,29 @@ _SILENT = (
 
 
 def print_logs(
-    read: Read, has_ended: Callable[[], bool], *, follow: bool, as_json: bool, last: int | None, with_steps: bool
+    read: Read,
+    has_ended: Callable[[], bool],
+    *,
+    follow: bool,
+    as_json: bool,
+    last: int | None,
+    with_steps: bool = False,
+    with_attempts: bool = False,
 ) -> None:
-    """Print what there is, or the last lines of it, and, if asked, what comes until the end."""
+    """Print what there is, or the last lines of it, and, if asked, what comes until the end.
+
+    With attempts, each has a heading, unless the first is the only one.
+    """
+    lines: Iterable[LogEntry]
+    attempt = 1
     if follow:
-        lines: Iterable[LogEntry] = _follow(read, has_ended)
+        lines = _follow(read, has_ended, last)
     else:
-        lines = all_lines(lambda after: read(after, 0.0))
-        lines = lines if last is None else lines[max(0, len(lines) - last) :]
+        found = all_lines(lambda after: read(after, 0.0))
+        if with_attempts:  # the last words of one may have been stored after the first of the next
+            found.sort(key=lambda line: line.attempt)
+            attempt = 0 if len({line.attempt for line in found}) > 1 else 1
+        lines = _end_of(found, last)
         if as_json:
             print_json({"lines": [_document(line) for line in lines]})
             return
@@ -41,6 +56,9 @@ def print_logs(
         if as_json:
             echo_json(json_text(_document(line)))
             continue
+        if with_attempts and line.attempt != attempt:
+            attempt = line.attempt
+            echo(f"— attempt {attempt} —")
         echo(f"{line.at:%H:%M:%S} ", nl=False)
         if with_steps:
             step = one_line(line.step)
@@ -51,11 +69,21 @@ def print_logs(
         echo(_SILENT, err=True)
 
 
-def _follow(read: Read, has_ended: Callable[[], bool]) -> Iterator[LogEntry]:
-    last = ""
+def _end_of(lines: list[LogEntry], last: int | None) -> list[LogEntry]:
+    return lines if last is None else lines[max(0, len(lines) - last) :]
+
+
+def _follow(read: Read, has_ended: Callable[[], bool], last: int | None) -> Iterator[LogEntry]:
+    """Yield what there is, or the last lines of it, and what comes."""
+    found: list[LogEntry] = []
+    place = ""
+    while last is not None and (page := read(place, 0.0)).lines:
+        found = _end_of(found + page.lines, last)
+        place = page.last
+    yield from found
     while True:
         is_over = has_ended()
-        lines, last = read(last, _WAIT)
+        lines, place = read(place, _WAIT)
         yield from lines
         if is_over and not lines:
             return

@@ -92,4 +92,5 @@ def _tasks(
             expires=callback.expires,
             callbacks=callback.callbacks,
             trace=trace,
+            parent=task,
         )

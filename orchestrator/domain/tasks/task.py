@@ -130,6 +130,8 @@ class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tasks to create when it ends, as JSON."""
     trace: str | None = None
     """The span that it came of, as a W3C traceparent. It says nothing about the call: others may differ in it."""
+    parent: bytes | None = None
+    """The task that enqueued it while it ran, or that it follows."""
 
 
 def differing_options(task: NewTask, queue: str, priority: int, options: str | None, lane: str | None) -> Iterator[str]:

@@ -66,7 +66,7 @@ def start_runs(tx: Transaction, news: News, tasks: Sequence[NewTask]) -> dict[by
 
 def _start_many(tx: Transaction, news: News, task: NewTask, start: StartMany) -> None:
     if create_runs(tx, news, [NewRun(task.id, start.name, len(start.tasks), trace=task.trace)]):
-        create_tasks(tx, news, start.tasks)
+        create_tasks(tx, news, [msgspec.structs.replace(one, parent=task.parent) for one in start.tasks])
 
 
 def _run_of_flow(tx: Transaction, run: bytes, start: StartSteps) -> NewRun:

@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain.dag.definition import Definition
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, NotFound
 from orchestrator.settings import Settings
 from orchestrator.store import audit, insights
 from orchestrator.store.audit import AuditEntry, AuditFilter
@@ -21,6 +21,7 @@ from orchestrator.store.insights import (
     CodeView,
     CodeWorkflowView,
     Found,
+    Lineage,
     LongTransaction,
     OpenRun,
     Overview,
@@ -62,6 +63,14 @@ class InsightBackend:
         """Show all that is known of one task."""
         with self._reading() as connection:
             return insights.show_task(connection, task)
+
+    def lineage(self, task: UUID) -> Lineage:
+        """Show what enqueued a task, and what it enqueued."""
+        with self._reading() as connection:
+            found = insights.show_task(connection, task)
+            if found is None:
+                raise NotFound.by_id("task", str(task))
+            return insights.lineage(connection, task, found.parent_id, [one.attempt for one in found.attempts])
 
     def page_of_runs(self, wanted: RunFilter, *, limit: int, before: UUID | None) -> RunPage:
         """Return a page of runs, newest first."""

@@ -20,6 +20,7 @@ from orchestrator.store.insights import (
     CodeWorkflowView,
     Connections,
     Found,
+    Lineage,
     LongTransaction,
     OpenRun,
     Overview,
@@ -55,6 +56,10 @@ class InsightCalls(Protocol):
     @call()
     def show_task(self, task: UUID) -> TaskDetail | None:
         """Show all that is known of one task."""
+
+    @call()
+    def lineage(self, task: UUID) -> Lineage:
+        """Show what enqueued a task, and what it enqueued."""
 
     @call()
     def page_of_runs(self, wanted: RunFilter, *, limit: Limit, before: UUID | None) -> RunPage:

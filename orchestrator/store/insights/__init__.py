@@ -17,6 +17,7 @@ from orchestrator.store.insights.code_workflows import (
 )
 from orchestrator.store.insights.failure_times import GroupKey, spread_of_failures
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, empty_queue, list_queues, list_workers
+from orchestrator.store.insights.lineage import Lineage, Relative, lineage
 from orchestrator.store.insights.obstacles import find_obstacles
 from orchestrator.store.insights.owners import find_run_owner, find_task_owner
 from orchestrator.store.insights.pressure import (
@@ -75,11 +76,13 @@ __all__ = [
     "Found",
     "GroupKey",
     "Leader",
+    "Lineage",
     "LongTransaction",
     "OpenRun",
     "OpenView",
     "Overview",
     "QueueCounts",
+    "Relative",
     "ResetView",
     "RunDetail",
     "RunFilter",
@@ -105,6 +108,7 @@ __all__ = [
     "find_step_task",
     "find_task_owner",
     "find_tasks",
+    "lineage",
     "list_code_workflows",
     "list_queues",
     "list_runs",

@@ -107,6 +107,8 @@ class TaskDetail(TaskView):
     attempts: tuple[AttemptView, ...]
     """Its attempts, oldest first. What was lost or handed back before it began costs a number, and leaves
     no line."""
+    parent_id: UUID | None = None
+    """The task that enqueued it while it ran, or that it follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,10 +301,10 @@ def find_tasks(connection: Connection, ids: Sequence[bytes]) -> list[TaskView]:
 
 
 _SHOW = Statement[Row](f"""
-SELECT /* insights.tasks.show */ {_OPEN}, payload, options, NULL::bytea AS result, NULL::jsonb AS error
+SELECT /* insights.tasks.show */ {_OPEN}, payload, options, NULL::bytea AS result, NULL::jsonb AS error, parent_id
   FROM orchestrator.tasks WHERE id = %(id)s::uuid
  UNION ALL
-SELECT {_ENDED}, payload, options, result, error
+SELECT {_ENDED}, payload, options, result, error, parent_id
   FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
 """)
 
@@ -325,6 +327,7 @@ def show_task(connection: Connection, task: UUID) -> TaskDetail | None:
         result=None if row.result is None else reveal(bytes(row.result)),
         error=error,
         attempts=(*_attempts(connection, row, error),),
+        parent_id=row.parent_id,
     )
 
 

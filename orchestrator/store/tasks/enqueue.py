@@ -31,6 +31,7 @@ COLUMNS = {
     "unique_key": ("unique_key", "%(unique_key)s"),
     "callbacks": ("callbacks", "%(callbacks)s::jsonb"),
     "trace": ("trace", "%(trace)s"),
+    "parent": ("parent_id", "%(parent)s::uuid"),
 }
 """By parameter, the column that it sets, and how."""
 
@@ -70,6 +71,8 @@ def _row(task: NewTask) -> dict[str, Any]:
         row["callbacks"] = task.callbacks
     if task.trace is not None:
         row["trace"] = task.trace
+    if task.parent is not None:
+        row["parent"] = task.parent.hex()
     return row
 
 
@@ -130,7 +133,10 @@ _FEW_LANES = 100
 
 
 def copy_tasks(connection: Connection, tasks: Iterable[NewTask]) -> int:
-    """Create any number of tasks without unique keys in bounded memory (needs psycopg2); return how many."""
+    """Create any number of tasks without unique keys in bounded memory (needs psycopg2); return how many.
+
+    None of them has a parent: what a task enqueues goes another way.
+    """
     count = 0
     first_in_lane: dict[tuple[str, str, int], bytes] = {}
     clock = partial(_clock, connection)
@@ -191,16 +197,16 @@ _NEW = Batch(
     "n",
     "id uuid, name text, queue text, priority smallint, delay double precision, payload bytea, options jsonb, "
     "run_id uuid, step text, position int, lane text, expires double precision, unique_key text, callbacks jsonb, "
-    "attempt int, trace text",
+    "attempt int, trace text, parent uuid",
 )
 _ADOPT = Prepared[None](f"""
 WITH /* enqueue.create_tasks */ created AS (
     INSERT INTO orchestrator.tasks (id, name, queue, priority, wake_at, payload, options, run_id, step, position, lane,
-                                    expires_at, unique_key, callbacks, attempt, trace)
+                                    expires_at, unique_key, callbacks, attempt, trace, parent_id)
     SELECT n.id, n.name, n.queue, n.priority,
            CASE WHEN n.delay > 0 THEN %(now)s::timestamptz + n.delay * interval '1 second' END, n.payload,
            n.options, n.run_id, n.step, n.position, n.lane, %(now)s::timestamptz + n.expires * interval '1 second',
-           n.unique_key, n.callbacks, n.attempt, coalesce(n.trace, {span_of_run("n.run_id")})
+           n.unique_key, n.callbacks, n.attempt, coalesce(n.trace, {span_of_run("n.run_id")}), n.parent
       FROM {_NEW}
      WHERE (SELECT true FROM orchestrator.ended_tasks WHERE id = n.id LIMIT 1) IS NULL
         ON CONFLICT (id) DO NOTHING
@@ -242,6 +248,7 @@ def create_tasks(
             task.callbacks,
             past.get(task.id, 0),
             task.trace,
+            task.parent,
         )
         for task in tasks
     ]

@@ -27,6 +27,9 @@ class FailedFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     until: datetime | None = None
 
 
+MOST_LOOKED_AT = 5_000
+"""Tasks that ended without success at which a page looks, to count those that would be tried again."""
+
 _MATCHES = f"""
        e.status = 'failed' AND (%(queue)s::text IS NULL OR e.queue = %(queue)s::text)
    AND (%(name)s::text IS NULL OR e.name = %(name)s::text)
@@ -52,13 +55,20 @@ class Group(NamedTuple):
 
 
 # An example is looked up for each group: to sort all messages by time takes longer than everything else.
-_PREVIEW = Statement[Group](f"""
-WITH /* redrive.preview */ matching AS (
+_IN_TIME = """e.ended_at >= coalesce(%(since)s::timestamptz, '-infinity')
+       AND e.ended_at <= coalesce(%(until)s::timestamptz, 'infinity')"""
+_LATEST = f"""SELECT * FROM orchestrator.ended_tasks e WHERE status <> 'success' AND {_IN_TIME}
+              ORDER BY ended_at DESC"""
+
+
+def _preview(name: str, source: str) -> Statement[Group]:
+    """Return the statement that groups those of some ended tasks that would be tried again."""
+    return Statement[Group](f"""
+WITH /* {name} */ matching AS (
     SELECT e.name, e.queue, coalesce(e.error->>'kind', '') AS kind, e.ended_at,
            CASE WHEN {KEEPS_KEY} IS NOT NULL THEN e.unique_key END AS key
-      FROM orchestrator.ended_tasks e
-     WHERE {_MATCHES} AND e.ended_at >= coalesce(%(since)s::timestamptz, '-infinity')
-       AND e.ended_at <= coalesce(%(until)s::timestamptz, 'infinity')
+      FROM {source} AS e
+     WHERE {_MATCHES} AND {_IN_TIME}
        AND (%(within)s::text = '' OR starts_with(e.queue, %(within)s::text))
 ), groups AS MATERIALIZED (
     SELECT name, queue, kind, max(ended_at) AS last, count(*) FILTER (WHERE key IS NULL) + count(DISTINCT key) AS tasks
@@ -72,6 +82,11 @@ SELECT name, queue, kind, coalesce((
 """)
 
 
+_PREVIEW = _preview("redrive.preview", "orchestrator.ended_tasks")
+_PREVIEW_LATEST = _preview("redrive.preview_latest", f"({_LATEST} LIMIT %(most)s)")
+_HAS_MORE = Statement[bool](f"SELECT /* redrive.has_more */ true FROM ({_LATEST}) AS later OFFSET %(most)s LIMIT 1")
+
+
 def preview(connection: Connection, wanted: FailedFilter, within: str = "") -> list[Group]:
     """Return what would be tried again, the largest groups first; of those that share a unique key, one.
 
@@ -79,6 +94,15 @@ def preview(connection: Connection, wanted: FailedFilter, within: str = "") -> l
     """
     groups = _PREVIEW(connection, _parameters(wanted), within=within)
     return [group._replace(example=reveal_text(group.example)) for group in groups]
+
+
+def preview_latest(
+    connection: Connection, wanted: FailedFilter, within: str = "", most: int = MOST_LOOKED_AT
+) -> tuple[list[Group], bool]:
+    """Return the same of so many tasks that ended last without success, and whether there are others before them."""
+    groups = _PREVIEW_LATEST(connection, _parameters(wanted), within=within, most=most)
+    has_more = bool(_HAS_MORE.first(connection, _parameters(wanted), most=most))
+    return [group._replace(example=reveal_text(group.example)) for group in groups], has_more
 
 
 def ask(connection: Connection, wanted: FailedFilter) -> None:

@@ -68,9 +68,9 @@ WITH /* revival.revive */ wanted AS MATERIALIZED (
 ), opened AS (
     INSERT INTO orchestrator.tasks
            (id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step, lane,
-            unique_key, callbacks, trace, ready_at)
+            unique_key, callbacks, trace, ready_at, parent_id)
     SELECT id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step, lane,
-           unique_key, callbacks, trace, CASE WHEN trace IS NOT NULL THEN now() END
+           unique_key, callbacks, trace, CASE WHEN trace IS NOT NULL THEN now() END, parent_id
       FROM back
 ), arrived AS (
     {arrivals("back WHERE lane IS NOT NULL")}

@@ -192,7 +192,7 @@ def adopt_executors(connection: Connection, rows: Sequence[Adoption]) -> None:
 
 _ENDED_COLUMNS = """id, seq, name, queue, priority, status, reason, attempt, failures, losses, run_id, position,
                     payload, options, result, error, worker, created_at, started_at, ended_at, step, lane, unique_key,
-                    callbacks, trace"""
+                    callbacks, trace, parent_id"""
 
 
 class Success(NamedTuple):
@@ -218,7 +218,7 @@ WITH /* tasks.succeed */ gone AS (
     SELECT id, seq, name, queue, priority, 'success', NULL, attempt, failures, losses, run_id, position,
            payload, options, coalesce(completion, result), NULL, finisher, created_at,
            %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz, step, lane, unique_key,
-           callbacks, trace
+           callbacks, trace, parent_id
       FROM gone
 )
 SELECT id, 'success' AS state, queue, run_id, attempt, status AS before, name, step, lane, unique_key, callbacks,
@@ -265,7 +265,7 @@ WITH /* tasks.end_{state} */ gone AS (
     SELECT id, seq, name, queue, priority, '{state}', reason, attempt, failures + failed, losses + lost, run_id,
            position, payload, options, NULL, error, coalesce(finisher, worker), created_at,
            coalesce(%(now)s::timestamptz - duration * interval '1 second', started_at), %(now)s::timestamptz, step,
-           lane, unique_key, callbacks, trace
+           lane, unique_key, callbacks, trace, parent_id
       FROM gone
 )
 SELECT id, '{state}' AS state, queue, run_id, attempt, status AS before, name, step, lane, unique_key, callbacks,

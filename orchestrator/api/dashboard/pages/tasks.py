@@ -13,6 +13,7 @@ from starlette.responses import Response
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.dashboard.timeline import timeline
+from orchestrator.api.dashboard.visit import reach_of_visitor
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import refused
 from orchestrator.api.reach import TASK, WITHIN
@@ -33,6 +34,8 @@ _MOST_AT_ONCE = 200
 """Tasks that are cancelled or tried again by one form."""
 _MOST_LINES = 1_000
 """Lines of a log that are shown, from its end."""
+_MOST_CHILDREN = 50
+"""Tasks and runs that are listed of those that a task enqueued."""
 
 
 class TasksQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,11 +75,14 @@ class FailedQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def preview_retry(api: Api, query: FailedQuery, reach: Reach) -> Response:
     """Say how many failed tasks would be tried again, before they are."""
     wanted = FailedFilter(**{name: getattr(query, name) for name in query.__struct_fields__})
-    groups = []
+    groups: list[redrive.Group] = []
+    is_part = False
     if wanted != FailedFilter():
         with api.reading() as connection:
-            groups = redrive.preview(connection, wanted, reach.queues)
-    return page("retry.html", query=query, groups=groups, total=sum(group.tasks for group in groups))
+            groups, is_part = redrive.preview_latest(connection, wanted, reach.queues)
+    total = sum(group.tasks for group in groups)
+    looked_at = redrive.MOST_LOOKED_AT if is_part else None
+    return page("retry.html", query=query, groups=groups, total=total, looked_at=looked_at)
 
 
 class OpenQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,6 +165,8 @@ def show_task(api: Api, id: UUID) -> Response:
         lines=_lines(api, id),
         obstacles=_obstacles(api, found.task),
         timeline=timeline(found.task, found.attempts),
+        lineage=task_routes.task_lineage(api, id, reach_of_visitor()),
+        most_shown=_MOST_CHILDREN,
     )
 
 

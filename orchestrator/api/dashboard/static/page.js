@@ -38,7 +38,7 @@
         if ("clock" in time.dataset) time.textContent = clock.format(moment);
         if ("hour" in time.dataset) time.textContent = hour.format(moment);
       }
-      if ("clock" in time.dataset || "hour" in time.dataset) continue;
+      if ("clock" in time.dataset || "hour" in time.dataset || "zoned" in time.dataset) continue;
       const text = "lasts" in time.dataset ? lasting(moment.getTime()) : age(moment.getTime());
       if (time.textContent !== text) time.textContent = text;
     }
@@ -125,6 +125,13 @@
     const key = `${said.at} ${said.text}`;
     if (known.has(key) || said.at < oldest) return;
     known.add(key);
+    row.dataset.attempt = said.attempt;
+    const before = log.querySelector("p:last-of-type")?.dataset.attempt;
+    if (before && before !== row.dataset.attempt) {
+      const mark = document.createElement("div");
+      mark.textContent = `Attempt ${said.attempt}`;
+      log.append(mark);
+    }
     log.append(row);
     while (log.childElementCount > MOST_LINES) log.firstElementChild.remove();
     document.getElementById("silent")?.remove();
