@@ -11,6 +11,7 @@ _LARGE = (
     "acceptance/test_code_workflows.py::test_a_thousand_workflows_of_ten_steps",
     "acceptance/test_code_workflows.py::test_from_the_command_line[http]",
     "acceptance/test_crashes.py::test_innocents_in_children_do_not_pay_for_the_death_of_their_worker",
+    "acceptance/test_dashboard_in_browser.py::test_a_reset_is_looked_at_before_it_is_done",
     "acceptance/test_dashboard_in_browser.py::test_nobody_is_shut_out_and_nothing_moves[dark-all]",
     "acceptance/test_dashboard_in_browser.py::test_nobody_is_shut_out_and_nothing_moves[light-all]",
     "acceptance/test_enqueue_to_result.py::test_a_run_of_a_hundred_thousand_tasks_counts_exactly[http]",

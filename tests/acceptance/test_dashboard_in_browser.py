@@ -76,6 +76,24 @@ def start_dag(base: str, name: str, go: Path) -> str:
     return str(httpx.post(f"{base}/api/v1/workflows/{name}/runs", json={}).raise_for_status().json()["id"])
 
 
+def start_fan_out(base: str) -> str:
+    """Start a run with a fan-out, whose schedule could be filled in; return its id when it has ended."""
+    tasks = {
+        "numbers": {"task": "project.add", "input": {"a": 1, "b": 11}},
+        "a_rather_long_name_of_a_step": {
+            "task": "project.add",
+            "depends_on": ["numbers"],
+            "parallel": 12,
+            "input": {"a": 1, "b": 1},
+        },
+    }
+    body = {"name": "spread", "schedule": {"cron": "0 3 * * *"}, "tasks": tasks}
+    httpx.post(f"{base}/api/v1/workflows", json={"definition": body}).raise_for_status()
+    run = str(httpx.post(f"{base}/api/v1/workflows/spread/runs", json={}).raise_for_status().json()["id"])
+    eventually(lambda: httpx.get(f"{base}/api/v1/runs/{run}").json()["run"]["status"] == "success", "all is added")
+    return run
+
+
 def start_flow(base: str) -> str:
     """Start a run of a flow that asks somebody; return its id when it does."""
     api = f"{base}/api/v1"
@@ -243,13 +261,37 @@ def test_a_promise_is_resolved(base: str, window: Watched) -> None:
     window.sees("h1 .s-success")
 
 
+def more_pages(base: str) -> list[str]:
+    """Return pages of single things, and those that say what would be done; `start_fan_out` has made a workflow."""
+    code = start_code(base)
+    eventually(lambda: '"number": 3' in httpx.get(f"{base}/api/v1/runs/{code}/history").text, "it has a third event")
+    fires = "/ui/schedules/spread/default/backfills?start=2026-01-01&end=2026-03-01"
+    pages = ["/ui/login", "/ui/flows/order", "/ui/queues/mail", "/ui/workflows/spread", fires, f"/ui/runs/{code}"]
+    return [*pages, "/ui/tasks/retry?name=project.broken", "/ui/search?text=project", f"/ui/runs/{code}/reset?to=3"]
+
+
+def test_a_reset_is_looked_at_before_it_is_done(base: str, window: Watched) -> None:
+    run = start_code(base)
+    window.go(f"/ui/runs/{run}")
+    window.sees(".story a.reset")
+    window.page.locator(".story a.reset").last.click()
+    window.sees("h1", "Reset the run")
+    window.sees("td.main", "promise approval")
+    window.page.get_by_label("Reason").fill("asked too early")
+    window.page.get_by_role("button", name="Reset to event").click()
+    window.sees(".said", "this is the new one")
+    assert run not in window.page.url
+    window.sees(".waits", "promise")
+    shown = httpx.get(f"{base}/api/v1/runs/{run}").json()["run"]
+    assert (shown["status"], shown["reason"]) == ("cancelled", "reset")
+
+
 @pytest.mark.parametrize("pages", ["some", "all"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: str, pages: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
-    run = httpx.get(f"{base}/api/v1/runs?limit=1").json()["items"][0]["id"]
-    task = httpx.get(f"{base}/api/v1/tasks?status=failed&status=success&limit=1").json()["items"][0]["id"]
-    order = start_flow(base)
+    order, run, task = start_flow(base), start_fan_out(base), enqueue(f"{base}/api/v1", "broken", "to be looked at")
+    eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
     with watched(browser, base, color_scheme=scheme) as window:
         window.page.add_init_script(
             "window.moved = 0; new PerformanceObserver((list) => { for (const one of list.getEntries()) "
@@ -258,7 +300,7 @@ def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: s
         # In the dark, only colours differ.
         rules = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
         some = ("/ui", "/ui/approvals", f"/ui/runs/{run}", f"/ui/runs/{order}", f"/ui/tasks/{task}")
-        for path in some if pages == "some" else (*PAGES[1:], "/ui/login", "/ui/flows/order"):
+        for path in some if pages == "some" else (*PAGES[1:], *more_pages(base)):
             window.go(path)
             faults = axe.run(window.page, options=rules).response["violations"]
             found = [one for one in faults if one["impact"] in ("serious", "critical")]
@@ -268,7 +310,7 @@ def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: s
 
 def test_a_phone_needs_no_sideways_scrolling(base: str, browser: Any) -> None:
     with watched(browser, base, viewport={"width": 390, "height": 844}) as window:
-        for path in PAGES:
+        for path in (*PAGES, f"/ui/runs/{start_fan_out(base)}"):
             window.go(path)
             assert window.page.evaluate("document.documentElement.scrollWidth") <= 390, path
 

@@ -101,3 +101,29 @@ def test_a_key_is_held_against_the_queue_that_the_code_runs_in(system: System, a
         assert (start("mail"), start("shop")) == (403, 201)
     finally:
         system.sql("TRUNCATE orchestrator.api_keys")
+
+
+def test_a_reset_is_shown_before_it_is_done(system: System, ask: Ask, engine_: Engine) -> None:
+    @system.app.workflow(name="shop.twice")
+    async def twice(ctx: WorkflowContext) -> None:
+        await ctx.promise("first")
+        await ctx.promise("second")
+
+    worker = system.worker(knows=("shop.twice", "shop.twice@1"))
+    run = twice.start()
+    rest(system, worker, engine_)
+    answer = ask("GET", f"/api/v1/runs/{run.id}/reset?to=3")
+    assert answer.json() == {"lines": [{"number": 1, "what": "promise first", "fate": "stays open"}]}, answer.text
+    before = run.history().to_json()
+    page = ask("GET", f"/ui/runs/{run.id}/reset?to=3").text
+    for text in ("promise first", "stays open", "Reset to event 3", "It waits for somebody to resolve “first”."):
+        assert text in page, text
+    assert "Say up to which event" in ask("GET", f"/ui/runs/{run.id}/reset").text
+    for path in ("/api/v1", "/ui"):
+        wrong = ask("GET", f"{path}/runs/{run.id}/reset?to=99")
+        assert (wrong.status_code, "99" in wrong.text) == (409, True), wrong.text
+    assert run.history().to_json() == before
+    steps = {"name": "steps", "tasks": {"a": {"task": "t.a"}}}
+    ask("POST", "/api/v1/workflows", json={"definition": steps}).raise_for_status()
+    other = ask("POST", "/api/v1/workflows/steps/runs", json={}).json()["id"]
+    assert ask("GET", f"/api/v1/runs/{other}/reset?to=1").status_code in (404, 409)

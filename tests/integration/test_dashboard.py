@@ -17,11 +17,14 @@ from orchestrator.api.dashboard.serving import Action
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.reach import BACKFILL, QUEUE, RUN, TASK, WORKFLOW, Subject
 from orchestrator.domain.access import Scope, Secret
+from orchestrator.sdk.backend import Backend
 from orchestrator.sdk.ids import new_id
 from orchestrator.store import keys
+from orchestrator.store.tasks import redrive
 from tests.integration.api_house import House, changes, furnished
 from tests.integration.visitor import SESSION, Visitor
 from tests.integration.waiting_house import flow_that_asks
+from tests.waiting import eventually
 
 HOSTILE = """"><script>alert('x')</script>{{ 7 * 7 }}"""
 SHOWN = [one for one in PAGES if one.method == "GET" and not one.is_live and "static" not in one.path]
@@ -154,10 +157,10 @@ def test_with_a_key_every_page_sends_strangers_to_the_log_in(house: House) -> No
         path = address(endpoint, house)
         before = changes(house)
         answer = visitor.get(path) if endpoint.method == "GET" else visitor.post(path)
-        if endpoint.method == "GET" and not endpoint.is_live:
-            assert (answer.status_code, answer.headers["Location"][:9]) == (303, "/ui/login"), path
-        else:
+        if endpoint.is_live:
             assert answer.status_code == 401, path
+        else:
+            assert (answer.status_code, answer.headers["Location"][:9]) == (303, "/ui/login"), path
         assert changes(house) == before
 
 
@@ -279,12 +282,37 @@ def test_what_a_form_asks_for_is_done_and_said(house: House, anyone: Visitor) ->
 
 def test_a_form_leads_back_to_a_page_whose_name_has_a_slash(house: House, anyone: Visitor) -> None:
     here = "/ui/queues/mail.%C3%BC%2Fx"
+    backend = Backend(house.settings)
+    backend.queues.limit("mail.ü/x", 5, None)
+    backend.close()
+    eventually(lambda: anyone.get(here).status_code == 200, "its limit is known")
     found = re.search(r'name="back" value="([^"]*)"', anyone.get(here).text)
     assert found is not None
     assert found[1] == here
     assert anyone.post("/ui/queues/mail.%C3%BC%2Fx/pause", back=found[1]).headers["Location"] == here
     make_key(house, Scope.READ)
     assert Visitor(house.app).get(here).headers["Location"] == f"/ui/login?to={quote(here, safe='')}"
+
+
+def test_a_queue_that_nobody_knows_is_not_shown_as_if_there_were_one(house: House, anyone: Visitor) -> None:
+    unknown = anyone.get("/ui/queues/mial.out")
+    assert unknown.status_code == 404
+    assert "Nobody has named a queue" in unknown.text
+    assert "Did you mean &#39;mail.out&#39;?" in unknown.text
+    assert "On their way" not in unknown.text
+    assert anyone.get("/ui/queues/mail.out").status_code == 200
+    assert anyone.get("/ui/queues/mail.later").status_code == 404
+    backend = Backend(house.settings)
+    backend.queues.pause("mail.later", True)
+    backend.close()
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql("DELETE FROM orchestrator.audit WHERE target = 'mail.later'")
+    eventually(lambda: anyone.get("/ui/queues/mail.later").status_code == 200, "it has a setting now")
+    ended = "INSERT INTO orchestrator.ended_tasks (id, name, queue, payload, status, attempt, failures, losses,"
+    ended += " priority, seq, created_at, ended_at) VALUES (%s, 't.a', 'mail.once', '', 'success', 1, 0, 0, 0, 1,"
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql(f"{ended} now(), now() - interval '2 hours')", (UUID(bytes=new_id()).hex,))
+    assert anyone.get("/ui/queues/mail.once").status_code == 200, "tasks have ended in it"
 
 
 @pytest.mark.parametrize("path", ["/ui/queues/a/b", "/ui/no/such/page/", "/ui/live/nothing/x"])
@@ -304,6 +332,34 @@ def test_failed_tasks_are_counted_before_they_are_tried_again(house: House, anyo
     assert anyone.said() == "Tried again: 1."
     with house.engine.connect() as connection:
         assert connection.exec_driver_sql("DELETE FROM orchestrator.inbox").rowcount == 1
+
+
+def test_a_count_of_failed_tasks_looks_at_the_last_of_them(
+    house: House, anyone: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redrive.preview_latest, "__defaults__", ("", 1))
+    page = anyone.get("/ui/tasks/retry?name=t.a").text
+    assert "Retry at least 1 task<" in page
+    assert "ended last without success" in page
+    page = anyone.get("/ui/tasks/retry?name=none").text
+    assert "Retry all that fit" in page
+    monkeypatch.undo()
+    assert "No failed task fits" in anyone.get("/ui/tasks/retry?name=none").text
+
+
+def test_a_backfill_shows_its_fires_before_it_is_asked_for(house: House, anyone: Visitor) -> None:
+    path = "/ui/schedules/mail-flow/default/backfills"
+    assert path in anyone.get("/ui/schedules").text
+    assert "Say from which day on" in anyone.get(path).text
+    page = anyone.get(f"{path}?start=2026-01-01&end=2026-02-01&concurrency=2").text
+    for text in ("31 fires", "Thu 2026-01-01 06:00 UTC", "… 11 more", "Sat 2026-01-31 06:00 UTC", "Start 31 runs"):
+        assert text in page, text
+    assert "Mon 2026-01-12" not in page
+    wrong = anyone.get(f"{path}?start=2026-02-01&end=2026-01-01")
+    assert wrong.status_code == 422
+    assert "A backfill is of the past" in wrong.text
+    anyone.post(path, start="2026-01-01", end="2026-02-01", back="/ui/schedules")
+    assert anyone.said().endswith("is asked for: 31 fires.")
 
 
 def test_marked_tasks_are_acted_on_together(house: House, anyone: Visitor) -> None:

@@ -101,6 +101,28 @@ def test_a_session_ends_with_its_time_and_with_its_key(app: Starlette, engine: E
     assert left == 0
 
 
+def test_a_form_of_a_session_that_has_ended_leads_to_the_log_in(app: Starlette, engine: Engine, key: Secret) -> None:
+    visitor = Visitor(app)
+    visitor.log_in(key)
+    token = visitor.token()
+    with engine.connect() as connection:
+        connection.exec_driver_sql("UPDATE orchestrator.sessions SET expires_at = now()")
+    sent = {"Origin": "http://localhost", "Referer": "http://localhost/ui/queues/mail?x=1"}
+    answer = visitor.post("/ui/queues/mail/pause", token=token, headers=sent)
+    assert answer.status_code == 303
+    assert answer.headers["Location"] == "/ui/login?to=%2Fui%2Fqueues%2Fmail%3Fx%3D1"
+    page = visitor.get(answer.headers["Location"]).text
+    assert "Nothing was done" in page
+    assert 'value="/ui/queues/mail?x=1"' in page
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.queues WHERE paused").scalar() == 0
+    for elsewhere in ("http://evil.example/ui/queues", "http://localhost/elsewhere", "\\", ""):
+        answer = visitor.post("/ui/queues/mail/pause", token=token, headers={"Referer": elsewhere})
+        assert answer.headers["Location"] == "/ui/login"
+    program = visitor.post("/ui/queues/mail/pause", token=token, headers={"Authorization": "Bearer orc_x"})
+    assert program.status_code == 401, "whoever shows a key is told about that"
+
+
 def test_another_log_in_ends_the_session_before(app: Starlette, engine: Engine, key: Secret) -> None:
     visitor = Visitor(app)
     visitor.log_in(key)

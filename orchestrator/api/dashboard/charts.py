@@ -61,6 +61,41 @@ class Percentiles:
     total: int
 
 
+@dataclass(frozen=True)
+class Outline:
+    """The last hour as two shapes, for a chart that is small: a page may have many of them."""
+
+    ended: str
+    """The bars of ends by the minute, as one path."""
+    failed: str
+    """The bars of failures, likewise."""
+    ends: int
+    failures: int
+
+
+def outline(buckets: Sequence[Throughput], now: datetime) -> Outline:
+    """Return the shape of the last hour."""
+    begin = now.replace(second=0, microsecond=0) - timedelta(minutes=MINUTES - 1)
+    ends, failed = [0] * MINUTES, [0] * MINUTES
+    for bucket in buckets:
+        place = int((bucket.bucket - begin).total_seconds() // 60)
+        if 0 <= place < MINUTES:
+            ends[place] += _ends(bucket)
+            failed[place] += bucket.failed
+    most = max(*ends, 1)
+    return Outline(_shape(ends, most, 1.0), _shape(failed, most, 1.5), sum(ends), sum(failed))
+
+
+def _shape(counts: Sequence[int], most: int, least: float) -> str:
+    """Return bars as a path; those that are very low are drawn a little higher, so that one sees them."""
+    heights = [max(HEIGHT * count / most, least) for count in counts]
+    return "".join(
+        f"M{place + 0.12:.2f} {HEIGHT:g}v-{height:.1f}h.76v{height:.1f}z"
+        for place, (count, height) in enumerate(zip(counts, heights, strict=True))
+        if count
+    )
+
+
 def hour(buckets: Sequence[Throughput], now: datetime) -> Hour:
     """Return what the minutes of the last hour come to."""
     begin = now.replace(second=0, microsecond=0) - timedelta(minutes=MINUTES - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from orchestrator.api.dashboard.actions import ACTIONS
 from orchestrator.api.dashboard.pages import (
     approvals,
+    backfills,
     entry,
     failures,
     fleet,
@@ -13,6 +14,7 @@ from orchestrator.api.dashboard.pages import (
     overview,
     queues,
     records,
+    resets,
     runs,
     schedules,
     search,
@@ -26,10 +28,12 @@ PAGES: tuple[Endpoint, ...] = (
     *queues.routes,
     *tasks.routes,
     *runs.routes,
+    *resets.routes,
     *workflows.routes,
     *flows.routes,
     *approvals.routes,
     *schedules.routes,
+    *backfills.routes,
     *fleet.routes,
     *failures.routes,
     *search.routes,

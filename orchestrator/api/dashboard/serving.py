@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, get_args, get_origin
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
 from starlette.requests import Request
@@ -29,6 +29,7 @@ from orchestrator.sdk.acting import Actor
 LOG_IN, LOG_OUT = "/ui/login", "/ui/logout"
 _LONGEST_FORM = 1_000_000
 _TOKEN, _BACK = "token", "back"
+_NOT_DONE = Said("Nothing was done: you are not logged in, or no longer. Log in, and do it once more.", is_error=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +125,7 @@ class PagePath(ServedPath):
         return await wait_for(self._turns, answer, request, caller) if isinstance(answer, Generator) else answer
 
     def refuse(self, error: Exception, request: Request, caller: Caller | None) -> Response:
-        """Show why not; who is not known yet is sent to the log-in, unless a program of the page asks."""
+        """Show why not; who is not known, or no longer, is sent to the log-in, unless a program of the page asks."""
         found = explained(error, request)
         session = self._session(request)
         status = found.problem.status
@@ -132,8 +133,9 @@ class PagePath(ServedPath):
             return Response(msgspec.json.encode(found.problem), status, media_type=MEDIA_TYPE)
         if status == 401 and request.method in ("GET", "HEAD"):
             here = f"{_path(request)}?{request.url.query}" if request.url.query else _path(request)
-            to = "" if here == "/ui" else f"?{urlencode({'to': here})}"
-            return session.leave(_go(f"{LOG_IN}{to}"))
+            return session.leave(_go(_log_in_for(here)))
+        if status == 401 and "authorization" not in request.headers:
+            return session.leave(_go(_log_in_for(_page_before(request))), _NOT_DONE)
         current.set(None if caller is None else _visit(request, caller, session))
         headers = {name: value for name, value in found.headers.items() if name != "WWW-Authenticate"}
         return session.finish(refusal(found.problem, headers))
@@ -167,6 +169,18 @@ def _path(request: Request) -> str:
     if raw is None:  # a server need not tell it
         return quote(request.url.path)
     return quote(raw.partition(b"?")[0], safe="/%:@!$&'()*+,;=~")
+
+
+def _log_in_for(here: str) -> str:
+    """Return the address of the log-in that leads to a page."""
+    return LOG_IN if here == "/ui" else f"{LOG_IN}?{urlencode({'to': here})}"
+
+
+def _page_before(request: Request) -> str:
+    """Return the page whose form was sent, as the browser tells it; the form itself is not read of a stranger."""
+    found = urlsplit(request.headers.get("referer", ""))
+    is_ours = found.netloc == request.headers.get("host", "")
+    return place(f"{found.path}?{found.query}" if found.query else found.path) if is_ours else place("")
 
 
 def _go(to: str) -> Response:

@@ -70,11 +70,11 @@ class Session:
         response.delete_cookie(_TOKEN, path=ROOT)
         return self.finish(response)
 
-    def leave(self, response: Response) -> Response:
+    def leave(self, response: Response, said: Said | None = None) -> Response:
         """Forget the ticket: it is good for nothing any more."""
         if _TICKET in self._request.cookies:
             response.delete_cookie(_TICKET, path=ROOT)
-        return self.finish(response)
+        return self.finish(response, said)
 
     def _token(self) -> str:
         """Return what forms prove: that they are of this session, or, without one, of this browser."""

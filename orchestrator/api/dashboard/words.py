@@ -11,6 +11,7 @@ import msgspec
 
 from orchestrator.harmless import harmless
 from orchestrator.monitoring.times import ago, counted, duration, present
+from orchestrator.store.insights import QueueCounts
 
 __all__ = ["FILTERS", "present"]
 
@@ -76,6 +77,12 @@ def short(id: object) -> str:
 def number(value: float | None) -> str:
     """Return a number for people."""
     return "" if value is None else f"{value:,.0f}"
+
+
+def standing(queue: QueueCounts, *kinds: str) -> str:
+    """Return how many tasks of some kinds stand in a queue; with a plus where not all were counted."""
+    found = sum(getattr(queue, kind) for kind in kinds)
+    return f"{found:,}+" if found and not {*kinds}.isdisjoint(queue.least) else f"{found:,}"
 
 
 def rate(value: float) -> str:

@@ -14,6 +14,7 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import RUN
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Scope
+from orchestrator.domain.code.reset_preview import preview
 from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
 from orchestrator.sdk.values.shown import as_json
 from orchestrator.sdk.waiting.steps import Steps
@@ -37,10 +38,13 @@ class Resolution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Stands in the audit log, beside the value."""
 
 
-class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why."""
+class Rejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a promise is rejected with."""
 
     reason: str = ""
+    """What the code is told."""
+    why: Annotated[str, Meta(max_length=2_000)] = ""
+    """Stands in the audit log, beside the reason."""
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,6 +97,28 @@ class ResetTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
 
 
+class ResetQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a run would be repeated."""
+
+    to: Annotated[int, Meta(ge=1, le=LARGEST)] = 1
+    """The last event that would be kept; of the first, only how the run was started is."""
+
+
+class ResetLine(msgspec.Struct, frozen=True):
+    """So many things of a kind and name that share a fate."""
+
+    number: int
+    what: str
+    fate: str
+    """What would become of them, in words."""
+
+
+class ResetPreview(msgspec.Struct, frozen=True):
+    """What a reset would do."""
+
+    lines: list[ResetLine]
+
+
 @routes.get("/{id}/history", about=RUN)
 def history(api: Api, id: UUID) -> Response:
     """Show the history of a run of a workflow as code, as tests replay it."""
@@ -118,9 +144,9 @@ def resolve(api: Api, id: UUID, name: str, body: Resolution) -> Steps[Settled]:
 
 
 @routes.post("/{id}/promises/{name}/reject", about=RUN, examples=[{"reason": "out of stock"}], is_kept=_is_kept)
-def reject(api: Api, id: UUID, name: str, body: Reason) -> Steps[Settled]:
+def reject(api: Api, id: UUID, name: str, body: Rejection) -> Steps[Settled]:
     """Reject the oldest open promise of a name, or the first that there will be."""
-    return _settled(name, (yield from api.backend.code.reject(id.bytes, name, body.reason)))
+    return _settled(name, (yield from api.backend.code.reject(id.bytes, name, body.reason, body.why)))
 
 
 @routes.post("/{id}/queries/{name}", about=RUN, scope=Scope.READ, examples=[{"args": ["items"]}])
@@ -148,3 +174,10 @@ def terminate(api: Api, id: UUID) -> Asked:
 def reset(api: Api, id: UUID, body: ResetTo) -> Steps[Started]:
     """Start a run that repeats this one up to an event, and goes on by itself from there."""
     return Started(UUID(bytes=(yield from api.backend.code.reset(id.bytes, body.to, body.reason))))
+
+
+@routes.get("/{id}/reset", about=RUN)
+def preview_reset(api: Api, id: UUID, query: ResetQuery) -> ResetPreview:
+    """Show what would become of everything if a run were reset; nothing is done."""
+    lines = preview(id.bytes, api.backend.code.history(id.bytes).events, query.to)
+    return ResetPreview([ResetLine(line.number, line.what, str(line.fate)) for line in lines])

@@ -27,6 +27,7 @@ from orchestrator.sdk.waiting.steps import complete
 _LONGEST = 120
 _TRACEBACK = "\n\n"
 """Stands between an error and its traceback."""
+_why_option = click.option("--why", default="", help="Why, for people: it stands in the audit log.")
 
 
 @click.command()
@@ -50,7 +51,8 @@ def signal(run: UUID, name: str, value: str | None) -> None:
 @run_argument
 @click.argument("promise")
 @click.argument("value", required=False)
-def resolve(run: UUID, promise: str, value: str | None) -> None:
+@_why_option
+def resolve(run: UUID, promise: str, value: str | None, why: str) -> None:
     """Resolve the oldest open promise of a name, or the first that there will be.
 
     The value is JSON if it reads as JSON, else a string. Whether it fits is seen when the code takes it, which raises
@@ -58,11 +60,11 @@ def resolve(run: UUID, promise: str, value: str | None) -> None:
 
     \b
     Example:
-      orchestrator runs resolve 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 approval '{"by": "Ada"}'
+      orchestrator runs resolve 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 approval '{"by": "Ada"}' --why "a good customer"
     """
     with sending() as app:
         data = encode_value(_value(value), f"Promise {promise!r}", app.settings.max_payload)
-        others = decode_value(complete(app._client.backend.code.resolve(run.bytes, promise, data)))
+        others = decode_value(complete(app._client.backend.code.resolve(run.bytes, promise, data, why)))
     echo(f"Resolved {promise!r} of run {run}." if others is None else _kept(run, promise, others))
 
 
@@ -70,15 +72,16 @@ def resolve(run: UUID, promise: str, value: str | None) -> None:
 @run_argument
 @click.argument("promise")
 @click.argument("reason")
-def reject(run: UUID, promise: str, reason: str) -> None:
-    """Reject the oldest open promise of a name, or the first that there will be.
+@_why_option
+def reject(run: UUID, promise: str, reason: str, why: str) -> None:
+    """Reject the oldest open promise of a name, or the first that there will be; its code is told the reason.
 
     \b
     Example:
       orchestrator runs reject 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 approval "over budget"
     """
     with sending() as app:
-        others = decode_value(complete(app._client.backend.code.reject(run.bytes, promise, reason)))
+        others = decode_value(complete(app._client.backend.code.reject(run.bytes, promise, reason, why)))
     echo(f"Rejected {promise!r} of run {run}." if others is None else _kept(run, promise, others))
 
 

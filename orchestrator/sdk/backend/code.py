@@ -156,9 +156,10 @@ class CodeBackend:
         value = self._sealed(VALUE, value)
         return self._request(run, RequestKind.RESOLVE, "resolve a promise of", None, told, name=promise, value=value)
 
-    def reject(self, run: bytes, promise: str, reason: str) -> Steps[bytes]:
-        """Reject the oldest open promise of a name; return the same."""
+    def reject(self, run: bytes, promise: str, reason: str, why: str = "") -> Steps[bytes]:
+        """Reject the oldest open promise of a name; the audit log has the reason, and why. Return the same."""
         told = {} if self._vault is not None or not reason else {"reason": reason[:LONGEST_TOLD]}
+        told |= {"why": why[:LONGEST_TOLD]} if why else {}
         reason = reason if self._vault is None else self._vault.seal_text(reason)
         return self._request(run, RequestKind.REJECT, "reject a promise of", None, told, name=promise, reason=reason)
 

@@ -47,8 +47,8 @@ class CodeCalls(Protocol):
         """Resolve the oldest open promise of a name; the audit log has why."""
 
     @call(Scope.OPERATE)
-    def reject(self, run: Id, promise: str, reason: str) -> Steps[bytes]:
-        """Reject the oldest open promise of a name; return the same."""
+    def reject(self, run: Id, promise: str, reason: str, why: str = "") -> Steps[bytes]:
+        """Reject the oldest open promise of a name; the audit log has why. Return the same."""
 
     @call(Scope.READ)
     def query(self, run: Id, name: str, payload: bytes, timeout: float) -> Steps[bytes]:

@@ -17,7 +17,7 @@ from orchestrator.api.routes import system
 from orchestrator.domain.access import Reach
 from orchestrator.monitoring import trouble
 from orchestrator.monitoring.trouble import Trouble
-from orchestrator.store.insights import Overview, QueueCounts, WorkerView
+from orchestrator.store.insights import Overview, QueueCounts
 from orchestrator.store.insights import overview as overview_of
 from orchestrator.store.insights.failures import MOST_LOOKED_AT, Failures, latest_failures
 
@@ -26,7 +26,7 @@ routes = Routes("dashboard", "/ui")
 _RECENT = 1.0
 """Seconds for which open pages share what was read."""
 _MOST_GROUPS = 8
-_MOST_FAILURES = 2_000
+_MOST_FAILURES = 1_000
 """Of which groups are made here."""
 
 
@@ -36,7 +36,6 @@ class Whole:
 
     overview: Overview
     troubles: list[Trouble]
-    workers: list[WorkerView]
 
 
 def read_whole(api: Api) -> Whole:
@@ -53,7 +52,7 @@ def read_whole(api: Api) -> Whole:
         *trouble.of_what_redis_holds(held),
         *trouble.of_postgres(insights.connections(), transactions, insights.dead_rows()),
     ]
-    return Whole(overview=found, troubles=troubles, workers=system.workers(api).workers)
+    return Whole(overview=found, troubles=troubles)
 
 
 def read_queues(api: Api, reach: Reach) -> list[QueueCounts]:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.charts import hour
+from orchestrator.api.dashboard.charts import hour, outline
 from orchestrator.api.dashboard.pages.overview import read_queues
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.dashboard.visit import reach_of_visitor
@@ -17,7 +17,9 @@ from orchestrator.api.routes import system
 from orchestrator.api.routes import tasks as task_routes
 from orchestrator.domain.access import Reach
 from orchestrator.domain.states import TaskState
+from orchestrator.sdk.queue import refuse_unnamed
 from orchestrator.store.insights import empty_queue
+from orchestrator.store.limits.queues import of_workflows
 from orchestrator.store.throughput import Throughput
 
 routes = Routes("dashboard", "/ui/queues")
@@ -30,7 +32,7 @@ def list_queues(api: Api, reach: Reach) -> Response:
     by_queue: dict[str, list[Throughput]] = {}
     for bucket in system.read_minutes(api, reach, each=True):
         by_queue.setdefault(bucket.queue, []).append(bucket)
-    hours = {queue: hour(found, now) for queue, found in by_queue.items()}
+    hours = {queue: outline(found, now) for queue, found in by_queue.items()}
     return page("queues.html", queues=read_queues(api, reach), hours=hours)
 
 
@@ -38,13 +40,23 @@ def list_queues(api: Api, reach: Reach) -> Response:
 def show_queue(api: Api, name: str) -> Response:
     """Show one queue: its numbers, its limits, and what stands in it."""
     reach = reach_of_visitor()
-    found = next((queue for queue in read_queues(api, reach) if queue.queue == name), None)
+    queues = read_queues(api, reach)
+    found = next((queue for queue in queues if queue.queue == name), None)
     open_states = (TaskState.RUNNING, TaskState.DISPATCHED, TaskState.PENDING)
     listed = task_routes.list_tasks(api, task_routes.TaskQuery(queue=name, status=open_states, limit=20), reach)
+    minutes = system.read_minutes(api, reach, name)
+    if found is None and not (minutes or listed.items or _has_ended_tasks(api, name, reach)):
+        with api.reading() as connection:
+            refuse_unnamed(name, {queue.queue for queue in queues} | of_workflows(connection), if_new="")
     return page(
         "queue.html",
         name=name,
         queue=found or empty_queue(name),
-        hour=hour(system.read_minutes(api, reach, name), datetime.now(UTC)),
+        hour=hour(minutes, datetime.now(UTC)),
         tasks=listed.items,
     )
+
+
+def _has_ended_tasks(api: Api, name: str, reach: Reach) -> bool:
+    """Say whether a task of a queue is among the latest that have ended."""
+    return bool(task_routes.list_tasks(api, task_routes.TaskQuery(queue=name, limit=1), reach).items)

@@ -21,6 +21,7 @@ from orchestrator.api.reach import RUN, WITHIN
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import tasks as task_routes
 from orchestrator.domain.access import Reach
+from orchestrator.domain.code.resets import allowed
 from orchestrator.domain.states import RunState
 from orchestrator.monitoring.times import present
 from orchestrator.store.insights import RunDetail, StepView
@@ -98,4 +99,5 @@ def _of_code(api: Api, run: RunDetail) -> dict[str, Any]:
         "story": story(events[-_MOST_EVENTS:]),
         "left_out": max(0, len(events) - _MOST_EVENTS),
         "gantt": gantt_of_events(run, events, present()),
+        "places": frozenset(allowed(recording.events)),
     }
