@@ -205,15 +205,16 @@ def enqueue_with_keys(tx: Transaction, news: News, items: list[inbox.Request]) -
 
 def settle_ends(tx: Transaction, news: News) -> None:
     """Create what was to follow the tasks that ended, and free their keys."""
-    follow_ups = list(news.tasks.follow_ups)
-    news.tasks.follow_ups.clear()
-    isolate(
-        tx,
-        news,
-        follow_ups,
-        lambda fresh, some: create_tasks(tx, fresh, some),
-        lambda task, error: _refuse_task(news, task, error),
-    )
+    if news.tasks.follow_ups:
+        follow_ups = list(news.tasks.follow_ups)
+        news.tasks.follow_ups.clear()
+        isolate(
+            tx,
+            news,
+            follow_ups,
+            lambda fresh, some: create_tasks(tx, fresh, some),
+            lambda task, error: _refuse_task(news, task, error),
+        )
     if news.tasks.keys:
         unique.free(tx.connection, news.tasks.keys, ended=True)
         news.tasks.keys.clear()

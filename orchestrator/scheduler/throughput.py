@@ -35,9 +35,9 @@ class ThroughputRecord(Remembering):
 
     def record(self, tx: Transaction) -> None:
         """Write what was counted in the ten seconds that are over."""
-        bucket = throughput.bucket_of(tx.now)
-        if bucket == self._bucket:
+        if self._bucket is not None and self._bucket <= tx.now < self._bucket + throughput.BUCKET:
             return
+        bucket = throughput.bucket_of(tx.now)
         numbers = numbers_of(self._meter)
         if self._bucket is not None and numbers != self._written:
             rows = [_row(queue, now - self._written.get(queue, Counter())) for queue, now in numbers.items()]

@@ -44,6 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from orchestrator.sealing import Vault, vault_of
 from orchestrator.settings import DEFAULT_NAMESPACE, Settings
@@ -93,83 +94,83 @@ class Keys:
         """Return what the settings say."""
         return cls(settings.namespace, signing=signing_of(settings), vault=vault_of(settings))
 
-    @property
+    @cached_property
     def prefix(self) -> str:
         return f"{{{self.namespace}:{self.shard}}}"
 
-    @property
+    @cached_property
     def generation(self) -> str:
         return f"{self.prefix}:generation"
 
-    @property
+    @cached_property
     def server(self) -> str:
         return f"{self.prefix}:server"
 
-    @property
+    @cached_property
     def database(self) -> str:
         return f"{self.prefix}:database"
 
-    @property
+    @cached_property
     def term(self) -> str:
         return f"{self.prefix}:term"
 
-    @property
+    @cached_property
     def applied(self) -> str:
         return f"{self.prefix}:applied"
 
-    @property
+    @cached_property
     def claimed(self) -> str:
         return f"{self.prefix}:claimed"
 
-    @property
+    @cached_property
     def canary(self) -> str:
         return f"{self.prefix}:canary"
 
-    @property
+    @cached_property
     def complaint(self) -> str:
         return f"{self.prefix}:complaint"
 
-    @property
+    @cached_property
     def nudges(self) -> str:
         return f"{self.prefix}:nudges"
 
-    @property
+    @cached_property
     def quarantine(self) -> str:
         return f"{self.prefix}:quarantine"
 
-    @property
+    @cached_property
     def logs(self) -> str:
         return f"{self.prefix}:logs"
 
-    @property
+    @cached_property
     def spoken(self) -> str:
         return f"{self.prefix}:spoken"
 
-    @property
+    @cached_property
     def watched(self) -> str:
         return f"{self.prefix}:watched"
 
-    @property
+    @cached_property
     def changes(self) -> str:
         return f"{self.prefix}:changes"
 
-    @property
+    @cached_property
     def workers(self) -> str:
         return f"{self.prefix}:workers"
 
-    @property
+    @cached_property
     def services(self) -> str:
         return f"{self.prefix}:services"
 
-    @property
+    @cached_property
     def payload_stores(self) -> str:
         return f"{self.prefix}:payload-stores"
 
-    @property
+    @cached_property
     def pull_offers(self) -> str:
         return f"{self.prefix}:pull-offers"
 
-    @property
+    @cached_property
     def pull_ends(self) -> str:
         return f"{self.prefix}:pull-ends"
 

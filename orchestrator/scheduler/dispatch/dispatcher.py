@@ -233,11 +233,12 @@ class Dispatcher(Remembering):
         """Return how many tasks each queue may be given now."""
         rooms: dict[str, int] = {}
         executions = self._fleet.capabilities.executions
-        gone = executions.among(landed(news, self._fleet.capabilities))
+        gone = executions.among(landed(news, self._fleet.capabilities)) if executions else {}
         self._slot_rooms = {}
         for queue in self._fleet.queues:
-            outstanding = self._outstanding[queue] - news.capacity.landed[queue]
-            in_slots = outstanding - executions.outstanding[queue] + gone[queue]
+            outstanding = in_slots = self._outstanding[queue] - news.capacity.landed.get(queue, 0)
+            if executions:
+                in_slots -= executions.outstanding[queue] - gone.get(queue, 0)
             free = room(self._fleet.slots(queue), in_slots, self._rates.get(queue, 0.0))
             self._slot_rooms[queue] = free
             if queue in self._executes:
@@ -319,12 +320,13 @@ class Dispatcher(Remembering):
             self._measured_at = monotonic
 
     def _remember_places(self, news: News) -> None:
-        capabilities = self._fleet.capabilities
-        for crowd, is_kept_back in news.capacity.crowds.items():
+        capabilities, capacity = self._fleet.capabilities, news.capacity
+        for crowd, is_kept_back in capacity.crowds.items():
             (capabilities.crowds.add if is_kept_back else capabilities.crowds.discard)(crowd)
-        for worker, name in set(news.capacity.denied):
+        for worker, name in set(capacity.denied) if capacity.denied else ():
             capabilities.deny(worker, name)
-        capabilities.lacking.update(news.capacity.lacking)
+        if capacity.lacking:
+            capabilities.lacking.update(capacity.lacking)
         placed = {}
         executions: dict[bytes, tuple[str, str]] = {}
         if capabilities.mixed or self._has_executions:

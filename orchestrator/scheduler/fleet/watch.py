@@ -102,8 +102,10 @@ class FleetWatch(Remembering):
 
     def unreceived(self, generation: str, tasks: Sequence[Moved]) -> dict[str, list[str]]:
         """Return the messages, by queue, that nobody has received and that hold nothing but these attempts."""
-        attempts = {(task.id, task.attempt) for task in tasks}
         found: dict[str, list[str]] = {}
+        if not tasks:
+            return found
+        attempts = {(task.id, task.attempt) for task in tasks}
         dispatched = [task for task in tasks if task.before == "dispatched"]
         placed = {worker for task in dispatched if (worker := self._fleet.capabilities.holder(task.id)) is not None}
         for queue in {*(task.queue for task in dispatched), *map(private_queue, placed)}:
