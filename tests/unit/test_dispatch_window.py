@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,6 +102,21 @@ def test_each_queue_gets_its_free_slots() -> None:
     dispatcher.recount(in_flight(a=4, b=3, nobody=7))
     assert rooms(dispatcher) == {"a": 6}
     assert dispatcher.in_flight == 14
+
+
+def test_what_runs_in_a_worker_that_drains_takes_no_slot_of_the_others() -> None:
+    """It may run for hours, and another worker stands there with nothing to do."""
+    fleet = Fleet(5.0)
+    plain = Heartbeat("new", "host", 1, ["a"], 2, names_digest(["job"]), "", 0.0)
+    drains = msgspec.structs.replace(plain, worker="old", slots=10, draining=True)
+    fleet.observe([plain, drains], 1.0, lambda _: ["job"])
+    dispatcher = Dispatcher(fleet, LaneService(), batch=1_000)
+    running = [InFlight(b"", 1, "a", "running", False, worker, 0.0) for worker in ("old", "old", "old", "new")]
+    dispatcher.recount(running)
+    assert rooms(dispatcher) == {"a": 1}
+    landing = News()
+    landing.capacity.landed["a"] = 4
+    assert rooms(dispatcher, landing) == {"a": 2}, "whoever they were of, there are no more slots than that"
 
 
 def test_without_a_worker_nothing_is_claimed() -> None:

@@ -73,6 +73,8 @@ class Dispatcher(Remembering):
         self._batch = batch
         self._settings: dict[str, QueueRow] | None = None
         self._outstanding: Counter[str] = Counter()
+        self._leaving: Counter[str] = Counter()
+        """Of these, what ran in workers that drain when it was last counted: their slots are not to be had any more."""
         self._sizes: dict[str, float] = {}
         """Mean size of payloads, of queues with large ones."""
         self._rates: dict[str, float] = {}
@@ -98,6 +100,9 @@ class Dispatcher(Remembering):
     def recount(self, in_flight: Sequence[InFlight]) -> None:
         """Start from what Postgres says is in flight."""
         self._outstanding = Counter(task.queue for task in in_flight)
+        leaving = self._fleet.leaving
+        ran = (task for task in in_flight if task.worker in leaving and task.status == "running")
+        self._leaving = Counter(task.queue for task in ran if not task.is_execution) if leaving else Counter()
         self._fleet.capabilities.recount(task.id for task in in_flight)
         self._fleet.capabilities.executions.recount(
             {task.id: (task.queue, task.worker) for task in in_flight if task.is_execution}
@@ -239,6 +244,8 @@ class Dispatcher(Remembering):
             outstanding = in_slots = self._outstanding[queue] - news.capacity.landed.get(queue, 0)
             if executions:
                 in_slots -= executions.outstanding[queue] - gone.get(queue, 0)
+            if self._leaving:
+                in_slots = max(0, in_slots - self._leaving[queue])
             free = room(self._fleet.slots(queue), in_slots, self._rates.get(queue, 0.0))
             self._slot_rooms[queue] = free
             if queue in self._executes:

@@ -33,6 +33,8 @@ class Fleet:
         self._names: dict[str, frozenset[str]] = {}
         self.beats: dict[str, Heartbeat] = {}
         self.capabilities = Capabilities()
+        self.leaving: frozenset[str] = frozenset()
+        """Workers that drain: they end what they run, and have no slots for more."""
         self._slots: dict[str, int] = {}
         self._known: dict[str, frozenset[str]] = {}
 
@@ -129,6 +131,7 @@ class Fleet:
     def _index(self) -> None:
         slots: dict[str, int] = defaultdict(int)
         known: dict[str, set[str]] = defaultdict(set)
+        self.leaving = frozenset(beat.worker for beat in self.beats.values() if beat.draining)
         at_work = [beat for beat in self.beats.values() if not (beat.draining or beat.doubtful)]
         for beat in at_work:
             for queue in beat.queues:
