@@ -159,6 +159,8 @@ class Outgoing(_Mergeable):
     """Runs that have begun or ended."""
     counted: list[bytes] = []
     """Runs of which something else has changed."""
+    drains: frozenset[bytes] | None = None
+    """All workers that somebody wants to end, if another one is among them."""
 
 
 _LOOKS = 4

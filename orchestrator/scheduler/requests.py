@@ -30,7 +30,7 @@ from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
 from orchestrator.scheduler.tasks.starts import start_runs
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import open_json
-from orchestrator.store import inbox
+from orchestrator.store import fleet, inbox
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered
 from orchestrator.store.database import said
@@ -115,6 +115,9 @@ class Requests:
                 self.lanes.read_all()
             elif kind == RequestKind.QUEUES:
                 news.wakeups.queues_changed = True
+            elif kind == RequestKind.DRAIN:
+                fleet.forget_drains(tx.connection, tx.now)
+                news.outgoing.drains = fleet.drains(tx.connection)
             elif kind == RequestKind.PURGE:
                 unfinished.update(item.id for item in same if not purge(tx, news, runs, item, 5 * limit))
             elif kind == RequestKind.REDRIVE:

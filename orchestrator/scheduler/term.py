@@ -50,6 +50,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
 from orchestrator.store import database
+from orchestrator.store.fleet import drains
 from orchestrator.store.leases import Cursor
 from orchestrator.store.tasks import waiting
 from orchestrator.store.tasks.waiting import AgendaProbe
@@ -154,6 +155,7 @@ class Term:
             self.dispatcher.recount(waiting.in_flight(connection))
             self.fleet.capabilities.crowds = {Crowd.parse(*found) for found in waiting.crowded(connection)}
             self.fleet.capabilities.lacking = set(waiting.lacking(connection))
+            self.watch.drains = drains(connection)
         log.info("leading, term %d", self._leadership.term)
         self.link.talk(self._claim_term)
 

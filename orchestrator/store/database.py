@@ -23,7 +23,7 @@ from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
 from orchestrator.store.namespaces import namespace_of, use_namespace
 from orchestrator.store.tables import SCHEMA
 
-REVISION = "0030"
+REVISION = "0031"
 """The newest migration. `orchestrator db upgrade` brings a database here."""
 
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)

@@ -1,4 +1,4 @@
-"""A mirror of the workers' heartbeats, for people to look at."""
+"""A mirror of the workers' heartbeats, for people to look at, and which of them somebody wants to end."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.store.sql import Statement
+from orchestrator.store import inbox
+from orchestrator.store.inbox import RequestKind
+from orchestrator.store.sql import Prepared, Statement
 
 _MIRROR = Statement[None]("""
 INSERT /* fleet.mirror */ INTO orchestrator.workers AS w
-       (id, host, pid, queues, names, slots, running, state, started_at, seen_at, still_since, holds)
+       (id, host, pid, queues, names, slots, running, state, started_at, seen_at, still_since, holds,
+        parent, memory, parent_memory)
 SELECT b.id, b.host, b.pid, ARRAY(SELECT jsonb_array_elements_text(b.queues)),
        ARRAY(SELECT jsonb_array_elements_text(b.names)), b.slots, b.running, b.state,
        to_timestamp(b.started_at), %(now)s::timestamptz, %(now)s::timestamptz - b.still * interval '1 second',
-       ARRAY(SELECT jsonb_array_elements_text(b.holds)::uuid)
+       ARRAY(SELECT jsonb_array_elements_text(b.holds)::uuid), b.parent, b.memory, b.parent_memory
   FROM jsonb_to_recordset(%(beats)s::jsonb)
        AS b(id text, host text, pid int, queues jsonb, names jsonb, slots int, running int, state text,
-            started_at float8, still float8, holds jsonb)
+            started_at float8, still float8, holds jsonb, parent uuid, memory int8, parent_memory int8)
     ON CONFLICT (id) DO UPDATE
    SET queues = excluded.queues, names = excluded.names, slots = excluded.slots, running = excluded.running,
-       state = excluded.state, seen_at = excluded.seen_at, still_since = excluded.still_since, holds = excluded.holds
+       state = excluded.state, seen_at = excluded.seen_at, still_since = excluded.still_since, holds = excluded.holds,
+       parent = excluded.parent, memory = excluded.memory, parent_memory = excluded.parent_memory
 """)
 
 
@@ -43,6 +47,12 @@ class WorkerRow(NamedTuple):
     """Seconds for which its process has done nothing, if that is too long."""
     holds: Sequence[str] = ()
     """Of one that stands still, the first tasks that it holds."""
+    parent: str | None = None
+    """One life of its parent process; None if it does not say."""
+    memory: int | None = None
+    """Bytes that it has in RAM, if that is known."""
+    parent_memory: int | None = None
+    """The same of its parent process."""
 
 
 def mirror(connection: Connection, workers: Sequence[WorkerRow], now: datetime) -> None:
@@ -70,3 +80,38 @@ def mark_gone(connection: Connection, live: Sequence[str], stopped: Sequence[str
     or a minute."""
     _GONE(connection, live=live, stopped=stopped)
     _FORGET(connection, now=now)
+
+
+_ASK_DRAIN = Statement[None](
+    "INSERT /* fleet.ask_drain */ INTO orchestrator.drains (parent) VALUES (%(parent)s::uuid) ON CONFLICT DO NOTHING"
+)
+
+
+def ask_drain(connection: Connection, parent: bytes) -> None:
+    """Want a worker to drain, by the life of its parent process, and have the leader tell it; needs a transaction.
+
+    The row stands for itself: a leader that knows nothing of drains drops the request, and the next one finds the row.
+    """
+    _ASK_DRAIN(connection, parent=parent)
+    inbox.add(connection, RequestKind.DRAIN, parent)
+
+
+_DRAINS = Prepared[bytes]("SELECT /* fleet.drains */ parent FROM orchestrator.drains")
+
+
+def drains(connection: Connection) -> frozenset[bytes]:
+    """Return the workers that somebody wants to end, by the lives of their parent processes."""
+    return frozenset(_DRAINS(connection))
+
+
+_FORGET_DRAINS = Prepared[None]("""
+DELETE /* fleet.forget_drains */ FROM orchestrator.drains AS d
+ WHERE d.asked_at < %(now)s::timestamptz - interval '1 day'
+   AND NOT EXISTS (SELECT FROM orchestrator.workers AS w
+                    WHERE w.parent = d.parent AND w.state NOT IN ('dead', 'stopped'))
+""")
+
+
+def forget_drains(connection: Connection, now: datetime) -> None:
+    """Forget those of more than a day ago whose workers are gone."""
+    _FORGET_DRAINS(connection, now=now)

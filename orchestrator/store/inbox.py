@@ -24,6 +24,8 @@ class RequestKind(StrEnum):
     """So many lanes have something ready that it is best to look through them all."""
     QUEUES = "queues"
     """Somebody has paused, resumed or limited a queue."""
+    DRAIN = "drain"
+    """Somebody wants a worker to end: the target is one life of its parent process."""
     PURGE = "purge"
     """Cancel what waits in a queue."""
     REDRIVE = "redrive"

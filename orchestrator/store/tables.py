@@ -610,5 +610,16 @@ workers = Table(
         server_default=text("'{}'"),
         comment="while it stands still: the first tasks that it holds",
     ),
+    Column("parent", Uuid, comment="one life of its parent process, by which it is told to drain"),
+    Column("memory", BigInteger, comment="bytes that it has in RAM"),
+    Column("parent_memory", BigInteger, comment="bytes that its parent process has in RAM"),
     comment="a mirror of the fleet for people to look at; the truth is in the heartbeats",
+)
+
+drains = Table(
+    "drains",
+    metadata,
+    Column("parent", Uuid, primary_key=True, comment="one life of a worker's parent process"),
+    Column("asked_at", _Time, nullable=False, server_default=_now),
+    comment="workers that somebody wants to end",
 )

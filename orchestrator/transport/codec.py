@@ -38,6 +38,7 @@ LARGEST_MESSAGE = 128_000_000
 Word = Annotated[str, Meta(min_length=1, max_length=300, pattern=r"^[^\x00]*$")]
 """A name of something: short, and without the one character that Postgres refuses."""
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
+_Bytes = Annotated[int, Meta(ge=0, lt=2**60)]
 _Position = Annotated[str, Meta(pattern=whole("[0-9]{1,20}-[0-9]{1,20}"))]
 _EndState = Annotated[str, Meta(pattern=whole("|".join(sorted({*ENDED_TASK_STATES, *ENDED_RUN_STATES}))))]
 
@@ -90,6 +91,13 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     """How many executions it watches at once, beside what it runs in its slots."""
     executing: Count = 0
     """How many it watches now."""
+    parent: Id | None = None
+    """One life of the parent process, by which it is told to drain: a later one of the same host and process id is
+    another. None from releases that cannot be told."""
+    memory: _Bytes = 0
+    """Bytes of memory that its process has in RAM; 0 if that is not known."""
+    parent_memory: _Bytes = 0
+    """The same of its parent process."""
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
@@ -104,6 +112,8 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     """The answer to a hungry worker: its queues hold more than the fleet can take."""
     moved: list[Attempt] = []
     """Of those to stop, the ones whose task goes on in another attempt: executions that are others' to watch now."""
+    end: bool = False
+    """Somebody wants the whole worker to drain and end, this process and its neighbours, as SIGTERM does."""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):

@@ -21,7 +21,7 @@ __all__ = ["fresh_stack", "leading", "life", "project", "running", "settings", "
 _TABLES = (
     "tasks, ended_tasks, attempts, runs, workflows, schedules, backfills, inbox, leases, cursors, workers, "
     "histories, timers, promises, answers, run_keys, unique_keys, untold, resolutions, throughput, payload_keeps, "
-    "task_logs"
+    "task_logs, drains"
 )
 
 

@@ -121,6 +121,7 @@ def changes(house: House) -> list[Any]:
         "api_keys",
         "services",
         "flows",
+        "drains",
     )
     with house.engine.connect() as connection:
         return [

@@ -22,6 +22,7 @@ from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.tasks.reports import Flush, Report
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Started, Succeeded, TaskError
 from orchestrator.scheduler.loop import Scheduler
+from orchestrator.sdk.ids import new_id
 from orchestrator.store import database
 from orchestrator.transport.codec import Heartbeat, Order, decode, encode, names_digest, pack_attempt
 from orchestrator.transport.connection import FULL, connect
@@ -39,7 +40,7 @@ TTL = 5.0
 ID = time_ordered_id(5, bytes(10))
 """Of a task that there is not."""
 TABLES = (
-    *("throughput", "payload_keeps", "task_logs"),
+    *("throughput", "payload_keeps", "task_logs", "drains"),
     *("tasks", "ended_tasks", "attempts", "runs", "workflows", "inbox", "leases", "cursors", "workers"),
     *(
         "queues",
@@ -88,6 +89,8 @@ class Worker:
         self.alive = True
         self.doubtful = self.burst = self.draining = self.hungry = False
         self.still = 0.0
+        self.parent: bytes | None = new_id()
+        self.memory = 0
         self.held: list[tuple[bytes, int]] = []
         self._redis = redis
         self._streams = WorkerStreams(redis, keys)
@@ -123,6 +126,8 @@ class Worker:
             hungry=self.hungry,
             still=self.still,
             executions=self._executions,
+            parent=self.parent,
+            memory=self.memory,
         )
         self._streams.beat([beat], self._knows, 600.0)
 

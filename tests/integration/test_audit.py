@@ -76,7 +76,7 @@ def house(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) ->
         with found.engine.connect() as connection:
             tables = (
                 "tasks, ended_tasks, runs, workflows, schedules, backfills, queues, inbox, audit, api_keys, histories,"
-                "services, flows"
+                "services, flows, workers, drains"
             )
             names = ", ".join(f"orchestrator.{table.strip()}" for table in tables.split(","))
             connection.exec_driver_sql(f"TRUNCATE {names}")
@@ -115,6 +115,9 @@ def make_ready(house: House, endpoint: Endpoint) -> None:
     """Have things in the states in which they can be acted upon."""
     statements = {
         "retry_run": "UPDATE orchestrator.runs SET status = 'failed', ended_at = now()",
+        "drain_worker": "INSERT INTO orchestrator.workers (id, host, pid, queues, names, slots, running, state,"
+        " started_at, seen_at, parent) VALUES ('x', 'x', 7, '{}', '{}', 1, 0, 'live', now(), now(), gen_random_uuid())"
+        " ON CONFLICT DO NOTHING",
         "resume_schedule": "UPDATE orchestrator.schedules SET paused = true, next_fire = NULL, due_at = NULL",
     }
     with house.engine.connect() as connection:
@@ -179,6 +182,7 @@ def test_every_act_over_http_has_one_line(house: House, endpoint: Endpoint) -> N
         "quarantine",
         "service",
         "flow",
+        "worker",
     )
     assert line.kind in kinds
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from orchestrator.api import access, strangers
 from orchestrator.domain.access import Scope
 from orchestrator.sdk.backend import Backend
+from orchestrator.store import fleet
+from orchestrator.store.fleet import WorkerRow
 from tests.integration.api_house import House, changes, furnished
 from tests.integration.test_dashboard import make_key
 from tests.integration.visitor import Visitor
@@ -131,3 +135,38 @@ def test_failures_are_drawn_over_time(house: House) -> None:
     charts = re.findall(r'<svg class="bars"[^>]*aria-label="E over the last 1h">.*?</svg>', page, re.DOTALL)
     bars = [re.findall(r'<rect class="s-failed" x="([\d.]+)"', chart) for chart in charts]
     assert sorted(round(float(x)) for (x,) in bars) == [12, 23], "one failed half an hour ago, the other just now"
+
+
+def make_worker(house: House, name: str, parent: str | None, memory: int | None = None) -> None:
+    row = WorkerRow(name, "web", 7, ["default"], [], 10, 1, "live", 0.0, parent=parent, memory=memory)
+    with house.engine.connect() as connection:
+        fleet.mirror(connection, [row], datetime.now(UTC))
+
+
+def test_a_worker_is_drained_after_a_question_by_who_may(house: House) -> None:
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql("TRUNCATE orchestrator.workers, orchestrator.drains")
+    parent = str(uuid4())
+    for name, weight in (("web-1-aa", 200 * 2**20), ("web-1-bb", 100 * 2**20)):
+        make_worker(house, name, parent, weight)
+    make_worker(house, "old-1-cc", None)
+    reader = Visitor(house.app)
+    reader.log_in(make_key(house, Scope.READ))
+    page = reader.get("/ui/workers").text
+    assert "web-1-aa" in page
+    assert ">200 MB<" in page
+    assert "Drain" not in page
+    reader.post("/ui/workers/web-1-aa/drain", back="/ui/workers")
+    assert rows(house, "SELECT parent::text FROM orchestrator.drains") == []
+    visitor = Visitor(house.app)
+    visitor.log_in(make_key(house, Scope.OPERATE))
+    page = visitor.get("/ui/workers").text
+    assert page.count("Drain…") == 1, "once for the two processes of a worker, and not for one that cannot be told"
+    assert "with all of its 2 processes? It takes nothing more" in page
+    visitor.post("/ui/workers/web-1-aa/drain", back="/ui/workers")
+    assert visitor.said() == "Worker web-1 takes nothing more, finishes what it runs, and ends."
+    assert rows(house, "SELECT parent::text FROM orchestrator.drains") == [(parent,)]
+    page = visitor.get("/ui/workers").text
+    assert page.count("s-draining") == 2
+    assert "Drain…" not in page
+    assert rows(house, "SELECT kind, target FROM orchestrator.audit WHERE act = 'drain'") == [("worker", "web-1")]

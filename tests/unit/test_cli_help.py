@@ -66,6 +66,7 @@ def test_the_commands_are_these() -> None:
         *(f"runs {verb}" for verb in ("signal", "query", "update", "resolve", "reject", "terminate")),
         *(f"runs {verb}" for verb in ("logs", "reset", "history")),
         *(f"queues {verb}" for verb in ("pause", "resume", "limit", "retain", "purge", "drain")),
+        "workers drain",
         *(f"schedules {verb}" for verb in ("list", "show", "next", "set", "apply", "pause", "resume", "trigger")),
         *(f"schedules {verb}" for verb in ("delete", "backfill", "backfills", "cancel-backfill")),
         *(f"keys {verb}" for verb in ("create", "list", "revoke", "generate-signing", "generate-data", "rotate-data")),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import closing, suppress
-from multiprocessing.connection import Pipe
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
 
 import pytest
 
 from orchestrator.settings import Settings
-from orchestrator.transport.codec import decode
+from orchestrator.transport.codec import Order, decode
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.workers.parent.child import Child
 from orchestrator.workers.parent.held import HeldAttempts
@@ -41,3 +43,58 @@ def test_a_worker_that_is_not_heard_says_so_once_and_then_seldom(
         f"unheard for {seconds}.0 s; asking which tasks still count" for seconds in (6, 66, 126)
     ]
     assert told == ["pause"]
+
+
+def heard(pipe: Connection[Any, Any]) -> list[str]:
+    """Return what a process was told."""
+    verbs: list[str] = []
+    while pipe.poll():
+        verbs.append(decode(Command, pipe.recv_bytes()).verb)
+    return verbs
+
+
+def test_an_order_to_end_drains_every_process_once_and_a_signal_after_it_is_the_first() -> None:
+    """The one that the order names, its neighbour, and one that has not loaded the application yet."""
+    supervisor = Supervisor(WorkerSpec(app="shop:app"), Settings(redis_url="redis://localhost:1"))
+    pipes = [Pipe() for _ in range(3)]
+    children = [Child(f"w{place}", place, ours, HeldAttempts(capacity=4)) for place, (ours, _) in enumerate(pipes, 1)]
+    killed: list[str] = []
+    for child in children:
+        supervisor._children[child.pid] = child
+        child.kill = lambda child=child: killed.append(child.worker)  # type: ignore[method-assign, misc]
+    children[0].names = children[1].names = ["job"]
+    try:
+        supervisor._obey("somebody else", Order(end=True))
+        supervisor._heed_signals()
+        assert [heard(theirs) for _, theirs in pipes] == [[], [], []]
+        for _ in range(2):  # the leader repeats it until it hears that they drain
+            supervisor._obey("w1", Order(end=True))
+            supervisor._heed_signals()
+        assert [heard(theirs) for _, theirs in pipes] == [["drain"], ["drain"], ["drain"]]
+        assert all(child.draining for child in children)
+        supervisor._on_signal()
+        supervisor._heed_signals()
+        assert killed == []
+        supervisor._on_signal()
+        supervisor._heed_signals()
+        assert killed == ["w1", "w2", "w3"]
+    finally:
+        for ours, theirs in pipes:
+            ours.close()
+            theirs.close()
+
+
+def test_a_heartbeat_says_whose_process_it_is_and_what_both_weigh() -> None:
+    spec = WorkerSpec(app="shop:app")
+    supervisor = Supervisor(spec, Settings(redis_url="redis://localhost:1"))
+    ours, theirs = Pipe()
+    with closing(ours), closing(theirs):
+        child = Child("w1", os.getpid(), ours, HeldAttempts(capacity=4))
+        supervisor._children[1] = child
+        supervisor._check_children(1_000.0)
+        beat = child.heartbeat(spec, 1, supervisor._beating.own, hungry=False)
+    assert beat.parent == supervisor._beating.own.id
+    assert 2**20 < beat.memory < 2**36
+    assert 2**20 < beat.parent_memory < 2**36
+    other = Supervisor(spec, Settings(redis_url="redis://localhost:1"))
+    assert other._beating.own.id != supervisor._beating.own.id

@@ -8,7 +8,7 @@ from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import names_digest
 from orchestrator.transport.worker import WorkerStreams
-from orchestrator.workers.parent.child import Child
+from orchestrator.workers.parent.child import Child, ParentProcess
 from orchestrator.workers.process import Command
 from orchestrator.workers.spec import WorkerSpec
 
@@ -25,6 +25,7 @@ class Beating:
         self._streams = streams
         self._spec = spec
         self._settings = settings
+        self.own = ParentProcess()
         self._number = 0
         self._last: float | None = None
         self._say_unheard_at = 0.0
@@ -46,7 +47,7 @@ class Beating:
         for child in ready:
             by_names.setdefault(names_digest(child.names or []), []).append(child)
         for alike in by_names.values():
-            beats = [child.heartbeat(self._spec, self._number, hungry=child is asks) for child in alike]
+            beats = [child.heartbeat(self._spec, self._number, self.own, hungry=child is asks) for child in alike]
             self._streams.beat(beats, alike[0].names or [], self._settings.worker_ttl)
         self._last = now
         self._say_unheard_at = 0.0

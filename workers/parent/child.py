@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -16,6 +17,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.reports import Report
 from orchestrator.domain.tasks.task import Failed, Lost, Returned, TaskError
 from orchestrator.errors import TaskTimeout
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.settings import Settings
 from orchestrator.telemetry import close_output, get_logger
@@ -31,6 +33,16 @@ from orchestrator.workers.spec import WorkerSpec
 log = get_logger("worker")
 
 
+@dataclass
+class ParentProcess:
+    """What the parent's own process is known by, and takes."""
+
+    id: bytes = field(default_factory=new_id)
+    """Of this life of it; a process that later has its number has another."""
+    memory: int = 0
+    """Bytes that it had in RAM with the last heartbeat."""
+
+
 class Child:
     """A process that was forked, and what its parent knows of it."""
 
@@ -40,6 +52,8 @@ class Child:
         self.pipe = pipe
         self.held = held
         self.started_at = time.time()
+        self.memory = 0
+        """Bytes that it had in RAM with the last heartbeat."""
         self.names: list[str] | None = None
         """The tasks that it knows; None until it is ready."""
         self.queues: list[str] = []
@@ -111,8 +125,8 @@ class Child:
         """End it at once."""
         os.kill(self.pid, signal.SIGKILL)
 
-    def heartbeat(self, spec: WorkerSpec, number: int, *, hungry: bool) -> Heartbeat:
-        """Return what is published of it."""
+    def heartbeat(self, spec: WorkerSpec, number: int, own: ParentProcess, *, hungry: bool) -> Heartbeat:
+        """Return what is published of it, and of its parent's own process."""
         held, running = self.held.snapshot()
         return Heartbeat(
             worker=self.worker,
@@ -133,6 +147,9 @@ class Child:
             still=self._still,
             executions=spec.executions,
             executing=self.held.executing,
+            parent=own.id,
+            memory=self.memory,
+            parent_memory=own.memory,
         )
 
     # -- code that stops the whole process

@@ -31,7 +31,7 @@ from orchestrator.workers.parent.changes import Changes
 from orchestrator.workers.parent.child import Child, start_child
 from orchestrator.workers.parent.held import Farewell
 from orchestrator.workers.parent.last_words import LastWords
-from orchestrator.workers.parent.memory import format_memory, resident_memory
+from orchestrator.workers.parent.memory import format_memory, noted_memory, resident_memory
 from orchestrator.workers.parent.observed import ObservedWorker
 from orchestrator.workers.parent.parent_death import ending
 from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, most_processes, plan
@@ -83,6 +83,8 @@ class Supervisor:
         """Until then nobody tries to load the application, which could not be loaded last time."""
         self._died_at = float("-inf")
         self._signals = 0
+        self._told_to_end = False
+        """By the leader, for somebody; a signal that comes later is a first one."""
         self._is_closing = False
         """Nothing is started any more."""
         self._drain_told = False
@@ -215,7 +217,7 @@ class Supervisor:
                     self._replace(child, word)
 
     def _welcome(self, child: Child, hello: Hello) -> None:
-        child.names, child.queues = hello.names, hello.queues
+        child.names, child.queues, child.memory = hello.names, hello.queues, noted_memory(child.pid)
         self._inbox.add(child.worker)
         self._is_proven = self._was_loaded = True
         for old in self._children.values():
@@ -239,19 +241,20 @@ class Supervisor:
             child.spent = True
 
     def _check_children(self, now: float) -> None:
-        """Find the children that have grown too large, and those that cannot end what must end."""
+        """Weigh the children; find those that have grown too large, and those that cannot end what must end."""
         heard = self._beating.is_heard(now)
+        self._beating.own.memory = noted_memory(os.getpid())
+        limit = self._spec.max_memory
         for child in self._children.values():
+            child.memory = noted_memory(child.pid) if limit is None else resident_memory(child.pid)
             if child.names is None or child.dismissed:
                 continue
             if child.is_somebody_else():
                 log.error("process %d is killed: a task has closed its files, or made another program of it", child.pid)
                 child.kill()
                 continue
-            if self._spec.max_memory is not None and child.state is ChildState.WORKING:
-                memory = resident_memory(child.pid)
-                if memory > self._spec.max_memory:
-                    self._replace(child, Leaving(f"it uses {format_memory(memory)}", at_once=False))
+            if limit is not None and child.memory > limit and child.state is ChildState.WORKING:
+                self._replace(child, Leaving(f"it uses {format_memory(child.memory)}", at_once=False))
             grace = self._settings.stop_grace
             if heard and child.stands_still(now, grace):
                 held = ", ".join(to_text(id) for id, _ in child.held.unended()[:3])
@@ -347,6 +350,9 @@ class Supervisor:
         if order.drain and not child.draining:
             self._is_closing = True  # the queues are empty
             child.leave(Command("drain"))
+        if order.end and not self._told_to_end:
+            log.info("somebody has told this worker to drain, and to end")
+            self._told_to_end = True
         if order.work_waits:
             self._scale(work_waits=True)
 
@@ -364,10 +370,10 @@ class Supervisor:
     # -- the end
 
     def _heed_signals(self) -> None:
-        if self._signals and not self._drain_told:
+        if (self._signals or self._told_to_end) and not self._drain_told:
             if self._children:
-                limit = self._settings.drain_timeout
-                log.info("draining: finishing what runs, up to %g s (again to stop at once)", limit)
+                limit, how = self._settings.drain_timeout, "again" if self._signals else "SIGTERM twice"
+                log.info("draining: finishing what runs, up to %g s (%s to stop at once)", limit, how)
             self._is_closing = self._drain_told = True
             for child in self._children.values():
                 child.leave(Command("drain"))

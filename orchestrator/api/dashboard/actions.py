@@ -11,7 +11,7 @@ from orchestrator.api.dashboard.pages import tasks as task_pages
 from orchestrator.api.dashboard.serving import Action
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.reach import WHOLE, WITHIN
-from orchestrator.api.routes import ROUTES, cancels, code, flows, queues, runs, schedules, tasks, workflows
+from orchestrator.api.routes import ROUTES, cancels, code, fleet, flows, queues, runs, schedules, tasks, workflows
 from orchestrator.domain.access import Scope
 
 
@@ -63,6 +63,7 @@ ACTIONS: tuple[Action, ...] = (
     _action(queues.resume_queue, "The queue goes on."),
     _action(queues.limit_queue, "The limits are set."),
     _action(queues.purge_queue, "What waits in the queue is being cancelled."),
+    _action(fleet.drain_worker, "Worker {answer.worker} takes nothing more, finishes what it runs, and ends."),
     _action(runs.cancel_run, "The run is being cancelled."),
     _action(runs.retry_run, "What failed in the run is tried again."),
     _action(runs.rerun, "The run is started over: this is the new one."),

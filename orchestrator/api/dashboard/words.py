@@ -12,6 +12,7 @@ import msgspec
 from orchestrator.harmless import harmless
 from orchestrator.monitoring.times import ago, counted, duration, present
 from orchestrator.store.insights import QueueCounts
+from orchestrator.workers.parent.memory import format_memory
 
 __all__ = ["FILTERS", "present"]
 
@@ -148,6 +149,7 @@ FILTERS = {
     "number": number,
     "rate": rate,
     "size": size,
+    "memory": format_memory,
     "data": data,
     "duration": duration,
     "counted": counted,

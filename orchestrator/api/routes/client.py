@@ -20,6 +20,7 @@ from orchestrator.domain.access import Reach, Scope
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.calls.code import CodeCalls
 from orchestrator.sdk.calls.declaring import Declared, declared
+from orchestrator.sdk.calls.fleet import FleetCalls
 from orchestrator.sdk.calls.flows import FlowCalls
 from orchestrator.sdk.calls.insights import InsightCalls
 from orchestrator.sdk.calls.quarantine import QuarantineCalls
@@ -40,6 +41,7 @@ PARTS: dict[str, type] = {
     "code": CodeCalls,
     "schedules": ScheduleCalls,
     "queues": QueueCalls,
+    "fleet": FleetCalls,
     "insights": InsightCalls,
     "quarantine": QuarantineCalls,
 }

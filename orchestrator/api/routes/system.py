@@ -1,4 +1,4 @@
-"""The system as a whole: status, workers, events, what was set aside, health."""
+"""The system as a whole: status, events, health."""
 
 from __future__ import annotations
 
@@ -21,17 +21,11 @@ from orchestrator.monitoring.listener import ELSEWHERE
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import check_label
 from orchestrator.store import database, insights, throughput
-from orchestrator.store.insights import Found, Overview, WorkerView
+from orchestrator.store.insights import Found, Overview
 from orchestrator.store.throughput import Throughput
 from orchestrator.telemetry import first_line
 
 routes = Routes("system")
-
-
-class Workers(msgspec.Struct, frozen=True):
-    """The fleet, as the leader last saw it."""
-
-    workers: list[WorkerView]
 
 
 class SearchQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,13 +96,6 @@ def read_minutes(api: Api, reach: Reach, queue: str | None = None, *, each: bool
         if each:
             return throughput.minutes_of_queues(connection, since, reach.queues)
         return throughput.minutes(connection, since, queue, reach.queues)
-
-
-@routes.get("/api/v1/workers", about=WHOLE)
-def workers(api: Api) -> Workers:
-    """Show the fleet."""
-    with api.reading() as connection:
-        return Workers(insights.list_workers(connection))
 
 
 @routes.post(

@@ -9,18 +9,28 @@ from orchestrator.cli.terminal.output import echo, print_json, print_table, stat
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.times import ago, present
 from orchestrator.monitoring.trouble import stands_still
+from orchestrator.workers.parent.memory import format_memory
 
 
-@click.command("workers")
+@click.group("workers", invoke_without_command=True)
 @json_option
-def command(as_json: bool) -> None:
-    """Show the fleet, as the leading scheduler sees it; `knows` is how many tasks and workflows a worker has.
+@click.pass_context
+def command(context: click.Context, as_json: bool) -> None:
+    """Show the fleet, as the leading scheduler sees it: each process of a worker; and tell workers to drain.
+
+    `memory` is what a process has in RAM, and `knows` how many tasks and workflows it has.
 
     \b
     Example:
       orchestrator workers
-      orchestrator workers --json | jq '.workers[] | {host, pid, names}'
+      orchestrator workers --json | jq '.workers[] | {host, pid, memory, names}'
+      orchestrator workers drain web1-812
     """
+    if context.invoked_subcommand is None:
+        _show(as_json)
+
+
+def _show(as_json: bool) -> None:
     with looking() as calls:
         workers = calls.insights.list_workers()
     if as_json:
@@ -28,7 +38,7 @@ def command(as_json: bool) -> None:
         return
     now = present()
     print_table(
-        ("worker…", "state", "running>", "queues…", "seen", "started?", "knows>?", "host…?", "pid>?"),
+        ("worker…", "state", "running>", "queues…", "seen", "memory>?", "started?", "knows>?", "host…?", "pid>?"),
         [
             (
                 worker.id,
@@ -36,6 +46,7 @@ def command(as_json: bool) -> None:
                 f"{worker.running}/{worker.slots}",
                 ",".join(worker.queues),
                 ago(worker.seen_at, now),
+                "" if worker.memory is None else format_memory(worker.memory),
                 ago(worker.started_at, now),
                 len(worker.names),
                 worker.host,
@@ -48,3 +59,25 @@ def command(as_json: bool) -> None:
     for worker in workers:
         if worker.state == "still":
             echo(f"{worker.id} {stands_still(worker)}")
+
+
+@command.command("drain")
+@click.argument("worker")
+def drain(worker: str) -> None:
+    """Have a worker take nothing more, finish what it runs, and end, with all of its processes, as SIGTERM does.
+
+    WORKER is the id of one of its processes, its name (the host and the number of its parent process), or its host if
+    no other worker is there. A service manager may start another one in its place.
+
+    \b
+    Example:
+      orchestrator workers drain web1-812
+    """
+    with looking() as calls:
+        drained = calls.fleet.drain(worker)
+    number = len(drained.processes)
+    processes = "1 process" if number == 1 else f"{number} processes"
+    if drained.is_heard:
+        echo(f"Worker {drained.worker} ({processes}) takes nothing more, finishes what it runs, and ends.")
+    else:
+        echo(f"Nobody hears of worker {drained.worker} ({processes}) now. It is told to drain when it is back.")

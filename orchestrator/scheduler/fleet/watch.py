@@ -68,6 +68,8 @@ class FleetWatch(Remembering):
         self._doubts_until = 0.0
         """Until when workers may hold attempts of which Postgres has lost all memory."""
         self._monotonic = monotonic
+        self.drains: frozenset[bytes] = frozenset()
+        """Workers that somebody wants to end, by the lives of their parent processes."""
         self.due_at = 0.0
 
     def read_heartbeats(self) -> None:
@@ -79,6 +81,7 @@ class FleetWatch(Remembering):
         self.due_at = monotonic + self._settings.heartbeat
         self._revoked = {attempt: until for attempt, until in self._revoked.items() if until > monotonic}
         self._order_stops()
+        self._order_drains()
 
     def committed(self, news: News) -> None:
         """Remember what was recorded, and attempts that are to stop; order it where they are known to run."""
@@ -95,6 +98,9 @@ class FleetWatch(Remembering):
             until = self._monotonic() + 10 * self._settings.worker_ttl
             self._revoked.update({(task.id, task.attempt): until for task in news.outgoing.revoked})
             self._order_stops()
+        if news.outgoing.drains is not None:
+            self.drains = news.outgoing.drains
+            self._order_drains()
 
     def rolled_back(self) -> None:
         """What was recorded is to be recorded again."""
@@ -161,6 +167,14 @@ class FleetWatch(Remembering):
             if stop:
                 self._order(beat.worker, stop=stop)
 
+    def _order_drains(self) -> None:
+        """Tell workers to end that somebody wants to, until their heartbeats say that they do."""
+        if not self.drains:
+            return
+        for beat in self._fleet.beats.values():
+            if beat.parent in self.drains and not beat.draining:
+                self._order(beat.worker, end=True)
+
     def _order(self, worker: str, **changes: Any) -> None:
         """Add to what a worker is told next."""
         self._orders[worker] = msgspec.structs.replace(self._orders.get(worker, Order()), **changes)
@@ -178,6 +192,9 @@ class FleetWatch(Remembering):
             started_at=beat.started_at,
             still=beat.still or None,
             holds=[to_text(task) for task, _ in unpack_attempts(beat.held)[:_MOST_SHOWN]] if beat.still else [],
+            parent=None if beat.parent is None else to_text(beat.parent),
+            memory=beat.memory or None,
+            parent_memory=beat.parent_memory or None,
         )
 
 

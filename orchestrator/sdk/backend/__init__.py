@@ -1,9 +1,9 @@
 """The client's side of everything that is stored: one part for each thing, on connections that they share.
 
-    backend ─┬─ tasks  runs  workflows  code  schedules  queues  insights   what a client can do with each
-             ├─ waiting                                             subscribe, look, and look again
-             ├─ shared                                              one commit for those who come at the same time
-             └─ connections                                         Postgres to write and read, Redis to nudge
+    backend ─┬─ tasks  runs  workflows  code  schedules  queues  fleet  insights   what a client can do with each
+             ├─ waiting                                      subscribe, look, and look again
+             ├─ shared                                       one commit for those who come at the same time
+             └─ connections                                  Postgres to write and read, Redis to nudge
 
 This is the one package of the SDK that loads the store. A worker process never needs it, and so never pays for
 SQLAlchemy and a database driver; and who only enqueues does not pay for what schedules and workflows need.
@@ -24,6 +24,7 @@ from orchestrator.settings import Settings
 
 if TYPE_CHECKING:
     from orchestrator.sdk.backend.code import CodeBackend
+    from orchestrator.sdk.backend.fleet import FleetBackend
     from orchestrator.sdk.backend.flows import FlowBackend
     from orchestrator.sdk.backend.insights import InsightBackend
     from orchestrator.sdk.backend.quarantine import QuarantineBackend
@@ -103,6 +104,13 @@ class Backend:
         from orchestrator.sdk.backend.queues import QueueBackend
 
         return QueueBackend(self.connections)
+
+    @_Part
+    def fleet(self) -> FleetBackend:
+        """Workers."""
+        from orchestrator.sdk.backend.fleet import FleetBackend
+
+        return FleetBackend(self.connections)
 
     @_Part
     def insights(self) -> InsightBackend:

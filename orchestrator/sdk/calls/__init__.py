@@ -1,6 +1,6 @@
 """What a program can ask of the orchestrator, one protocol for each subject, whichever way it goes.
 
-    calls ── tasks  runs  workflows  code  schedules  queues  insights     what can be asked
+    calls ── tasks  runs  workflows  code  schedules  queues  fleet  insights     what can be asked
     backend    answers from Postgres and Redis
     remote     asks an API over HTTP, which has a backend
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from orchestrator.sdk.calls.code import CodeWork
+from orchestrator.sdk.calls.fleet import FleetCalls
 from orchestrator.sdk.calls.flows import FlowCalls
 from orchestrator.sdk.calls.insights import InsightCalls
 from orchestrator.sdk.calls.quarantine import QuarantineCalls
@@ -32,6 +33,8 @@ class Calls(Protocol):
     def schedules(self) -> ScheduleCalls: ...
     @property
     def queues(self) -> QueueCalls: ...
+    @property
+    def fleet(self) -> FleetCalls: ...
     @property
     def insights(self) -> InsightCalls: ...
     @property

@@ -1,6 +1,6 @@
 """The client's side of an API: the same calls as the backend's, over HTTP.
 
-remote ─┬─ tasks  runs  workflows  code  schedules  queues  insights    made from their declarations
+remote ─┬─ tasks  runs  workflows  code  schedules  queues  fleet  insights    made from their declarations
         ├─ waiting      one long poll for many who wait
         ├─ asking       a request, tried again where that is safe, and its answer or error
         └─ http         connections that are kept open
@@ -12,6 +12,7 @@ from typing import cast
 
 from orchestrator.payloads.keeping import forget, register
 from orchestrator.sdk.calls.code import CodeWork
+from orchestrator.sdk.calls.fleet import FleetCalls
 from orchestrator.sdk.calls.flows import FlowCalls
 from orchestrator.sdk.calls.insights import InsightCalls
 from orchestrator.sdk.calls.quarantine import QuarantineCalls
@@ -48,6 +49,7 @@ class RemoteBackend:
         self.flows = cast(FlowCalls, remote_part("flows", FlowCalls)(asking))
         self.schedules = cast(ScheduleCalls, remote_part("schedules", ScheduleCalls)(asking))
         self.queues = cast(QueueCalls, remote_part("queues", QueueCalls)(asking))
+        self.fleet = cast(FleetCalls, remote_part("fleet", FleetCalls)(asking))
         self.quarantine = cast(QuarantineCalls, remote_part("quarantine", QuarantineCalls)(asking))
         register(self._http.url, RemotePayloads(self.tasks))
         self.insights = cast(InsightCalls, remote_part("insights", InsightCalls)(asking))

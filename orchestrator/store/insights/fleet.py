@@ -138,8 +138,8 @@ class WorkerView:
     running: int
     """How many it runs now."""
     state: str
-    """`live`, `draining`, `still` (its process does nothing), `stopped` (it had drained) or `dead`; `unheard` if no
-    leader has looked lately."""
+    """`live`, `draining` (it takes nothing more, or is being told to), `still` (its process does nothing), `stopped`
+    (it had drained) or `dead`; `unheard` if no leader has looked lately."""
     started_at: datetime
     """When it started."""
     seen_at: datetime
@@ -148,14 +148,23 @@ class WorkerView:
     """Seconds for which its process has done nothing: the code of a task keeps it, or somebody has stopped it."""
     holds: tuple[UUID, ...] = ()
     """Of one that stands still, the first tasks that it holds."""
+    parent: UUID | None = None
+    """The worker that it is a process of: one life of its parent process, which those with the same share."""
+    memory: int | None = None
+    """Bytes of memory that its process has in RAM."""
+    parent_memory: int | None = None
+    """The same of its parent process, which runs no tasks."""
 
 
 _WORKERS = Statement[Row](f"""
 SELECT /* insights.fleet.workers */ id, host, pid, queues, names, slots, running,
        CASE WHEN state IN ('dead', 'stopped') THEN state WHEN NOT {IS_FRESH} THEN 'unheard'
-            WHEN still_since IS NOT NULL THEN 'still' ELSE state END AS state, started_at, seen_at,
-       extract(epoch FROM now() - still_since)::double precision AS still, holds::text[] AS holds
-  FROM orchestrator.workers ORDER BY state IN ('dead', 'stopped'), host, started_at, id
+            WHEN still_since IS NOT NULL THEN 'still'
+            WHEN EXISTS (SELECT FROM orchestrator.drains AS d WHERE d.parent = w.parent) THEN 'draining'
+            ELSE state END AS state, started_at, seen_at,
+       extract(epoch FROM now() - still_since)::double precision AS still, holds::text[] AS holds,
+       parent::text AS parent, memory, parent_memory
+  FROM orchestrator.workers AS w ORDER BY state IN ('dead', 'stopped'), host, started_at, id
 """)
 
 
@@ -165,6 +174,7 @@ def list_workers(connection: Connection) -> list[WorkerView]:
         WorkerView(
             **row._asdict()
             | {"queues": tuple(row.queues), "names": tuple(row.names), "holds": tuple(map(UUID, row.holds))}
+            | {"parent": None if row.parent is None else UUID(row.parent)}
         )
         for row in _WORKERS(connection)
     ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WHOLE
+from orchestrator.api.routes import fleet as fleet_routes
 from orchestrator.api.routes import system
 from orchestrator.api.routes import tasks as task_routes
 from orchestrator.domain.access import Reach
@@ -17,6 +20,7 @@ from orchestrator.store.insights import TaskView
 routes = Routes("dashboard", "/ui/workers")
 
 _MOST_TASKS = 500
+_GONE = ("dead", "stopped")
 
 
 @routes.get("", about=WHOLE, media_type=HTML)
@@ -27,9 +31,15 @@ def list_workers(api: Api) -> Response:
     for task in task_routes.list_tasks(api, query, Reach()).items:
         if task.worker is not None:
             running.setdefault(task.worker, []).append(task)
+    workers = fleet_routes.workers(api).workers
+    there = [worker for worker in workers if worker.state not in _GONE]
+    parents = {worker.parent: worker.parent_memory or 0 for worker in there}
     return page(
         "workers.html",
-        workers=system.workers(api).workers,
+        workers=workers,
         running=running,
+        sizes=Counter(worker.parent for worker in there),
+        first={worker.parent: worker.id for worker in reversed(there)},
+        memory=sum(worker.memory or 0 for worker in there) + sum(parents.values()),
         overview=api.recent.get(("overview",), 1.0, lambda: system.status(api)),
     )

@@ -1,0 +1,42 @@
+"""Workers: what each of them does, and told to drain."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.api.context import Api
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.reach import WHOLE
+from orchestrator.sdk.calls.fleet import Drained
+from orchestrator.store import insights
+from orchestrator.store.insights import WorkerView
+
+routes = Routes("workers", "/api/v1/workers")
+
+WorkerName = Annotated[str, Meta(min_length=1, max_length=300, examples=["web1-812"])]
+
+
+class Workers(msgspec.Struct, frozen=True):
+    """The fleet, as the leader last saw it."""
+
+    workers: list[WorkerView]
+
+
+@routes.get("", about=WHOLE)
+def workers(api: Api) -> Workers:
+    """Show the fleet."""
+    with api.reading() as connection:
+        return Workers(insights.list_workers(connection))
+
+
+@routes.post("/{id}/drain", about=WHOLE, status=202)
+def drain_worker(api: Api, id: WorkerName) -> Drained:
+    """Have a worker take nothing more, finish what it runs, and end, with all of its processes, as SIGTERM does.
+
+    The id is that of one of its processes, the name of the worker (its host and the number of its parent process), or
+    its host if no other worker is there. What starts again under that name is another worker, and goes on.
+    """
+    return api.backend.fleet.drain(id)
