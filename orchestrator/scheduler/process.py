@@ -10,6 +10,7 @@ import threading
 from orchestrator.harmless import without_password
 from orchestrator.monitoring.listener import serve_metrics
 from orchestrator.prerequisites import Prerequisites
+from orchestrator.scheduler.announcing import StandbyNotice
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.scheduler.notifications import listen
 from orchestrator.scheduler.observed import ObservedScheduler
@@ -64,9 +65,14 @@ def run_scheduler(settings: Settings) -> int:
         Pruner(tidying, settings, scheduler.leading).start()
         PayloadCollection(tidying, settings, scheduler.leading).start()
         LogKeeping(tidying, connect(redis_url), keys, scheduler.leading).start()
+        notice = StandbyNotice(
+            connect(redis_url, timeout=1.0), keys, scheduler.leading, every=settings.heartbeat, ttl=settings.worker_ttl
+        )
+        notice.start()
         _spare_the_collector()
         log.info("scheduler ready")
         scheduler.run()
+        notice.close()
         if spans is not None:
             spans.close(LAST_SPANS)
     engine.dispose()

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from redis import Redis
 
+from orchestrator.domain.fleet.standby import Standby
 from orchestrator.transport.keys import Keys
+from orchestrator.transport.standbys import list_standbys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,8 @@ class RedisView:
     """Messages that were set aside because they could not be understood or applied; None where that cannot be told."""
     foreign_keys: tuple[ForeignKey, ...] = ()
     """Keys of ours that somebody else has taken."""
+    standbys: tuple[Standby, ...] | None = None
+    """Schedulers that stand by; None where that cannot be told."""
 
 
 def inspect(redis: Redis, keys: Keys, generation: str | None, queues: Iterable[str]) -> RedisView:
@@ -42,7 +46,9 @@ def inspect(redis: Redis, keys: Keys, generation: str | None, queues: Iterable[s
         pipeline.type(key)
     pipeline.xlen(keys.quarantine)
     *found, quarantined = pipeline.execute(raise_on_error=False)
+    names = found[list(expected).index(keys.standbys)]
     return RedisView(
+        standbys=tuple(list_standbys(redis, keys)) if names in (b"set", b"none") else None,
         quarantined=quarantined if isinstance(quarantined, int) else None,
         foreign_keys=tuple(
             ForeignKey(key=key, expected=kind, found=actual.decode())

@@ -21,6 +21,8 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:quarantine         stream   messages that could not be understood or applied, capped
     {orchestrator:0}:workers            set      ids of workers that have a heartbeat, or had one
     {orchestrator:0}:worker:<id>        string   heartbeat, expires
+    {orchestrator:0}:standbys           set      names of schedulers that stand by, expires
+    {orchestrator:0}:standby:<name>     string   one of them, expires
     {orchestrator:0}:names:<hash>       string   task names that a worker knows, expires
     {orchestrator:0}:services           hash     who offers services over HTTP, by id
     {orchestrator:0}:payload-stores     set      folders that are payload stores in use
@@ -159,6 +161,10 @@ class Keys:
         return f"{self.prefix}:workers"
 
     @cached_property
+    def standbys(self) -> str:
+        return f"{self.prefix}:standbys"
+
+    @cached_property
     def services(self) -> str:
         return f"{self.prefix}:services"
 
@@ -189,6 +195,9 @@ class Keys:
     def worker(self, worker: str) -> str:
         return f"{self.prefix}:worker:{worker}"
 
+    def standby(self, name: str) -> str:
+        return f"{self.prefix}:standby:{name}"
+
     def names(self, digest: str) -> str:
         return f"{self.prefix}:names:{digest}"
 
@@ -217,5 +226,6 @@ class Keys:
         streams = [self.nudges, self.quarantine, self.logs, self.spoken, self.changes]
         if generation:
             streams += [self.events(generation), *(self.queue(generation, queue) for queue in queues)]
-        others = {self.workers: "set", self.services: "hash", self.payload_stores: "set"}
+        sets = dict.fromkeys((self.workers, self.standbys, self.payload_stores), "set")
+        others = {**sets, self.services: "hash"}
         return {**dict.fromkeys(strings, "string"), **dict.fromkeys(streams, "stream"), **others}

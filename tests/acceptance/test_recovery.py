@@ -15,6 +15,7 @@ from redis import Redis
 from orchestrator import TaskFailed
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.transport.keys import Keys
+from orchestrator.transport.standbys import list_standbys
 from tests.acceptance.stack import Stack
 from tests.waiting import eventually
 
@@ -168,6 +169,11 @@ def test_a_leader_killed_in_the_middle_of_a_fan_out(stack: Stack) -> None:
     assert stack.sql(recorded, id=run.id) == [(5_000, 5_000)]
 
 
+def standing_by(stack: Stack) -> list[int]:
+    """Return the processes that people are shown as standbys."""
+    return [int(one.address.rpartition(":")[2]) for one in list_standbys(stack.redis, Keys())]
+
+
 def test_two_schedulers_and_exactly_one_writes(stack: Stack) -> None:
     schedulers = [stack.scheduler(), stack.scheduler()]
     stack.worker(processes=2)
@@ -176,8 +182,10 @@ def test_two_schedulers_and_exactly_one_writes(stack: Stack) -> None:
     assert sum(scheduler.logged("leading, term") for scheduler in schedulers) == 1
     assert stack.scalar("SELECT term FROM orchestrator.leases") == 1
     standby = next(scheduler for scheduler in schedulers if scheduler is not stack.leader())
+    eventually(lambda: standing_by(stack) == [standby.pid], "people see who stands by")
     stack.leader().stop()
     eventually(lambda: standby.logged("leading, term 2"), "the standby takes over")
+    eventually(lambda: standing_by(stack) == [], "and people see that nobody does")
     assert project.add.enqueue(1, 1).result(20) == 2
 
 

@@ -596,6 +596,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
         "schedules",
         "failing_schedules",
         "forgotten_schedules",
+        "standbys",
         "redis",
         "storage",
         "trouble",

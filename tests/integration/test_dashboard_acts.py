@@ -12,12 +12,17 @@ import pytest
 
 from orchestrator.api import access, strangers
 from orchestrator.domain.access import Scope
+from orchestrator.domain.fleet.standby import Standby
 from orchestrator.sdk.backend import Backend
 from orchestrator.store import fleet
 from orchestrator.store.fleet import WorkerRow
+from orchestrator.transport import standbys
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys
 from tests.integration.api_house import House, changes, furnished
 from tests.integration.test_dashboard import make_key
 from tests.integration.visitor import Visitor
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +175,19 @@ def test_a_worker_is_drained_after_a_question_by_who_may(house: House) -> None:
     assert page.count("s-draining") == 2
     assert "Drain…" not in page
     assert rows(house, "SELECT kind, target FROM orchestrator.audit WHERE act = 'drain'") == [("worker", "web-1")]
+
+
+def test_who_stands_by_is_shown_beside_the_leader(house: House) -> None:
+    redis, keys = connect(house.settings.redis_url), Keys.of(house.settings)
+    visitor = Visitor(house.app)
+    visitor.log_in(make_key(house, Scope.READ))
+    standbys.announce(redis, keys, "b", Standby(address="second.example.com:8", since=datetime.now(UTC)), 600.0)
+    try:
+        for page in ("/ui/workers", "/ui"):  # what was read a moment before may be shown once more
+            eventually(lambda page=page: ">second<" in visitor.get(page).text, f"{page} names it")  # type: ignore[misc]
+        with_key = make_key(house, Scope.READ)
+        found = house.get("/api/v1/status", with_key)
+        assert [one["address"] for one in found["standbys"]] == ["second.example.com:8"]
+    finally:
+        standbys.withdraw(redis, keys, "b")
+        redis.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 from orchestrator.api.context import Api
@@ -65,7 +66,9 @@ class Reads:
                     subject: known.get(str(subject.key)) or insights.empty_queue(str(subject.key)) for subject in queues
                 }
             if SYSTEM in found:
-                found[SYSTEM] = insights.overview(connection)
+                overview = insights.overview(connection)
+        if SYSTEM in found:
+            found[SYSTEM] = replace(overview, standbys=self._api.backend.insights.standbys())
         return found
 
     def journals(self, asked: Sequence[tuple[bytes, str]]) -> dict[tuple[bytes, str], Heard]:

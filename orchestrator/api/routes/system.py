@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
@@ -54,7 +55,8 @@ class Health(msgspec.Struct, frozen=True):
 def status(api: Api) -> Overview:
     """Show how the system is doing."""
     with api.reading() as connection:
-        return insights.overview(connection)
+        found = insights.overview(connection)
+    return replace(found, standbys=api.backend.insights.standbys())
 
 
 @routes.get("/api/v1/search", about=WITHIN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import click
 import msgspec
@@ -11,6 +12,7 @@ from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import counted, echo, print_fields, print_json
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.times import ago, duration, present
+from orchestrator.domain.fleet.standby import Standby
 from orchestrator.errors import Unavailable
 from orchestrator.monitoring import trouble
 from orchestrator.settings import Settings, load_settings
@@ -46,15 +48,18 @@ def command(as_json: bool) -> None:
         transactions = calls.insights.long_transactions(settings.long_transaction)
         on_postgres = trouble.of_postgres(calls.insights.connections(), transactions, calls.insights.dead_rows())
         health, held = calls.insights.redis(overview.events.generation if overview.events else None, queues)
+    overview = replace(overview, standbys=held.standbys)
     on_redis = [*trouble.of_redis(health), *trouble.of_what_redis_holds(held)]
     troubles = [*trouble.of_the_system(overview, settings.lease, health.complaint), *on_redis, *on_postgres]
     if as_json:
         redis = msgspec.to_builtins(held) | msgspec.to_builtins(health)
+        del redis["standbys"]
         print_json({**msgspec.to_builtins(overview), "redis": redis, "trouble": troubles})
         return
     print_fields(
         {
             "scheduler": _leader(overview.leader),
+            "standbys": _standbys(overview.standbys),
             "workers": f"{overview.workers} live, {overview.slots} slots, {overview.running} running",
             "open": _open(overview),
             "last minute": _counts(overview.ended_last_minute),
@@ -81,6 +86,10 @@ def _leader(leader: Leader | None) -> str:
     if leader is None:
         return "none leads"
     return f"{leader.address} leads in term {leader.term}, lease for {duration(leader.lease_remaining)}"
+
+
+def _standbys(standbys: Sequence[Standby] | None) -> str | None:
+    return None if standbys is None else ", ".join(one.address for one in standbys) or "none"
 
 
 def _forgotten(settings: Settings, queues: Sequence[QueueCounts]) -> str:

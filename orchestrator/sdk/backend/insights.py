@@ -10,6 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain.dag.definition import Definition
+from orchestrator.domain.fleet.standby import Standby
 from orchestrator.errors import ConfigurationError, NotFound
 from orchestrator.settings import Settings
 from orchestrator.store import audit, insights
@@ -42,6 +43,7 @@ from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.health import RedisHealth, check_health
 from orchestrator.transport.inspection import RedisView, inspect
 from orchestrator.transport.keys import Keys
+from orchestrator.transport.standbys import list_standbys
 
 _TIMEOUT = 2.0
 """Seconds that a look at Redis may take."""
@@ -176,6 +178,14 @@ class InsightBackend:
         """Return who holds a lock on the tables."""
         with self._reading() as connection:
             return pressure.lock_holders(connection)
+
+    def standbys(self) -> tuple[Standby, ...] | None:
+        """Return the schedulers that stand by; None if Redis cannot say."""
+        try:
+            with closing(connect(self._settings.require_redis(), timeout=_TIMEOUT)) as redis:
+                return tuple(list_standbys(redis, Keys.of(self._settings)))
+        except (*UNAVAILABLE, ConfigurationError):
+            return None
 
     def redis(self, generation: str | None, queues: Sequence[str]) -> tuple[RedisHealth, RedisView]:
         """Return how Redis is doing and what it holds; that it cannot be used is part of the answer."""

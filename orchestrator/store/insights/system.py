@@ -8,6 +8,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
+from orchestrator.domain.fleet.standby import Standby
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.store import leases, throughput
 from orchestrator.store.database import current_revision
@@ -157,6 +158,8 @@ class Overview:
     """Which is the newest of them, and why."""
     open_least: tuple[str, ...] = ()
     """Which numbers of open tasks are the least that there is: where there are very many, not all are counted."""
+    standbys: tuple[Standby, ...] | None = None
+    """Schedulers that would lead if the leader ended; None if Redis was not asked, or cannot say."""
 
 
 _OPEN_COUNTS = ("ready", "delayed", "unknown", "blocked", "dispatched", "running")

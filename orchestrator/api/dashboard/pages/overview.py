@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from starlette.responses import Response
@@ -52,7 +52,7 @@ def read_whole(api: Api) -> Whole:
         *trouble.of_what_redis_holds(held),
         *trouble.of_postgres(insights.connections(), transactions, insights.dead_rows()),
     ]
-    return Whole(overview=found, troubles=troubles)
+    return Whole(overview=replace(found, standbys=held.standbys), troubles=troubles)
 
 
 def read_queues(api: Api, reach: Reach) -> list[QueueCounts]:

@@ -1,0 +1,70 @@
+"""Tells people, by way of Redis, that this scheduler stands by; in a thread of its own.
+
+Whether a standby takes over must not depend on it: the lease is in Postgres, and Redis may hang.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from datetime import UTC, datetime
+
+from redis import Redis
+
+from orchestrator.domain.fleet.standby import Standby
+from orchestrator.telemetry import first_line, get_logger
+from orchestrator.transport import standbys
+from orchestrator.transport.connection import UNAVAILABLE
+from orchestrator.transport.keys import Keys
+
+log = get_logger("scheduler")
+
+_PATIENCE = 1.0
+"""Seconds that a scheduler that ends waits for this."""
+
+
+class StandbyNotice:
+    """Says so again and again while another scheduler leads; once this one does or ends, no more."""
+
+    def __init__(self, redis: Redis, keys: Keys, leading: threading.Event, *, every: float, ttl: float) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._leading = leading
+        self._every = every
+        self._ttl = ttl
+        self._name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._since: datetime | None = None
+        """Since when it stands by, as people have been told."""
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Begin; one that leads within the first moments was never a standby."""
+        threading.Thread(target=self._run, name="standby", daemon=True).start()
+
+    def close(self) -> None:
+        """Take back what was said, unless Redis takes long: it expires."""
+        self._is_over.set()
+        if self._lock.acquire(timeout=_PATIENCE):
+            self._lock.release()
+            self._tell()
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            (self._is_over if self._leading.is_set() else self._leading).wait(self._every)
+            self._tell()
+
+    def _tell(self) -> None:
+        with self._lock:
+            try:
+                if not (self._leading.is_set() or self._is_over.is_set()):
+                    self._since = self._since or datetime.now(UTC)
+                    one = Standby(address=f"{socket.gethostname()}:{os.getpid()}", since=self._since)
+                    standbys.announce(self._redis, self._keys, self._name, one, self._ttl)
+                elif self._since is not None:
+                    standbys.withdraw(self._redis, self._keys, self._name)
+                    self._since = None
+            except UNAVAILABLE as error:  # it expires by itself; whoever looks learns that Redis is away
+                log.debug("people are not told whether this scheduler stands by: %s", first_line(error))

@@ -1,0 +1,91 @@
+"""Schedulers that stand by say so in Redis, as long as they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli import main
+from orchestrator.domain.fleet.standby import Standby
+from orchestrator.scheduler.announcing import StandbyNotice
+from orchestrator.transport import standbys
+from orchestrator.transport.connection import connect
+from tests.integration.stage import KEYS, System
+from tests.waiting import eventually
+
+HERE = f"{socket.gethostname()}:{os.getpid()}"
+SINCE = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def addresses(system: System) -> list[str]:
+    return [one.address for one in standbys.list_standbys(system.redis, KEYS)]
+
+
+def announce(system: System, name: str, ttl: float = 600.0) -> None:
+    standbys.announce(system.redis, KEYS, name, Standby(address=f"{name}:1", since=SINCE), ttl)
+
+
+def test_a_scheduler_says_that_it_stands_by_until_it_leads_or_ends(system: System) -> None:
+    leading = threading.Event()
+    redis = connect(system.settings.redis_url)
+    notice = StandbyNotice(redis, KEYS, leading, every=0.02, ttl=600.0)
+    notice.start()
+    eventually(lambda: addresses(system) == [HERE], "it stands by")
+    leading.set()
+    eventually(lambda: addresses(system) == [], "it leads")
+    leading.clear()
+    eventually(lambda: addresses(system) == [HERE], "another one leads")
+    notice.close()
+    assert addresses(system) == []
+    assert system.redis.keys(f"{KEYS.prefix}:standby*") == []
+    redis.close()
+
+
+def test_one_that_does_not_say_so_any_more_is_forgotten(system: System) -> None:
+    announce(system, "dies", ttl=30.0)
+    announce(system, "lives")
+    assert addresses(system) == ["dies:1", "lives:1"]
+    left: Any = system.redis.pttl(KEYS.standby("dies"))
+    assert 0 < left <= 30_000
+    system.redis.delete(KEYS.standby("dies"))  # as Redis does when that is over
+    assert addresses(system) == ["lives:1"]
+    announce(system, "lives")
+    assert system.redis.smembers(KEYS.standbys) == {b"lives"}
+    names: Any = system.redis.pttl(KEYS.standbys)
+    assert 0 < names <= 600_000, "nobody is left who could tidy up"
+
+
+def test_what_is_not_ours_is_no_standby_and_does_no_harm(system: System) -> None:
+    announce(system, "lives")
+    system.redis.sadd(KEYS.standbys, "strange", "wrong", b"\xff")
+    system.redis.set(KEYS.standby("strange"), b"\xc1")
+    system.redis.rpush(KEYS.standby("wrong"), "1")
+    assert addresses(system) == ["lives:1"]
+
+
+@pytest.fixture
+def status(system: System, in_empty_folder: Path) -> Callable[..., str]:
+    return lambda *words: CliRunner().invoke(main, ["status", *words]).output
+
+
+def test_status_names_them_beside_the_leader(system: System, status: Callable[..., str]) -> None:
+    assert json.loads(status("--json"))["standbys"] == []
+    assert "standbys" in status()
+    announce(system, "second")
+    announce(system, "first")
+    found = json.loads(status("--json"))
+    assert [one["address"] for one in found["standbys"]] == ["first:1", "second:1"]
+    assert "standbys" not in found["redis"]
+    assert "first:1, second:1" in status()
+    system.redis.delete(KEYS.standbys)
+    system.redis.set(KEYS.standbys, "somebody else's")
+    assert json.loads(status("--json"))["standbys"] is None, "the trouble is told beside it"
