@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from orchestrator.api.desk import Desk
 from orchestrator.api.observed import ObservedApi
-from orchestrator.api.recent import Recent
+from orchestrator.api.recent import Past, Recent
 from orchestrator.domain import redaction
 from orchestrator.domain.redaction import Redaction
 from orchestrator.sdk.backend import Backend
@@ -65,6 +65,8 @@ class Api:
         self.desk = Desk(self.backend.connections)
         self.recent = Recent()
         """What pages read, which many may have open."""
+        self.past = Past()
+        """Minutes that are over, counted."""
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

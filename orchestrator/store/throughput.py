@@ -103,6 +103,7 @@ _SUMS = ", ".join(
 _COUNTED = """
   FROM orchestrator.throughput
  WHERE bucket >= %(since)s::timestamptz AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+   AND (%(until)s::timestamptz IS NULL OR bucket < %(until)s::timestamptz)
    AND starts_with(queue, %(within)s::text)"""
 _MINUTES = Statement[Throughput](f"""
 SELECT /* throughput.minutes */ date_trunc('minute', bucket) AS bucket, '' AS queue, {_SUMS},
@@ -116,14 +117,24 @@ SELECT /* throughput.minutes_of_queues */ date_trunc('minute', bucket) AS bucket
 """)
 
 
-def minutes(connection: Connection, since: datetime, queue: str | None = None, within: str = "") -> list[Throughput]:
+def minutes(
+    connection: Connection,
+    since: datetime,
+    queue: str | None = None,
+    within: str = "",
+    until: datetime | None = None,
+) -> list[Throughput]:
     """Return what was counted since then, by the minute: of one queue, or of all whose names begin so, together."""
-    return _MINUTES(connection, since=since, queue=queue, within=within)
+    return _MINUTES(connection, since=since, queue=queue, within=within, until=until)
 
 
 def minutes_of_queues(connection: Connection, since: datetime, within: str = "") -> list[Throughput]:
     """Return what became of tasks by queue and minute, without how long they waited and ran."""
-    return _MINUTES_OF_QUEUES(connection, since=since, queue=None, within=within)
+    return _MINUTES_OF_QUEUES(connection, since=since, queue=None, within=within, until=None)
+
+
+def _lately(column: str) -> str:
+    return f"sum({column}) FILTER (WHERE bucket > now() - interval '1 minute')"
 
 
 # What is not written yet has ended since the last ten seconds that are; before the first, everything has.
@@ -131,18 +142,20 @@ _ENDED = Statement[EndCounts](f"""
 WITH /* throughput.ended */ written AS (
     SELECT coalesce(max(bucket) + %(size)s::double precision * interval '1 second', '-infinity') AS until
       FROM orchestrator.throughput WHERE bucket <= now()
+), summed AS (
+    SELECT {", ".join(f"sum({state}) AS {state}, {_lately(state)} AS {state}_lately" for state in ENDED_TASK_STATES)}
+      FROM orchestrator.throughput WHERE bucket >= now() - interval '1 hour'
 ), counted AS (
-    SELECT bucket AS at, state, number FROM orchestrator.throughput
-     CROSS JOIN LATERAL (VALUES {", ".join(f"('{state}', {state})" for state in ENDED_TASK_STATES)})
-        AS counts(state, number)
-     WHERE bucket >= now() - interval '1 hour' AND number > 0
+    SELECT state, minute, hour FROM summed
+     CROSS JOIN LATERAL (VALUES {", ".join(f"('{state}', {state}_lately, {state})" for state in ENDED_TASK_STATES)})
+        AS counts(state, minute, hour)
      UNION ALL
-    SELECT ended_at, status, 1 FROM orchestrator.ended_tasks
-     WHERE ended_at >= greatest((SELECT until FROM written), now() - interval '1 hour')
+    SELECT status, count(*) FILTER (WHERE ended_at > now() - interval '1 minute'), count(*)
+      FROM orchestrator.ended_tasks
+     WHERE ended_at >= greatest((SELECT until FROM written), now() - interval '1 hour') GROUP BY status
 )
-SELECT state, coalesce(sum(number) FILTER (WHERE at > now() - interval '1 minute'), 0)::bigint AS minute,
-       sum(number)::bigint AS hour
-  FROM counted GROUP BY state
+SELECT state, coalesce(sum(minute), 0)::bigint AS minute, sum(hour)::bigint AS hour
+  FROM counted WHERE hour > 0 GROUP BY state
 """)
 
 

@@ -118,7 +118,7 @@ _PAGES = (
     "/ui/workflows",
     "/ui/workflows/workflow7",
     "/ui/schedules",
-    "/ui/schedules/workflow7/default/backfills?start=2026-01-01&end=2026-02-01",
+    "/ui/schedules/workflow7/default/backfills?start=2026-01-01&end=2026-01-08",
     "/ui/flows",
     "/ui/flows/flow7",
     "/ui/runs/{flow_run}",

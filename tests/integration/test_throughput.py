@@ -7,6 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import Engine
 
+from orchestrator.api.context import Api
+from orchestrator.api.recent import Past
+from orchestrator.api.routes.system import read_minutes
+from orchestrator.domain.access import Reach
 from orchestrator.store import insights, throughput
 from orchestrator.store.throughput import Throughput
 from tests.integration.stage import System
@@ -87,3 +91,39 @@ def test_what_is_old_is_forgotten(system: System, engine: Engine) -> None:
         found = insights.overview(connection)
         assert (found.ended_last_minute["failed"], found.ended_last_hour["failed"]) == (0, 1)
         connection.rollback()
+
+
+def test_minutes_that_are_over_are_read_once() -> None:
+    past, reads = Past(), []
+
+    def read() -> int:
+        reads.append(1)
+        return len(reads)
+
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    assert [past.get("minutes", begin, read), past.get("minutes", begin, read)] == [1, 1]
+    assert past.get("others", begin, read) == 2
+    assert past.get("minutes", begin + timedelta(minutes=1), read) == 3
+
+
+def test_an_hour_is_whole_although_most_of_it_was_read_before(system: System, engine: Engine) -> None:
+    api = Api(system.settings)
+
+    def add(minutes: int, success: int) -> None:
+        at = f"now() - interval '{minutes} minutes', 'q{success}', 1"
+        numbers = f"{success}, 0, 0, 0, {success}, 0, 0, ARRAY[{success}], ARRAY[{success}]"
+        system.sql(f"INSERT INTO orchestrator.throughput SELECT {at}, {numbers}")
+
+    def read() -> tuple[int, int]:
+        found = read_minutes(api, Reach())
+        return sum(one.success for one in found), sum(sum(one.waits) for one in found)
+
+    try:
+        add(30, 4)
+        add(1, 20)
+        assert read() == (24, 24)
+        add(0, 300)
+        assert read() == (324, 324)
+        assert sum(one.success for one in read_minutes(api, Reach(), each=True)) == 324
+    finally:
+        api.close()

@@ -28,6 +28,9 @@ from orchestrator.telemetry import first_line
 
 routes = Routes("system")
 
+_WRITTEN = timedelta(minutes=2)
+"""After which a leader has written down what it counted; one that was away for longer is read a minute later."""
+
 
 class SearchQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to look for."""
@@ -93,11 +96,18 @@ def show_throughput(api: Api, query: ThroughputQuery, reach: Reach) -> Throughpu
 
 def read_minutes(api: Api, reach: Reach, queue: str | None = None, *, each: bool = False) -> list[Throughput]:
     """Return the last hour by the minute: of one queue, of all together, or of each of them."""
-    since = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=59)
-    with api.reading() as connection:
-        if each:
-            return throughput.minutes_of_queues(connection, since, reach.queues)
-        return throughput.minutes(connection, since, queue, reach.queues)
+    minute = datetime.now(UTC).replace(second=0, microsecond=0)
+    since, over = minute - timedelta(minutes=59), minute - _WRITTEN
+
+    def read(since: datetime, until: datetime | None = None) -> list[Throughput]:
+        with api.reading() as connection:
+            if each:
+                return throughput.minutes_of_queues(connection, since, reach.queues)
+            return throughput.minutes(connection, since, queue, reach.queues, until)
+
+    if each or queue is not None:
+        return read(since)
+    return [*api.past.get(("minutes", reach.queues), over, lambda: read(since, over)), *read(over)]
 
 
 @routes.post(
