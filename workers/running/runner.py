@@ -307,8 +307,10 @@ class Runner:
         patterns = self._redacted | {*job.options.redact}
         if task is not None:
             patterns |= {*task._redacting_options.redact}
-            if not step:  # it may have been enqueued by its name alone, or follow another
-                arguments, keywords = task._signature.data_by_name(arguments, keywords, self._large.limit)
+            if step:
+                keywords = task._signature.pick(keywords)  # of which it may hold more than the function has
+            # Whoever enqueued it by its name alone, as a follower or as a step, has left out what has a default.
+            arguments, keywords = task._signature.data_by_name(arguments, keywords, self._large.limit)
         if patterns:
             job.secrets = Redaction(patterns).secrets(arguments, keywords)
         if step:

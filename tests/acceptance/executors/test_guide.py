@@ -20,8 +20,10 @@ import httpx
 import msgspec
 import project
 import pytest
+from click.testing import CliRunner
 
 from orchestrator import InvalidTask, Orchestrator, TaskCancelled, executors
+from orchestrator.cli import main
 from orchestrator.domain.executors.registry import BUILT_IN, IN_WORKER
 from orchestrator.sdk.dag.definitions import loads
 from tests.acceptance.conftest import fresh_stack
@@ -113,6 +115,36 @@ def test_a_command_for_a_task_that_was_enqueued_by_its_name_alone(stack: Stack) 
     with using(stranger, stack):
         weighed = stub.enqueue("abc").result(30)
     assert weighed == project.weigh.enqueue("abc").result(30) == len('{"text":"abc","unit":"bytes"}')
+
+
+_STEP = """
+name: weighing
+tasks:
+  weighed:
+    task: project.weigh
+    input: {text: abc}
+"""
+
+
+def test_every_door_to_a_name_leads_to_the_executor(stack: Stack, api: str, tmp_path: Path) -> None:
+    """None of them knows the declaration; the body, which is empty, would return None."""
+    weight = len('{"text":"abc","unit":"bytes"}')
+    file = tmp_path / "weighing.yaml"
+    file.write_text(_STEP, encoding="utf-8")
+
+    def command(*words: str) -> Any:
+        done = CliRunner(env=stack.environment).invoke(main, [*words, "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    called = httpx.post(f"{api}/api/v1/tasks", json={"name": "project.weigh", "args": ["abc"]}, timeout=30)
+    over_http = called.raise_for_status().json()["id"]
+    by_command = command("enqueue", "project.weigh", "text=abc")["id"]
+    command("workflows", "apply", str(file), "--app", "page_process:app", "--elsewhere", "project.weigh")
+    run = project.app.workflows["weighing"].start()
+    assert project.app.handle(over_http).result(30) == weight
+    assert project.app.handle(by_command).result(30) == weight
+    assert run.outputs(30) == {"weighed": weight}
 
 
 @pytest.mark.parametrize("page", ["page_http"], indirect=True)
