@@ -29,6 +29,16 @@ DAG = {
 }
 
 
+TALKING = {
+    "name": "live_talk",
+    "params": {"go": {"type": "string"}},
+    "tasks": {
+        "first": {"task": "project.narrates", "input": {"go": "${params.go}"}},
+        "second": {"task": "project.says", "depends_on": ["first"], "input": {"text": "hello"}},
+    },
+}
+
+
 @pytest.fixture(scope="module")
 def served(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, str]]:
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
@@ -96,6 +106,31 @@ def test_a_run_is_followed_to_its_end(api: str) -> None:
     assert (events[-1].data["status"], events[-1].data["success"]) == ("success", 2)
     ended = Listener(f"{api}/runs/{run}/events").join()
     assert [event.kind for event in ended] == ["snapshot", "end"]
+
+
+def test_what_the_tasks_of_a_run_say_is_told_as_they_say_it(api: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    httpx.post(f"{api}/workflows", json={"definition": TALKING}).raise_for_status()
+    run = (
+        httpx.post(f"{api}/workflows/live_talk/runs", json={"params": {"go": str(go)}}).raise_for_status().json()["id"]
+    )
+    with listening(f"{api}/runs/{run}/logs/events") as listener:
+        listener.wait_for(lambda: listener.of("log"), "a line, while the run goes on")
+        go.touch()
+        events = listener.join()
+    assert (events[0].kind, events[0].data["id"]) == ("snapshot", run)
+    assert (events[-1].kind, events[-1].data["status"]) == ("end", "success")
+    lines = listener.of("log")
+    assert [(line["step"], line["text"]) for line in lines] == [
+        ("first", "begins"),
+        ("first", "is done"),
+        ("second", "hello"),
+    ]
+    second = httpx.get(f"{api}/tasks/{lines[-1]['task']}").json()["task"]
+    assert (second["run_id"], second["name"]) == (run, "project.says")
+    last = next(event.id for event in events if event.kind == "log")
+    again = Listener(f"{api}/runs/{run}/logs/events", last=last).join()
+    assert [event.data["text"] for event in again if event.kind == "log"] == ["is done", "hello"]
 
 
 def test_a_run_of_code_is_followed_to_its_end(api: str) -> None:

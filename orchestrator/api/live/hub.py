@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 from orchestrator.api.context import Api
@@ -41,6 +41,8 @@ log = get_logger("api")
 
 _FOLDED = {Kind.SYSTEM: 1.0, Kind.QUEUE: 0.2, Kind.RUN: 0.2}
 """Seconds for which moves are gathered into one event."""
+_SPEAKING = (Kind.TASK, Kind.RUN_LOG)
+"""What has lines to be told of."""
 _LAST_WORDS = 0.8
 """Seconds after the end of a task that has said something, in which the last of it may be written and stored."""
 _LOOKED_AT = 0.1
@@ -60,7 +62,7 @@ class Hub:
         reads = Reads(api)
         self._states: Batches[Subject, State | None] = Batches(reads.states)
         self._pasts: Batches[Missed, Past | None] = Batches(reads.pasts)
-        self._journals: Batches[tuple[bytes, str], Heard] = Batches(reads.journals)
+        self._journals: Batches[tuple[Subject, str], Heard] = Batches(reads.journals)
         self._following = Following(api.settings.require_redis(), api.backend.connections.keys, self._heard)
         self._place = Place("", NOWHERE)
         self._listeners: dict[Subject, set[Listener]] = {}
@@ -87,7 +89,8 @@ class Hub:
         try:
             state = await self._states.get(subject)
             if state is None:
-                raise NotFound.by_id(str(subject.kind), _name(subject))
+                kind = Kind.RUN if subject.kind is Kind.RUN_LOG else subject.kind
+                raise NotFound.by_id(str(kind), _name(subject))
             if last == END and has_ended(state):
                 raise Over
             past = await self._pasts.get(Missed(subject, after, listener.since)) if after else None
@@ -142,7 +145,7 @@ class Hub:
             self._end(listener, final(state))
         elif listener.end is not None:
             self._end(listener, listener.end)
-        elif listener.subject.kind is Kind.TASK:
+        elif listener.subject.kind in _SPEAKING:
             self._do(self._hear(listener))
 
     def _told(self, listener: Listener, moves: Iterable[TaskChange]) -> bytes:
@@ -180,7 +183,7 @@ class Hub:
             self._do(self._finish(listener, event("end", end, END)))
 
     async def _finish(self, listener: Listener, end: bytes) -> None:
-        if listener.subject.kind is Kind.TASK:
+        if listener.subject.kind in _SPEAKING:
             await self._hear(listener)
             if not listener.is_new_to_task:
                 await asyncio.sleep(_LAST_WORDS)
@@ -191,21 +194,20 @@ class Hub:
     # -- what tasks say
 
     async def _hear(self, listener: Listener) -> None:
-        """Tell a listener what its task has said since."""
+        """Tell a listener what its task, or the tasks of its run, have said since."""
         if listener.will_hear and not listener.is_ending:
             return
         listener.will_hear = True
         async with listener.hearing:
             listener.will_hear = False
-            task = cast("bytes", listener.subject.key)
             while True:
                 try:
-                    heard = await self._journals.get((task, listener.log))
+                    heard = await self._journals.get((listener.subject, listener.log))
                 except (*UNAVAILABLE, OrchestratorError):
                     return  # what it said is still there when Redis and Postgres are back
                 for said in heard.lines:
                     listener.log = said.entry
-                    listener.give(event("log", line(said), self._id(listener)))
+                    listener.give(event("log", line(listener.subject.kind, said), self._id(listener)))
                 if len(heard.lines) < PAGE:
                     break
             if heard.mark is not None and heard.mark != listener.mark:
@@ -232,15 +234,15 @@ class Hub:
             self._folds.clear()
             for listener in self._all():
                 self.refresh(listener)
-        for task in self._spoken(heard):
-            for listener in self._listeners.get(task, ()):
+        for subject in self._spoken(heard):
+            for listener in self._listeners.get(subject, ()):
                 self._do(self._hear(listener))
         return bool(self._listeners or self._joining) and not self._is_closed
 
     def _spoken(self, heard: HeardOfAll) -> Iterable[Subject]:
         if heard.all_spoken:
-            return [subject for subject in self._listeners if subject.kind is Kind.TASK]
-        return [Subject(Kind.TASK, task) for task in heard.spoken]
+            return [subject for subject in self._listeners if subject.kind in _SPEAKING]
+        return [Subject(kind, id) for id in heard.spoken for kind in _SPEAKING]
 
     def _tell(self, entry: Entry) -> None:
         changes = entry.changes
@@ -255,8 +257,8 @@ class Hub:
         for about, tasks in moves.items():
             self._fold(about).add_tasks(tasks)
         for run in changes.runs:
-            for about in (Subject(Kind.RUN, run.id), Subject(Kind.TASK, run.id)):  # a run of code has a task of its id
-                if about in self._listeners:
+            for kind in (Kind.RUN, Kind.RUN_LOG, Kind.TASK):  # a run of code has a task of its id
+                if (about := Subject(kind, run.id)) in self._listeners:
                     self._do(self._look_at(about))
         if SYSTEM in self._listeners and (changes.tasks or changes.runs or changes.workers):
             fold = self._fold(SYSTEM)
@@ -303,6 +305,8 @@ class Hub:
             self._flush(subject)
             for listener in self._listeners.get(subject, ()):
                 self._end(listener, final(state))
+            return
+        if subject.kind is Kind.RUN_LOG:
             return
         said = event(str(subject.kind), final(state), str(self._place))
         for listener in self._listeners.get(subject, ()):

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 from orchestrator.api.context import Api
 from orchestrator.api.live.places import Place
 from orchestrator.api.live.subjects import SYSTEM, Kind, State, Subject, missed
-from orchestrator.sdk.backend.logs import read_many
+from orchestrator.sdk.backend.logs import read_many, read_run
 from orchestrator.sdk.tasks.logs import LogEntry
 from orchestrator.store import insights
 from orchestrator.transport import journal
@@ -51,15 +51,16 @@ class Reads:
         """Return what there is of subjects; None of those that there are not."""
         found: dict[Subject, State | None] = dict.fromkeys(subjects)
         tasks, runs, queues = (
-            [subject for subject in subjects if subject.kind is kind] for kind in (Kind.TASK, Kind.RUN, Kind.QUEUE)
+            [subject for subject in subjects if subject.kind in kinds]
+            for kinds in ((Kind.TASK,), (Kind.RUN, Kind.RUN_LOG), (Kind.QUEUE,))
         )
         with self._api.reading() as connection:
             if tasks:
                 for task in insights.find_tasks(connection, _ids(tasks)):
                     found[Subject(Kind.TASK, task.id.bytes)] = task
             if runs:
-                for run in insights.find_runs(connection, _ids(runs)):
-                    found[Subject(Kind.RUN, run.id.bytes)] = run
+                views = {run.id.bytes: run for run in insights.find_runs(connection, list({*_ids(runs)}))}
+                found |= {subject: views.get(cast("bytes", subject.key)) for subject in runs}
             if queues:
                 known = {one.queue: one for one in insights.list_queues(connection)}
                 found |= {
@@ -71,8 +72,17 @@ class Reads:
             found[SYSTEM] = replace(overview, standbys=self._api.backend.insights.standbys())
         return found
 
-    def journals(self, asked: Sequence[tuple[bytes, str]]) -> dict[tuple[bytes, str], Heard]:
-        """Return what tasks have said, each after an entry of its log."""
+    def journals(self, asked: Sequence[tuple[Subject, str]]) -> dict[tuple[Subject, str], Heard]:
+        """Return what tasks, or all tasks of runs, have said, each after an entry of its log."""
+        tasks = [(cast("bytes", subject.key), after) for subject, after in asked if subject.kind is Kind.TASK]
+        heard = {(Subject(Kind.TASK, task), after): said for (task, after), said in self._of_tasks(tasks).items()}
+        connections = self._api.backend.connections
+        for subject, after in asked:
+            if subject.kind is Kind.RUN_LOG:
+                heard[subject, after] = Heard(None, read_run(connections, cast("bytes", subject.key), after).lines)
+        return heard
+
+    def _of_tasks(self, asked: Sequence[tuple[bytes, str]]) -> dict[tuple[bytes, str], Heard]:
         connections = self._api.backend.connections
         heard: dict[tuple[bytes, str], Heard] = {}
         rest = list(asked)

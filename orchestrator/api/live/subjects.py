@@ -27,6 +27,7 @@ class Kind(StrEnum):
 
     TASK = "task"
     RUN = "run"
+    RUN_LOG = "log of run"
     QUEUE = "queue"
     SYSTEM = "system"
 
@@ -78,6 +79,15 @@ class Line(msgspec.Struct, frozen=True):
     """`stdout`, `stderr`, the name of a logger, or `dropped` where lines are missing; nothing for `ctx.log`."""
 
 
+class RunLine(Line, frozen=True):
+    """Something that a task of a run said."""
+
+    task: str
+    """The id of the task."""
+    step: str
+    """Its step, or its name where it is none."""
+
+
 class Activity(msgspec.Struct, frozen=True):
     """How many tasks and runs came into which state."""
 
@@ -123,8 +133,10 @@ def progress(mark: ProgressMark) -> Progress:
     return Progress(mark.attempt, mark.fraction, mark.text)
 
 
-def line(said: LogEntry) -> Line:
-    """Return what is told of a line."""
+def line(kind: Kind, said: LogEntry) -> Line:
+    """Return what is told of a line; who listens to a run is told whose it is."""
+    if kind is Kind.RUN_LOG:
+        return RunLine(said.at, said.attempt, said.level, said.text, said.source, said.task, said.step)
     return Line(said.at, said.attempt, said.level, said.text, said.source)
 
 

@@ -36,6 +36,18 @@ def run_events(api: Api, id: UUID, query: Listening) -> Wanted:
     return Wanted(Subject(Kind.RUN, id.bytes), query.seconds)
 
 
+@routes.live("/runs/{id}/logs/events", about=RUN)
+def run_log_events(api: Api, id: UUID, query: Listening) -> Wanted:
+    """Listen to what the tasks of a run say, print and log.
+
+    `snapshot` (as in a list of runs), `log` with each line, the oldest first, of which task and which step, and `end`,
+    after which the stream closes. Another `snapshot` comes whenever something may have been missed; lines go on where
+    they were.
+    """
+    del api
+    return Wanted(Subject(Kind.RUN_LOG, id.bytes), query.seconds)
+
+
 @routes.live("/queues/{name}/events", about=QUEUE)
 def queue_events(api: Api, name: str, query: Listening) -> Wanted:
     """Listen to a queue: every task of it that moves.
