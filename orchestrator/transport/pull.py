@@ -115,6 +115,7 @@ redis.call('HDEL', KEYS[1], 'b', 'o')
 redis.call('ZREM', ARGV[3] .. v, ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[5])
 redis.call('PUBLISH', ARGV[4], ARGV[2])
+redis.call('PUBLISH', ARGV[4], ARGV[2] .. '!')
 return 1
 """
 
@@ -160,6 +161,11 @@ class State(NamedTuple):
     worker: str
     """Who had it last."""
     leases: int
+
+
+def let_go(name: str) -> str:
+    """Return what is said when nobody watches an execution any more; its name alone also says that it was completed."""
+    return f"{name}!"
 
 
 class Pulls:

@@ -24,7 +24,7 @@ from orchestrator.domain.patterns import whole
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.errors import NotFound, WrongState
 from orchestrator.sdk.waiting.steps import Pause, Steps
-from orchestrator.transport.pull import Leased
+from orchestrator.transport.pull import Leased, let_go
 
 routes = Routes("pull", "/queue")
 
@@ -122,13 +122,13 @@ def complete_work(api: Api, body: Completion) -> Steps[Ok]:
         )
         raise refused(413, "The result is too large", detail)
     pause, deadline = Pause(), time.monotonic() + _APPLYING
-    with _told(api, body.queue_id, pause):
+    with _told(api, body.queue_id, pause) as task:
         while True:
             state = api.desk.pulls.complete(body.queue_id, said)
             if state not in ("done", "again", "ended"):
                 raise _refusal(state, body.queue_id)
             left = deadline - time.monotonic()
-            if state == "ended" or (state == "again" and _has_ended(api, body.queue_id)):
+            if state == "ended" or (state == "again" and _has_ended(api, body.queue_id, task)):
                 return Ok()
             if left <= 0:
                 raise refused(503, "It is kept, but not in Postgres yet", "No leader has applied it: send it again.")
@@ -137,31 +137,31 @@ def complete_work(api: Api, body: Completion) -> Steps[Ok]:
 
 
 @contextmanager
-def _told(api: Api, queue_id: str, pause: Pause) -> Iterator[None]:
-    """End pauses when the end of a task is announced, or who watches an execution lets go of it."""
-    task = api.desk.pulls.task_of(queue_id)
-    if task is None:
-        yield
+def _told(api: Api, queue_id: str, pause: Pause) -> Iterator[bytes | None]:
+    """End pauses when the end of a task is announced, or who watches an execution lets go of it; yield the task."""
+    found = api.desk.pulls.task_of(queue_id)
+    if found is None:
+        yield None
         return
+    task = UUID(found).bytes
 
     def wake(_: object) -> None:
         pause.ring()
 
     announcements = api.backend.waiting.announcements
-    announcements.listen(UUID(task).bytes, wake)
+    announcements.listen(task, wake)
     try:
-        with api.desk.ends.listening([queue_id.rpartition("~")[0]], pause.ring):
-            yield
+        with api.desk.ends.listening([let_go(queue_id.rpartition("~")[0])], pause.ring):
+            yield task
     finally:
-        announcements.forget(UUID(task).bytes, wake)
+        announcements.forget(task, wake)
 
 
-def _has_ended(api: Api, queue_id: str) -> bool:
+def _has_ended(api: Api, queue_id: str, task: bytes | None) -> bool:
     """Say whether the task has ended, where who watched it can no longer say so."""
-    found = api.desk.pulls.task_of(queue_id)
-    if found is None:
+    if task is None:
         return False
-    outcome = api.backend.connections.outcomes([UUID(found).bytes]).get(UUID(found).bytes)
+    outcome = api.backend.connections.outcomes([task]).get(task)
     if outcome is not None and outcome.status == TaskState.CANCELLED:
         raise _refusal("cancelled", queue_id)
     return outcome is not None and outcome.status in ENDED_TASK_STATES
