@@ -173,6 +173,11 @@ class Settings:
     registry_refresh: float = 5.0
     """Seconds between two looks of a worker at who offers services over HTTP."""
 
+    executor_timeout: float = 30.0
+    """Seconds within which a cluster or a cloud that runs tasks must answer a worker; then it counts as away."""
+    executor_pause: float = 30.0
+    """Longest pause, in seconds, between two tries to reach what does the work of a task and is away."""
+
     signing: str = "require"
     """Where there are signing keys: `require` signatures on messages in Redis, or `sign` and take unsigned ones too."""
     signing_keys: str = ""

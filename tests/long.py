@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 _LARGE = (
+    "acceptance/executors/test_conformance.py::test_a_remote_side_that_is_away_for_minutes",
+    "acceptance/executors/test_conformance.py::test_time_runs_while_the_remote_side_is_away",
     "acceptance/executors/test_killed_watchers.py::test_a_watcher_may_die_before_it_clears_away",
     "acceptance/executors/test_killed_watchers.py::test_work_that_is_slow_to_start_has_not_begun_and_is_begun_once",
     "acceptance/test_bench.py",
@@ -33,7 +35,7 @@ _LARGE = (
 )
 _COMMANDS = "integration/test_cli_reads.py"
 _EXECUTORS = "acceptance/executors/test_conformance.py"
-_OTHERS = ("[kubernetes]", "[pull]", "[rq]")
+_OTHERS = ("[cloud_run]", "[dask]", "[kubernetes]", "[pull]", "[ray]", "[rq]")
 """Executors that have tests of their own in every build."""
 
 

@@ -1,5 +1,7 @@
 """The part of Google's APIs that Cloud Run jobs need, on this machine: version 2 of run.googleapis.com, and tokens.
 
+Jobs that are given a program run it as a process; those that are not end at once, or are held.
+
 What is sent is held against the fields that the published API has: another one, or a value of another type, is refused.
 """
 
@@ -8,9 +10,13 @@ from __future__ import annotations
 import base64
 import http.server
 import json
+import os
 import re
+import signal
+import subprocess
 import threading
 import uuid
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -47,12 +53,12 @@ def check(schema: Any, value: Any, place: str = "$") -> None:
 
 
 class FakeCloudRun(http.server.ThreadingHTTPServer):
-    """Google, for jobs called `quick`, `report`, `failing` and `holding`."""
+    """Google, for jobs called `quick`, `report`, `failing` and `holding`, and those that have a program."""
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self) -> None:
+    def __init__(self, programs: dict[str, list[str]] | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.lock = threading.Lock()
         self.executions: dict[str, dict[str, Any]] = {}
@@ -61,6 +67,9 @@ class FakeCloudRun(http.server.ThreadingHTTPServer):
         """Answers that are given before anything is done."""
         self.lost_answers = 0
         """Runs that are begun, and of which the answer is lost."""
+        self.programs = programs or {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._cancelled: set[str] = set()
         self.claims: list[dict[str, Any]] = []
         self.tokens = 0
         self.page = 500
@@ -71,6 +80,8 @@ class FakeCloudRun(http.server.ThreadingHTTPServer):
         return f"127.0.0.1:{self.server_port}"
 
     def stop(self) -> None:
+        for name in list(self._processes):
+            self.kill(name)
         self.shutdown()
         self.server_close()
 
@@ -87,9 +98,44 @@ class FakeCloudRun(http.server.ThreadingHTTPServer):
         }
         with self.lock:
             self.executions = {name: execution, **self.executions}  # the newest first
-        if short != "holding":
+        if short in self.programs:
+            self._start(name, self.programs[short], said["containerOverrides"][0]["env"])
+        elif short != "holding":
             self.end(name, succeeded=short != "failing")
         return {"name": f"{job}/operations/1", "metadata": {"@type": "Execution", "name": name}, "done": False}
+
+    def _start(self, name: str, program: list[str], variables: list[dict[str, str]]) -> None:
+        environ = {**os.environ, **{one["name"]: one["value"] for one in variables}}
+        process = subprocess.Popen(program, env=environ, stdout=subprocess.DEVNULL, start_new_session=True)
+        self._processes[name] = process
+        threading.Thread(target=self._wait, args=(name, process), daemon=True).start()
+
+    def _wait(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        with self.lock:
+            if name in self.executions:
+                self.end(name, succeeded=code == 0, cancelled=name in self._cancelled)
+
+    def kill(self, name: str) -> None:
+        """End the process of an execution at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._processes[name].pid, signal.SIGKILL)
+        self._processes[name].wait()
+
+    def lose(self, name: str) -> None:
+        """Forget an execution, and end its process."""
+        with self.lock:
+            del self.executions[name]
+        self.kill(name)
+
+    def cancel(self, name: str) -> None:
+        """Have an execution end: a process is told to."""
+        if name in self._processes:
+            self._cancelled.add(name)
+            with suppress(ProcessLookupError):
+                os.killpg(self._processes[name].pid, signal.SIGTERM)
+        else:
+            self.end(name, succeeded=False, cancelled=True)
 
     def end(self, name: str, *, succeeded: bool = True, cancelled: bool = False) -> None:
         state = "CONDITION_SUCCEEDED" if succeeded else "CONDITION_FAILED"
@@ -124,7 +170,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             claim = form["assertion"].split(".")[1]
             server.claims.append(json.loads(base64.urlsafe_b64decode(claim + "=" * (-len(claim) % 4))))
             self._give_token()
-        elif self.headers.get("Authorization") != f"Bearer token-{server.tokens}":
+        elif self.headers.get("Authorization") not in {f"Bearer token-{place + 1}" for place in range(server.tokens)}:
             self._send(401, {"error": {"message": "Request had invalid authentication credentials."}})
         else:
             server.requests.append((self.command, parts.path))
@@ -140,7 +186,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, path: str, query: dict[str, str], body: dict[str, Any]) -> None:
         found, server = _PATH.fullmatch(path), self.server
-        if found is None or found["short"] not in ("quick", "report", "failing", "holding"):
+        if found is None or found["short"] not in ("quick", "report", "failing", "holding", *server.programs):
             self._send(404, {"error": {"message": f"Resource {path} was not found"}})
         elif found["rest"] == ":run":
             answer = server.run(found["job"], found["short"], body)
@@ -151,11 +197,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self._send(200, answer)
         elif found["verb"]:
             assert body == {}
-            server.end(f"{found['job']}/executions/{found['name']}", succeeded=False, cancelled=True)
+            server.cancel(f"{found['job']}/executions/{found['name']}")
             self._send(200, {"name": "operations/2", "done": False})
         else:
             assert query.keys() <= {"pageSize", "pageToken", "showDeleted"}
-            items = [one for name, one in server.executions.items() if name.startswith(f"{found['job']}/")]
+            items = [one for name, one in list(server.executions.items()) if name.startswith(f"{found['job']}/")]
             start, size = int(query.get("pageToken", 0)), min(server.page, int(query["pageSize"]))
             more = {"nextPageToken": str(start + size)} if start + size < len(items) else {}
             self._send(200, {"executions": items[start : start + size], **more})

@@ -17,6 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from orchestrator.domain.executors.cloud_run import CloudRun
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.errors import GiveUp
+from orchestrator.settings import Settings
+from orchestrator.workers.container.places import folder_of
+from orchestrator.workers.container.running import Board, Specification
 from orchestrator.workers.executors import cloud_run
 from orchestrator.workers.executors.cloud_run import CloudRunExecutor
 from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
@@ -62,9 +65,9 @@ def execution(job: str, timeout: float | None = 60.0, input: dict[str, Any] | No
     )
 
 
-def drive(steps: Callable[[CloudRunExecutor], Awaitable[T]]) -> T:
+def drive(steps: Callable[[CloudRunExecutor], Awaitable[T]], **settings: Any) -> T:
     async def go() -> T:
-        executor = CloudRunExecutor()
+        executor = CloudRunExecutor(Settings(**settings))
         try:
             return await asyncio.wait_for(steps(executor), 60)
         finally:
@@ -97,6 +100,38 @@ def test_a_job_is_run_with_what_it_needs_to_know(google: FakeCloudRun) -> None:
     assert found["template"]["timeout"] == "70.000s"
     assert found["taskCount"] == 3
     assert heard.lines == [f"info: The log of the execution is at {found['logUri']}"]
+
+
+def test_a_result_or_an_error_is_read_where_the_container_has_left_it(google: FakeCloudRun, tmp_path: Path) -> None:
+    good, bad, mute = (execution("holding", output="store") for _ in range(3))
+
+    async def steps(executor: CloudRunExecutor) -> list[Outcome]:
+        names = [await executor.submit(one) for one in (good, bad, mute)]
+        folders = [tmp_path / "orchestrator" / "executions" / one.name for one in (good, bad, mute)]
+        told = [
+            variable["value"]
+            for one in google.executions.values()
+            for variable in one["template"]["containers"][0]["env"]
+        ]
+        assert {str(folder) for folder in folders} <= {*told}
+        boards = [Board(folder_of(str(folder)), Specification()) for folder in folders]
+        boards[0].succeed(b'{"rows": 3}')
+        boards[1].fail({"kind": "GiveUp", "message": "no such month", "retryable": False, "detail": "line 3"})
+        for name, succeeded in zip(names, (True, False, True), strict=True):
+            google.end(name, succeeded=succeeded)
+        seen = [await executor.watch(one, name, Heard()) for one, name in zip((good, bad, mute), names, strict=True)]
+        for one, name in zip((good, bad, mute), names, strict=True):
+            await executor.release(one, name)
+        assert not any(folder.exists() for folder in folders)
+        return seen
+
+    first, second, third = drive(steps, payload_store=str(tmp_path))
+    assert first == Finished({"rows": 3})
+    assert second == Broken("GiveUp", "no such month", False, "line 3")
+    assert isinstance(third, Broken)
+    assert third.kind == "OutputLost"
+    with pytest.raises(Unequipped, match="payload_store"):
+        run(execution("holding", output="store"))
 
 
 def test_the_example_of_the_guide_runs(google: FakeCloudRun) -> None:
@@ -241,6 +276,8 @@ def test_a_worker_without_an_account_says_so(google: FakeCloudRun, monkeypatch: 
         ({"env": {"TASK_SPEC": "x"}}, "env"),
         ({"tasks": 0}, "tasks"),
         ({"timeout": 0.0}, "timeout"),
+        ({"output": "store", "tasks": 2}, "tasks"),
+        ({"output": "store", "env": {"TASK_OUTPUT_PATH": "x"}}, "env"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], option: str) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -25,6 +22,7 @@ from orchestrator.domain.executors.execution import Broken, Execution, Finished,
 from orchestrator.workers.executors import dask
 from orchestrator.workers.executors.dask import DaskExecutor
 from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
+from tests.integration.dask_cluster import Cluster
 from tests.integration.guide import example
 from tests.waiting import eventually
 
@@ -36,38 +34,6 @@ class Heard:
     def log(self, line: str, *, level: str = "info") -> None: ...
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None: ...
-
-
-class Cluster:
-    """A scheduler, and workers that can be killed."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / "scheduler.json"
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")
-        eventually(self._file.exists, "a scheduler of Dask")
-        self.address = eventually(self._address, "its address")
-
-    def _address(self) -> str:
-        text = self._file.read_text()
-        return str(json.loads(text)["address"]) if text else ""
-
-    def add_worker(self) -> subprocess.Popen[bytes]:
-        return self._start("worker", "--host", "127.0.0.1", "--nthreads", "2", "--no-nanny", "--no-dashboard")
-
-    def _start(self, what: str, *words: str) -> subprocess.Popen[bytes]:
-        environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-        environ |= {"DASK_DISTRIBUTED__WORKER__MEMORY__TERMINATE": "False", "DASK_LOGGING__DISTRIBUTED": "error"}
-        program = [sys.executable, "-m", "dask", what, "--scheduler-file", str(self._file), *words]
-        process = subprocess.Popen(program, env=environ, cwd=self._file.parent, start_new_session=True)
-        self._processes.append(process)
-        return process
-
-    def stop(self) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from orchestrator.domain.executors.execution import Broken, Execution, Finished,
 from orchestrator.domain.executors.kubernetes import Kubernetes
 from orchestrator.domain.executors.kubernetes_job import job_of
 from orchestrator.errors import GiveUp
+from orchestrator.settings import Settings
 from orchestrator.workers.executors.kubernetes import KubernetesExecutor
 from orchestrator.workers.executors.kubernetes_access import find_cluster
 from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
@@ -74,9 +75,9 @@ def execution(options: Kubernetes, timeout: float | None = None, **input: Any) -
     )
 
 
-def drive(steps: Callable[[KubernetesExecutor], Awaitable[T]]) -> T:
+def drive(steps: Callable[[KubernetesExecutor], Awaitable[T]], **settings: Any) -> T:
     async def go() -> T:
-        executor = KubernetesExecutor()
+        executor = KubernetesExecutor(Settings(**settings))
         try:
             return await asyncio.wait_for(steps(executor), 60)
         finally:
@@ -134,6 +135,38 @@ def test_the_result_is_the_last_line_or_the_message(
     cluster: FakeKubernetes, code: str, output: str, result: Any
 ) -> None:
     assert run(execution(python(code, output=output))) == Finished(result)
+
+
+LEFT = """
+import json, os
+place = os.environ["TASK_OUTPUT_PATH"]
+os.makedirs(place)
+open(f"{place}/output.json", "w").write(json.dumps("x" * 100_000))
+status = {"status": "success"} if CODE == 0 else {"status": "failed", "error": {"kind": "ValueError", "message": "no"}}
+open(f"{place}/status.json", "w").write(json.dumps(status))
+print("a line")
+raise SystemExit(CODE)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [(0, Finished("x" * 100_000)), (1, Broken("ValueError", "no"))], ids=["done", "failed"]
+)
+def test_what_a_container_leaves_in_the_payload_store_is_read_and_deleted(
+    cluster: FakeKubernetes, tmp_path: Path, code: int, expected: Outcome
+) -> None:
+    asked, heard = execution(python(LEFT.replace("CODE", str(code)), output="store")), Heard()
+
+    async def steps(executor: KubernetesExecutor) -> Outcome:
+        name = await executor.submit(asked)
+        outcome = await executor.watch(asked, name, heard)
+        assert len(list(tmp_path.rglob("output.json"))) == 1
+        await executor.release(asked, name)
+        return outcome
+
+    assert drive(steps, payload_store=str(tmp_path)) == expected
+    assert heard.lines == ["info: a line"]
+    assert list(tmp_path.rglob("output.json")) == []
 
 
 def test_the_example_of_the_guide_runs(cluster: FakeKubernetes) -> None:

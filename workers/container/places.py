@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -20,8 +22,14 @@ class Place(Protocol):
     def read(self, file: str) -> bytes:
         """Return what a file holds."""
 
+    def size(self, file: str) -> int:
+        """Return how many bytes a file holds."""
+
     def write(self, file: str, data: bytes) -> None:
         """Replace a file, durably."""
+
+    def delete(self) -> None:
+        """Delete the folder with all its files, if it is there."""
 
 
 class LocalFolder:
@@ -34,6 +42,15 @@ class LocalFolder:
     def read(self, file: str) -> bytes:
         """Return what a file holds."""
         return (self._path / file).read_bytes()
+
+    def size(self, file: str) -> int:
+        """Return how many bytes a file holds."""
+        return (self._path / file).stat().st_size
+
+    def delete(self) -> None:
+        """Delete the folder with all its files, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._path)
 
     def write(self, file: str, data: bytes) -> None:
         """Write beside it, and move it there: whoever reads sees the old one or the new one."""
@@ -73,6 +90,16 @@ class RemoteFolder:
     def read(self, file: str) -> bytes:
         """Return what an object holds."""
         return bytes(self._files.cat_file(f"{self._root}/{file}"))
+
+    def size(self, file: str) -> int:
+        """Return how many bytes an object holds."""
+        return int(self._files.size(f"{self._root}/{file}"))
+
+    def delete(self) -> None:
+        """Delete all objects of the folder, if there are any."""
+        self._files.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm(self._root, recursive=True)
 
     def write(self, file: str, data: bytes) -> None:
         """Put an object, at once."""

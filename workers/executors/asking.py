@@ -1,8 +1,9 @@
-"""One request over HTTP/1.1 and its answer, asynchronously: thousands can be under way in one process.
+"""Requests over HTTP/1.1 and their answers, asynchronously: thousands can be under way in one process.
 
-The protocol is that of h11, which is small, has no dependencies, and refuses what two readers could read differently;
-a client with pools, redirects, cookies and proxies would do more than an executor should. Each request has a connection
-of its own, which is closed behind the answer: what follows it there is nobody's.
+All executors that speak HTTP ask through this. The protocol is that of h11, which is small, has no dependencies, and
+refuses what two readers could read differently; a client with pools, redirects, cookies and proxies would do more than
+an executor should. Each request has a connection of its own, which is closed behind the answer: what follows it there
+is nobody's. Redirects are not followed, and proxies of the environment are not used.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import h11
+import msgspec
 
 from orchestrator.domain.tasks.destinations import Destinations
 
@@ -26,6 +30,7 @@ _PART = 65_536
 _LARGEST_HEAD = 65_536
 _PORTS = {"http": 80, "https": 443}
 _AS_IT_IS = "!#$%&'()*+,/:;=?@[]~"
+_WITH_BODY = ("POST", "PUT", "PATCH")
 
 
 class Unanswered(Exception):
@@ -44,13 +49,6 @@ class Barred(Exception):
     """The worker's operator lets nobody ask there."""
 
 
-class Reply(NamedTuple):
-    """What came back."""
-
-    status: int
-    body: bytes
-
-
 class Place(NamedTuple):
     """An address, taken apart."""
 
@@ -58,13 +56,17 @@ class Place(NamedTuple):
     port: int
     is_secure: bool
     path: str
+    tls: ssl.SSLContext | None = None
+    """How https is spoken: whom to believe, and who one is; as the system does it if nothing is said."""
+    server_name: str = ""
+    """The name that the server's certificate has, where it is not that of the address."""
 
     @classmethod
-    def of(cls, url: str) -> Place:
+    def of(cls, url: str, tls: ssl.SSLContext | None = None, server_name: str = "") -> Place:
         """Take an address apart that has been checked."""
         parts = urlsplit(url)
-        path = quote(parts.path.rstrip("/"), safe=_AS_IT_IS)
-        return cls(parts.hostname or "", parts.port or _PORTS[parts.scheme], parts.scheme == "https", path)
+        path, is_secure = quote(parts.path.rstrip("/"), safe=_AS_IT_IS), parts.scheme == "https"
+        return cls(parts.hostname or "", parts.port or _PORTS[parts.scheme], is_secure, path, tls, server_name)
 
     @property
     def authority(self) -> str:
@@ -73,30 +75,134 @@ class Place(NamedTuple):
         return host if self.port == _PORTS["https" if self.is_secure else "http"] else f"{host}:{self.port}"
 
 
-async def ask(
-    place: Place,
-    method: str,
-    path: str,
-    body: bytes,
-    *,
-    largest: int,
-    allowed: Destinations | None = None,
-    key: str = "",
-) -> Reply:
-    """Send a request, and return the answer, of up to so many bytes.
+class Request(NamedTuple):
+    """What is asked."""
 
-    With `allowed`, the host may only be one that this lets be reached. Cancelled, it closes the connection.
+    method: str
+    path: str
+    """Behind that of the place, as it is sent, with a query if there is one."""
+    body: bytes = b""
+    headers: Sequence[tuple[str, str]] = ()
+    """What it says beyond what every request does."""
+    content_type: str = "application/json"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+    @property
+    def data(self) -> Any:
+        """What the body says, as JSON; None if it says nothing that can be read."""
+        try:
+            return msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+
+class Incoming:
+    """An answer whose head has come, and whose body is read as it comes, part by part."""
+
+    def __init__(self, place: Place, line: h11.Connection, reader: asyncio.StreamReader) -> None:
+        self._place = place
+        self._line = line
+        self._reader = reader
+        self.head = Answer(0, {})
+
+    async def begin(self) -> None:
+        """Read the head."""
+        while not isinstance(event := await self._next(), h11.Response):
+            if isinstance(event, h11.ConnectionClosed):
+                raise Unanswered(f"{self._place.authority} closed the connection without an answer")
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+        self.head = Answer(event.status_code, headers)
+
+    def __aiter__(self) -> Incoming:
+        """Yield the parts of the body."""
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Return the next part of the body."""
+        event = await self._next()
+        if isinstance(event, h11.Data):
+            return bytes(event.data)
+        raise StopAsyncIteration
+
+    async def whole(self, largest: int) -> Answer:
+        """Return all of it, of up to so many bytes."""
+        parts, size = list[bytes](), 0
+        async for part in self:
+            size += len(part)
+            if size > largest:
+                raise TooLarge(f"{self._place.authority} answered with more than {largest:,} bytes")
+            parts.append(part)
+        return replace(self.head, body=b"".join(parts))
+
+    async def _next(self) -> Any:
+        has_ended = False
+        while True:
+            try:
+                event = self._line.next_event()
+                if event is not h11.NEED_DATA:
+                    return event
+                data = await self._reader.read(_PART)
+                has_ended = not data
+                self._line.receive_data(data)
+            except h11.RemoteProtocolError as error:
+                if has_ended:
+                    raise Unanswered(f"{self._place.authority} closed the connection within its answer") from error
+                raise Unreadable(
+                    f"{self._place.authority} answered in no way that HTTP knows: {_said(error)}"
+                ) from error
+            except (OSError, EOFError) as error:
+                raise Unanswered(f"the connection to {self._place.authority} broke: {_said(error)}") from error
+
+
+async def ask(place: Place, request: Request, *, largest: int, allowed: Destinations | None = None) -> Answer:
+    """Send a request, and return the answer, of up to so many bytes; cancelled, it closes the connection."""
+    async with opened(place, request, allowed=allowed) as incoming:
+        return await incoming.whole(largest)
+
+
+@asynccontextmanager
+async def opened(place: Place, request: Request, *, allowed: Destinations | None = None) -> AsyncIterator[Incoming]:
+    """Send a request, and yield the answer when its head has come; the connection is closed behind it.
+
+    With `allowed`, the host may only be one that this lets be reached.
     """
     addresses = await _resolve(place, allowed)
     reader, writer = await _connect(place, addresses)
     try:
-        return await _exchange(place, method, path, body, reader, writer, largest, key)
-    except (OSError, EOFError) as error:
-        raise Unanswered(f"the connection to {place.authority} broke: {_said(error)}") from error
+        line = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LARGEST_HEAD)
+        writer.write(_written(line, place, request))
+        # Nothing waits for all of it to be sent: whoever has its answer ready may have stopped reading.
+        incoming = Incoming(place, line, reader)
+        await incoming.begin()
+        yield incoming
     finally:
-        transport = writer.transport
         with contextlib.suppress(OSError):
-            transport.abort()  # what has not been sent by now is for nobody
+            writer.transport.abort()  # what has not been sent by now is for nobody
+
+
+def _written(line: h11.Connection, place: Place, request: Request) -> bytes:
+    headers = [
+        ("Host", place.authority),
+        ("Accept", "application/json"),
+        ("Connection", "close"),
+        *request.headers,
+    ]
+    if request.body or request.method in _WITH_BODY:
+        headers += [("Content-Type", request.content_type), ("Content-Length", str(len(request.body)))]
+    head = h11.Request(method=request.method, target=place.path + request.path, headers=headers)
+    data = line.send(head) or b""
+    if request.body:
+        data += line.send(h11.Data(data=request.body)) or b""
+    line.send(h11.EndOfMessage())
+    return data
 
 
 async def _resolve(place: Place, allowed: Destinations | None) -> Sequence[str]:
@@ -121,69 +227,16 @@ async def _resolve(place: Place, allowed: Destinations | None) -> Sequence[str]:
 
 async def _connect(place: Place, addresses: Sequence[str]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to the first of some addresses that answers, and not to what the name is resolved to by then."""
+    tls = (place.tls or _tls()) if place.is_secure else None
+    name = (place.server_name or place.host) if place.is_secure else None
     last: Exception = OSError("it has no address")
     for address in addresses:
         try:
             async with asyncio.timeout(_CONNECTING):
-                return await asyncio.open_connection(
-                    address,
-                    place.port,
-                    ssl=_tls() if place.is_secure else None,
-                    server_hostname=place.host if place.is_secure else None,
-                )
+                return await asyncio.open_connection(address, place.port, ssl=tls, server_hostname=name)
         except (OSError, TimeoutError) as error:
             last = error
     raise Unanswered(f"{place.authority} cannot be reached: {_said(last)}") from last
-
-
-async def _exchange(
-    place: Place,
-    method: str,
-    path: str,
-    body: bytes,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    largest: int,
-    key: str,
-) -> Reply:
-    line = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LARGEST_HEAD)
-    headers = [
-        ("Host", place.authority),
-        ("Content-Type", "application/json"),
-        ("Accept", "application/json"),
-        ("Content-Length", str(len(body))),
-        ("Connection", "close"),
-    ]
-    if key:
-        headers.append(("Authorization", f"Bearer {key}"))
-    request = h11.Request(method=method, target=place.path + path, headers=headers)
-    writer.write((line.send(request) or b"") + (line.send(h11.Data(data=body)) or b"" if body else b""))
-    line.send(h11.EndOfMessage())
-    # Nothing waits for all of it to be sent: whoever has its answer ready may have stopped reading.
-    status, parts, size, has_ended = 0, list[bytes](), 0, False
-    while True:
-        try:
-            event = line.next_event()
-            if event is h11.NEED_DATA:
-                data = await reader.read(_PART)
-                has_ended = not data
-                line.receive_data(data)
-                continue
-        except h11.RemoteProtocolError as error:
-            if has_ended:
-                raise Unanswered(f"{place.authority} closed the connection within its answer") from error
-            raise Unreadable(f"{place.authority} answered in no way that HTTP knows: {_said(error)}") from error
-        if isinstance(event, h11.Response):
-            status = event.status_code
-        elif isinstance(event, h11.Data):
-            size += len(event.data)
-            if size > largest:
-                raise TooLarge(f"{place.authority} answered with more than {largest:,} bytes")
-            parts.append(bytes(event.data))
-        elif isinstance(event, h11.EndOfMessage):
-            return Reply(status, b"".join(parts))
-        elif isinstance(event, h11.ConnectionClosed):
-            raise Unanswered(f"{place.authority} closed the connection without an answer")
 
 
 @cache

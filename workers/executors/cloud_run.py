@@ -16,10 +16,13 @@ from typing import Any, ClassVar, cast
 from orchestrator.domain.executors.cloud_run import LARGEST_VARIABLE, CloudRun, name_of, outcome_of, overrides
 from orchestrator.domain.executors.execution import Execution, Outcome
 from orchestrator.errors import GiveUp
+from orchestrator.settings import Settings
+from orchestrator.workers.executors.asking import Answer
 from orchestrator.workers.executors.google_access import GoogleToken
+from orchestrator.workers.executors.left_outputs import LeftOutputs
 from orchestrator.workers.executors.looking import Looks
 from orchestrator.workers.executors.protocol import Gone, Unreachable, Watcher
-from orchestrator.workers.executors.rest import Answer, Api, tls_for
+from orchestrator.workers.executors.rest import Api
 
 _EVERY = 2.0
 """Seconds between two looks."""
@@ -38,7 +41,9 @@ class CloudRunExecutor:
 
     options: ClassVar[type[CloudRun]] = CloudRun
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings or Settings()
+        self._left = LeftOutputs(self._settings)
         self._jobs: dict[str, _CloudJob] = {}
         self._token = GoogleToken()
 
@@ -53,7 +58,8 @@ class CloudRunExecutor:
             )
         found = await job.looks.next(execution.name)
         if found is None:
-            answer = await job.ask("POST", ":run", body=overrides(execution, options), tries=1)
+            output = self._left.address(execution) if options.output == "store" else ""
+            answer = await job.ask("POST", ":run", body=overrides(execution, options, output), tries=1)
             if answer.status != 200:
                 raise _refusal(answer, f"run the job {options.path}")
             found = (answer.data or {}).get("metadata") or {}
@@ -63,7 +69,7 @@ class CloudRunExecutor:
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
         """Return how the execution ended; where its log is, is told at once."""
-        job, _ = self._job(execution)
+        job, options = self._job(execution)
         is_told = False
         while True:
             found = await job.looks.next(external_id)
@@ -73,7 +79,7 @@ class CloudRunExecutor:
                 watcher.log(f"The log of the execution is at {found['logUri']}")
                 is_told = True
             if (outcome := outcome_of(found)) is not None:
-                return outcome
+                return await self._left.outcome(execution, outcome) if options.output == "store" else outcome
 
     async def cancel(self, execution: Execution, external_id: str) -> None:
         """Cancel the execution, and return when it has ended."""
@@ -86,9 +92,12 @@ class CloudRunExecutor:
                 if answer.status not in (200, 400, 404, 409):  # of which some say that it has ended meanwhile
                     raise _refusal(answer, f"cancel an execution of {options.path}")
                 is_asked = True
+        await self.release(execution, external_id)
 
-    async def release(self, execution: Execution, external_id: str) -> None:
-        """Leave it in Google's own history, which keeps the last thousand."""
+    async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
+        """Delete its result; the execution stays in Google's own history, which keeps the last thousand."""
+        if cast(CloudRun, execution.options).output == "store":
+            await self._left.delete(execution)
 
     async def close(self) -> None:
         """Look no more; executions go on."""
@@ -100,7 +109,8 @@ class CloudRunExecutor:
         options = cast(CloudRun, execution.options)
         if options.path not in self._jobs:
             url = os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_RUN", _ENDPOINT).rstrip("/")
-            self._jobs[options.path] = _CloudJob(Api(url=url, tls=tls_for(url), token=self._token), options.path)
+            api = Api(url=url, token=self._token, timeout=self._settings.executor_timeout)
+            self._jobs[options.path] = _CloudJob(api, options.path)
         return self._jobs[options.path], options
 
 

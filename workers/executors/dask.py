@@ -20,11 +20,13 @@ from distributed.client import FutureCancelledError
 
 from orchestrator.domain.executors.dask import Dask
 from orchestrator.domain.executors.execution import Broken, Execution, Outcome
+from orchestrator.settings import Settings
 from orchestrator.workers.executors.dask_side import CALL, STOP
 from orchestrator.workers.executors.outputs import finished
 from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable, Watcher
 
 _CONNECTING = 10.0
+"""Seconds that a connection may take at most; the setting executor_timeout may say fewer."""
 _AGAIN = 0.2
 """Seconds between two tries to stop what runs."""
 _LOST = "scheduler-connection-lost"
@@ -35,7 +37,8 @@ class DaskExecutor:
 
     options: ClassVar[type[Dask]] = Dask
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._timeout = min(_CONNECTING, (settings or Settings()).executor_timeout)
         self._clients: dict[str, Any] = {}
         self._turn = asyncio.Lock()
 
@@ -102,7 +105,7 @@ class DaskExecutor:
                     await client.close()
                 with _reaching(options):
                     client = await Client(
-                        address, asynchronous=True, set_as_default=False, timeout=_CONNECTING, name="orchestrator"
+                        address, asynchronous=True, set_as_default=False, timeout=self._timeout, name="orchestrator"
                     )
                 self._clients[address] = client
             return client

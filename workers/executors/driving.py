@@ -47,8 +47,7 @@ from orchestrator.workers.running.task_runtime import Outbox, interruption
 log = get_logger("worker")
 
 _FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 30.0
-"""Seconds between two tries to reach whatever does the work."""
+"""Seconds between the first two tries to reach whatever does the work; the setting executor_pause is the longest."""
 _CANCEL_FOR = 30.0
 """Seconds in which work that was to end should have; then its attempt is reported, and goes on being cancelled."""
 _CANCEL_ON = 600.0
@@ -108,6 +107,8 @@ class Driver:
         self._reporter = reporter
         self._task_log = task_log
         self._setup = setup
+        self._longest_pause = setup.settings.executor_pause
+        self._a_while = 2 * max(self._longest_pause, setup.settings.executor_timeout)
         self.limit = limit
         """How many it watches at once."""
         self._executors: dict[str, Executor] = {}
@@ -309,18 +310,18 @@ class Driver:
 
     async def _reach(self, watched: _Job, call: Callable[[], Awaitable[T]]) -> T:
         """Call an executor, again and again while whatever does the work cannot be reached."""
-        pause = _FIRST_PAUSE
+        pause = first = min(_FIRST_PAUSE, self._longest_pause)
         while True:
             began = time.monotonic()
             try:
                 return await call()
             except Unreachable as error:
-                if time.monotonic() - began > 2 * _LONGEST_PAUSE:
-                    pause = _FIRST_PAUSE  # it was there for a while
-                if pause == _FIRST_PAUSE:
+                if time.monotonic() - began > self._a_while:
+                    pause = first  # it was there for a while
+                if pause == first:
                     log.warning("executor cannot be reached: %s; it is tried again", error, extra=watched.job.fields)
                 await asyncio.sleep(pause * random.uniform(0.75, 1.25))
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = min(2 * pause, self._longest_pause)
 
     async def _cancel(self, watched: _Job) -> None:
         """End the work. Where that takes long, it goes on while the attempt is reported."""

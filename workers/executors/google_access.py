@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from orchestrator.workers.executors.asking import Answer
 from orchestrator.workers.executors.protocol import Unequipped, Unreachable
-from orchestrator.workers.executors.rest import Answer, Api, tls_for
+from orchestrator.workers.executors.rest import Api
 
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _EARLY = 120.0
@@ -67,7 +68,7 @@ class GoogleToken:
             ) from None
         form = urlencode({"grant_type": "urn:ietf:params:oauth:grant-type:jwt-bearer", "assertion": assertion})
         parts = urlsplit(uri)
-        api = Api(url=f"{parts.scheme}://{parts.netloc}", tls=tls_for(uri))
+        api = Api(url=f"{parts.scheme}://{parts.netloc}")
         return await api.ask("POST", parts.path, body=form.encode(), content_type="application/x-www-form-urlencoded")
 
 

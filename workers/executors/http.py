@@ -19,7 +19,7 @@ from orchestrator.domain.executors.services import ServiceWorker
 from orchestrator.domain.tasks.destinations import Destinations, parse_destinations
 from orchestrator.secret_keys import service_keys
 from orchestrator.settings import Settings
-from orchestrator.workers.executors.asking import Barred, Place, TooLarge, Unanswered, Unreadable, ask
+from orchestrator.workers.executors.asking import Barred, Place, Request, TooLarge, Unanswered, Unreadable, ask
 from orchestrator.workers.executors.outputs import finished
 from orchestrator.workers.executors.protocol import Unreachable, Watcher
 from orchestrator.workers.executors.service_book import ServiceBook
@@ -95,8 +95,8 @@ class HttpExecutor:
         path = f"{_path(service_of(execution, options))}/{quote(execution.name, safe='')}"
         with contextlib.suppress(Unanswered, Unreadable, TooLarge, Barred, TimeoutError):
             async with asyncio.timeout(_CANCELLING):
-                guard, key = self._guard(options), self._key_for(options)
-                await ask(Place.of(url), "DELETE", path, b"", largest=_WRAPPING, allowed=guard, key=key)
+                request = Request("DELETE", path, headers=self._headers(options))
+                await ask(Place.of(url), request, largest=_WRAPPING, allowed=self._guard(options))
 
     async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         """Forget whom it was given to."""
@@ -113,10 +113,11 @@ class HttpExecutor:
         self._asked[execution.name] = worker
         self._book.begin(worker.id)
         who = f"{service!r} at {worker.url}"
-        place, guard, key = Place.of(worker.url), self._guard(options), self._key_for(options)
+        request = Request("POST", _path(service), body, self._headers(options))
         try:
             async with asyncio.timeout(options.request_timeout):
-                reply = await ask(place, "POST", _path(service), body, largest=self._largest, allowed=guard, key=key)
+                place, guard = Place.of(worker.url), self._guard(options)
+                reply = await ask(place, request, largest=self._largest, allowed=guard)
         except TimeoutError:
             raise Unanswered(f"{who} did not answer within {options.request_timeout:g} s") from None
         except Unreadable as error:
@@ -142,9 +143,9 @@ class HttpExecutor:
         """Return where this may go: who has registered is the operator's own, an address in a task is anybody's."""
         return self._allowed if options.url else None
 
-    def _key_for(self, options: Http) -> str:
+    def _headers(self, options: Http) -> list[tuple[str, str]]:
         """Return the key that is sent; never to an address that a task gives, which is anybody's."""
-        return "" if options.url else self._key
+        return [("Authorization", f"Bearer {self._key}")] if self._key and not options.url else []
 
 
 def _options(execution: Execution) -> Http:

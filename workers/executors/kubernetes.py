@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, cast
 
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
@@ -25,11 +26,14 @@ from orchestrator.domain.executors.kubernetes_job import (
     verdict,
 )
 from orchestrator.errors import GiveUp
+from orchestrator.settings import Settings
+from orchestrator.workers.executors.asking import Answer, TooLarge
 from orchestrator.workers.executors.kubernetes_access import Cluster, find_cluster
 from orchestrator.workers.executors.kubernetes_watch import Followed, NamespaceWatch, path_of, told
+from orchestrator.workers.executors.left_outputs import LeftOutputs
 from orchestrator.workers.executors.outputs import finished
 from orchestrator.workers.executors.protocol import Gone, Unreachable, Watcher
-from orchestrator.workers.executors.rest import Answer, Api, TooLarge
+from orchestrator.workers.executors.rest import Api
 
 _CREATED = (200, 201, 202)
 _WAIT = (401, 403, 408, 429)
@@ -57,7 +61,9 @@ class KubernetesExecutor:
 
     options: ClassVar[type[Kubernetes]] = Kubernetes
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings or Settings()
+        self._left = LeftOutputs(self._settings)
         self._clusters: dict[str, Cluster] = {}
         self._spaces: dict[tuple[str, str], _Space] = {}
 
@@ -71,7 +77,8 @@ class KubernetesExecutor:
         if options.input != "env":
             file = await space.api.ask("POST", space.path(_FILES[options.input]), body=file_of(execution, options))
             _check(file, "its input")
-        created = await space.api.ask("POST", space.path("jobs"), body=job_of(execution, options))
+        output = self._left.address(execution) if options.output == "store" else ""
+        created = await space.api.ask("POST", space.path("jobs"), body=job_of(execution, options, output))
         _check(created, "the Job")
         if options.input != "env" and created.status != 409:
             await self._own(space, options, execution.name, created.data)
@@ -102,17 +109,17 @@ class KubernetesExecutor:
 
     async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         """Delete the Job with its Pod, and return when both are gone."""
-        space, options = self._space(execution)
+        space, _ = self._space(execution)
         with space.watch.following(execution.name) as seen:
             while not await self._delete(space, execution.name, "Foreground"):
                 await seen.change(_LOOK_AGAIN)
-        await self._delete_file(space, options, execution.name)
+        await self._forget(space, execution)
 
     async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         """Delete the Job; its Pod follows."""
-        space, options = self._space(execution)
+        space, _ = self._space(execution)
         await self._delete(space, execution.name, "Background")
-        await self._delete_file(space, options, execution.name)
+        await self._forget(space, execution)
 
     async def close(self) -> None:
         """Watch no more; Jobs go on."""
@@ -135,9 +142,13 @@ class KubernetesExecutor:
             raise Unreachable(told(answer))
         return answer.status == 404
 
-    async def _delete_file(self, space: _Space, options: Kubernetes, name: str) -> None:
+    async def _forget(self, space: _Space, execution: Execution) -> None:
+        """Delete the input that stands in a file, and the output that stands in the payload store."""
+        options = cast(Kubernetes, execution.options)
+        if options.output == "store":
+            await self._left.delete(execution)
         if options.input != "env":
-            answer = await space.api.ask("DELETE", space.path(_FILES[options.input], name))
+            answer = await space.api.ask("DELETE", space.path(_FILES[options.input], execution.name))
             if answer.status not in (*_CREATED, 404):
                 raise Unreachable(told(answer))
 
@@ -158,6 +169,9 @@ class KubernetesExecutor:
         last = lines.pop() if is_complete and options.output == "log" and lines else ""
         for line in lines[-_LINES_SHOWN:]:
             watcher.log(line)
+        if options.output == "store":
+            seen = Finished() if is_complete else failure(job, pod, "\n".join(lines)[-_DETAIL:])
+            return await self._left.outcome(execution, seen)
         if not is_complete:
             return failure(job, pod, "\n".join(lines)[-_DETAIL:])
         if options.output == "log" and pod is None:
@@ -182,7 +196,9 @@ class KubernetesExecutor:
     def _space(self, execution: Execution) -> tuple[_Space, Kubernetes]:
         options = cast(Kubernetes, execution.options)
         if options.context not in self._clusters:
-            self._clusters[options.context] = find_cluster(options.context)
+            found = find_cluster(options.context)
+            api = replace(found.api, timeout=self._settings.executor_timeout)
+            self._clusters[options.context] = Cluster(api, found.namespace)
         cluster = self._clusters[options.context]
         namespace = options.namespace or cluster.namespace
         key = (options.context, namespace)

@@ -15,8 +15,9 @@ import msgspec
 
 from orchestrator.domain.executors.kubernetes import OWN_LABEL
 from orchestrator.telemetry import get_logger
+from orchestrator.workers.executors.asking import Answer
 from orchestrator.workers.executors.protocol import Unreachable
-from orchestrator.workers.executors.rest import Answer, Api
+from orchestrator.workers.executors.rest import Api
 
 log = get_logger("worker")
 

@@ -16,10 +16,12 @@ from typing import Any, ClassVar, cast
 from orchestrator.domain.executors.execution import Broken, Execution, Outcome
 from orchestrator.domain.executors.ray import LARGEST_INPUT, Ray, failure, input_size, is_over, split_log, submission
 from orchestrator.errors import GiveUp
+from orchestrator.settings import Settings
+from orchestrator.workers.executors.asking import Answer, TooLarge
 from orchestrator.workers.executors.looking import Looks
 from orchestrator.workers.executors.outputs import finished
 from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable, Watcher
-from orchestrator.workers.executors.rest import Answer, Api, TooLarge, tls_for
+from orchestrator.workers.executors.rest import Api
 
 _EVERY = 1.0
 """Seconds between two looks."""
@@ -44,7 +46,8 @@ class RayExecutor:
 
     options: ClassVar[type[Ray]] = Ray
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._timeout = (settings or Settings()).executor_timeout
         self._clusters: dict[str, _Cluster] = {}
 
     async def submit(self, execution: Execution) -> str:
@@ -111,17 +114,17 @@ class RayExecutor:
                     f"Task {execution.task} is for a Ray cluster that this worker does not know: set {variable} in its "
                     f"environment to the address of its Jobs API, such as http://head:8265."
                 )
-            self._clusters[variable] = _Cluster(url.rstrip("/"))
+            self._clusters[variable] = _Cluster(url.rstrip("/"), self._timeout)
         return self._clusters[variable]
 
 
 class _Cluster:
     """One cluster, and what becomes of its jobs."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, timeout: float) -> None:
         token = os.environ.get(_TOKEN, "")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.api = Api(url=url, tls=tls_for(url), headers=headers)
+        self.api = Api(url=url, headers=headers, timeout=timeout)
         self.looks: Looks[Found] = Looks(self._look, _EVERY)
 
     async def log(self, name: str) -> str | Broken:

@@ -17,21 +17,21 @@ class _Place(NamedTuple):
 
     module: str
     name: str
-    given: Literal["setup", "settings", "nothing"] = "setup"
+    given: Literal["setup", "settings"] = "setup"
     """What it is made with."""
     needs: tuple[str, ...] = ()
     """Packages without which a worker does not have it."""
 
 
 _BUILT_IN: dict[str, _Place] = {
-    "cloud_run": _Place("cloud_run", "CloudRunExecutor", "nothing"),
-    "dask": _Place("dask", "DaskExecutor", "nothing", ("distributed",)),
+    "cloud_run": _Place("cloud_run", "CloudRunExecutor", "settings"),
+    "dask": _Place("dask", "DaskExecutor", "settings", ("distributed",)),
     "http": _Place("http", "HttpExecutor", "settings"),
-    "kubernetes": _Place("kubernetes", "KubernetesExecutor", "nothing"),
+    "kubernetes": _Place("kubernetes", "KubernetesExecutor", "settings"),
     "process": _Place("process", "ProcessExecutor"),
     "pull": _Place("pull", "PullExecutor", "settings"),
-    "ray": _Place("ray", "RayExecutor", "nothing"),
-    "rq": _Place("rq", "RqExecutor", "nothing", ("rq",)),
+    "ray": _Place("ray", "RayExecutor", "settings"),
+    "rq": _Place("rq", "RqExecutor", "settings", ("rq",)),
 }
 """By name: the module here, the class in it, and the packages that it needs."""
 
@@ -48,7 +48,7 @@ def create(name: str, setup: Setup) -> Executor | None:
         if not all(find_spec(package) for package in place.needs):
             return None
         kind: Any = getattr(import_module(f"orchestrator.workers.executors.{place.module}"), place.name)
-        given = {"setup": (setup,), "settings": (setup.settings,), "nothing": ()}[place.given]
+        given = (setup,) if place.given == "setup" else (setup.settings,)
     elif (point := offered().get(name)) is not None:
         kind, given = load_executor(point), (setup,)
     else:

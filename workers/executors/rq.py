@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from orchestrator.domain.executors.execution import Execution, Outcome
 from orchestrator.domain.executors.rq import Rq
 from orchestrator.harmless import without_password
+from orchestrator.settings import Settings
 from orchestrator.workers.executors import rq_fleet
 from orchestrator.workers.executors.looking import Looks
 from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable, Watcher
@@ -28,6 +29,7 @@ T = TypeVar("T")
 _EVERY = 0.5
 """Seconds between two looks."""
 _TIMEOUT = 10.0
+"""Seconds within which a Redis answers at most; the setting executor_timeout may say fewer."""
 _THREADS = 2
 
 
@@ -36,7 +38,8 @@ class RqExecutor:
 
     options: ClassVar[type[Rq]] = Rq
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._timeout = min(_TIMEOUT, (settings or Settings()).executor_timeout)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="rq")
         self._fleets: dict[str, _Fleet] = {}
 
@@ -92,16 +95,16 @@ class RqExecutor:
                 f"{options.url_variable} in its environment, or the option url."
             )
         if url not in self._fleets:
-            self._fleets[url] = _Fleet(url, self._threads)
+            self._fleets[url] = _Fleet(url, self._threads, self._timeout)
         return self._fleets[url], options
 
 
 class _Fleet:
     """The RQ workers of one Redis."""
 
-    def __init__(self, url: str, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, url: str, threads: ThreadPoolExecutor, timeout: float) -> None:
         try:
-            self._redis = Redis.from_url(url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT)
+            self._redis = Redis.from_url(url, socket_timeout=timeout, socket_connect_timeout=timeout)
         except ValueError as error:
             raise Unequipped(f"The address of the RQ fleet's Redis cannot be read: {error}.") from None
         self._where = without_password(url)

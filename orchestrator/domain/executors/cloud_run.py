@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
-from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.options import OUTPUT_VARIABLE, ExecutorOptions
 
 OWN_VARIABLE = "TASK_EXECUTION"
 """The variable that carries our name of an execution: Google gives its own."""
@@ -20,7 +20,7 @@ _OWN = ("TASK_SPEC", "TASK_ID", "TASK_ATTEMPT", OWN_VARIABLE)
 
 
 class CloudRun(ExecutorOptions, frozen=True, kw_only=True):
-    """Runs a job that is deployed on Google Cloud Run. It has no result: what it has done is in its own stores."""
+    """Runs a job that is deployed on Google Cloud Run. It has a result where it leaves one in the payload store."""
 
     executor: ClassVar[str] = "cloud_run"
 
@@ -35,6 +35,8 @@ class CloudRun(ExecutorOptions, frozen=True, kw_only=True):
     """Its arguments, instead of those that it was deployed with."""
     env: dict[str, str] = {}
     """More variables of its environment; nothing secret, because options are stored and shown to people."""
+    output: Literal["none", "store"] = "none"
+    """What it has done: nothing that is read, or what `orchestrator run-task` leaves in the payload store."""
     tasks: int | None = None
     """How many tasks of Cloud Run do the work; as it was deployed if not given."""
     timeout: float | None = None
@@ -49,10 +51,15 @@ class CloudRun(ExecutorOptions, frozen=True, kw_only=True):
             if not _NAME.fullmatch(name):
                 found.append((option, f"expected small letters, digits and -, found {name!r}."))
         for name in self.env:
-            if not _VARIABLE.fullmatch(name) or name in _OWN:
+            is_ours = name in _OWN or (name == OUTPUT_VARIABLE and self.output == "store")
+            if not _VARIABLE.fullmatch(name) or is_ours:
                 found.append(("env", f"{name!r} cannot be the name of a variable here."))
         if self.tasks is not None and not 1 <= self.tasks <= 10_000:
             found.append(("tasks", f"expected a number from 1 to 10,000, found {self.tasks}."))
+        if self.output == "store" and self.tasks not in (None, 1):
+            found.append(
+                ("tasks", f"expected 1 where output is store, because each would leave one, found {self.tasks}.")
+            )
         if self.timeout is not None and not self.timeout > 0:
             found.append(("timeout", f"expected more than zero seconds, found {self.timeout:g}."))
         return found
@@ -63,14 +70,15 @@ class CloudRun(ExecutorOptions, frozen=True, kw_only=True):
         return f"projects/{self.project}/locations/{self.location}/jobs/{self.job}"
 
 
-def overrides(execution: Execution, options: CloudRun) -> dict[str, Any]:
-    """Return what is said to the job when it is run."""
+def overrides(execution: Execution, options: CloudRun, output: str = "") -> dict[str, Any]:
+    """Return what is said to the job when it is run; it leaves its output at an address if there is one."""
     variables = {
         **options.env,
         OWN_VARIABLE: execution.name,
         "TASK_ID": execution.task_id,
         "TASK_ATTEMPT": str(execution.attempt),
         "TASK_SPEC": execution.specification.decode(),
+        **({OUTPUT_VARIABLE: output} if output else {}),
     }
     container: dict[str, Any] = {"env": [{"name": name, "value": value} for name, value in variables.items()]}
     if options.container:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar, Literal
 
-from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.options import OUTPUT_VARIABLE, ExecutorOptions
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
@@ -39,8 +39,9 @@ class Kubernetes(ExecutorOptions, frozen=True, kw_only=True):
     """ConfigMaps of the namespace, all of whose keys become variables."""
     input: Literal["env", "config_map", "secret"] = "env"
     """Where it finds its input: in the variable TASK_SPEC, or in the file that TASK_SPEC_PATH names."""
-    output: Literal["log", "message", "none"] = "log"
-    """What it has done: the last line of its log, or what it wrote to /dev/termination-log (4 kB at most)."""
+    output: Literal["log", "message", "store", "none"] = "log"
+    """What it has done: the last line of its log, what it wrote to /dev/termination-log (4 kB at most), or what
+    `orchestrator run-task` leaves in the payload store."""
     requests: dict[str, str] = {}
     """What it needs, e.g. cpu: 500m, memory: 1Gi."""
     limits: dict[str, str] = {}
@@ -74,7 +75,8 @@ class Kubernetes(ExecutorOptions, frozen=True, kw_only=True):
             if name and not _LABEL.fullmatch(name):
                 found.append((option, f"expected small letters, digits and -, at most 63, found {name!r}."))
         for name in self.env:
-            if not _VARIABLE.fullmatch(name) or name in ("TASK_SPEC", "TASK_SPEC_PATH"):
+            is_ours = name in ("TASK_SPEC", "TASK_SPEC_PATH") or (name == OUTPUT_VARIABLE and self.output == "store")
+            if not _VARIABLE.fullmatch(name) or is_ours:
                 found.append(("env", f"{name!r} cannot be the name of a variable here."))
         for option, quantities in (("requests", self.requests), ("limits", self.limits)):
             for name, quantity in quantities.items():

@@ -10,6 +10,7 @@ import msgspec
 
 from orchestrator.domain.executors.execution import Broken, Execution
 from orchestrator.domain.executors.kubernetes import OWN_LABEL, Kubernetes
+from orchestrator.domain.executors.options import OUTPUT_VARIABLE
 
 CONTAINER = "task"
 LARGEST_VARIABLE = 100_000
@@ -32,9 +33,10 @@ class Trouble(NamedTuple):
     is_image: bool = True
 
 
-def job_of(execution: Execution, options: Kubernetes) -> dict[str, Any]:
-    """Return the Job that is created for an execution."""
+def job_of(execution: Execution, options: Kubernetes, output: str = "") -> dict[str, Any]:
+    """Return the Job that is created for an execution, which leaves its output at an address if there is one."""
     variables = {**options.env, "TASK_ID": execution.task_id, "TASK_ATTEMPT": str(execution.attempt)}
+    _add(variables, **{OUTPUT_VARIABLE: output})
     container: dict[str, Any] = {"name": CONTAINER, "image": options.image}
     pod: dict[str, Any] = {
         "restartPolicy": "Never",

@@ -6,6 +6,8 @@ from typing import ClassVar
 
 import msgspec
 
+OUTPUT_VARIABLE = "TASK_OUTPUT_PATH"
+"""The variable that tells a container in which folder it leaves its output."""
 _LATER = 10.0
 """Seconds; the worker that watches goes first, and says why."""
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.domain.executors.options import ExecutorOptions
-from tests.acceptance.executors.harness import Harness
+from tests.acceptance.executors.harness import BehindDoor
 from tests.acceptance.stack import Stack
+from tests.doors import Door
 
 PLUGIN = Path(__file__).parent / "bureau"
 sys.path.insert(0, str(PLUGIN))  # where its entry point is found, as that of an installed package would be
@@ -26,7 +27,7 @@ class _Work:
         self.changed = asyncio.Event()
 
 
-class BureauHarness(Harness):
+class BureauHarness(BehindDoor):
     """A bureau that counts."""
 
     name = "bureau"
@@ -42,15 +43,14 @@ class BureauHarness(Harness):
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0))
-        self.port = self._server.sockets[0].getsockname()[1]
-        self._talks: set[asyncio.StreamWriter] = set()
+        self.door = Door(self._server.sockets[0].getsockname()[1])
 
     def prepare(self, stack: Stack) -> None:
         path = [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
         stack.environment["PYTHONPATH"] = os.pathsep.join(path)
 
     def options(self) -> ExecutorOptions:
-        options: ExecutorOptions = import_module("bureau").Bureau(port=self.port)
+        options: ExecutorOptions = import_module("bureau").Bureau(port=self.door.port)
         return options
 
     def started(self, id: str) -> int:
@@ -65,19 +65,9 @@ class BureauHarness(Harness):
     def lose(self, id: str) -> None:
         self._end(id, {"gone": True})
 
-    def go_down(self) -> None:
-        async def down() -> None:
-            self._server.close()
-            for writer in list(self._talks):
-                writer.transport.abort()
-
-        self._call(down())
-
-    def come_back(self) -> None:
-        self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", self.port))
-
     def close(self) -> None:
-        self.go_down()
+        self.door.shut()
+        self._loop.call_soon_threadsafe(self._server.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
@@ -95,7 +85,6 @@ class BureauHarness(Harness):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._talks.add(writer)
         try:
             asked = json.loads(await reader.readline())
             verb, name = asked["verb"], asked["name"]
@@ -124,7 +113,6 @@ class BureauHarness(Harness):
         except (OSError, json.JSONDecodeError):
             pass
         finally:
-            self._talks.discard(writer)
             writer.close()
 
     async def _strike(self, moment: str) -> None:

@@ -16,7 +16,7 @@ from rq.job import Job
 
 from orchestrator.executors import ExecutorOptions, Kubernetes, Rq
 from tests.acceptance.executors.doing import FOLDER, Marks
-from tests.acceptance.executors.harness import Harness
+from tests.acceptance.executors.harness import BehindDoor
 from tests.acceptance.stack import Stack
 from tests.doors import Door
 from tests.integration.fake_kubernetes import FakeKubernetes
@@ -24,7 +24,7 @@ from tests.integration.fake_kubernetes import FakeKubernetes
 HERE = Path(__file__).parent
 
 
-class _Marking(Harness):
+class Marking(BehindDoor):
     """A remote side whose processes leave marks in a folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -41,7 +41,7 @@ class _Marking(Harness):
         self.marks.let_go(id, value)
 
 
-_TESTED_ALONE = frozenset(
+TESTED_ALONE = frozenset(
     {
         "test_work_that_takes_too_long_is_ended",  # which a process that is slow to start may not have begun by then
         "test_a_worker_that_stops_leaves_the_work_alone_and_another_goes_on",
@@ -51,21 +51,22 @@ _TESTED_ALONE = frozenset(
 """What the driver does alike for all, or tests/integration/test_executor_….py shows in a fraction of the time."""
 
 
-class KubernetesHarness(_Marking):
+class KubernetesHarness(Marking):
     """A server that speaks Kubernetes's protocol, and runs containers as processes."""
 
     name = "kubernetes"
-    without = _TESTED_ALONE | {"test_garbage_is_a_failure_and_stops_nobody"}  # a last line that is no JSON is text
+    without = TESTED_ALONE | {"test_garbage_is_a_failure_and_stops_nobody"}  # a last line that is no JSON is text
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.server = FakeKubernetes()
+        self.door = Door(self.server.server_port)
 
     def prepare(self, stack: Stack) -> None:
         document = {
             "current-context": "here",
             "contexts": [{"name": "here", "context": {"cluster": "c", "namespace": "jobs"}}],
-            "clusters": [{"name": "c", "cluster": {"server": self.server.url}}],
+            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{self.door.port}"}}],
         }
         (self.folder / "kubeconfig").write_text(yaml.safe_dump(document), encoding="utf-8")
         stack.environment["KUBECONFIG"] = str(self.folder / "kubeconfig")
@@ -81,21 +82,25 @@ class KubernetesHarness(_Marking):
                 self.server.delete("jobs", space, name, {})
 
     def go_down(self) -> None:
+        """Have it refuse what it is asked."""
         self.server.is_away = True
         self.server.cut_watches()
+        self.door.open()
 
     def come_back(self) -> None:
         self.server.is_away = False
+        super().come_back()
 
     def close(self) -> None:
+        self.door.shut()
         self.server.stop()
 
 
-class RqHarness(_Marking):
+class RqHarness(Marking):
     """Two workers of RQ. Ours reach its Redis through a door that can be shut."""
 
     name = "rq"
-    without = _TESTED_ALONE | frozenset(
+    without = TESTED_ALONE | frozenset(
         {
             "test_many_at_once_need_no_slots",  # each worker of RQ does one job at a time
             "test_what_the_work_says_is_in_the_log_of_its_task",  # RQ keeps no log
@@ -105,8 +110,8 @@ class RqHarness(_Marking):
     def prepare(self, stack: Stack) -> None:
         path = stack.settings.redis_url.removeprefix("unix://")
         self._url = f"unix://{path}?db=7"
-        self._door = Door(path)
-        stack.environment["RQ_REDIS_URL"] = f"redis://127.0.0.1:{self._door.port}/7"
+        self.door = Door(path)
+        stack.environment["RQ_REDIS_URL"] = f"redis://127.0.0.1:{self.door.port}/7"
         environ = {**os.environ, FOLDER: str(self.folder)}
         command = [sys.executable, "-m", "rq.cli", "worker", "--url", self._url, "--path", str(HERE), "--quiet", "work"]
         with (self.folder / "rq.log").open("wb") as log:
@@ -126,12 +131,6 @@ class RqHarness(_Marking):
         redis.close()
         os.kill(self.marks.pids(id)[-1], signal.SIGKILL)
 
-    def go_down(self) -> None:
-        self._door.shut()
-
-    def come_back(self) -> None:
-        self._door.open()
-
     def close(self) -> None:
         for worker in self._workers:
             with suppress(ProcessLookupError):
@@ -141,4 +140,4 @@ class RqHarness(_Marking):
             for pid in self.marks.pids(id):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        self._door.shut()
+        self.door.shut()

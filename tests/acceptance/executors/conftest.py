@@ -9,6 +9,7 @@ import pytest
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.executors.bureaus import BureauHarness
 from tests.acceptance.executors.clusters import KubernetesHarness, RqHarness
+from tests.acceptance.executors.engines import CloudRunHarness, DaskHarness, RayHarness
 from tests.acceptance.executors.harness import Harness, Stage
 from tests.acceptance.executors.http_services import HttpHarness
 from tests.acceptance.executors.processes import ProcessHarness
@@ -16,14 +17,17 @@ from tests.acceptance.executors.pullers import PullHarness
 
 HARNESSES: list[type[Harness]] = [
     BureauHarness,
+    CloudRunHarness,
+    DaskHarness,
     HttpHarness,
     KubernetesHarness,
     ProcessHarness,
     PullHarness,
+    RayHarness,
     RqHarness,
 ]
 """The executors that the suite is run over: add yours."""
-_IMPATIENT = {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0}
+_IMPATIENT = {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0, "executor_timeout": 3.0, "executor_pause": 1.0}
 
 
 @pytest.fixture(scope="module", params=HARNESSES, ids=lambda kind: kind.name)
@@ -41,7 +45,8 @@ def house(
     harness: Harness, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stage]:
     """A scheduler, and whoever works."""
-    with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack"), **_IMPATIENT) as stack:
+    folder = tmp_path_factory.mktemp("stack")
+    with fresh_stack(database_url, redis_url, folder, **_IMPATIENT, **harness.settings()) as stack:
         harness.prepare(stack)
         yield Stage(stack, harness)
 

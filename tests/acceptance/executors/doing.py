@@ -18,6 +18,14 @@ def work(do: str, id: str, **more: Any) -> Any:
     folder = Path(os.environ[FOLDER])
     with (folder / f"begun-{id}").open("a", encoding="utf-8") as marks:
         marks.write(f"{os.getpid()}\n")
+    try:
+        return _do(folder, do, id, more)
+    finally:
+        with (folder / f"over-{id}").open("a", encoding="utf-8") as marks:
+            marks.write(f"{os.getpid()}\n")
+
+
+def _do(folder: Path, do: str, id: str, more: dict[str, Any]) -> Any:
     if do == "fail":
         raise RuntimeError(more["message"])
     if do == "hold":
@@ -40,8 +48,8 @@ class Marks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def pids(self, id: str) -> list[int]:
-        path = self.folder / f"begun-{id}"
+    def pids(self, id: str, mark: str = "begun") -> list[int]:
+        path = self.folder / f"{mark}-{id}"
         return [int(line) for line in path.read_text(encoding="utf-8").split()] if path.exists() else []
 
     def is_running(self, id: str) -> bool:

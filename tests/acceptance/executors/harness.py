@@ -17,7 +17,17 @@ import project
 from orchestrator import Handle
 from orchestrator.domain.executors.options import ExecutorOptions
 from tests.acceptance.stack import Process, Stack
+from tests.doors import Door
 from tests.waiting import eventually
+
+AWAY = frozenset(
+    {
+        "test_a_remote_side_that_is_away_is_waited_for",
+        "test_a_remote_side_that_is_away_for_minutes_is_asked_again_until_it_is_back",
+        "test_time_runs_while_the_remote_side_is_away",
+    }
+)
+"""Tests of a remote side that can be away while workers are not."""
 
 
 class Harness(ABC):
@@ -29,6 +39,10 @@ class Harness(ABC):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def settings(self) -> dict[str, str]:
+        """Return what schedulers, workers and clients have set for it."""
+        return {}
 
     def prepare(self, stack: Stack) -> None:  # noqa: B027
         """Change the environment of processes that are started from now on."""
@@ -62,6 +76,10 @@ class Harness(ABC):
         """Make the remote side unreachable; what it does goes on."""
         raise NotImplementedError
 
+    def hang(self) -> None:
+        """Make the remote side refuse nobody and answer nobody; what it does goes on."""
+        raise NotImplementedError
+
     def come_back(self) -> None:
         """Make it reachable again."""
         raise NotImplementedError
@@ -72,6 +90,21 @@ class Harness(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Stop the remote side."""
+
+
+class BehindDoor(Harness):
+    """A remote side that workers reach through a door, which can be shut."""
+
+    door: Door
+
+    def go_down(self) -> None:
+        self.door.shut()
+
+    def hang(self) -> None:
+        self.door.hang()
+
+    def come_back(self) -> None:
+        self.door.open()
 
 
 class Stage:

@@ -14,8 +14,9 @@ from orchestrator.domain.executors.services import ServiceWorker
 from orchestrator.transport import services
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
-from tests.acceptance.executors.harness import Harness
+from tests.acceptance.executors.harness import BehindDoor
 from tests.acceptance.stack import Stack
+from tests.doors import Door
 
 
 class _Work:
@@ -26,7 +27,7 @@ class _Work:
         self.is_lost = False
 
 
-class HttpHarness(Harness):
+class HttpHarness(BehindDoor):
     """One process that offers a service, known to the registry."""
 
     name = "http"
@@ -35,17 +36,16 @@ class HttpHarness(Harness):
         super().__init__(folder)
         self._works: dict[str, _Work] = {}
         self._begun: list[str] = []
-        self._talks: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0))
-        self._port = self._server.sockets[0].getsockname()[1]
+        self.door = Door(self._server.sockets[0].getsockname()[1])
 
     def prepare(self, stack: Stack) -> None:
         redis, keys = connect(stack.settings.redis_url), Keys.of(stack.settings)
         _, now = services.find(redis, keys, "w")
-        url = f"http://127.0.0.1:{self._port}"
+        url = f"http://127.0.0.1:{self.door.port}"
         for_long = now + 1_000  # its heartbeats are not what is tested here
         services.write(redis, keys, ServiceWorker(id="w", url=url, services=("work",), heard_at=for_long))
         redis.close()
@@ -65,19 +65,9 @@ class HttpHarness(Harness):
     def lose(self, id: str) -> None:
         self._end(id, None)
 
-    def go_down(self) -> None:
-        async def down() -> None:
-            self._server.close()
-            for writer in list(self._talks):
-                writer.transport.abort()
-
-        self._call(down())
-
-    def come_back(self) -> None:
-        self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", self._port))
-
     def close(self) -> None:
-        self.go_down()
+        self.door.shut()
+        self._loop.call_soon_threadsafe(self._server.close)
         self._call(self._cancel_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
@@ -104,7 +94,6 @@ class HttpHarness(Harness):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._talks.add(writer)
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             method, path, _ = head.split(" ", 2)
@@ -120,7 +109,6 @@ class HttpHarness(Harness):
         except (OSError, EOFError):
             pass
         finally:
-            self._talks.discard(writer)
             writer.close()
 
     async def _do(self, asked: dict[str, Any]) -> bytes:

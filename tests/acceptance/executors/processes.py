@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.process import Process
-from tests.acceptance.executors.harness import Harness
+from tests.acceptance.executors.harness import AWAY, Harness
 
 PROGRAM = """
 import json, os, sys, time
@@ -42,7 +42,7 @@ class ProcessHarness(Harness):
     """Commands that this machine runs."""
 
     name = "process"
-    without = frozenset({"test_a_remote_side_that_is_away_is_waited_for"})  # the machine itself
+    without = AWAY  # the machine itself
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -10,7 +10,7 @@ import httpx
 
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.pull import Pull
-from tests.acceptance.executors.harness import Harness
+from tests.acceptance.executors.harness import AWAY, Harness
 from tests.acceptance.stack import Stack
 
 
@@ -28,7 +28,7 @@ class PullHarness(Harness):
     """A program that polls, in two threads, and works in one for each task."""
 
     name = "pull"
-    without = frozenset({"test_a_remote_side_that_is_away_is_waited_for"})
+    without = AWAY
     """Nobody is reached here: who is away does not ask."""
 
     def __init__(self, folder: Path) -> None:

@@ -103,6 +103,46 @@ def test_a_remote_side_that_is_away_is_waited_for(stage: Stage) -> None:
     assert (stage.harness.started(id), stage.harness.started(other)) == (1, 1)
 
 
+def test_a_remote_side_that_is_away_for_minutes_is_asked_again_until_it_is_back(stage: Stage) -> None:
+    """The limits of time are shortened by settings, so that what takes minutes takes seconds."""
+    worker, settings = stage.worker(), stage.stack.settings
+    held, id = stage.hold()
+    stage.harness.hang()
+    waiting, other = stage.enqueue("return", value=2)
+    _pass(2 * settings.executor_timeout)  # and whoever asks has no answer
+    stage.harness.go_down()
+    eventually(lambda: worker.logged("cannot be reached"), "it is said")
+    stage.harness.let_go(id, 1)  # so it ends while nobody can see that
+    _pass(4 * settings.executor_pause)
+    assert held.status() == "running"
+    assert waiting.status() in ("dispatched", "running")
+    stage.harness.come_back()
+    assert held.result(60) == 1
+    assert waiting.result(60) == 2
+    assert (stage.harness.started(id), stage.harness.started(other)) == (1, 1)
+    assert (stage.failures(held), stage.failures(waiting)) == (0, 0)
+
+
+def test_time_runs_while_the_remote_side_is_away(stage: Stage) -> None:
+    stage.worker()
+    began = time.monotonic()
+    held, id = stage.hold(timeout=30.0)
+    stage.harness.go_down()
+    eventually(lambda: time.monotonic() - began > 30.0, "its time is up")
+    assert stage.harness.is_running(id), "nobody could end it"
+    stage.harness.come_back()
+    with pytest.raises(TaskFailed, match="ran longer than its timeout of 30 s"):
+        held.result(60)
+    eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")
+    assert stage.harness.started(id) == 1
+
+
+def _pass(seconds: float) -> None:
+    """Let time pass, which is what this is about."""
+    began = time.monotonic()
+    eventually(lambda: time.monotonic() - began > seconds, "time passes")
+
+
 def test_many_at_once_need_no_slots(stage: Stage) -> None:
     stage.worker("--concurrency", "1")
     held = [stage.enqueue("hold") for _ in range(12)]

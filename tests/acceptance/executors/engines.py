@@ -1,0 +1,140 @@
+"""The remote sides of the executors `cloud_run`, `dask` and `ray`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from orchestrator.executors import CloudRun, Dask, ExecutorOptions, Ray
+from tests.acceptance.executors.clusters import HERE, TESTED_ALONE, Marking
+from tests.acceptance.executors.doing import FOLDER
+from tests.acceptance.stack import Stack
+from tests.doors import Door
+from tests.integration.dask_cluster import Cluster
+from tests.integration.fake_cloud_run import FakeCloudRun
+from tests.integration.fake_ray import FakeRay
+
+_REPOSITORY = HERE.parents[2]
+
+
+class CloudRunHarness(Marking):
+    """A server that speaks Google's protocol; the job's container is `orchestrator run-task`."""
+
+    name = "cloud_run"
+    without = TESTED_ALONE | {
+        "test_what_the_work_says_is_in_the_log_of_its_task",  # the log stays with Google
+        "test_a_large_result_arrives_and_one_that_is_too_large_fails_with_a_reason",  # the payload store takes it
+    }
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.server = FakeCloudRun({"work": [sys.executable, "-m", "orchestrator", "run-task", "doing:work"]})
+        self.door = Door(self.server.server_port)
+
+    def settings(self) -> dict[str, str]:
+        return {"payload_store": str(self.folder / "store")}
+
+    def prepare(self, stack: Stack) -> None:
+        stack.environment |= {
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_RUN": f"http://127.0.0.1:{self.door.port}/",
+            "GCE_METADATA_HOST": self.server.host,
+        }
+        stack.environment.pop("GOOGLE_APPLICATION_CREDENTIALS", None)
+
+    def options(self) -> ExecutorOptions:
+        env = {FOLDER: str(self.folder), "PYTHONPATH": f"{HERE}:{_REPOSITORY}"}
+        return CloudRun(project="acme-prod", location="europe-west1", job="work", output="store", env=env)
+
+    def lose(self, id: str) -> None:
+        for name, execution in list(self.server.executions.items()):
+            if id in str(execution["template"]) and "completionTime" not in execution:
+                self.server.lose(name)
+
+    def close(self) -> None:
+        self.door.shut()
+        self.server.stop()
+
+
+class RayHarness(Marking):
+    """A server that speaks the protocol of Ray's jobs, and runs them as processes."""
+
+    name = "ray"
+    without = TESTED_ALONE
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.server = FakeRay()
+        self.door = Door(self.server.server_port)
+
+    def prepare(self, stack: Stack) -> None:
+        stack.environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{self.door.port}"
+
+    def options(self) -> ExecutorOptions:
+        variables = {FOLDER: str(self.folder), "PYTHONPATH": str(HERE)}
+        return Ray(function="doing:work", python=sys.executable, runtime_env={"env_vars": variables})
+
+    def lose(self, id: str) -> None:
+        for name, job in list(self.server.jobs.items()):
+            if id in job.said["runtime_env"]["env_vars"]["TASK_SPEC"] and job.process.poll() is None:
+                self.server.lose(name)
+
+    def close(self) -> None:
+        self.door.shut()
+        self.server.stop()
+
+
+_PRESENT = "client.wait_for_workers(2, timeout=120)"
+_LOSE = """
+from orchestrator.workers.executors.dask_side import STOP
+for name in client.list_datasets():
+    future = client.get_dataset(name)
+    if future.status == "pending":
+        client.cancel([future], force=True)
+        client.run(STOP, name)
+        client.unpublish_dataset(name)
+"""
+
+
+class DaskHarness(Marking):
+    """A real cluster of two workers, with a thread for each task that the suite holds at once."""
+
+    name = "dask"
+    without = TESTED_ALONE | {"test_what_the_work_says_is_in_the_log_of_its_task"}  # its workers have their own log
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        if find_spec("distributed") is None:
+            pytest.skip("the extra dask is not installed")
+        self.cluster = Cluster(folder, HERE, **{FOLDER: str(folder)})
+        for _ in range(2):
+            self.cluster.add_worker(threads=8)
+        self._tell(_PRESENT)
+        self.door = Door(urlsplit(self.cluster.address).port or 0)
+
+    def prepare(self, stack: Stack) -> None:
+        stack.environment["DASK_SCHEDULER_ADDRESS"] = f"tcp://127.0.0.1:{self.door.port}"
+
+    def options(self) -> ExecutorOptions:
+        return Dask(function="doing:work")
+
+    def is_running(self, id: str) -> bool:
+        """Say whether a thread does it: the processes go on."""
+        return len(self.marks.pids(id)) > len(self.marks.pids(id, "over"))
+
+    def lose(self, id: str) -> None:  # noqa: ARG002
+        """Forget all that runs: there is nothing else."""
+        self._tell(_LOSE)
+
+    def close(self) -> None:
+        self.door.shut()
+        self.cluster.stop()
+
+    def _tell(self, code: str) -> None:
+        """Have a client of the cluster do something, in a process of its own."""
+        program = f"from distributed import Client\nclient = Client({self.cluster.address!r})\n{code}"
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=180, cwd=_REPOSITORY)
