@@ -16,10 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 import msgspec
 import pytest
 from sqlalchemy import Engine, text
@@ -207,16 +209,27 @@ def test_a_server_that_is_away() -> None:
 class Losing:
     """Lets requests through to the server, and loses the answer to the first of some."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: str, then: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        path: str,
+        then: Callable[[], None] = lambda: None,
+        said: remote_http.Reply | None = None,
+        later: Exception | None = None,
+    ) -> None:
         self.asked: list[dict[str, Any]] = []
         post = remote_http.Http.post
 
         def lose(http: remote_http.Http, path_: str, body: bytes, *others: Any) -> remote_http.Reply:
+            if later is not None and self.asked:
+                raise later
             reply = post(http, path_, body, *others)
             if path_ == path:
                 self.asked.append(json.loads(body))
                 if len(self.asked) == 1:
                     then()
+                    if said is not None:
+                        return said
                     raise remote_http.Broken("cut")
             return reply
 
@@ -254,6 +267,50 @@ def test_tasks_and_runs_whose_answer_was_lost_are_there_once(
         assert count(engine) == 4
 
 
+@pytest.mark.parametrize("status", [502, 503, 504])
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_what_a_proxy_says_is_no_word_of_the_server(
+    engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch, status: int, has_ended: bool
+) -> None:
+    said = remote_http.Reply(status, "text/html", None, b"<h1>Gateway</h1>")
+    then = partial(end_all, engine) if has_ended else lambda: None
+    lost = Losing(monkeypatch, "/api/v1/client/tasks/enqueue", then, said)
+    with client(api) as (_, double):
+        assert double.enqueue(2).status() == ("success" if has_ended else "pending")
+    assert ["repeated" in request for request in lost.asked] == [False, True]
+    assert count(engine) == (0 if has_ended else 1)
+
+
+def test_what_a_proxy_has_held_up_is_not_done_again(engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = {path: Losing(monkeypatch, f"/api/v1/client/{path}") for path in ("tasks/enqueue_many", "runs/start")}
+    calls["tasks/enqueue"] = Losing(monkeypatch, "/api/v1/client/tasks/enqueue")
+    with client(api) as (app, double):
+        double.enqueue(1)
+        app.enqueue_many(double, [(1,), (2,)])
+        app.start_many(double, [1, 2])
+    assert count(engine) == 5
+    for _ in ("open", "ended"):
+        for path, lost in calls.items():
+            late = httpx.post(f"{api}/api/v1/client/{path}", json=lost.asked[0], timeout=30)
+            assert late.status_code == 200, (path, late.text)
+        assert count(engine) in (5, 0)
+        end_all(engine)
+    assert count(engine) == 0
+    id_, name, _, *rest = lost.asked[0]["task"]
+    other = lost.asked[0] | {"task": [id_, name, "others", *rest]}
+    assert httpx.post(f"{api}/api/v1/client/tasks/enqueue", json=other, timeout=30).status_code == 422
+
+
+def test_after_a_lost_answer_nobody_says_that_nothing_was_written(
+    engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Losing(monkeypatch, "/api/v1/client/tasks/enqueue", later=remote_http.Unreached("refused"))
+    with client(api) as (_, double), pytest.raises(Uncertain, match="not known whether this was done") as raised:
+        double.enqueue(2)
+    assert isinstance(raised.value.__cause__, Unavailable)
+    assert count(engine) == 1
+
+
 def test_what_may_not_be_done_twice_is_not(engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Losing(monkeypatch, "/api/v1/client/workflows/post_event")
     with client(api) as (app, _), pytest.raises(Uncertain, match="it is not known whether this was done"):
@@ -281,7 +338,8 @@ def test_a_task_that_was_created_in_the_last_moment_is_not_created_again(
     assert backend.tasks.enqueue(task, repeated=True) == task.id
     assert count(engine) == 1
     end_all(engine)
-    monkeypatch.setattr(backend.tasks, "_has_any", lambda _: False)  # it looked just before
+    looks, were_sent = iter([False]), backend.tasks._were_sent
+    monkeypatch.setattr(backend.tasks, "_were_sent", lambda tasks: next(looks, None) is None and were_sent(tasks))
     assert backend.tasks.enqueue(task, repeated=True) == task.id
     assert count(engine) == 0
     backend.close()

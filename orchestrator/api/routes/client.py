@@ -19,7 +19,7 @@ from orchestrator.api.problems import refused
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.calls.code import CodeCalls
-from orchestrator.sdk.calls.declaring import Declared, declared
+from orchestrator.sdk.calls.declaring import REPEATED, Declared, declared
 from orchestrator.sdk.calls.fleet import FleetCalls
 from orchestrator.sdk.calls.flows import FlowCalls
 from orchestrator.sdk.calls.insights import InsightCalls
@@ -45,6 +45,8 @@ PARTS: dict[str, type] = {
     "insights": InsightCalls,
     "quarantine": QuarantineCalls,
 }
+_MAKES_TASKS = {("tasks", "enqueue_many"), ("runs", "start")}
+"""Calls that come with ids of tasks: who asks may have done so before, where a proxy has held up the request."""
 _LINGER = 2e-5
 """Seconds, for each id that is asked for, in which further ends are gathered once there is one."""
 _FEW = 50
@@ -102,6 +104,8 @@ def _endpoint(call: Declared) -> Endpoint:
 
     def answer(api: Api, body: Any, reach: Reach) -> Any:
         given = {name: getattr(body, name) for name in call.signature.parameters if name != "self"}
+        if (call.part, call.name) in _MAKES_TASKS:
+            given[REPEATED] = True
         if reach.is_bound and (call.part, call.name) in KEEPS_WITHIN:
             given["within"] = reach.queues
         if reach.is_bound and (narrow := NARROWED.get((call.part, call.name))):
@@ -144,7 +148,7 @@ async def _enqueue(api: Api, body: Any, reach: Reach) -> Any:
     if body.repeated:
         once_more = partial(api.backend.tasks.enqueue, body.task, within, repeated=True)
         return {"result": await anyio.to_thread.run_sync(once_more)}
-    return {"result": await api.backend.tasks.aenqueue(body.task, within)}
+    return {"result": await api.backend.tasks.aenqueue_foreign(body.task, within)}
 
 
 def _wait_for(call: Declared, steps: Steps[Any]) -> Steps[msgspec.Struct]:

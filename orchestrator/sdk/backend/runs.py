@@ -17,7 +17,7 @@ from orchestrator.domain.runs.verdict import RunCounters
 from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_mean
+from orchestrator.errors import InvalidTask, InvalidWorkflow, NotFound, WrongState, did_you_mean
 from orchestrator.sdk.backend.asking import ask
 from orchestrator.sdk.backend.code import CodeBackend
 from orchestrator.sdk.backend.connections import Connections
@@ -68,7 +68,10 @@ class RunBackend:
                     tasks = (left_task(task, store) for task in tasks)
                 if (vault := self._vault) is not None:
                     tasks = (seal_task(task, vault) for task in tasks)
-                total = enqueue.copy_tasks(connection, tasks)
+                ids: list[bytes] = []
+                total = enqueue.copy_tasks(connection, _noted(tasks, ids) if repeated else tasks)
+                if ids and results.has_ended(connection, ids):
+                    raise InvalidTask("An id of these tasks is that of another task: make a new one for each task.")
                 if not creation.create(connection, [NewRun(run_id, name, total, trace=current_trace())]) and repeated:
                     connection.rollback()  # the first time has come to its end meanwhile
         except IntegrityError:
@@ -213,3 +216,10 @@ class RunBackend:
             states = results.run_states(connection, runs)
         found = ((run, states.get(run, MISSING)) for run in runs)
         return [Ended(run, state) for run, state in found if state in ENDED_RUN_STATES or state == MISSING]
+
+
+def _noted(tasks: Iterable[NewTask], ids: list[bytes]) -> Iterator[NewTask]:
+    """Yield tasks, and keep their ids."""
+    for task in tasks:
+        ids.append(task.id)
+        yield task

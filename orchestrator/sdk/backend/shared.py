@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.waiting.per_loop import PerLoop
 from orchestrator.sdk.waiting.per_process import PerProcess
@@ -34,13 +35,16 @@ Outcome = bytes | Exception | None
 """What a caller is told: the id of its task, or what went wrong; None if its task has to be tried alone."""
 Alone = Callable[[], bytes]
 """Enqueues the task of one caller by itself."""
+Insert = Callable[[Sequence[NewTask]], set[bytes]]
+"""Stores tasks with one commit, and returns those that have to be tried alone."""
 
 
 class SharedCommits:
     """Enqueues of the coroutines of this process; those of one event loop share commits."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, insert: Insert | None = None) -> None:
         self._connections = connections
+        self._insert = insert or self._insert_new
         self._gathering = PerLoop(lambda loop: _Gathering(loop, self._submit, self._submit_alone))
         self._committing = PerProcess(lambda: ThreadPoolExecutor(_COMMITS, "orchestrator-commits"))
         self._waiting = PerProcess(lambda: ThreadPoolExecutor(_ALONE, "orchestrator-keys"))
@@ -73,6 +77,8 @@ class SharedCommits:
         """Store tasks in one commit; if one of them will not do, in as many as it takes to find which."""
         try:
             left = self._insert(tasks)
+        except OrchestratorError as error:
+            return [error for _ in tasks]
         except Exception as error:  # noqa: BLE001  # it is raised where the task was enqueued
             known = [self._connections.known(error, f"task {to_text(task.id)} was stored") for task in tasks]
             if known[0] is not None:
@@ -83,7 +89,7 @@ class SharedCommits:
             return [*self._store(tasks[:half]), *self._store(tasks[half:])]
         return [None if task.id in left else task.id for task in tasks]
 
-    def _insert(self, tasks: Sequence[NewTask]) -> set[bytes]:
+    def _insert_new(self, tasks: Sequence[NewTask]) -> set[bytes]:
         if len(tasks) > 1 or tasks[0].unique is not None:
             return self._connections.insert_shared(tasks)
         self._connections.insert(tasks[0])

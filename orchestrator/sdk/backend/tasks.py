@@ -34,11 +34,15 @@ from orchestrator.sealing import reveal
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.namespaces import borrowed
 from orchestrator.store.runs import retries as run_retries
-from orchestrator.store.tasks import enqueue, redrive, results, revival, unique
+from orchestrator.store.tasks import enqueue, redrive, results, revival, shared, unique
 from orchestrator.store.tasks.redrive import FailedFilter, Group
 from orchestrator.transport.codec import Ended
 
 _RETRIED = (TaskState.FAILED, TaskState.SKIPPED)
+
+
+class _SentBefore(Exception):
+    """A task with this id has been created before, and has ended."""
 
 
 class TaskBackend:
@@ -50,10 +54,12 @@ class TaskBackend:
         self._payloads = connections.payloads
         self._waiting = waiting
         self._shared = SharedCommits(connections)
+        self._shared_foreign = SharedCommits(connections, self._insert_foreign)
 
     def close(self) -> None:
         """Let what is being stored be stored."""
         self._shared.close()
+        self._shared_foreign.close()
 
     @property
     def retries(self) -> int:
@@ -89,11 +95,32 @@ class TaskBackend:
 
     async def aenqueue(self, task: NewTask, within: str = "") -> bytes:
         """Do the same on an event loop, where those who come at the same time share a commit."""
-        if self._payloads is not None and len(task.payload) > self._payloads.inline:
-            task = await asyncio.to_thread(self._outgoing, task)
-        elif self._vault is not None:
-            task = seal_task(task, self._vault)
+        task = await self._aoutgoing(task)
         return await self._shared.enqueue(task, partial(self.enqueue, task, within))
+
+    async def aenqueue_foreign(self, task: NewTask, within: str = "") -> bytes:
+        """Do the same for a task whose id somebody has made who may have sent it before: it is created once."""
+        outgoing = await self._aoutgoing(task)
+        try:
+            return await self._shared_foreign.enqueue(outgoing, partial(self.enqueue, outgoing, within, repeated=True))
+        except (IntegrityError, _SentBefore):
+            if not await asyncio.to_thread(self._were_sent, [task]):
+                raise
+            return task.id
+
+    async def _aoutgoing(self, task: NewTask) -> NewTask:
+        if self._payloads is not None and len(task.payload) > self._payloads.inline:
+            return await asyncio.to_thread(self._outgoing, task)
+        return task if self._vault is None else seal_task(task, self._vault)
+
+    def _insert_foreign(self, tasks: Sequence[NewTask]) -> set[bytes]:
+        plain = [task for task in tasks if task.unique is None]
+        if plain:
+            with self._connections.writing("the tasks were stored", transaction=True) as connection:
+                shared.insert_plain(connection, plain)
+                if results.has_ended(connection, [task.id for task in plain]):
+                    raise _SentBefore  # whoever is open has refused these already, by its id
+        return {task.id for task in tasks if task.unique is not None}
 
     def enqueue_in(self, given: object, task: NewTask) -> bytes:
         """Create one task in the caller's transaction, whose commit wakes the scheduler."""
@@ -113,14 +140,14 @@ class TaskBackend:
 
         If this is `repeated`, all of them or none may have been created before.
         """
-        if repeated and self._has_any(tasks):
+        if repeated and self._were_sent(tasks):
             return [task.id for task in tasks]
         if self._payloads is not None or self._vault is not None:
             tasks = [self._outgoing(task) for task in tasks]
         try:
             return self._create(tasks, within, repeated)
-        except IntegrityError:
-            if not repeated or not self._has_any(tasks):
+        except (IntegrityError, _SentBefore):
+            if not repeated or not self._were_sent(tasks):
                 raise
             return [task.id for task in tasks]  # the first time has come to its end meanwhile
 
@@ -139,9 +166,14 @@ class TaskBackend:
         self._connections.nudge()
         return [created[task.id] for task in tasks]
 
-    def _has_any(self, tasks: Sequence[NewTask]) -> bool:
+    def _were_sent(self, tasks: Sequence[NewTask]) -> bool:
+        """Say whether tasks with these ids are there already; refuse ids that others have."""
         with self._connections.reading() as connection:
-            return bool(results.outcomes(connection, [task.id for task in tasks]))
+            there = results.named(connection, [task.id for task in tasks])
+        for task in tasks:
+            if there.get(task.id, (task.name, task.queue)) != (task.name, task.queue):
+                raise InvalidTask(f"The id {to_text(task.id)} is that of another task: make a new one for each task.")
+        return bool(there)
 
     def _create(self, tasks: Sequence[NewTask], within: str, repeated: bool) -> list[bytes]:
         created = {}
@@ -151,9 +183,7 @@ class TaskBackend:
             else:
                 enqueue.copy_tasks(connection, tasks)
             if repeated and results.has_ended(connection, [task.id for task in tasks]):
-                # Created before, and ended since then. Whoever is open has refused these already, by its id.
-                connection.rollback()
-                return [task.id for task in tasks]
+                raise _SentBefore  # and ended since then; whoever is open has refused these already, by its id
         self._connections.nudge()
         return [created.get(task.id, task.id) for task in tasks]
 

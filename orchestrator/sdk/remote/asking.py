@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import ConfigurationError, Forbidden, OrchestratorError, Unavailable, Uncertain, from_problem
 from orchestrator.sdk.calls.declaring import REPEATED, Declared
 from orchestrator.sdk.remote.http import Broken, Http, Reply, Unreached
@@ -27,6 +29,10 @@ _KEYS = (
     "list` has all of them."
 )
 """Where keys come from, and go."""
+_SAYS_NOTHING = (Unavailable, ConfigurationError, Forbidden, OrchestratorError)
+"""What is raised where a request came to nothing, whatever became of the one before it."""
+_ON_THE_WAY = (502, 503, 504)
+"""What somebody between the client and the server says: the server may have done it."""
 _TRIES = 4
 _PAUSES = (0.05, 0.25, 1.0)
 """Seconds between tries, unless the server says how many."""
@@ -95,24 +101,29 @@ class Asking:
 
     def _ask(self, call: Declared, body: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reply:
         timeout = self.http.timeout if not call.waits else _limit(call, args, kwargs) + self.http.timeout
+        doubt: Uncertain | None = None
         for pause in (*_PAUSES, None):
             try:
                 reply = self.http.post(call.path, body, timeout)
                 problem = self.problem(reply)
                 if problem is None:
                     return reply
+                if call.scope != "read" and reply.status in _ON_THE_WAY and reply.content_type != _PROBLEM:
+                    problem = self._uncertain(call, args, problem)
             except Unreached as error:
                 problem, reply = self.away(error), None
             except Broken as error:
-                problem, reply = self._uncertain(call, error), None
+                problem, reply = self._uncertain(call, args, error), None
+            if isinstance(problem, Uncertain):
+                doubt = doubt or problem
             if isinstance(problem, Uncertain) and call.repeatable and pause is not None:
                 if call.knows_repeats:
                     body = call.encode(args, {**kwargs, REPEATED: True})
             elif not isinstance(problem, Unavailable) or pause is None:
-                raise problem
+                raise _in_doubt(doubt, problem)
             wait = pause if reply is None or reply.retry_after is None else reply.retry_after
             if wait > _LONGEST_PAUSE:
-                raise problem
+                raise _in_doubt(doubt, problem)
             time.sleep(wait)
         raise AssertionError("the last try returns or raises")
 
@@ -156,12 +167,13 @@ class Asking:
             f"whether setting api_url (ORCHESTRATOR_API_URL) is its address."
         )
 
-    def _uncertain(self, call: Declared, error: Exception) -> OrchestratorError:
+    def _uncertain(self, call: Declared, args: tuple[Any, ...], error: Exception) -> Uncertain:
         if call.scope == "read":
             return Uncertain(f"The connection to the API at {self.http.url} broke: {error}")
+        whom = f" of {to_text(args[0].id)}" if args and isinstance(args[0], NewTask) else ""
         return Uncertain(
             f"The connection to the API at {self.http.url} broke, and it is not known whether this was done "
-            f"({call.part} {call.name}): {error}"
+            f"({call.part} {call.name}{whom}): {error}"
         )
 
     def _stranger(self, reply: Reply) -> OrchestratorError:
@@ -171,6 +183,14 @@ class Asking:
             f"Setting api_url: {self.http.url} is no API of an orchestrator: it answered with status {reply.status} "
             f"and {reply.content_type}. Expected the address that `orchestrator api` says it serves."
         )
+
+
+def _in_doubt(doubt: Uncertain | None, problem: OrchestratorError) -> OrchestratorError:
+    """Return what to raise: after a lost answer, only the server's own word says that something was not done."""
+    if doubt is None or isinstance(problem, Uncertain) or type(problem) not in _SAYS_NOTHING:
+        return problem
+    doubt.__cause__ = problem
+    return doubt
 
 
 def _limit(call: Declared, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:

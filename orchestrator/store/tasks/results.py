@@ -89,6 +89,18 @@ def has_ended(connection: Connection, tasks: Sequence[bytes]) -> bool:
     return _HAS_ENDED.one(connection, ids=tasks)
 
 
+_NAMED = Statement[tuple[UUID, str, str]]("""
+SELECT /* results.named */ id, name, queue FROM orchestrator.ended_tasks WHERE id = ANY (%(ids)s::uuid[])
+ UNION ALL
+SELECT id, name, queue FROM orchestrator.tasks WHERE id = ANY (%(ids)s::uuid[])
+""")
+
+
+def named(connection: Connection, tasks: Sequence[bytes]) -> dict[bytes, tuple[str, str]]:
+    """Return of those of these tasks that exist how they are called, and in which queue they are."""
+    return {id.bytes: (name, queue) for id, name, queue in _NAMED(connection, ids=tasks)}
+
+
 _PROGRESS = Statement[Row]("""
 SELECT /* results.progress */
        CASE WHEN EXISTS (SELECT FROM orchestrator.inbox WHERE target = %(id)s::uuid AND kind = 'retry run')

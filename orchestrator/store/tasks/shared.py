@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.store.sql import Batch, Statement
+from orchestrator.store.sql import Batch, Statement, Values
 from orchestrator.store.tasks.enqueue import COLUMNS
 from orchestrator.store.tasks.transitions import arrivals
 from orchestrator.store.tasks.unique import LOCK_OF
@@ -40,16 +40,26 @@ def insert_shared(engine: Engine, tasks: Sequence[NewTask]) -> set[bytes]:
     It waits for no key that another transaction may be taking: who wants such a one is left to do so alone. Of two that
     want the same key, the first has it.
     """
+    statement, values = _prepared(tasks)
+    stored = statement.alone(engine, values)
+    keyed = {task.id for task in tasks if task.unique is not None}
+    return keyed - {bytes.fromhex(found) for found in stored} if keyed else keyed
+
+
+def insert_plain(connection: Connection, tasks: Sequence[NewTask]) -> None:
+    """Create standalone tasks without unique keys, in their order, in the caller's transaction."""
+    statement, values = _prepared(tasks)
+    statement(connection, values)
+
+
+def _prepared(tasks: Sequence[NewTask]) -> tuple[Statement[str], Values]:
     columns = dict(zip(_TYPES, zip(*map(_row, tasks), strict=True), strict=True))
     used = {name for name, values in columns.items() if values.count(None) < len(values)}
     if "unique_key" in used:
         used.add("period")  # which few of them have
     names = tuple(name for name in _TYPES if name in used)
     batch, statement = _statement(names)
-    stored = statement.alone(engine, batch(zip(*(columns[name] for name in names), strict=True)))
-    if "unique_key" not in used:
-        return set()
-    return {task.id for task in tasks if task.unique is not None} - {bytes.fromhex(found) for found in stored}
+    return statement, batch(zip(*(columns[name] for name in names), strict=True))
 
 
 def _row(task: NewTask) -> tuple[Any, ...]:
