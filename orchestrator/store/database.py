@@ -20,6 +20,7 @@ from orchestrator.harmless import sentence, without_password, without_password_o
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import DEFAULT_NAMESPACE
 from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
+from orchestrator.store.discretion import code_of, hide_rows
 from orchestrator.store.namespaces import namespace_of, use_namespace
 from orchestrator.store.tables import SCHEMA
 
@@ -102,6 +103,7 @@ def engine_for(
             isolation_level="AUTOCOMMIT" if autocommit else "READ COMMITTED",
             connect_args={"application_name": name, "connect_timeout": math.ceil(timeout), **_NOTICE_SILENCE, **hosts},
             skip_autocommit_rollback=autocommit,
+            hide_parameters=True,
         )
         if engine.dialect.is_async:
             raise ValueError(f"{engine.driver} is an asynchronous driver; leave it out, or name psycopg2 or psycopg")
@@ -159,6 +161,7 @@ def _as_outage(context: ExceptionContext) -> exc.OperationalError | None:
     error = context.sqlalchemy_exception
     if not isinstance(error, exc.DBAPIError):
         return None
+    hide_rows(error)
     outage = as_outage(error, is_broken=context.is_disconnect)
     context.is_disconnect = context.is_disconnect or (outage is not None and outage.connection_invalidated)
     return outage
@@ -169,16 +172,12 @@ def as_outage(error: exc.DBAPIError, *, is_broken: bool) -> exc.OperationalError
 
     A connection that is read-only stays so, and another server may have taken its place: it is not used again.
     """
-    if isinstance(error, UNAVAILABLE) or not (is_broken or _code(error) in _REFUSED_TO_ALL):
+    if isinstance(error, UNAVAILABLE) or not (is_broken or code_of(error) in _REFUSED_TO_ALL):
         return None
-    is_broken = is_broken or _code(error) == _READ_ONLY
-    return exc.OperationalError(error.statement, error.params, error.orig or error, connection_invalidated=is_broken)
-
-
-def _code(error: BaseException) -> str:
-    """Return the SQLSTATE of an error, in the words of either driver; empty where Postgres has said none."""
-    cause = getattr(error, "orig", None)
-    return getattr(cause, "pgcode", None) or getattr(cause, "sqlstate", None) or ""
+    is_broken = is_broken or code_of(error) == _READ_ONLY
+    return exc.OperationalError(
+        error.statement, error.params, error.orig or error, hide_parameters=True, connection_invalidated=is_broken
+    )
 
 
 def said(error: BaseException) -> str:
@@ -201,12 +200,12 @@ def explain(error: BaseException, namespace: str = DEFAULT_NAMESPACE) -> str:
 def is_broken_off(error: BaseException) -> bool:
     """Say whether a connection ended without a word from Postgres, so that nobody knows what it had come to."""
     lost = isinstance(error, exc.DBAPIError) and error.connection_invalidated
-    return lost and not _code(error)
+    return lost and not code_of(error)
 
 
 def is_outage(error: BaseException) -> bool:
     """Say whether waiting will help. A value too large for an index is no outage, though the driver calls it so."""
-    code = _code(error)
+    code = code_of(error)
     return code in _REFUSED_TO_ALL or (isinstance(error, UNAVAILABLE) and not code.startswith(_LIMIT_EXCEEDED))
 
 
@@ -220,12 +219,12 @@ def is_exhausted(error: BaseException) -> bool:
 
 def is_forbidden(error: BaseException) -> bool:
     """Say whether the role lacks a privilege."""
-    return _code(error) == _FORBIDDEN
+    return code_of(error) == _FORBIDDEN
 
 
 def is_timeout(error: BaseException) -> bool:
     """Say whether Postgres has ended a statement because it took too long."""
-    return _code(error) == _QUERY_CANCELLED
+    return code_of(error) == _QUERY_CANCELLED
 
 
 def awaited(engine: Engine) -> Prerequisite:

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Dialect, Engine, exc
 
 from orchestrator.store.database import as_outage
 from orchestrator.store.deadlines import deadlines_of, limited
+from orchestrator.store.discretion import hide_rows
 from orchestrator.store.namespaces import in_namespace, namespace_of
 
 _CHANNEL = "orchestrator_channel"
@@ -159,6 +160,13 @@ def _known(error: Any, dialect: Dialect, connection: Any, sql: str, parameters: 
     """Return an error of the driver as one of SQLAlchemy; an outage is one, whatever the driver calls it."""
     is_broken = dialect.is_disconnect(error, connection, None)
     known: exc.DBAPIError = exc.DBAPIError.instance(
-        sql, parameters, error, dialect.loaded_dbapi.Error, connection_invalidated=is_broken, dialect=dialect
+        sql,
+        parameters,
+        error,
+        dialect.loaded_dbapi.Error,
+        hide_parameters=True,
+        connection_invalidated=is_broken,
+        dialect=dialect,
     )
+    hide_rows(known)
     return as_outage(known, is_broken=is_broken) or known

@@ -1,0 +1,77 @@
+"""Errors of Postgres's name the table and the constraint, and nothing that stands in a row."""
+
+from __future__ import annotations
+
+import io
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, exc, text
+
+from orchestrator.store.driver import copy, execute
+from orchestrator.store.sql import Prepared, Statement
+
+SECRET = "hunter2"
+COLUMNS = "(word) VALUES (%(word)s::text)"
+PLAIN = Statement[None](f"INSERT /* test.secret */ INTO secrets {COLUMNS}")
+PREPARED = Prepared[None](f"INSERT /* test.secret_prepared */ INTO secrets {COLUMNS}")
+FROM_JSON = Prepared[None]("INSERT /* test.secret_json */ INTO secrets SELECT %(word)s::json ->> 0")
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    with engine.connect() as connection:
+        connection.exec_driver_sql(
+            "CREATE TEMPORARY TABLE secrets (word text CONSTRAINT no_secrets CHECK (word NOT LIKE '%%hunter%%'))"
+        )
+        connection.commit()
+        yield connection
+        connection.invalidate()  # and with it the table
+
+
+def shown(error: BaseException) -> str:
+    """Return all that a log shows of an error, with what has caused it."""
+    return "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda connection: PLAIN(connection, word=SECRET),
+        lambda connection: PREPARED(connection, word=SECRET),
+        lambda connection: connection.execute(text("INSERT INTO secrets VALUES (:word)"), {"word": SECRET}),
+        lambda connection: copy(connection, "COPY secrets FROM STDIN", io.StringIO(f"{SECRET}\n")),
+    ],
+    ids=["sqlalchemy", "driver", "text", "copy"],
+)
+def test_a_refused_row_is_not_shown(connection: Connection, add: Callable[[Connection], Any]) -> None:
+    with pytest.raises(exc.IntegrityError) as caught:
+        add(connection)
+    told = shown(caught.value)
+    assert SECRET not in told
+    assert "no_secrets" in told
+    assert "secrets" in str(caught.value)
+
+
+def test_a_value_that_cannot_be_read_is_not_shown(connection: Connection) -> None:
+    with pytest.raises(exc.DataError, match="invalid input syntax for type json") as caught:
+        FROM_JSON(connection, word=f'{{"password": {SECRET}}}')
+    assert SECRET not in shown(caught.value)
+
+
+def test_a_statement_by_itself_shows_no_values(engine: Engine) -> None:
+    with pytest.raises(exc.ProgrammingError, match="function nothing") as caught:
+        execute(engine, "SELECT nothing(%(word)s)", {"word": SECRET})
+    told = shown(caught.value)
+    assert SECRET not in told
+    assert "HINT:" in told
+
+
+def test_an_outage_shows_no_values(connection: Connection) -> None:
+    """An error that is made into another one keeps its values to itself, too."""
+    connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+    with pytest.raises(exc.OperationalError, match="read-only") as caught:
+        connection.exec_driver_sql("CREATE TABLE orchestrator.never AS SELECT %(word)s", {"word": SECRET})
+    assert SECRET not in shown(caught.value)
