@@ -35,8 +35,8 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     """Return the document of these routes."""
     types = [kind for endpoint in endpoints for kind in _types(endpoint)]
     schemas, components = msgspec.json.schema_components([*types, Problem], ref_template=_REF)
-    components = _without_places(components)
-    known = {id(kind): _without_places(schema) for kind, schema in zip([*types, Problem], schemas, strict=True)}
+    components = {name: _plain(schema) | {"title": name} for name, schema in components.items()}
+    known = {id(kind): _plain(schema) for kind, schema in zip([*types, Problem], schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, known, components)
@@ -89,15 +89,20 @@ def _shows(endpoint: Endpoint) -> tuple[str, str] | None:
     return next(((base, pointers[name]) for name in fields if name in pointers), None)
 
 
-def _without_places(schema: Any) -> Any:
-    """Return a schema in which a tuple is a list of so many of any of its parts: few tools know `prefixItems`."""
+def _plain(schema: Any) -> Any:
+    """Return a schema that tools understand, which make clients of it: few know `prefixItems`, or a list of anything.
+
+    A tuple is a list of so many of any of its parts, and every list says what it is of.
+    """
     if isinstance(schema, (list, tuple)):
-        return [_without_places(item) for item in schema]
+        return [_plain(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {name: _without_places(item) for name, item in schema.items()}
+    found = {name: _plain(item) for name, item in schema.items()}
     if "prefixItems" in found:
         found["items"] = {"anyOf": found.pop("prefixItems")}
+    if found.get("type") == "array":
+        found.setdefault("items", {})
     return found
 
 
