@@ -107,7 +107,7 @@ def test_a_task_that_is_there_whenever_a_worker_dies_is_given_up_in_the_end(syst
         (task,) = worker.take()
         assert task.attempt == attempt
         worker.report(Lost(task.id, task.attempt, alone=False))
-        system.tick()
+        system.tick_until(lambda: (row := system.row(handle))["attempt"] > task.attempt or row["status"] == "failed")  # noqa: B023
     row = system.row(handle)
     assert (row["reason"], row["losses"], row["failures"], row["attempt"]) == ("worker lost", 0, 0, 30)
     with pytest.raises(TaskFailed, match="it fails only if it was there 30 times; this was time 30"):
