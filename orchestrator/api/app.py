@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from urllib.parse import quote, unquote
 
 import anyio
 import anyio.to_thread
@@ -34,6 +35,7 @@ from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
 
 log = get_logger("api")
+_CONSTANTS = (_DOCUMENT, _DOCS) = ("/openapi.json", "/docs")
 
 
 def create_app(settings: Settings) -> Starlette:
@@ -53,9 +55,9 @@ def create_app(settings: Settings) -> Starlette:
     paths |= {path: PagePath(api, door, refusals, turns, hub, found) for path, found in _by_path(PAGES).items()}
     document = msgspec.json.encode(openapi.document(ROUTES))
     routes = [
-        Route("/openapi.json", partial(_constant, document, "application/json"), methods=["GET"]),
+        Route(_DOCUMENT, partial(_constant, document, "application/json"), methods=["GET"]),
         Route("/", _to_the_pages, methods=["GET"]),
-        Route("/docs", partial(_page, openapi.page(ROUTES)), methods=["GET"]),
+        Route(_DOCS, partial(_page, openapi.page(ROUTES)), methods=["GET"]),
         *(Route(path, served) for path, served in paths.items()),
     ]
     handlers: dict[type[Exception], ExceptionHandler] = {
@@ -64,6 +66,7 @@ def create_app(settings: Settings) -> Starlette:
     }
     app = _Application(routes=routes, lifespan=alive, exception_handlers=handlers)
     app.paths = Paths(paths)
+    app.router.redirect_slashes = False  # its redirects name a scheme and a host, which are others before a proxy
     app.state.let_go = hub.let_go
     return app
 
@@ -119,7 +122,24 @@ class _Elsewhere(Response):
         await self._served(scope, receive, send)
 
 
+def _without_slash(request: Request) -> Response | None:
+    """Return where to go instead of a path with a slash behind it, seen from there: a proxy may have cut a prefix."""
+    sent = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
+    raw = sent.partition(b"?")[0].decode("latin-1")
+    path = raw.removesuffix("/")
+    if path in ("", raw) or path.endswith("/"):
+        return None
+    shorter = {**request.scope, "path": unquote(path), "raw_path": path.encode("latin-1")}
+    if path not in _CONSTANTS and request.app.paths.find(shorter) is None:
+        return None
+    query = request.scope["query_string"].decode("latin-1")
+    place = f"../{path.rpartition('/')[2]}"
+    return RedirectResponse(f"{place}?{query}" if query else place)
+
+
 async def _not_served(nowhere: ServedPath, request: Request, error: Exception) -> Response:
+    if elsewhere := _without_slash(request):
+        return elsewhere
     if request.url.path.startswith("/ui/"):
         request.scope["path_params"] = {"anything": request.url.path.removeprefix("/ui/")}
         return _Elsewhere(nowhere)

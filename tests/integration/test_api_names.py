@@ -84,6 +84,28 @@ def test_what_nobody_serves_is_told(server: Server) -> None:
     assert server.ask("GET", f"/api/v1/tasks/{uuid4()}").status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("/api/v1/queues/", "../queues"),
+        ("/api/v1/queues//", None),
+        ("/api/v1/tasks/?limit=1&name=a%2Fb", "../tasks?limit=1&name=a%2Fb"),
+        ("/api/v1/workflows/a%2Fb/", "../a%2Fb"),
+        ("/docs/", "../docs"),
+        ("/openapi.json/", "../openapi.json"),
+        ("/ui/", "../ui"),
+        ("/api/v1/nowhere/", None),
+        ("//", None),
+    ],
+)
+def test_a_slash_at_the_end_leads_to_the_path_without_it(server: Server, asked: str, told: str | None) -> None:
+    """Seen from the path itself, so that neither the scheme nor the prefix of a proxy is lost."""
+    answer = server.ask("GET", f"http://localhost{asked}")
+    assert (answer.status_code, answer.headers.get("Location")) == (307 if told else 404, told)
+    if told:
+        assert answer.url.join(told).path == answer.url.path.rstrip("/")
+
+
 def test_each_operation_has_a_name_of_its_own(server: Server) -> None:
     paths = server.ask("GET", "/openapi.json").json()["paths"]
     names = Counter(operation["operationId"] for methods in paths.values() for operation in methods.values())
