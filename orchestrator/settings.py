@@ -355,6 +355,8 @@ def _parse(name: str, value: Any, source: str) -> Any:
             value = ", ".join(value)
         if isinstance(value, bool) or (wanted is str and not isinstance(value, str)):
             raise ValueError
+        if name in _SECRETS or name.endswith("_url"):  # a file that holds it mostly ends with a newline
+            value = value.strip()
         return value.lower() if name in CHOICES else wanted(value)
     except (TypeError, ValueError):
         raise ConfigurationError(

@@ -35,6 +35,14 @@ def test_without_any_source_every_setting_has_its_default(tmp_path: Path) -> Non
     assert load_settings(tmp_path, environ={}) == Settings()
 
 
+def test_white_space_around_keys_and_addresses_is_left_out(tmp_path: Path) -> None:
+    """Such as the newline at the end of a secret that was written with an editor."""
+    environ = {"ORCHESTRATOR_API_KEY": " orc_a.b\n", "ORCHESTRATOR_API_URL": "https://api.example\n"}
+    settings = load_settings(tmp_path, environ=environ)
+    assert (settings.api_key, settings.api_url) == ("orc_a.b", "https://api.example")
+    assert load_settings(tmp_path, environ={}, api_key="orc_a.b\r\n").api_key == "orc_a.b"
+
+
 def test_arguments_win_over_environment_over_pyproject_over_services_file(tmp_path: Path) -> None:
     write_services(tmp_path, json.dumps({"database_url": "postgresql://services", "redis_url": "redis://services"}))
 
