@@ -11,6 +11,7 @@ What stands in braces in the path is read as the parameter of that name; `query`
 
 from __future__ import annotations
 
+import codecs
 import inspect
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -122,7 +123,9 @@ class Endpoint:
         except RecursionError:
             raise refused(422, "The request does not fit", "The body has too many levels within each other.") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise refused(400, "The body is no JSON", str(error)) from error
+            marked = data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            detail = "It begins with a byte order mark: send UTF-8 without one." if marked else str(error)
+            raise refused(400, "The body is no JSON", detail) from error
 
 
 @dataclass

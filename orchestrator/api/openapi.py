@@ -24,6 +24,7 @@ _PROBLEMS = {
     412: "It was changed meanwhile.",
     408: "The body did not come in time.",
     413: "The body is too large.",
+    415: "The body is compressed, or encoded otherwise.",
     422: "The request does not fit; `errors` names the fields.",
     429: "Too much at once; come again after `Retry-After` seconds.",
     500: "A defect.",

@@ -117,6 +117,8 @@ async def read_body(request: Request) -> bytes:
     """Read what was sent, but no more than anybody needs to send."""
     parts: list[bytes] = []
     size = 0
+    if request.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity"):
+        raise _encoded(request.headers["Content-Encoding"])
     if int(request.headers.get("Content-Length", "0")) > LARGEST_BODY:  # who waits to be told to go on need not send it
         raise _too_large()
     try:
@@ -133,6 +135,15 @@ async def read_body(request: Request) -> bytes:
 
 def _too_large() -> Refused:
     return _closing(413, "The body is too large", f"At most {LARGEST_BODY:,} bytes are read.")
+
+
+def _encoded(found: str) -> Refused:
+    problem = Problem(
+        title="The body is encoded",
+        status=415,
+        detail=f"Content-Encoding: expected none, found {found!r:.100}. Send the body as it is, without compression.",
+    )
+    return Refused(problem, {"Connection": "close", "Accept-Encoding": "identity"})
 
 
 def _closing(status: int, title: str, detail: str) -> Refused:

@@ -106,6 +106,21 @@ def test_a_slash_at_the_end_leads_to_the_path_without_it(server: Server, asked: 
         assert answer.url.join(told).path == answer.url.path.rstrip("/")
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "br, gzip", "identity, gzip"])
+def test_an_encoded_body_is_refused_unread(server: Server, encoding: str) -> None:
+    answer = server.ask("POST", "/api/v1/tasks", headers={"Content-Encoding": encoding}, content=b"\x1f\x8b")
+    assert (answer.status_code, answer.headers["Connection"]) == (415, "close")
+    assert f"Content-Encoding: expected none, found {encoding!r}" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("mark", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_called_so(server: Server, mark: str) -> None:
+    body = '{"name": "t.a"}'.encode(mark)
+    answer = server.ask("POST", "/api/v1/tasks", headers={"Content-Encoding": "identity"}, content=body)
+    assert answer.status_code == 400
+    assert "byte order mark" in answer.json()["detail"]
+
+
 def test_each_operation_has_a_name_of_its_own(server: Server) -> None:
     paths = server.ask("GET", "/openapi.json").json()["paths"]
     names = Counter(operation["operationId"] for methods in paths.values() for operation in methods.values())
