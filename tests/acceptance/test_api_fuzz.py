@@ -68,7 +68,7 @@ def test_nothing_that_a_client_sends_makes_a_server_error(
                 *("--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "4", "--request-timeout", "60"),
                 *("--suppress-health-check", "all", "--warnings", "off"),
                 # what waits by design: streams, updates that code may answer later, and who asks for work
-                *("--exclude-path-regex", r"(}|/status)/events$|/updates/|^/queue/poll$"),
+                *("--exclude-path-regex", r"(}|/status|/logs)/events$|/updates/|^/queue/poll$"),
             ],
             cwd=tmp_path,
             env=stack.environment,

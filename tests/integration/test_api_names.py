@@ -121,6 +121,15 @@ def test_a_byte_order_mark_is_called_so(server: Server, mark: str) -> None:
     assert "byte order mark" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    ("name", "schedule"), [("", None), ("fine", {}), ("fine", {"cron": "no"}), ("fine", {"at": 1})]
+)
+def test_a_program_publishes_no_flow_without_a_name_or_a_fire(server: Server, name: str, schedule: Any) -> None:
+    graph = {"start": "a", "nodes": {"a": {"kind": "approval"}}, "schedule": schedule}
+    answer = server.ask("POST", "/api/v1/client/flows/publish", json={"name": name, "graph": graph})
+    assert (answer.status_code, "found" in answer.json()["detail"]) == (422, True), answer.text
+
+
 def test_each_operation_has_a_name_of_its_own(server: Server) -> None:
     paths = server.ask("GET", "/openapi.json").json()["paths"]
     names = Counter(operation["operationId"] for methods in paths.values() for operation in methods.values())

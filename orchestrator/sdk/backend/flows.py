@@ -21,6 +21,8 @@ from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.errors import ExpressionError, InvalidWorkflow, NotFound, PayloadError, WrongState
 from orchestrator.sdk import acting
 from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.dag.schedule_fields import checked_schedule
+from orchestrator.sdk.tasks.options import check_name
 from orchestrator.sdk.values.payload import encode_value
 from orchestrator.sdk.values.shown import as_json
 from orchestrator.store import inbox
@@ -54,8 +56,11 @@ class FlowBackend:
 
     def publish(self, name: str, graph: Flow, version: int | None = None, *, published: bool = True) -> Published:
         """Store a version of a flow, and the schedule in its file; the same body again is a no-op."""
+        check_name("flow", name)
         if problem := unstorable(graph.schedule or {}):
             raise InvalidWorkflow(f"schedule: {problem}.")
+        if graph.schedule is not None:
+            checked_schedule(graph.schedule)
         with self._connections.writing(f"flow {name!r} was stored", transaction=True) as connection:
             done = definitions.publish(connection, name, graph, version, published=published)
             if published:
