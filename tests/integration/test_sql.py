@@ -21,6 +21,7 @@ from orchestrator.store import database, sql
 from orchestrator.store.driver import send
 from orchestrator.store.leases import Cursor
 from orchestrator.store.sql import Batch, Blob, Json, Prepared, Row, Statement
+from orchestrator.store.tasks import shared
 
 ADD = Prepared[int]("INSERT /* test.add */ INTO numbers VALUES (%(number)s::int) RETURNING number")
 COUNT = "SELECT count(*) FROM numbers"
@@ -41,6 +42,8 @@ def connection(engine: Engine) -> Iterator[Connection]:
 def test_every_statement_of_the_product_has_a_name_of_its_own() -> None:
     for module in pkgutil.walk_packages(store.__path__, "orchestrator.store."):
         importlib.import_module(module.name)
+    for number in range(len(shared._ALWAYS), len(shared._TYPES) + 1):
+        shared._statement(tuple(shared._TYPES)[:number])  # which are made when they are needed
     ours = {name: text for name, text in sql._known.items() if not name.startswith("test.")}
     assert len(ours) > 200
     assert len(set(ours.values())) == len(ours)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
+from zlib import crc32
 
 from sqlalchemy import Connection, Engine
 
@@ -32,6 +33,7 @@ _TYPES = {
 }
 """By parameter, its type; those of `_row`, in its order."""
 _ALWAYS = ("id", "name", "queue", "payload")
+_LONGEST_TITLE = 60
 
 
 def insert_shared(engine: Engine, tasks: Sequence[NewTask]) -> set[bytes]:
@@ -88,7 +90,7 @@ def _statement(names: tuple[str, ...]) -> tuple[Batch, Statement[str]]:
     """Return the statement that creates tasks with these parameters, and the batch that it takes."""
     batch = Batch("n", ", ".join(f"{name} {_TYPES[name]}" for name in names))
     used = {COLUMNS[name][0]: _value(name) for name in names if name in COLUMNS}
-    title = " ".join(["enqueue.shared", *(name for name in names if name not in _ALWAYS)])
+    title = _title([name for name in names if name not in _ALWAYS])
     into = f"INTO orchestrator.tasks ({', '.join(used)})"
     values = ", ".join(used.values())
     is_arriving, has_keys = "lane" in names, "unique_key" in names
@@ -104,6 +106,12 @@ def _statement(names: tuple[str, ...]) -> tuple[Batch, Statement[str]]:
         steps.append(f"arrived AS ({arrivals('created WHERE lane IS NOT NULL AND wake_at IS NULL')})")
     found = "SELECT replace(id::text, '-', '') FROM created"
     return batch, Statement[str](f"WITH /* {title} */ {', '.join(steps)} {found}")
+
+
+def _title(names: Sequence[str]) -> str:
+    """Return the name of a statement with these parameters, short enough for Postgres to show all of it."""
+    title = " ".join(["enqueue.shared", *names])
+    return title if len(title) <= _LONGEST_TITLE else f"enqueue.shared {len(names)} {crc32(title.encode()):08x}"
 
 
 def _value(name: str) -> str:
