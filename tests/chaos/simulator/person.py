@@ -34,9 +34,10 @@ class Person:
         for row in self._world.database.sql(_OPEN) if self._world.clients.flows else ():
             state = FlowState() if row["state"] is None else FlowState.from_plain(zoned.decode(bytes(row["state"])))
             work = state.work
-            if isinstance(work, Wait) and work.key in SIGNALS and self._random.random() < 0.7:
+            key = work.key.rpartition("/")[2] if isinstance(work, Wait) else ""
+            if key in SIGNALS and self._random.random() < 0.7:
                 for _ in range(self._random.choice((1, 1, 1, 2))):
-                    self._send(row["id"].bytes, work.key)
+                    self._send(row["id"].bytes, key)
             elif self._random.random() < 0.1:
                 self._send(row["id"].bytes, self._random.choice(sorted(SIGNALS)))
 

@@ -26,7 +26,7 @@ from tests.chaos.simulator.poison import Poisons
 from tests.chaos.simulator.postgres import SimulatedDatabase
 from tests.chaos.simulator.workers import Execution, WorkerMachine
 
-QUIET_WITHIN = 90.0
+QUIET_WITHIN = 240.0
 """Seconds of virtual time after the last fault by which everything must have come to rest."""
 
 
