@@ -78,10 +78,10 @@ def test_a_worker_that_stood_still_cannot_complete_what_another_has(bank_stack: 
     began, over = tmp_path / "began", tmp_path / "over"
     stopped = bank_stack.worker("--app", "bank:app", "--database")
     handle = bank.slow_transfer.enqueue(str(tmp_path), 1)
-    eventually(began.exists, "the first attempt")
+    eventually(lambda: began.exists() and began.read_text(), "the first attempt")
     stopped.signal_group(signal.SIGSTOP)
     worker(bank_stack)
-    assert handle.result(30) == "attempt 2"
+    assert handle.result(60) == "attempt 2"
     (tmp_path / "go").touch()
     stopped.signal_group(signal.SIGCONT)
     eventually(over.exists, "the first attempt learns that it is over")

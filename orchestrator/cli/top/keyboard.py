@@ -64,11 +64,13 @@ class Keyboard:
         self._shown: list[str] = []
         self._size = os.terminal_size((0, 0))
         self._is_open = False
+        self._ending: BaseException | None = None
 
     def __enter__(self) -> Keyboard:
         self._modes = termios.tcgetattr(self._input)
         for number, handler in (
             (signal.SIGWINCH, self._on_resize),
+            (signal.SIGINT, self._on_end),
             (signal.SIGTERM, self._on_end),
             (signal.SIGHUP, self._on_end),
             (signal.SIGTSTP, self._on_stop),
@@ -98,9 +100,10 @@ class Keyboard:
     def _on_resize(self, *_: object) -> None:
         self.ring()
 
-    @staticmethod
-    def _on_end(number: int, _: FrameType | None) -> None:
-        sys.exit(128 + number)
+    def _on_end(self, number: int, _: FrameType | None) -> None:
+        """Have `wait` end: raised here, it might come in the middle of a finalizer, which would swallow it."""
+        self._ending = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+        self.ring()
 
     def _on_stop(self, *_: object) -> None:
         """Ctrl-Z: give the terminal back, and take it again when we go on."""
@@ -121,6 +124,8 @@ class Keyboard:
         ready, _, _ = select.select([self._input, self._reader], [], [], seconds)
         if self._reader in ready:
             os.read(self._reader, 4096)
+        if self._ending is not None:
+            raise self._ending
         if self._input not in ready:
             return []
         typed = os.read(self._input, 4096)
