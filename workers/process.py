@@ -33,6 +33,7 @@ from orchestrator.workers.executors.registry import announcements
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.functions.builtin import install
 from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.parent.first_word import FirstWord
 from orchestrator.workers.parent.held import Farewell, HeldAttempts
 from orchestrator.workers.reporting.journal import Journal
 from orchestrator.workers.reporting.reporter import Reporter
@@ -102,7 +103,14 @@ class Command(msgspec.Struct, frozen=True, array_like=True, tag="command"):
 prepare(Command, Hello | Leaving)
 
 
-def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, pipe: Connection[Any, Any]) -> Farewell:
+def main(
+    spec: WorkerSpec,
+    settings: Settings,
+    worker: str,
+    held: HeldAttempts,
+    pipe: Connection[Any, Any],
+    first_word: FirstWord,
+) -> Farewell:
     """Run a worker process; return its last word."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent passes it on
     signal.signal(signal.SIGHUP, lambda *_: None)  # so does the end of a terminal
@@ -119,14 +127,17 @@ def main(spec: WorkerSpec, settings: Settings, worker: str, held: HeldAttempts, 
     except OrchestratorError as error:
         end_fork(error.__cause__ or error)
         share_log()  # what it has silenced before it failed comes out all the same
-        log.error("%s", error)
+        if first_word.take():
+            log.error("%s", error)
         return Farewell.BROKEN if isinstance(error, ImportFailed) else Farewell.UNUSABLE
     except BaseException as error:  # the user's module fails to import, or ends: show where, once
         end_fork(error)
         share_log()
-        log.error("the application %s cannot be loaded", spec.app, exc_info=error)
+        if first_word.take():
+            log.error("the application %s cannot be loaded", spec.app, exc_info=error)
         return Farewell.BROKEN
     end_fork()
+    first_word.close()
     named = app.queues()
     process = WorkerProcess(spec, spec.served(named), settings, worker, held, pipe)
     outbox = ProcessOutbox(process.reporter, process.journal, process.pages, keeps_lines=settings.capture_logs != "off")

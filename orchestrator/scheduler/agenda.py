@@ -40,6 +40,8 @@ class Agenda(Remembering):
     cancels: Cancels
     requests: Requests
     _agenda: AgendaProbe | None = None
+    was_empty: bool = False
+    """There was nothing to do in the last tick, by what the tick before it has left."""
 
     def rolled_back(self) -> None:
         """What was done waits again."""
@@ -57,6 +59,10 @@ class Agenda(Remembering):
         limit, fleet, runs, wakeups = self.settings.batch, self.fleet, self.runs, news.wakeups
         thorough = found is not None
         agenda = found or self._agenda
+        self.was_empty = False
+        if agenda is not None and not thorough and self._is_empty(agenda, news, tx.now):
+            self.was_empty = True
+            return self._until_next(agenda, tx.now)
         if agenda is None or wakeups.has_requests or wakeups.runs_to_begin or (thorough and wakeups.has_advanced):
             agenda = waiting.probe_agenda(tx.connection)
         if thorough:
@@ -100,6 +106,13 @@ class Agenda(Remembering):
             agenda = waiting.probe_agenda(tx.connection)
         self._agenda = agenda
         return max(self._until_next(agenda, tx.now), _CONTESTED if wakeups.contested else 0.0)
+
+    def _is_empty(self, agenda: AgendaProbe, news: News, now: datetime) -> bool:
+        """Say whether there is nothing to do, and nothing to look for."""
+        wakeups = news.wakeups
+        asked = wakeups.has_requests or wakeups.runs_to_begin or wakeups.delayed or wakeups.contested
+        waits = agenda.is_busy or _is_due(agenda.next_due, now) or bool(self.fleet.capabilities.crowds)
+        return not (asked or waits or news.tasks.moved or news.runs)
 
     def _fire_timers(self, tx: Transaction, news: News, limit: int) -> None:
         late = self.cancels.time_out(tx, limit, self.settings.run_timeout_grace)

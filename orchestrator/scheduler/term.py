@@ -44,7 +44,7 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.spans import LeaderSpans
-from orchestrator.scheduler.tasks.reports import Reports
+from orchestrator.scheduler.tasks.reports import Decoded, Reports
 from orchestrator.scheduler.throughput import ThroughputRecord
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import vault_of
@@ -214,13 +214,23 @@ class Term:
             settle_ends(tx, news)
             if suspicion is not None:
                 self.lanes.release_stopped(tx, self.fleet)
-            if self.link.can_write:
+            if self.link.can_write and not self._is_drained(decoded, news):
                 self.dispatcher.claim(tx, news, self._settings.unknown_task_timeout)
                 self.code.attach_events(tx, news)
                 self.due_in = min(self.due_in, self.dispatcher.due_in(tx.now))
             self.watch.record(tx)
             self._throughput.record(tx)
         return news
+
+    def _is_drained(self, decoded: Decoded, news: News) -> bool:
+        """Say whether nothing can be ready: the last claim has left nothing, and nothing comes of what has ended since.
+
+        Whoever enqueues nudges, and a tick that was nudged has an agenda to look at. For a nudge that is lost, the next
+        look at the fleet makes up.
+        """
+        if not (self.agenda.was_empty and self.dispatcher.has_drained and decoded.are_plain_successes()):
+            return False
+        return all(task.is_single for task in news.outgoing.moved)
 
     def _check_fleet(self) -> Suspicion | None:
         return self._fleet_check.run() if self._monotonic() >= self.watch.due_at else None

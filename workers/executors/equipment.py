@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from orchestrator.workers.executors.kubernetes_access import ACCOUNT, contexts, has_account
+from orchestrator.workers.executors.kubernetes_config import ACCOUNT, contexts, has_account
 from orchestrator.workers.executors.protocol import Setup
 
 _LONGEST = 200

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from orchestrator.workers.executors.kubernetes_config import ACCOUNT, has_account, kubeconfig
 from orchestrator.workers.executors.protocol import Unequipped
 from orchestrator.workers.executors.rest import Api, Token
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_KEPT = 60.0
 """Seconds after which a file that holds a token is read again: Kubernetes replaces it in time."""
 
@@ -37,29 +37,7 @@ def find_cluster(context: str, environ: Mapping[str, str] = os.environ, account:
     """Return the cluster of a context; where none is named, that of the worker's own Pod, or of its kubeconfig."""
     if not context and has_account(environ, account):
         return _own(environ, account)
-    return _configured(_kubeconfig(environ), context)
-
-
-def has_account(environ: Mapping[str, str], account: Path = ACCOUNT) -> bool:
-    """Say whether this runs in a Pod that has an account."""
-    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and (account / "token").is_file()
-
-
-def contexts(environ: Mapping[str, str]) -> tuple[bool, list[str]]:
-    """Say whether the kubeconfig names a context of its own, and which it knows; none if it cannot be read."""
-    try:
-        document = yaml.safe_load(_kubeconfig(environ).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, RuntimeError):  # also where there is no home
-        return False, []
-    if not isinstance(document, dict) or not isinstance(entries := document.get("contexts"), list):
-        return False, []
-    named = sorted({str(entry["name"]) for entry in entries if isinstance(entry, dict) and entry.get("name")})
-    return document.get("current-context") in named, named
-
-
-def _kubeconfig(environ: Mapping[str, str]) -> Path:
-    given = environ.get("KUBECONFIG", "").split(os.pathsep)[0]
-    return Path(given) if given else Path.home() / ".kube" / "config"
+    return _configured(kubeconfig(environ), context)
 
 
 def _own(environ: Mapping[str, str], account: Path) -> Cluster:

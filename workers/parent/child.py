@@ -22,6 +22,7 @@ from orchestrator.sdk.tasks.failure import describe
 from orchestrator.settings import Settings
 from orchestrator.telemetry import close_output, get_logger
 from orchestrator.transport.codec import Attempt, Heartbeat, Malformed, decode, encode, names_digest
+from orchestrator.workers.parent.first_word import FirstWord
 from orchestrator.workers.parent.held import Farewell, HeldAttempts, Limit
 from orchestrator.workers.parent.parent_death import die_with
 from orchestrator.workers.parent.scaling import ChildState
@@ -222,7 +223,7 @@ def _timed_out(limit: Limit, now: float) -> Failed:
     return Failed(limit.id, limit.attempt, now - limit.deadline + limit.timeout, error, limit.retryable)
 
 
-def start_child(spec: WorkerSpec, settings: Settings, after_fork: Callable[[], None]) -> Child:
+def start_child(spec: WorkerSpec, settings: Settings, after_fork: Callable[[], None], first_word: FirstWord) -> Child:
     """Fork a worker process; `after_fork` is called in it first."""
     held = HeldAttempts()
     ours, theirs = Pipe()
@@ -238,7 +239,7 @@ def start_child(spec: WorkerSpec, settings: Settings, after_fork: Callable[[], N
             ours.close()
             die_with(parent)
             watch_forks()
-            farewell = run_process(spec, settings, worker, held, theirs)
+            farewell = run_process(spec, settings, worker, held, theirs, first_word)
         except BaseException:
             log.exception("worker process failed")
         finally:

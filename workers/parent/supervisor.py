@@ -29,6 +29,7 @@ from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.parent.beating import Beating
 from orchestrator.workers.parent.changes import Changes
 from orchestrator.workers.parent.child import Child, start_child
+from orchestrator.workers.parent.first_word import FirstWord
 from orchestrator.workers.parent.held import Farewell
 from orchestrator.workers.parent.last_words import LastWords
 from orchestrator.workers.parent.memory import format_memory, noted_memory, resident_memory
@@ -94,8 +95,8 @@ class Supervisor:
         self._autoscaler = Autoscaler(bounds, settings.scale_down_after)
         self._changes = Changes(Path.cwd()) if spec.reload else None
         self._check_files_at = 0.0
-        self._is_proven = False
-        """The application as it is now could be loaded; one process tries before the others."""
+        self._is_proven = not spec.reload
+        """The application as it is now could be loaded, or is taken to; if not, one process tries before the others."""
         self._was_loaded = False
         self._awaits_change = False
         self._unserved: list[str] = []
@@ -185,10 +186,12 @@ class Supervisor:
             log.info("process %d is no longer needed; it finishes what it runs", children[place].pid)
             children[place].leave(Command("retire"))
             self._has_news = True
-        if now >= self._start_after:
+        if start and now >= self._start_after:
+            first_word = FirstWord()
             for _ in range(start):
-                child = start_child(self._spec, self._settings, self._leave_to_parent)
+                child = start_child(self._spec, self._settings, self._leave_to_parent, first_word)
                 self._children[child.pid] = child
+            first_word.close()
 
     def _leave_to_parent(self) -> None:
         """In a process that was just forked, let go of what is its parent's."""
@@ -309,6 +312,10 @@ class Supervisor:
         else:
             self._exit_code = 1
             self._signals = max(1, self._signals)
+            for child in self._children.values():
+                if child.names is None:  # who still loads it would fail alike
+                    child.dismissed = True
+                    child.kill()
 
     def _check_files(self, now: float) -> None:
         """With `reload`: when a file has changed, end the processes that have loaded what it was before."""
@@ -371,7 +378,7 @@ class Supervisor:
 
     def _heed_signals(self) -> None:
         if (self._signals or self._told_to_end) and not self._drain_told:
-            if self._children:
+            if any(not child.dismissed for child in self._children.values()):
                 limit, how = self._settings.drain_timeout, "again" if self._signals else "SIGTERM twice"
                 log.info("draining: finishing what runs, up to %g s (%s to stop at once)", limit, how)
             self._is_closing = self._drain_told = True

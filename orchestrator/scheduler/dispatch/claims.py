@@ -30,22 +30,23 @@ class Claims(Remembering):
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._is_slow = False
+        self.is_slow = False
+        """The last claim from the front was: since then not all is seen that is ready."""
         self._front_at = 0.0
         self._positions: dict[str, ClaimPosition] = {}
 
     def claim(self, connection: Connection, rooms: dict[str, int], now: datetime) -> list[Claimed]:
         """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first."""
         began = self._monotonic()
-        if self._is_slow and began < self._front_at and rooms.keys() <= self._positions.keys():
+        if self.is_slow and began < self._front_at and rooms.keys() <= self._positions.keys():
             found = claims.claim_behind(connection, rooms, self._positions, now)
             for queue, room in rooms.items():
                 self._move_position(queue, room, [task for task in found if task.queue == queue])
             return found
-        newest = claims.newest(connection) if self._is_slow else None
+        newest = claims.newest(connection) if self.is_slow else None
         found = claims.claim(connection, rooms, now)
         took = self._monotonic() - began
-        self._is_slow = took >= _SLOW
+        self.is_slow = took >= _SLOW
         self._front_at = began + took + _PAUSE * took
         self._positions = {}
         if newest is not None:

@@ -91,6 +91,8 @@ class Dispatcher(Remembering):
         """It has found as many as it wanted: there may be more."""
         self.had_room = False
         """The last claim could have handed something out, had there been anything."""
+        self.has_drained = False
+        """The last claim had room in every queue, and has found less: nothing was ready that it has left."""
 
     @property
     def in_flight(self) -> int:
@@ -114,7 +116,7 @@ class Dispatcher(Remembering):
         if self._settings is None or news.wakeups.queues_changed:
             self._settings = {row.name: row for row in queues.read(tx.connection)}
         self._lanes.refresh(tx, news)
-        self._has_executions = self._has_more = self._fleet.capabilities.grows = False
+        self._has_executions = self._has_more = self._fleet.capabilities.grows = self.has_drained = False
         rooms = self._rooms(tx, news)
         self.had_room = bool(rooms)
         if not rooms:
@@ -128,6 +130,8 @@ class Dispatcher(Remembering):
         found = self._claims.claim(tx.connection, plain, tx.now) if plain else []
         if len(plain) < len(rooms):
             found += self._lanes.claim(tx, {queue: room for queue, room in rooms.items() if queue not in plain})
+        is_simple = len(plain) == len(self._slot_rooms) and not self._fleet.capabilities.crowds
+        self.has_drained = is_simple and len(found) < min(rooms.values()) and not self._claims.is_slow
         sizes = [len(task.payload) for task in found]
         self._weigh(found, sizes)
         found, executions = split(found)
@@ -146,6 +150,7 @@ class Dispatcher(Remembering):
         kept = [(task, "unknown") for task in unknown] + [(task, crowd.hold) for task, crowd in crowded]
         kept += [(task, hold_for_key(PAYLOAD_STORE)) for task in unreadable]
         if kept:
+            self.has_drained = False
             held = [Requeue(task.id, task.attempt, unknown_timeout, hold=hold) for task, hold in kept]
             transitions.requeue(tx.connection, held, tx.now)
             for task, _ in kept:
@@ -171,6 +176,7 @@ class Dispatcher(Remembering):
         excess = over_room(found, self._slot_rooms)
         back += [Requeue(task.id, task.attempt, 0.0) for task in found if task.id in excess]
         if back:
+            self.has_drained = False
             transitions.requeue(tx.connection, back, tx.now)
             put_back = {row.id for row in back}
             for task in (*found, *executions):
@@ -303,6 +309,7 @@ class Dispatcher(Remembering):
 
     def rolled_back(self) -> None:
         """Nothing was claimed."""
+        self.has_drained = False
         self._claims.rolled_back()
         self._lanes.rolled_back()
 

@@ -59,6 +59,10 @@ class Decoded(NamedTuple):
     reports: list[Reported]
     refused: list[Refused]
 
+    def are_plain_successes(self) -> bool:
+        """Say whether tasks have succeeded, and that is all: none has asked for others."""
+        return all(isinstance(report, Succeeded) and not report.children for _, _, report in self.reports)
+
 
 @dataclass
 class Reports:

@@ -72,6 +72,11 @@ class Moved(NamedTuple):
         """Say whether this is the turn task of a run of a workflow as code, which carries the turns of its code."""
         return self.run_id == self.id
 
+    @property
+    def is_single(self) -> bool:
+        """Say whether its end concerns nobody but who waits for it: no run, no limit, no key, no follow-up."""
+        return self.run_id is None and self.lane is None and self.unique_key is None and self.callbacks is None
+
 
 # -- dispatched → running
 
