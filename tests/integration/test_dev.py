@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -148,6 +149,16 @@ def test_its_servers_are_started_again(tmp_path: Path) -> None:
             os.kill(server, signal.SIGKILL)
             dev.wait_for(f"{title} has ended: starting it again")
             assert eventually(partial(said, project, word), "a task runs again", 120.0) == f'"{word.upper()}"\n'
+        stop(dev)
+
+
+def test_a_worker_that_is_drained_is_started_again(project: Project) -> None:
+    with project.dev() as dev:
+        dev.wait_for("ready: queues")
+        workers = eventually(lambda: json.loads(project.run("workers", "--json"))["workers"], "it is announced")
+        project.run("workers", "drain", workers[0]["id"])
+        dev.wait_for("the worker was drained: starting it again")
+        assert project.run("enqueue", "resize", "a.png", "--wait") == '"A.PNG"\n'
         stop(dev)
 
 

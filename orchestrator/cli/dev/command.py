@@ -243,13 +243,14 @@ class _Team:
         return 0
 
     def _start_again(self, role: str, exit_code: int) -> bool:
-        """Start one again that was killed; False if it has ended by itself, or is killed again and again."""
-        if exit_code >= 0:
+        """Start one again that was killed, or drained; False if it has ended by itself, or ends again and again."""
+        was_drained = exit_code == 0 and role.startswith("worker")
+        if exit_code >= 0 and not was_drained:
             say("dev", f"the {role} has ended unexpectedly, with exit code {exit_code}", logging.ERROR)
             return False
         now = time.monotonic()
         killed = self._killed[role] = [*(at for at in self._killed.get(role, ()) if at > now - LATELY), now]
-        how = f"the {role} was killed by signal {-exit_code}"
+        how = f"the {role} was drained" if was_drained else f"the {role} was killed by signal {-exit_code}"
         if len(killed) > MOST_KILLED:
             say("dev", f"{how}, as {MOST_KILLED} times before within {LATELY:g} s: giving up", logging.ERROR)
             return False
