@@ -72,6 +72,11 @@ class FakeCloudRun(http.server.ThreadingHTTPServer):
         self._cancelled: set[str] = set()
         self.claims: list[dict[str, Any]] = []
         self.tokens = 0
+        """How many were given."""
+        self.revoked = 0
+        """How many of these, the first ones, are refused."""
+        self.refused = 0
+        """Requests that came with another one."""
         self.page = 500
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
@@ -170,7 +175,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             claim = form["assertion"].split(".")[1]
             server.claims.append(json.loads(base64.urlsafe_b64decode(claim + "=" * (-len(claim) % 4))))
             self._give_token()
-        elif self.headers.get("Authorization") not in {f"Bearer token-{place + 1}" for place in range(server.tokens)}:
+        elif self.headers.get("Authorization") not in {
+            f"Bearer token-{place + 1}" for place in range(server.revoked, server.tokens)
+        }:
+            server.refused += 1
             self._send(401, {"error": {"message": "Request had invalid authentication credentials."}})
         else:
             server.requests.append((self.command, parts.path))

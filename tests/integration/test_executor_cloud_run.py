@@ -261,6 +261,25 @@ def test_a_key_of_a_service_account_gives_tokens(
         run(execution("quick"))
 
 
+def test_a_token_that_is_refused_is_replaced_once(google: FakeCloudRun) -> None:
+    asked = execution("holding")
+
+    async def steps(executor: CloudRunExecutor) -> Outcome:
+        name = await executor.submit(asked)
+        assert google.tokens == 1
+        google.revoked = 1
+        google.end(name)
+        outcome = await executor.watch(asked, name, Heard())
+        assert (google.tokens, google.refused) == (2, 1)
+        google.revoked = 1_000
+        with pytest.raises(Unreachable, match="401"):
+            await executor.watch(asked, name, Heard())
+        assert (google.tokens, google.refused) == (3, 3)
+        return outcome
+
+    assert drive(steps) == Finished(None)
+
+
 def test_a_worker_without_an_account_says_so(google: FakeCloudRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     with pytest.raises(Unreachable, match="GOOGLE_APPLICATION_CREDENTIALS names no file"):

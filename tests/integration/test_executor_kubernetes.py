@@ -378,7 +378,12 @@ def test_the_account_of_a_pod_lets_one_in(tmp_path: Path) -> None:
     async def steps() -> int:
         cluster = find_cluster("", environ, tmp_path)
         assert cluster.namespace == "team-a"
-        return (await cluster.api.ask("GET", "/apis/batch/v1/namespaces/team-a/jobs")).status
+        jobs = "/apis/batch/v1/namespaces/team-a/jobs"
+        assert (await cluster.api.ask("GET", jobs)).status == 200
+        server.token = "def"
+        assert (await cluster.api.ask("GET", jobs)).status == 401
+        (tmp_path / "token").write_text("def\n")
+        return (await cluster.api.ask("GET", jobs)).status
 
     assert asyncio.run(steps()) == 200
     server.stop()

@@ -47,6 +47,15 @@ class GoogleToken:
                 self._ends = time.monotonic() + float(data.get("expires_in", 0))
         return self._token
 
+    def forget(self, refused: str) -> bool:
+        """Get another one next time: Google refuses this one, which was revoked, or whose account has other keys now.
+
+        Of those who were refused together, the first has seen to that.
+        """
+        if refused == self._token:
+            self._ends = 0.0
+        return True
+
     async def _of_machine(self) -> Answer:
         host = self._environ.get("GCE_METADATA_HOST", _METADATA)
         api = Api(url=f"http://{host}", headers={"Metadata-Flavor": "Google"}, timeout=5.0)

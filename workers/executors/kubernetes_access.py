@@ -110,7 +110,7 @@ class _Kubeconfig(NamedTuple):
         if user.get("tokenFile"):
             return _TokenFile(self.path.parent / str(user["tokenFile"]))
         if user.get("token"):
-            return _fixed(str(user["token"]))
+            return _FixedToken(str(user["token"]))
         return None
 
     def _bytes(self, entry: Mapping[str, Any], field: str) -> bytes | None:
@@ -123,11 +123,18 @@ class _Kubeconfig(NamedTuple):
             raise Unequipped(f"The {field} of the kubeconfig {self.path} cannot be read: {error}.") from None
 
 
-def _fixed(token: str) -> Token:
-    async def give() -> str:
-        return token
+class _FixedToken:
+    """A token that stands in the kubeconfig."""
 
-    return give
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    async def __call__(self) -> str:
+        return self._token
+
+    def forget(self, refused: str) -> bool:  # noqa: ARG002
+        """There is no other."""
+        return False
 
 
 class _TokenFile:
@@ -146,3 +153,9 @@ class _TokenFile:
                 raise Unequipped(f"The token of Kubernetes cannot be read: {error}.") from None
             self._since = time.monotonic()
         return self._token
+
+    def forget(self, refused: str) -> bool:
+        """Read the file again next time: it may hold another one by now."""
+        if refused == self._token:
+            self._since = -_TOKEN_KEPT
+        return True

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -33,7 +33,15 @@ TIMEOUT = 30.0
 _AT_ONCE = 64
 """Requests of one API that are under way together; a watch is not among them."""
 
-Token = Callable[[], Awaitable[str]]
+
+class Token(Protocol):
+    """What lets one in, as long as it is good."""
+
+    async def __call__(self) -> str:
+        """Return it."""
+
+    def forget(self, refused: str) -> bool:
+        """Take it that one was refused, whatever time it had left; return whether another may be had at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +75,20 @@ class Api:
         async with self.turns:
             with self._reaching():
                 async with asyncio.timeout(self.timeout):
-                    place, request = await self._request(method, path, query, body, content_type)
-                    async with opened(place, request) as incoming:
-                        return await incoming.whole(self.largest)
+                    token = await self._token()
+                    answer = await self._answer(self._request(method, path, query, token, body, content_type))
+                    if self._may_ask_again(answer, token):
+                        token = await self._token()
+                        answer = await self._answer(self._request(method, path, query, token, body, content_type))
+                    return answer
+
+    async def _answer(self, request: Request) -> Answer:
+        async with opened(self._place, request) as incoming:
+            return await incoming.whole(self.largest)
+
+    def _may_ask_again(self, answer: Answer, token: str) -> bool:
+        """Say whether a request was refused for its token, so that nothing was done, and there may be a better one."""
+        return answer.status == 401 and self.token is not None and self.token.forget(token)
 
     @asynccontextmanager
     async def lines(
@@ -82,9 +101,12 @@ class Api:
         async with AsyncExitStack() as stack:
             with self._reaching():
                 async with asyncio.timeout(self.timeout):
-                    place, request = await self._request("GET", path, query)
-                    incoming = await stack.enter_async_context(opened(place, request))
+                    token = await self._token()
+                    request = self._request("GET", path, query, token)
+                    incoming = await stack.enter_async_context(opened(self._place, request))
                     refusal = None if incoming.head.status == 200 else await incoming.whole(self.largest)
+                    if refusal is not None:
+                        self._may_ask_again(refusal, token)  # whoever reads lines comes again
             if refusal is None:
                 yield incoming.head, self._lines(incoming, silence)
             else:
@@ -114,23 +136,29 @@ class Api:
         if last_line := b"".join(rest):
             yield last_line
 
-    async def _request(
+    @property
+    def _place(self) -> Place:
+        return Place.of(self.url, self.tls, self.server_name or "")
+
+    async def _token(self) -> str:
+        return "" if self.token is None else await self.token()
+
+    def _request(
         self,
         method: str,
         path: str,
         query: Mapping[str, str] | None,
+        token: str,
         body: Any = None,
         content_type: str = "application/json",
-    ) -> tuple[Place, Request]:
-        """Return where a request goes, and what it says."""
+    ) -> Request:
+        """Return what a request says."""
         target = quote(path, safe="/:") + (f"?{urlencode(query)}" if query else "")
         data = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
         headers = [*self.headers.items()]
         if self.token is not None:
-            headers.append(("Authorization", f"Bearer {await self.token()}"))
-        return Place.of(self.url, self.tls, self.server_name or ""), Request(
-            method, target, data, headers, content_type
-        )
+            headers.append(("Authorization", f"Bearer {token}"))
+        return Request(method, target, data, headers, content_type)
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
