@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -33,6 +34,16 @@ def hold(folder: str) -> str:
         Path(folder, "stopped").touch()
         raise
     return "held"
+
+
+def talk(name: str, number: int) -> int:
+    """Print lines, while another does so in another thread."""
+    for line in range(number):
+        print(f"{name} {line}", file=sys.stderr if line % 2 else sys.stdout)
+        time.sleep(0.001)
+    if name == "bad":
+        raise ValueError(name)
+    return number
 
 
 def odd() -> object:

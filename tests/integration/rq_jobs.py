@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,24 @@ def tell(folder: str) -> str:
     job.meta["progress"] = {"done": 3, "total": 10, "message": "a third"}
     job.save_meta()  # type: ignore[no-untyped-call]
     return hold(folder)
+
+
+def talk(number: int) -> int:
+    """Print lines, say how far it has come, and fail if there are none."""
+    for line in range(number):
+        print(f"line {line}", file=sys.stderr if line % 2 else sys.stdout)
+    job = get_current_job()
+    assert job is not None
+    job.meta["progress"] = 0.5
+    job.save_meta()  # type: ignore[no-untyped-call]
+    if number == 3:
+        raise ValueError("three")
+    return number
+
+
+async def talk_later(number: int) -> int:
+    """Do the same as a coroutine."""
+    return talk(number)
 
 
 def odd() -> object:

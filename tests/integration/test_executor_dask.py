@@ -31,7 +31,11 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 class Heard:
-    def log(self, line: str, *, level: str = "info") -> None: ...
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, line: str, *, level: str = "info") -> None:
+        self.lines.append(f"{level}: {line}")
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None: ...
 
@@ -71,9 +75,9 @@ def drive(steps: Callable[[DaskExecutor], Awaitable[T]]) -> T:
     return asyncio.run(go())
 
 
-def run(asked: Execution) -> Outcome:
+def run(asked: Execution, heard: Heard | None = None) -> Outcome:
     async def steps(executor: DaskExecutor) -> Outcome:
-        return await executor.watch(asked, await executor.submit(asked), Heard())
+        return await executor.watch(asked, await executor.submit(asked), heard or Heard())
 
     return drive(steps)
 
@@ -120,6 +124,25 @@ def test_failures_have_the_type_text_and_traceback_of_the_other_side(cluster: Cl
     missing = run(execution(cluster, "nothing"))
     assert isinstance(missing, Broken)
     assert missing.kind == "AttributeError"
+
+
+def test_each_is_told_what_it_has_printed(cluster: Cluster) -> None:
+    names = ["first", "second", "third", "fourth", "bad"]
+
+    async def steps(executor: DaskExecutor) -> list[tuple[Outcome, list[str]]]:
+        async def one(name: str) -> tuple[Outcome, list[str]]:
+            asked, heard = execution(cluster, "talk", name, 20), Heard()
+            return await executor.watch(asked, await executor.submit(asked), heard), heard.lines
+
+        return list(await asyncio.gather(*map(one, names)))
+
+    for name, (outcome, lines) in zip(names, drive(steps), strict=True):
+        assert isinstance(outcome, Broken) == (name == "bad")
+        assert lines == [f"info: {name} {line}" for line in range(20)]
+    heard = Heard()
+    asked = execution(cluster, "talk", "much", 1_100)
+    assert run(asked, heard) == Finished(1_100)
+    assert (len(heard.lines), heard.lines[-1]) == (1_000, "info: much 1099")
 
 
 def test_another_watcher_finds_it_when_the_first_is_gone(cluster: Cluster, tmp_path: Path) -> None:

@@ -138,6 +138,19 @@ def test_a_result_that_is_no_plain_data_is_not_unpickled(fleet: str) -> None:
     assert "pathlib.PosixPath" in outcome.message
 
 
+@pytest.mark.parametrize(("function", "number"), [("talk", 20), ("talk", 3), ("talk_later", 4)])
+def test_what_a_job_prints_is_told_where_that_is_wanted(fleet: str, function: str, number: int) -> None:
+    heard = Heard()
+    outcome = run(execution(function, number, url=fleet, prints=True), heard)
+
+    assert heard.lines == [f"info: line {line}" for line in range(number)]
+    if number == 3:
+        assert isinstance(outcome, Broken)
+        assert (outcome.kind, outcome.message) == ("ValueError", "three")
+    else:
+        assert outcome == Finished(number)
+
+
 def test_a_large_result_comes_whole(fleet: str) -> None:
     assert run(execution("large", 5_000_000, url=fleet)) == Finished("x" * 5_000_000)
 

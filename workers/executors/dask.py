@@ -57,14 +57,18 @@ class DaskExecutor:
                     return name  # another has just done so
         return name
 
-    async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:  # noqa: ARG002
-        """Return how it ended; Dask says so by itself."""
+    async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
+        """Return how it ended; Dask says so by itself. What it has printed is told then."""
         client = await self._client(execution)
         with _reaching(cast(Dask, execution.options)):
             future = await client.get_dataset(external_id, default=None)
             if future is None:
                 raise Gone(f"The Dask cluster does not know {external_id} any more: its scheduler was restarted.")
-            return _outcome(await future._result(raiseit=False), external_id)
+            result = await future._result(raiseit=False)
+            if isinstance(result, dict):
+                for line in result.get("lines", "").splitlines():
+                    watcher.log(line)
+            return _outcome(result, external_id)
 
     async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         """Take it from the cluster, and stop it where it runs; return when no worker runs it."""

@@ -13,27 +13,75 @@ from typing import Any
 
 
 def _call(path: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, str]:
-    """Call a function, and return its result as JSON, or how it failed."""
+    """Call a function, and return its result as JSON, or how it failed; and the last lines that it has printed.
+
+    A worker of Dask runs several at once, in threads: what each writes is kept by its thread, and written as before.
+    """
     import asyncio
     import importlib
     import inspect
     import json
+    import sys
+    import threading
     import traceback
+    from collections import deque
+    from types import ModuleType
 
+    most_characters, most_lines = 200_000, 1_000
+    thread = threading.get_ident()
+    shared = sys.modules.setdefault("orchestrator_prints", ModuleType("orchestrator_prints"))
+    by_thread = shared.__dict__.setdefault("by_thread", {})
+
+    class Said:
+        def __init__(self) -> None:
+            self.parts: deque[str] = deque()
+            self.size = 0
+
+        def add(self, text: str) -> None:
+            self.parts.append(text[-most_characters:])
+            self.size += len(self.parts[-1])
+            while self.size > most_characters:
+                self.size -= len(self.parts.popleft())
+
+    class OrchestratorPrints:
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+
+        def write(self, text: str) -> Any:
+            if (said := by_thread.get(threading.get_ident())) is not None:
+                said.add(text)
+            return self.stream.write(text)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.stream, name)
+
+    def ended() -> dict[str, str]:
+        try:
+            module, _, name = path.partition(":")
+            found = importlib.import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+            value = found(*arguments, **keywords)  # type: ignore[operator]
+            if inspect.iscoroutine(value):
+                value = asyncio.run(value)
+        except BaseException as error:  # noqa: BLE001  # also one that `_stop` has raised here
+            return {"kind": type(error).__name__, "message": str(error), "detail": traceback.format_exc()}
+        try:
+            return {"output": json.dumps(value, allow_nan=False)}
+        except (TypeError, ValueError, RecursionError) as error:
+            return {"unreadable": str(error)}
+
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and type(stream).__name__ != "OrchestratorPrints":
+            setattr(sys, name, OrchestratorPrints(stream))
+    said = by_thread[thread] = Said()
     try:
-        module, _, name = path.partition(":")
-        found = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-        value = found(*arguments, **keywords)  # type: ignore[operator]
-        if inspect.iscoroutine(value):
-            value = asyncio.run(value)
-    except BaseException as error:  # noqa: BLE001  # also one that `_stop` has raised here
-        return {"kind": type(error).__name__, "message": str(error), "detail": traceback.format_exc()}
-    try:
-        return {"output": json.dumps(value, allow_nan=False)}
-    except (TypeError, ValueError, RecursionError) as error:
-        return {"unreadable": str(error)}
+        end = ended()
+    finally:
+        by_thread.pop(thread, None)
+    lines = "".join(said.parts).splitlines()[-most_lines:]
+    return {**end, "lines": "\n".join(lines)} if lines else end
 
 
 def _stop(key: str, dask_worker: Any) -> bool:

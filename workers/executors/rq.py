@@ -50,7 +50,7 @@ class RqExecutor:
         return execution.name
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
-        """Return how the job ended; what it says in `meta` is shown as progress."""
+        """Return how the job ended; what it says in `meta` is shown as progress, and what it has printed is told."""
         fleet, options = self._fleet(execution)
         shown = b""
         while True:
@@ -64,6 +64,8 @@ class RqExecutor:
             if seen.status == "lost":
                 return rq_fleet.worker_lost(external_id)
             if seen.has_ended:
+                for line in rq_fleet.printed(seen.meta, options.serializer) if options.prints else ():
+                    watcher.log(line)
                 outcome = await fleet.call(rq_fleet.collect, external_id, options)
                 if outcome is None:
                     raise Gone(f"RQ has no job {external_id} any more: it was deleted, or its Redis has lost it.")

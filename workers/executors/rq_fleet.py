@@ -32,6 +32,9 @@ _PLAIN = {
     ("datetime", "timezone"), ("decimal", "Decimal"), ("uuid", "UUID"), ("builtins", "set"), ("builtins", "frozenset"),
 }  # fmt: skip
 _AT_ONCE = 1_000
+_KEEPING = "orchestrator.workers.executors.rq_side.call"
+_LINES = "orchestrator_lines"
+"""Where that leaves them in the `meta` of a job; it is loaded by the fleet's workers, and not here."""
 
 
 class Seen(NamedTuple):
@@ -86,10 +89,11 @@ def submit(redis: Redis, execution: Execution, options: Rq) -> None:
             if pipeline.exists(key):
                 return
             pipeline.multi()
+            function, arguments, keywords = _called(execution, options)
             job = Job.create(
-                options.function.replace(":", "."),
-                args=execution.arguments,
-                kwargs=dict(execution.input),
+                function,
+                args=arguments,
+                kwargs=keywords,
                 id=execution.name,
                 connection=redis,
                 serializer=serializer,
@@ -106,6 +110,14 @@ def submit(redis: Redis, execution: Execution, options: Rq) -> None:
                 return
             except WatchError:
                 continue
+
+
+def _called(execution: Execution, options: Rq) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Return what the fleet calls: the function itself or, where its prints are wanted, what keeps these."""
+    function, keywords = options.function.replace(":", "."), dict(execution.input)
+    if not options.prints:
+        return function, tuple(execution.arguments), keywords
+    return _KEEPING, (function, list(execution.arguments), keywords), {}
 
 
 def look(redis: Redis, queues: Collection[str], names: Collection[str]) -> dict[str, Seen]:
@@ -152,6 +164,17 @@ def progress(meta: bytes, serializer: str) -> tuple[float, float | None, str] | 
         return None if said is None else (float(said), 1.0, "")
     except (ValueError, TypeError, KeyError, AttributeError, EOFError, pickle.UnpicklingError):
         return None  # it is somebody else's `meta`, and may hold what it likes
+
+
+def printed(meta: bytes, serializer: str) -> list[str]:
+    """Return the lines that a job has printed, where it was asked to keep them."""
+    if not meta:
+        return []
+    try:
+        said = SERIALIZERS[serializer].loads(meta).get(_LINES)
+    except (ValueError, TypeError, AttributeError, EOFError, pickle.UnpicklingError):
+        return []  # as above
+    return [str(line) for line in said] if isinstance(said, list) else []
 
 
 def collect(redis: Redis, name: str, options: Rq) -> Outcome | None:

@@ -32,6 +32,8 @@ class Rq(ExecutorOptions, frozen=True, kw_only=True):
     """Seconds after which the fleet ends the job; a little more than the task's own timeout if not given."""
     result_ttl: float = 86_400.0
     """Seconds for which the fleet keeps how it ended, which is how long nobody of us need look."""
+    prints: bool = False
+    """What the function prints is in the log of the task when it has ended; the fleet must have this package."""
 
     @property
     def wants(self) -> str:

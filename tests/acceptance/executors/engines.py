@@ -104,7 +104,7 @@ class DaskHarness(Marking):
     """A real cluster of two workers, with a thread for each task that the suite holds at once."""
 
     name = "dask"
-    without = TESTED_ALONE | {"test_what_the_work_says_is_in_the_log_of_its_task"}  # its workers have their own log
+    without = TESTED_ALONE
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
