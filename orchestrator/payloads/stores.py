@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
@@ -66,6 +67,12 @@ class Store(Protocol):
 
     def delete(self, names: Iterable[ObjectName]) -> None:
         """Delete objects, those that are gone already too."""
+
+    def folders(self, part: str) -> Iterator[tuple[str, float]]:
+        """Yield what the folders in a part of the store are called, and how many seconds ago each was written to."""
+
+    def delete_folder(self, path: str) -> None:
+        """Delete a folder with all that is in it, if it is there."""
 
 
 class answering:  # noqa: N801  # it is used like a function
@@ -142,6 +149,18 @@ class Folder:
                 with contextlib.suppress(OSError):  # others are there
                     path.parent.rmdir()
 
+    def folders(self, part: str) -> Iterator[tuple[str, float]]:
+        now = time.time()
+        with answering(self.place, writing=True), contextlib.suppress(FileNotFoundError):
+            for folder in list(os.scandir(self._root / part)):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # deleted at this moment, or a file
+                    written = [folder.stat().st_mtime, *(file.stat().st_mtime for file in os.scandir(folder.path))]
+                    yield folder.name, now - max(written)
+
+    def delete_folder(self, path: str) -> None:
+        with answering(self.place, writing=True), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._root / path)
+
 
 _LEFT = 86_400.0
 """Seconds after which a file that is not complete, or an empty folder, is nobody's any more."""
@@ -217,9 +236,9 @@ class Bucket:
             found = self._files.find(f"{self._root}/{shard}", detail=True)
             for path, info in found.items():
                 name = ObjectName.parse("/".join(path.split("/")[-3:]))
-                written = info.get("LastModified") or info.get("mtime") or info.get("created") or info.get("updated")
+                written = _written(info)
                 if name is not None and written is not None:
-                    yield Found(name, now - _seconds(written))
+                    yield Found(name, now - written)
 
     def delete(self, names: Iterable[ObjectName]) -> None:
         paths = [f"{self._root}/{name.path}" for name in names]
@@ -227,9 +246,26 @@ class Bucket:
             if paths:
                 self._files.rm(paths)
 
+    def folders(self, part: str) -> Iterator[tuple[str, float]]:
+        last: dict[str, float] = {}
+        with answering(self.place, writing=True), contextlib.suppress(FileNotFoundError):
+            self._files.invalidate_cache()
+            now = time.time()
+            for path, info in self._files.find(f"{self._root}/{part}", detail=True).items():
+                name, written = path.split("/")[-2], _written(info)
+                last[name] = max(last.get(name, 0.0), now if written is None else written)
+            yield from ((name, now - written) for name, written in last.items())
 
-def _seconds(moment: Any) -> float:
-    """Return a time as a store gives it as seconds since 1970."""
+    def delete_folder(self, path: str) -> None:
+        with answering(self.place, writing=True), contextlib.suppress(FileNotFoundError):
+            self._files.rm(f"{self._root}/{path}", recursive=True)
+
+
+def _written(info: Mapping[str, Any]) -> float | None:
+    """Return when an object was written, in seconds since 1970; None where a store does not say."""
+    moment: Any = info.get("LastModified") or info.get("mtime") or info.get("created") or info.get("updated")
+    if moment is None:
+        return None
     if isinstance(moment, str):
         from datetime import datetime
 

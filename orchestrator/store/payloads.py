@@ -44,6 +44,16 @@ def attempts(connection: Connection, tasks: Sequence[bytes]) -> dict[bytes, int]
 
 _PAIRS = Batch("pairs", "owner uuid, keeper uuid")
 _KEEP = Statement[None](f"""
+_OPEN = Statement[UUID](
+    "SELECT /* payloads.open_tasks */ id FROM orchestrator.tasks WHERE id = ANY (%(tasks)s::uuid[])"
+)
+
+
+def open_tasks(connection: Connection, tasks: Sequence[bytes]) -> set[bytes]:
+    """Return those of these tasks that have not ended: somebody may read what their executions leave."""
+    return {task.bytes for task in _OPEN(connection, tasks=tasks)}
+
+
 INSERT /* payloads.keep */ INTO orchestrator.payload_keeps (owner, keeper)
 SELECT DISTINCT pairs.owner, pairs.keeper FROM {_PAIRS} ON CONFLICT DO NOTHING
 """)

@@ -20,6 +20,7 @@ from orchestrator.executors import Process
 from orchestrator.payloads import keeping
 from orchestrator.sdk.dag.definitions import loads
 from tests.acceptance.stack import Stack
+from orchestrator.workers.container.places import folder_of
 from tests.acceptance.storehouse import LARGE, WORKER, collect, largest_rows, objects, storing_stack
 from tests.waiting import eventually
 
@@ -220,4 +221,18 @@ def test_clients_over_http_need_no_store(running: Stack) -> None:
         assert remote.handle(fanned.id).result(60)[2_999]["number"] == 2_999
         remote.task(name="storing.length")(storing.length.function)
         assert remote.enqueue("storing.length", LARGE).result(60) == len(LARGE)
+def test_what_executions_of_ended_tasks_have_left_is_collected(running: Stack) -> None:
+    ended, waiting = storing.length.enqueue("abc"), storing.length.options(delay=600).enqueue("abc")
+    ended.result(60)
+    left = Path(running.settings.payload_store) / running.settings.namespace / "executions"
+    for handle in (ended, waiting):
+        folder_of(str(left / f"task-{handle.id}-1")).write("status.json", b"{}")
+    collect(running)
+    assert [path.name for path in left.iterdir()] == [f"task-{waiting.id}-1"]
+    waiting.cancel()
+    eventually(lambda: waiting.status() == "cancelled", "nobody will read it")
+    collect(running)
+    assert list(left.iterdir()) == []
+
+
     assert len(objects(running)) == 3

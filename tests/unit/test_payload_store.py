@@ -8,6 +8,7 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.errors import ConfigurationError, PayloadError, Unavailable
 from orchestrator.payloads.collector import Collector
 from orchestrator.payloads.keeping import PayloadStore
+from orchestrator.payloads.leftovers import collect_leftovers
 from orchestrator.payloads.mark import MARK
 from orchestrator.payloads.objects import CHUNK, Damaged, Gone, Output, Reading
 from orchestrator.payloads.stores import Absent, Folder, Store, open_store
@@ -34,6 +36,7 @@ from orchestrator.references import (
 )
 from orchestrator.scheduler.flow.plans import _events
 from orchestrator.sealing import Vault
+from orchestrator.workers.container.places import folder_of
 
 TASK = bytes(range(16))
 RUN = bytes(range(16, 32))
@@ -277,6 +280,28 @@ def test_the_collector_takes_what_nobody_names_and_nothing_else(payloads: Payloa
     assert collected(-1.0) == 20
     left = {name for name in everything(payloads.store) if name.owner != owners[10]}
     assert left == kept
+
+
+def test_what_executions_leave_is_collected_when_their_tasks_are_not_open(store: Store, tmp_path: Path) -> None:
+    root = str(tmp_path) if isinstance(store, Folder) else f"memory://{tmp_path}"
+    ended, open_, gone = (UUID(bytes=os.urandom(16)) for _ in range(3))
+    names = [f"task-{ended}-1", f"task-{open_}-3", f"task-{gone}-10", "somebody else's", f"task-{ended}-x"]
+    for name in names:
+        place = folder_of(f"{root}/space/executions/{name}")
+        place.write("status.json", b"{}")
+        place.write("output.json", b"1")
+
+    def collected(grace: float) -> int:
+        return sum(collect_leftovers(store, grace, lambda asked: {open_.bytes} & {*asked}))
+
+    def left() -> list[str]:
+        return sorted(name for name, _ in store.folders("executions"))
+
+    assert collected(3_600.0) == 0
+    assert left() == sorted(names)
+    assert collected(-1.0) == 2
+    assert left() == sorted(set(names) - {names[0], names[2]})
+    store.delete_folder("executions/nothing")
 
 
 def test_a_flow_is_told_that_a_result_is_stored_elsewhere(payloads: PayloadStore) -> None:

@@ -2,7 +2,7 @@
 
 Each execution has a folder of its own, beside the objects that rows name, and the container is told its address. Only
 the operator says where that is: an address that a task gave could be anybody's. It is deleted when the end is in
-Postgres.
+Postgres, and what is left all the same is collected (`payloads/leftovers.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.errors import OrchestratorError
+from orchestrator.payloads.leftovers import FOLDER
 from orchestrator.settings import Settings
 from orchestrator.workers.container.places import Place, folder_of
 from orchestrator.workers.executors.outputs import finished
@@ -23,7 +24,6 @@ from orchestrator.workers.running.large_results import in_thread
 
 T = TypeVar("T")
 
-_FOLDER = "executions"
 _LARGEST = 64_000_000
 """Bytes of a result that are read."""
 _LONGEST = 4_000
@@ -58,7 +58,7 @@ class LeftOutputs:
                 f"none: set payload_store."
             )
         root = store if "://" in store else str(Path(store).expanduser())
-        return f"{root.rstrip('/')}/{self._settings.namespace}/{_FOLDER}/{execution.name}"
+        return f"{root.rstrip('/')}/{self._settings.namespace}/{FOLDER}/{execution.name}"
 
     async def outcome(self, execution: Execution, seen: Outcome) -> Outcome:
         """Return how an execution ended, by what was seen of it and what it has left."""

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.errors import Unavailable
 from orchestrator.payloads.collector import Collector
+from orchestrator.payloads.leftovers import collect_leftovers
 from orchestrator.sdk.values.stores import store_of
 from orchestrator.settings import Settings
 from orchestrator.store import payloads
@@ -67,9 +68,16 @@ class PayloadCollection:
             return
         while payloads.prune(connection, _SLICE) > 0:
             yield 0.0
+        grace = self._settings.payload_grace
+        left = 0
+        for number in collect_leftovers(store.store, grace, partial(payloads.open_tasks, connection)):
+            left += number
+            yield 0.0
+        if left:
+            log.info("deleted what %s executions have left that are over", f"{left:,}")
         collector = Collector(
             store.store,
-            self._settings.payload_grace,
+            grace,
             partial(payloads.gone, connection),
             partial(payloads.attempts, connection),
         )
