@@ -7,6 +7,7 @@ _LARGE = (
     "acceptance/executors/test_conformance.py::test_time_runs_while_the_remote_side_is_away",
     "acceptance/executors/test_killed_watchers.py::test_a_watcher_may_die_before_it_clears_away",
     "acceptance/executors/test_killed_watchers.py::test_work_that_is_slow_to_start_has_not_begun_and_is_begun_once",
+    "acceptance/executors/test_stumbling_watchers.py",
     "acceptance/test_bench.py",
     "acceptance/test_code_recovery.py::test_fifty_megabytes_are_replayed_by_a_process_of_their_own_and_by_another_worker",
     "acceptance/test_code_workflows.py::test_a_run_is_reset_from_the_command_line[http]",

@@ -36,6 +36,8 @@ class Harness(ABC):
     name: ClassVar[str]
     without: ClassVar[frozenset[str]] = frozenset()
     """Tests that make no sense for it, by name; its documentation says why."""
+    soon: ClassVar[float] = 1.0
+    """Seconds within which work has surely begun, on a busy machine too."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
