@@ -21,6 +21,7 @@ _LARGE = (
     "acceptance/test_flow_recovery.py::test_somebody_is_killed_in_the_middle_of_every_kind_of_node[scheduler]",
     "acceptance/test_flow_recovery.py::test_somebody_is_killed_in_the_middle_of_every_kind_of_node[worker]",
     "acceptance/test_live_recovery.py::test_who_does_not_read_is_not_waited_for_and_begins_again",
+    "acceptance/test_payload_outages.py::test_an_outage_of_the_store_fails_no_workflow",
     "acceptance/test_sealed_data.py::test_a_rotation_under_load_that_is_killed_goes_on",
     "acceptance/test_workflows.py::test_the_cost_of_a_task_does_not_grow_with_the_size_of_its_run",
     "chaos/test_long_outages.py",

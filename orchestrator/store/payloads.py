@@ -1,7 +1,8 @@
 """Which stored payloads are still named: by the rows of the tasks and runs that they go with, and of those that share.
 
 A payload goes with its owner: the run of the task that has written it, or the task itself. Where something of it is
-copied into a row of another owner (a callback's argument, a step that a rerun keeps), that one is a *keeper* of it.
+copied into a row of another owner (a callback's argument, a step that a rerun keeps, what the history of a run says
+of its children), that one is a *keeper* of it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from orchestrator.references import owners_in
 from orchestrator.store.sql import Batch, Statement
 
 _IS_THERE = """(EXISTS (SELECT FROM orchestrator.ended_tasks e WHERE e.id = {id})
@@ -42,8 +44,6 @@ def attempts(connection: Connection, tasks: Sequence[bytes]) -> dict[bytes, int]
     return {task.bytes: attempt for task, attempt in _ATTEMPTS(connection, tasks=tasks)}
 
 
-_PAIRS = Batch("pairs", "owner uuid, keeper uuid")
-_KEEP = Statement[None](f"""
 _OPEN = Statement[UUID](
     "SELECT /* payloads.open_tasks */ id FROM orchestrator.tasks WHERE id = ANY (%(tasks)s::uuid[])"
 )
@@ -54,6 +54,8 @@ def open_tasks(connection: Connection, tasks: Sequence[bytes]) -> set[bytes]:
     return {task.bytes for task in _OPEN(connection, tasks=tasks)}
 
 
+_PAIRS = Batch("pairs", "owner uuid, keeper uuid")
+_KEEP = Statement[None](f"""
 INSERT /* payloads.keep */ INTO orchestrator.payload_keeps (owner, keeper)
 SELECT DISTINCT pairs.owner, pairs.keeper FROM {_PAIRS} ON CONFLICT DO NOTHING
 """)
@@ -62,6 +64,13 @@ SELECT DISTINCT pairs.owner, pairs.keeper FROM {_PAIRS} ON CONFLICT DO NOTHING
 def keep(connection: Connection, pairs: Iterable[tuple[bytes, bytes]]) -> None:
     """Note that payloads of owners are named by others too, in the transaction that names them."""
     _KEEP(connection, _PAIRS(sorted(set(pairs))))
+
+
+def keep_named(connection: Connection, events: Iterable[tuple[bytes, int, str, bytes]]) -> None:
+    """Note which payloads of others the events of runs name: a child's result, or a signal that was passed on."""
+    pairs = {(owner, run) for run, _, _, data in events for owner in owners_in(data) if owner != run}
+    if pairs:
+        keep(connection, pairs)
 
 
 _KEEP_ALL = Statement[None]("""

@@ -66,7 +66,8 @@ class WorkflowTest:
     ) -> TestedRun[R]:
         """Start a workflow and let it run until it waits for a timer, or for somebody outside."""
         self._workflow = workflow
-        self._engine.limit = workflow._client.settings.max_payload
+        settings = workflow._client.settings
+        self._engine.limit, self._engine.largest = settings.max_payload, settings.largest_value
         self.leader.grace = workflow._client.settings.run_timeout_grace
         self._mocks.add(mocks or {}, workflow._registry)
         self._count += 1

@@ -63,17 +63,27 @@ def digest(copy: Payload) -> dict[str, Any]:
     return {"sha256": found.hexdigest(), "size": copy.size, "peak": peak}
 
 
-@app.task
-def die_once(mark: str) -> bytes:
-    """Return something large, in the first attempt from a process that is killed when it has stored that."""
+def doom(mark: str) -> None:
+    """Have this process killed when it reports, the first time."""
     if not Path(mark).exists():
+        from orchestrator.domain.tasks.task import Started
         from orchestrator.workers.reporting.reporter import Reporter
 
-        def die(*_: object) -> None:
+        report = Reporter.report
+
+        def die(self: Reporter, said: Any, *more: Any) -> None:
+            if isinstance(said, Started):
+                return report(self, said, *more)
             Path(mark).touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
         Reporter.report = die  # type: ignore[method-assign, assignment]
+
+
+@app.task
+def die_once(mark: str) -> bytes:
+    """Return something large, in the first attempt from a process that is killed when it has stored that."""
+    doom(mark)
     return b"y" * 500_000
 
 
@@ -92,3 +102,31 @@ async def flow(ctx: WorkflowContext, size: int) -> int:
     first = await echo.schedule("a" * size)
     made = await numbers.schedule(size // 100)
     return len(first) + len(made)
+
+
+@app.workflow
+async def porter(ctx: WorkflowContext, text: str) -> str:
+    return f"{text}p"
+
+
+@app.workflow
+async def courier(ctx: WorkflowContext, text: str, laps: int) -> str:
+    """Carry something large wherever a workflow can."""
+    if laps:
+        ctx.continue_as_new(f"{text}n", laps - 1)
+    told: str = await ctx.signals("told").get()
+    noted = await ctx.run("note", lambda: f"{text}o")
+    carried = await porter.schedule(noted)
+    return await echo.schedule(carried) + told
+
+
+@app.workflow
+async def wrap(ctx: WorkflowContext, other: str, text: str) -> None:
+    app.workflow_run(other).signal("told", text)
+
+
+@app.workflow
+async def doomed(ctx: WorkflowContext, mark: str) -> bytes:
+    """Return something large, in the first attempt from a process that is killed when it has stored that."""
+    await ctx.run("doom", lambda: doom(mark))
+    return b"y" * 500_000

@@ -54,10 +54,29 @@ def test_an_outage_of_the_store_costs_no_try(stack: Stack, is_mount_point: bool)
     assert stack.scalar("SELECT max(failures) FROM orchestrator.ended_tasks") == 0
 
 
+def test_an_outage_of_the_store_fails_no_workflow(stack: Stack) -> None:
+    stack.scheduler()
+    first = stack.worker(*WORKER)
+    courier = storing.courier.start(LARGE, 0)
+    shown = "SELECT 1 FROM orchestrator.runs WHERE shown > 0"
+    eventually(lambda: stack.sql(shown), "its code waits for a signal", 60)
+    first.kill()
+    courier.signal("told", LARGE)
+    root = Path(stack.settings.payload_store)
+    away = root.with_name("away")
+    root.rename(away)
+    worker = stack.worker(*WORKER)
+    eventually(lambda: worker.logged("It is handed back, and tried again."), "it is handed back", 60)
+    away.rename(root)
+    assert courier.result(60) == f"{LARGE}op{LARGE}"
+    assert stack.scalar("SELECT max(failures) FROM orchestrator.ended_tasks") == 0
+
+
 def test_a_client_is_told_of_an_outage_and_nothing_is_enqueued(stack: Stack) -> None:
     Path(stack.settings.payload_store).touch()
-    with pytest.raises(Unavailable, match="The payload store .* cannot be used: .*Not a directory"):
-        storing.length.enqueue(LARGE)
+    for call in (storing.length.enqueue, storing.porter.start):
+        with pytest.raises(Unavailable, match="The payload store .* cannot be used: .*Not a directory"):
+            call(LARGE)
     assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 0
 
 
@@ -84,6 +103,8 @@ def test_what_is_stored_is_sealed(stack: Stack) -> None:
     start(stack)
     assert storing.echo.enqueue(LARGE).result(60) == LARGE
     assert storing.app.start_many(storing.length, [(LARGE,)]).results(60) == [len(LARGE)]
-    assert len(objects(stack)) == 3
+    courier = storing.courier.starting(id="one", signal=("told", LARGE)).start(LARGE, 1)
+    assert courier.result(60) == f"{LARGE}nop{LARGE}"
+    assert len(objects(stack)) == 3 + 9
     for path in objects(stack):
         assert b"secret" not in path.read_bytes()

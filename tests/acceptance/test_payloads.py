@@ -18,9 +18,10 @@ from orchestrator import Orchestrator, PayloadError, Settings, TaskFailed
 from orchestrator.domain.redaction import HIDDEN
 from orchestrator.executors import Process
 from orchestrator.payloads import keeping
+from orchestrator.sdk.code.replaying import replay
 from orchestrator.sdk.dag.definitions import loads
-from tests.acceptance.stack import Stack
 from orchestrator.workers.container.places import folder_of
+from tests.acceptance.stack import Stack
 from tests.acceptance.storehouse import LARGE, WORKER, collect, largest_rows, objects, storing_stack
 from tests.waiting import eventually
 
@@ -51,8 +52,8 @@ def test_arguments_and_results_leave_the_rows(running: Stack) -> None:
     following = "SELECT result FROM orchestrator.ended_tasks WHERE name = 'storing.follow'"
     eventually(lambda: running.sql(following))
     assert storing.flow.start(100_000).result(60) == 101_000
-    assert largest_rows(running) < 101_000
-    assert len(objects(running)) == 3 * 2 + 2 + 1 + 2
+    assert largest_rows(running) < 20_000
+    assert len(objects(running)) == 3 * 2 + 2 + 1 + 3
 
 
 def test_what_an_executor_brings_leaves_the_rows(running: Stack) -> None:
@@ -145,6 +146,68 @@ def test_a_worker_that_is_killed_between_payload_and_report_leaves_nothing(runni
     assert objects(running) == []
 
 
+def test_what_workflows_as_code_carry_leaves_the_rows(running: Stack) -> None:
+    courier = storing.courier.start(LARGE, 1)
+    storing.wrap.start(courier.id, LARGE).result(60)
+    assert courier.result(60) == f"{LARGE}nop{LARGE}"
+    assert largest_rows(running) < 20_000
+    # Arguments of the two that were started, of a successor and of a child; the signal, once, whoever gets it; the
+    # note; what echo is given and gives; and two results.
+    assert len(objects(running)) == 10
+    last = running.scalar("SELECT run_id FROM orchestrator.histories WHERE kind = 'operation_recorded'")
+    history = storing.app.workflow_run(str(last)).history()
+    replay(storing.courier, history, exactly=True)
+    assert LARGE not in history.to_json()
+    collect(running)
+    assert len(objects(running)) == 10
+    # The successor keeps the signal that was stored for the run which it goes on from, and the result of its child.
+    running.sql(f"DELETE FROM orchestrator.ended_tasks WHERE id <> '{last}' RETURNING 1")
+    running.sql(f"DELETE FROM orchestrator.runs WHERE id <> '{last}' RETURNING 1")
+    collect(running)
+    replay(storing.courier, history, exactly=True)
+    running.sql("TRUNCATE orchestrator.ended_tasks, orchestrator.histories, orchestrator.runs; SELECT 1")
+    collect(running)
+    assert objects(running) == []
+    assert running.scalar("SELECT count(*) FROM orchestrator.payload_keeps") == 0
+
+
+def test_a_turn_that_is_killed_between_payload_and_report_leaves_nothing(running: Stack, tmp_path: Path) -> None:
+    handle = storing.doomed.start(str(tmp_path / "died"))
+    assert handle.result(60) == b"y" * 500_000
+    assert len(objects(running)) == 2
+    collect(running)
+    assert len(objects(running)) == 1
+    assert storing.app.workflow_run(handle.id).result(10) == b"y" * 500_000
+
+
+def test_a_run_that_is_started_over_or_reset_keeps_what_it_was_given(running: Stack) -> None:
+    first = storing.porter.start(LARGE)
+    assert first.result(60) == f"{LARGE}p"
+    again = first.rerun()
+    assert again.result(60) == f"{LARGE}p"
+    running.sql(f"DELETE FROM orchestrator.ended_tasks WHERE id = '{first.id}' RETURNING 1")
+    running.sql(f"DELETE FROM orchestrator.runs WHERE id = '{first.id}' RETURNING 1")
+    collect(running)
+    assert again.rerun().result(60) == f"{LARGE}p"
+
+
+def test_the_end_of_code_starts_a_workflow_whatever_it_was_given(running: Stack) -> None:
+    storing.app.workflows.apply(
+        loads("""
+name: after-porter
+params: {of: {type: string, default: ""}}
+on: [{workflow: storing.porter, params: {of: "${event.run_id}"}}]
+tasks:
+  given: {task: storing.echo, input: {value: "${params.of}"}}
+""")
+    )
+    porter = storing.porter.start(LARGE)
+    porter.result(60)
+    told = "SELECT id FROM orchestrator.ended_tasks WHERE step = 'given'"
+    eventually(lambda: running.sql(told), "the workflow that waits for its end has run", 60)
+    assert storing.app.handle(str(running.scalar(told))).result(10) == porter.id
+
+
 def test_what_another_row_names_stays(running: Stack) -> None:
     first = storing.followed.enqueue()
     first.result(60)
@@ -156,6 +219,20 @@ def test_what_another_row_names_stays(running: Stack) -> None:
     collect(running)
     assert objects(running) == []
     assert running.scalar("SELECT count(*) FROM orchestrator.payload_keeps") == 0
+
+
+def test_what_executions_of_ended_tasks_have_left_is_collected(running: Stack) -> None:
+    ended, waiting = storing.length.enqueue("abc"), storing.length.options(delay=600).enqueue("abc")
+    ended.result(60)
+    left = Path(running.settings.payload_store) / running.settings.namespace / "executions"
+    for handle in (ended, waiting):
+        folder_of(str(left / f"task-{handle.id}-1")).write("status.json", b"{}")
+    collect(running)
+    assert [path.name for path in left.iterdir()] == [f"task-{waiting.id}-1"]
+    waiting.cancel()
+    eventually(lambda: waiting.status() == "cancelled", "nobody will read it")
+    collect(running)
+    assert list(left.iterdir()) == []
 
 
 def test_what_was_altered_is_refused_in_words(running: Stack) -> None:
@@ -184,6 +261,8 @@ def test_a_stored_result_is_answered_as_json(running: Stack) -> None:
     hidden = storing.numbers.options(redact=["text"]).enqueue(3_000)
     for handle in (bytes_, list_, text, hidden):
         handle.open_result(60).close() if handle is bytes_ else handle.result(60)
+    run = storing.porter.start(LARGE)
+    run.result(60)
     with httpx.Client(base_url=running.api(), timeout=30) as http:
         shown = http.get(f"/api/v1/tasks/{text.id}").json()
         assert (shown["result"], shown["args"]) == (None, [])
@@ -202,6 +281,11 @@ def test_a_stored_result_is_answered_as_json(running: Stack) -> None:
         assert http.get(f"/api/v1/tasks/{late.id}/result").status_code == 409
         late.cancel()
         eventually(lambda: late.status() == "cancelled", "nothing is under way when the next test clears the tables")
+        code = http.get(f"/api/v1/runs/{run.id}").json()["code"]
+        assert (code["result"], code["args"], code["kwargs"]) == (None, [], {})
+        assert http.get(code["result_stored"]["path"]).json() == f"{LARGE}p"
+        assert http.get(code["args_stored"]["path"]).json() == {"args": [LARGE], "kwargs": {}}
+        assert "bytes in the payload store" in http.get(f"/ui/runs/{run.id}").text
         asked = {"task": base64.b64encode(bytes.fromhex(text.id.replace("-", ""))).decode(), "number": 0}
         altered = base64.b64encode(b"\xc7\x1a\x03\x93payload\x91\x01" + b"x" * 16).decode()
         found = http.post("/api/v1/client/tasks/payload_part", json={**asked, "reference": altered})
@@ -221,18 +305,6 @@ def test_clients_over_http_need_no_store(running: Stack) -> None:
         assert remote.handle(fanned.id).result(60)[2_999]["number"] == 2_999
         remote.task(name="storing.length")(storing.length.function)
         assert remote.enqueue("storing.length", LARGE).result(60) == len(LARGE)
-def test_what_executions_of_ended_tasks_have_left_is_collected(running: Stack) -> None:
-    ended, waiting = storing.length.enqueue("abc"), storing.length.options(delay=600).enqueue("abc")
-    ended.result(60)
-    left = Path(running.settings.payload_store) / running.settings.namespace / "executions"
-    for handle in (ended, waiting):
-        folder_of(str(left / f"task-{handle.id}-1")).write("status.json", b"{}")
-    collect(running)
-    assert [path.name for path in left.iterdir()] == [f"task-{waiting.id}-1"]
-    waiting.cancel()
-    eventually(lambda: waiting.status() == "cancelled", "nobody will read it")
-    collect(running)
-    assert list(left.iterdir()) == []
-
-
-    assert len(objects(running)) == 3
+        porter = remote.workflow(name="storing.porter")(storing.porter.function)
+        assert porter.start(LARGE).result(60) == f"{LARGE}p"
+    assert len(objects(running)) == 5

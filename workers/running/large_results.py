@@ -1,4 +1,4 @@
-"""What a task returns or writes, if it is too large for a report: it goes to the payload store first.
+"""What a task returns or writes, and what a turn commands: if it is too large for a report, it is stored first.
 
 The object is there before the report that names it is sent. If this process dies in between, no row ever names it, and
 the collector finds it: the next attempt writes another.
@@ -10,29 +10,32 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar, cast
 
 import msgspec
 
-from orchestrator.domain.code.activation import Activation
-from orchestrator.domain.code.history import Event
-from orchestrator.domain.sealed import changed
+from orchestrator.domain.code.activation import Activated, Activation
+from orchestrator.domain.code.commands import command_size
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import Succeeded
 from orchestrator.errors import PayloadError, Unavailable, WrongState
-from orchestrator.payloads.keeping import PayloadStore, read_encoded
+from orchestrator.payloads.keeping import PayloadStore
 from orchestrator.payloads.objects import Output
-from orchestrator.references import whole_reference
+from orchestrator.sdk.code.stored import read_event
 from orchestrator.sdk.values.stores import store_of
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.workers.running.job import Job
+from orchestrator.workers.running.large_commands import left_command
 
 log = get_logger("worker")
 
 T = TypeVar("T")
 _PATIENCE = 300.0
 """Seconds for which a result waits for a store that does not answer; then its task is handed back."""
+_PATIENCE_OF_TURNS = 20.0
+"""The same for a turn, which costs little to take again, and is watched by a clock."""
 
 
 class LargeResults:
@@ -57,14 +60,29 @@ class LargeResults:
 
     def keep(self, job: Job, data: bytes) -> bytes:
         """Return an encoded result, or what stands for it once it is stored; wait for a store that is away."""
-        if self._store is None or len(data) <= self._inline:
+        store, task = self._store, job.dispatch
+        if store is None or len(data) <= self._inline:
             return data
-        task = job.dispatch
-        give_up_at = time.monotonic() + _PATIENCE
+        return self._patiently(job, lambda: store.result(data, task.id, task.run_id, task.attempt))
+
+    def left_turn(self, job: Job, report: Activated) -> Activated:
+        """Return the report of a turn with what is large of its commands in the store."""
+        store, task = self._store, job.dispatch
+        if store is None or all(command_size(command) <= self._inline for command in report.commands):
+            return report
+        left = [
+            self._patiently(job, partial(left_command, command, store, task.id, task.attempt), _PATIENCE_OF_TURNS)
+            for command in report.commands
+        ]
+        return msgspec.structs.replace(report, commands=left)
+
+    def _patiently(self, job: Job, write: Callable[[], T], patience: float = _PATIENCE) -> T:
+        """Write into the store; wait for one that is away."""
+        give_up_at = time.monotonic() + patience
         pause = 0.1
         while True:
             try:
-                kept = self._store.result(data, task.id, task.run_id, task.attempt)
+                kept = write()
             except Unavailable as error:
                 self._outage.failed(str(error))
                 if time.monotonic() > give_up_at or job.interrupted_by is not None:
@@ -98,18 +116,7 @@ def _too_large(name: str, size: int, limit: int) -> PayloadError:
 
 def read_events(activation: Activation) -> Activation:
     """Return an activation whose stored values have been read: the code of a workflow must not meet an outage."""
-    events = [_read(event) for event in activation.events]
-    return msgspec.structs.replace(activation, events=events)
-
-
-def _read(event: Event) -> Event:
-    what = changed(event.what, _content, lambda error: error)
-    return event if what is event.what else Event(event.number, event.at, what)
-
-
-def _content(_: bytes, data: bytes) -> bytes:
-    stored = whole_reference(data)
-    return data if stored is None else read_encoded(stored)
+    return msgspec.structs.replace(activation, events=[read_event(event) for event in activation.events])
 
 
 async def in_thread(ask: Callable[[], T]) -> T:

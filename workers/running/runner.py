@@ -65,7 +65,8 @@ class Runner:
         self._keys_told: set[str] = set()
         """Data keys of which it was said that they are not here."""
         self._workflows = app.code_workflows
-        self._engine = Engine(app.code_workflows.find, app.settings.max_payload)
+        settings = app.settings
+        self._engine = Engine(app.code_workflows.find, settings.max_payload, largest=settings.largest_value)
 
     def find(self, job: Job) -> Task[..., Any] | None:
         """Return the task that a job names: registered, or a function that the operator allowed."""
@@ -134,7 +135,7 @@ class Runner:
                 return Activated(dispatch.id, dispatch.attempt, time.monotonic() - job.started_at, missing=True)
             activation = read_events(open_activation(activation))
             job.interruptible(lambda reason: interrupt_thread(thread, reason))
-            return self._engine.activate(activation, dispatch.id, dispatch.attempt)
+            return self._large.left_turn(job, self._engine.activate(activation, dispatch.id, dispatch.attempt))
         except BaseException as error:  # noqa: BLE001  # no fault of the code: that would be in the report
             return self.failure(job, error)
         finally:

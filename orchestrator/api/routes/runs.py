@@ -13,7 +13,7 @@ from msgspec import Meta
 from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked, Page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import RUN, WITHIN
-from orchestrator.api.routes.tasks import Log, shown_log
+from orchestrator.api.routes.tasks import Log, Stored, shown_log, stored_at
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Reach
 from orchestrator.domain.patterns import whole
@@ -69,6 +69,10 @@ class CodeAnswer(msgspec.Struct, frozen=True):
     """The first of what it has asked for that has not ended."""
     more: bool
     """There is more of that."""
+    result_stored: Stored | None = None
+    """Where the result is, if it is too large for this answer; then `result` is null."""
+    args_stored: Stored | None = None
+    """Where the arguments are, if they are too large for this answer; then `args` and `kwargs` are empty."""
 
 
 class RunAnswer(msgspec.Struct, frozen=True):
@@ -126,15 +130,16 @@ def find(api: Api, id: UUID) -> RunAnswer:
         code = insights.show_code(connection, id) if run.code else None
         steps = insights.list_steps(connection, id) if run.workflow and not run.code else []
     run = dataclasses.replace(run, params=api.redaction.shown(insights.told_params(run.params)))
-    return RunAnswer(run, steps, None if code is None else _of_code(code, api.redaction))
+    return RunAnswer(run, steps, None if code is None else _of_code(id, code, api.redaction))
 
 
-def _of_code(code: CodeView, hidden: Redaction) -> CodeAnswer:
-    arguments, keywords = hidden.call_shown(*call_of(code.payload))
+def _of_code(id: UUID, code: CodeView, hidden: Redaction) -> CodeAnswer:
+    given, returned = stored_at(id, code.payload, "arguments"), stored_at(id, code.result, "result")
+    arguments, keywords = ([], {}) if given else hidden.call_shown(*call_of(code.payload))
     return CodeAnswer(
         as_json(arguments),
         as_json(keywords),
-        None if code.result is None else as_json(hidden.shown(stored_value(code.result))),
+        None if code.result is None or returned else as_json(hidden.shown(stored_value(code.result))),
         code.error,
         as_json(hidden.shown({name: stored_value(value) for name, value in code.state.items()})),
         code.turn,
@@ -143,6 +148,8 @@ def _of_code(code: CodeView, hidden: Redaction) -> CodeAnswer:
         list(code.updates),
         list(code.waits_for),
         code.more,
+        returned,
+        given,
     )
 
 

@@ -41,7 +41,7 @@ class Arguments(msgspec.Struct, frozen=True):
 
 @routes.get("/{id}/result", about=TASK)
 def task_result(api: Api, id: UUID) -> Response:
-    """Return the value that a task has returned, as JSON, however large; bytes as a text in base 64."""
+    """Return the value that a task, or a run of code, has returned, as JSON, however large; bytes in base 64."""
     task = _found(api, id)
     if task.status != TaskState.SUCCESS:
         raise WrongState(f"Task {id} is {task.status}: only a task that has succeeded has a result.")
@@ -57,10 +57,11 @@ def task_result(api: Api, id: UUID) -> Response:
 
 @routes.get("/{id}/arguments", about=TASK)
 def task_arguments(api: Api, id: UUID) -> Arguments:
-    """Return the arguments that a task was given, also where they are in the payload store."""
+    """Return the arguments that a task, or a run of code, was given, also where they are in the payload store."""
     task = _found(api, id)
-    _check_size(id, whole_reference(task.payload))
-    arguments, keywords, *_ = decode_call(task.payload) if task.payload else ([], {})
+    payload = task.payload or _of_run(api, id)
+    _check_size(id, whole_reference(payload))
+    arguments, keywords, *_ = decode_call(payload) if payload else ([], {})
     shown, named = api.redaction_of(task.options).call_shown(arguments, keywords)
     return Arguments(as_json(shown), as_json(named))
 
@@ -71,6 +72,13 @@ def _found(api: Api, id: UUID) -> TaskDetail:
     if found is None:
         raise NotFound.by_id("task", str(id))
     return found
+
+
+def _of_run(api: Api, id: UUID) -> bytes:
+    """Return what a run of code was given: its turn task, which has its id, is given nothing of its own."""
+    with api.reading() as connection:
+        code = insights.show_code(connection, id)
+    return b"" if code is None else code.payload
 
 
 def _store(api: Api, id: UUID) -> Store:

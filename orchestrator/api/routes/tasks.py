@@ -102,7 +102,7 @@ class EnqueuedMany(msgspec.Struct, frozen=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A value that is too large to be shown with its task: it stands in the payload store."""
+    """A value that is too large to be shown with its task or run: it stands in the payload store."""
 
     size: int
     """Bytes, as it is stored."""
@@ -280,8 +280,8 @@ def _progress(api: Api, id: UUID) -> TaskProgress | None:
 
 def _answer(api: Api, task: TaskDetail, progress: TaskProgress | None) -> TaskAnswer:
     hidden = api.redaction_of(task.options)
-    given = _stored(task, task.payload, "arguments")
-    returned = _stored(task, task.result, "result")
+    given = stored_at(task.id, task.payload, "arguments")
+    returned = stored_at(task.id, task.result, "result")
     arguments, keywords = ([], {}) if given else hidden.call_shown(*call_of(task.payload))
     view = TaskView(**{name: getattr(task, name) for name in TaskView.__dataclass_fields__})
     return TaskAnswer(
@@ -299,10 +299,10 @@ def _answer(api: Api, task: TaskDetail, progress: TaskProgress | None) -> TaskAn
     )
 
 
-def _stored(task: TaskDetail, data: bytes | None, what: str) -> Stored | None:
-    """Return where a value is that a reference stands for; None if it is here."""
+def stored_at(id: UUID, data: bytes | None, what: str) -> Stored | None:
+    """Return where a value of a task, or a run of code, is that a reference stands for; None if it is here."""
     reference = None if data is None else whole_reference(data)
-    return None if reference is None else Stored(reference.size, f"/api/v1/tasks/{task.id}/{what}")
+    return None if reference is None else Stored(reference.size, f"/api/v1/tasks/{id}/{what}")
 
 
 @routes.get("/{id}/lineage", about=TASK)

@@ -19,6 +19,7 @@ from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow
+from orchestrator.references import whole_reference
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
@@ -176,7 +177,8 @@ def _matches(trigger: EventTrigger, event: Posted, workflow: str) -> bool:
 def _names(event: Posted) -> Scope:
     """Return what the expressions of a trigger may name."""
     params = event.body.get("params") if isinstance(event.body, dict) else event.body
-    return Scope({"event": event.body}, sealed={"event"} if isinstance(params, msgspec.msgpack.Ext) else set())
+    is_sealed = isinstance(params, msgspec.msgpack.Ext) and params.code == CODE
+    return Scope({"event": event.body}, sealed={"event"} if is_sealed else set())
 
 
 def _trace(tx: Transaction, run: RunRow) -> str | None:
@@ -189,8 +191,9 @@ def _may_have_hooks(run: RunRow) -> bool:
 
 
 def _end_of_code(run: RunRow, call: bytes) -> dict[str, Any]:
+    stored = whole_reference(call)
     try:
-        args, params = zoned.decode(open_data(call, CALL))
+        args, params = zoned.decode(open_data(call, CALL)) if stored is None else [stored.extension()] * 2
     except Sealed:  # by a key that is not here: what only passes it on can
         args = params = msgspec.msgpack.Ext(CODE, extension_of(call))
     return {"run_id": to_text(run.id), "workflow": run.workflow, "state": run.status, "args": args, "params": params}

@@ -16,7 +16,7 @@ from orchestrator.domain.code.activation import NO_HANDLER
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.runs.verdict import GOES_ON
-from orchestrator.domain.sealed import reveal_error, reveal_event, seal_struct
+from orchestrator.domain.sealed import reveal_error, reveal_event
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.domain.tasks.task import TaskError, error_text
@@ -94,9 +94,9 @@ class CodeBackend:
             return run_id, None
         if repeated and signal is not None:
             raise Uncertain(f"It is not known whether signal {signal.name!r} was sent to the run under the id {key!r}.")
-        if self._vault is not None:
-            started = seal_struct(started, self._vault)
-            signal = signal and seal_struct(signal, self._vault)
+        started = msgspec.structs.replace(started, payload=self._outgoing(CALL, started.payload, run_id))
+        if signal is not None:
+            signal = msgspec.structs.replace(signal, value=self._outgoing(VALUE, signal.value, run_id))
         sent: Sent | None = None
         facts: list[history.RunStarted | history.SignalReceived] = [started]
         if signal is not None:
@@ -145,7 +145,8 @@ class CodeBackend:
 
     def signal(self, run: bytes, name: str, value: bytes) -> None:
         """Send a signal to the run, or to the one in which it goes on."""
-        self._send(run, RequestKind.SIGNAL, "signal", name=check_name("signal", name), value=self._sealed(VALUE, value))
+        value = self._outgoing(VALUE, value, run)
+        self._send(run, RequestKind.SIGNAL, "signal", name=check_name("signal", name), value=value)
 
     def resolve(self, run: bytes, promise: str, value: bytes, why: str = "") -> Steps[bytes]:
         """Resolve the oldest open promise of a name; the audit log has the value, and why.
@@ -170,6 +171,11 @@ class CodeBackend:
     def update(self, run: bytes, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
         """Ask the code to do something; its arguments and the answer are encoded."""
         return self._request(run, RequestKind.UPDATE, "update", timeout, name=name, value=self._sealed(CALL, payload))
+
+    def _outgoing(self, kind: bytes, data: bytes, run: bytes) -> bytes:
+        """Return what a run is given as it is stored: what is large elsewhere, and what is here sealed."""
+        payloads = self._connections.payloads
+        return self._sealed(kind, data if payloads is None else payloads.arguments(data, run, None))
 
     def _sealed(self, kind: bytes, data: bytes) -> bytes:
         return data if self._vault is None else self._vault.seal(kind, data)

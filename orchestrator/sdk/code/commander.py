@@ -33,14 +33,16 @@ class Expected(Protocol):
 class Commander:
     """Where the code of one run commands, and hears what came of it. It is used by one thread at a time."""
 
-    def __init__(self, workflow: str, run_id: bytes, limit: int) -> None:
+    def __init__(self, workflow: str, run_id: bytes, limit: int, largest: int) -> None:
         self.workflow = workflow
         """The name of the workflow."""
         self.run_id = run_id
         self.origin = run_id
         """The run whose random numbers and UUIDs the code is given: another one, if this one was reset from it."""
         self.limit = limit
-        """The largest value, in bytes, that may be recorded."""
+        """The largest value, in bytes, that stays in a history: state, and answers."""
+        self.largest = largest
+        """The largest one that the payload store may take: results, and what others are given."""
         self.loop = Loop(self)  # type: ignore[abstract]  # what it lacks, nothing in a workflow may use
         self.ledger = Ledger(run_id)
         self.started: history.RunStarted | None = None

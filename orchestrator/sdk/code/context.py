@@ -171,7 +171,7 @@ class WorkflowContext:
                 value = function()
                 if inspect.iscoroutine(value):
                     value = _in_thread(value)
-            data = encode_value(value, f"The result of operation {name!r}", commander.limit)
+            data = encode_value(value, f"The result of operation {name!r}", commander.largest)
             command = commands.RecordOperation(ordinal, name, data)
         except Exception as error:  # noqa: BLE001  # whatever it raises is recorded
             command = commands.RecordOperation(ordinal, name, error=describe(error))

@@ -47,10 +47,12 @@ class Running:
 class Engine:
     """Runs activations, in any thread; keeps the `capacity` runs that were active last."""
 
-    def __init__(self, find: FindWorkflow, limit: int, capacity: int = 1000) -> None:
+    def __init__(self, find: FindWorkflow, limit: int, capacity: int = 1000, *, largest: int | None = None) -> None:
         self._find = find
         self.limit = limit
-        """The largest value, in bytes, that may be recorded."""
+        """The largest value, in bytes, that stays in a history."""
+        self.largest = largest
+        """The largest one where there is a payload store; as without one, if this is None."""
         self._capacity = capacity
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
         self._lock = threading.Lock()
@@ -127,7 +129,7 @@ class Engine:
         if activation.after:
             return None
         workflow = self._find(activation.workflow, activation.version)
-        return Flow(workflow, activation.run_id, self.limit)
+        return Flow(workflow, activation.run_id, self.limit, self.largest)
 
     def _keep(self, run_id: bytes, flow: Flow, attempt: int) -> None:
         """Put a run into the cache, and the one out of it that has waited longest."""

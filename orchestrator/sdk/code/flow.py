@@ -26,9 +26,9 @@ from orchestrator.sdk.values.payload import decode_call, encode_value
 class Flow:
     """The live code of one run. It is used by one thread at a time."""
 
-    def __init__(self, workflow: CodeWorkflow[..., Any], run_id: bytes, limit: int) -> None:
+    def __init__(self, workflow: CodeWorkflow[..., Any], run_id: bytes, limit: int, largest: int | None = None) -> None:
         self.workflow = workflow
-        self.commander = Commander(workflow.name, run_id, limit)
+        self.commander = Commander(workflow.name, run_id, limit, largest or limit)
         self.handlers = Handlers(self.commander, self._continue_as_new)
         self._compensations = Compensations(self.commander.report)
         self._cancel_requested = False
@@ -94,7 +94,7 @@ class Flow:
                 value = await self.workflow.function(context, *arguments, **keywords)
             finally:
                 await self._tidy()
-            result = encode_value(value, f"The result of workflow {self.workflow.name!r}", commander.limit)
+            result = encode_value(value, f"The result of workflow {self.workflow.name!r}", commander.largest)
             self.workflow._signature.check_result(value, result)
             return result
         except UNSTOPPABLE:

@@ -90,10 +90,10 @@ class WorkflowHandle(Generic[R]):
         """Send a signal; it waits until the code takes it. Inside a workflow this is a command, and is sent once."""
         commander = current()
         if commander is None:
-            data = encode_value(value, f"Signal {name!r}", self._client.settings.max_payload)
+            data = encode_value(value, f"Signal {name!r}", self._client.settings.largest_value)
             self._client.backend.code.signal(self._run, name, data)
             return
-        data = encode_value(value, f"Signal {check_name('signal', name)!r}", commander.limit)
+        data = encode_value(value, f"Signal {check_name('signal', name)!r}", commander.largest)
         ordinal, _ = commander.next("signal")
         commander.issue(SignalRun(ordinal, self._id, name, data, digest_call([value], {})))
 

@@ -18,6 +18,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidWorkflow, did_you_mean
+from orchestrator.references import as_reference
 from orchestrator.sealing import described, is_sealed_text
 
 _FORMAT = 1
@@ -108,6 +109,8 @@ def _to_plain(value: Any) -> Any:
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, datetime):
         return {"$time": zoned.to_text(value)}
+    if (stored := as_reference(value)) is not None:
+        return str(stored)
     if isinstance(value, msgspec.msgpack.Ext):  # nobody here can open it
         return described(bytes(value.data))
     if isinstance(value, list):

@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator.domain.code.commands import Command
 from orchestrator.sdk.code.flow import Flow
 from orchestrator.sdk.code.recording import Recording
+from orchestrator.sdk.code.stored import read_event
 from orchestrator.sdk.code.workflow import CodeWorkflow
 
 
@@ -16,16 +17,18 @@ def replay(
 ) -> list[Command]:
     """Run a workflow's code against the history of a run; return all its commands.
 
-    `history` is a recording, its JSON, or a file with that. Raise DeterminismViolation where the code no longer fits
-    or, with `exactly`, where its result, its state, the length of a timer or what it continues with is another.
+    `history` is a recording, its JSON, or a file with that; what it names in the payload store is read there. Raise
+    DeterminismViolation where the code no longer fits or, with `exactly`, where its result, its state, the length of a
+    timer or what it continues with is another.
     """
     recording = history if isinstance(history, Recording) else Recording.from_json(history)
-    flow = Flow(workflow, recording.run_id, workflow._client.settings.max_payload)
+    settings = workflow._client.settings
+    flow = Flow(workflow, recording.run_id, settings.max_payload, settings.largest_value)
     ledger = flow.commander.ledger
     trace = ledger.trace = []
     ledger.exactly = exactly
     try:
-        flow.advance(recording.events, whole=True)
+        flow.advance([read_event(event, everything=exactly) for event in recording.events], whole=True)
         if ledger.end is not None and not flow.commander.ended:
             ledger.violate(
                 len(recording.events),

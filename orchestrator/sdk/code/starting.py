@@ -19,9 +19,9 @@ from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.options import check_label, check_name, check_tags
 from orchestrator.sdk.values.payload import encode_value
-from orchestrator.sdk.values.sealing import sealed
+from orchestrator.sdk.values.sealing import outgoing
 from orchestrator.sdk.waiting.twins import twin
-from orchestrator.sealing import VALUE
+from orchestrator.sealing import CALL, VALUE
 from orchestrator.trace_context import current_trace
 from orchestrator.tracing.entry import sending
 
@@ -83,27 +83,32 @@ class Starting(Generic[P, R]):
         runtime = current_runtime()
         if runtime is not None:
             key = None if self._id is None else scoped(name, self._id)
-            signal = self._encoded_signal()
-            start = StartCode(started, self._timeout, tags, key, self._on_conflict, signal, self._pinned)
             wanted = runtime.next_id()
+            started, signal = self._outgoing(started, wanted), self._encoded_signal(wanted)
+            start = StartCode(started, self._timeout, tags, key, self._on_conflict, signal, self._pinned)
             return runtime.enqueue([as_task(wanted, start, current_trace())]).get(wanted, wanted), None
+        wanted = new_id()
         return client.backend.code.start(
-            new_id(),
-            started,
+            wanted,
+            self._outgoing(started, wanted),
             timeout=self._timeout,
             tags=tags,
             key=self._id,
             on_conflict=self._on_conflict,
-            signal=self._encoded_signal(),
+            signal=self._encoded_signal(wanted),
             pinned=self._pinned,
         )
 
     astart = twin(start)
 
-    def _encoded_signal(self) -> history.SignalReceived | None:
+    def _outgoing(self, started: history.RunStarted, run: bytes) -> history.RunStarted:
+        payload = outgoing(started.payload, CALL, run, self._client.settings)
+        return msgspec.structs.replace(started, payload=payload)
+
+    def _encoded_signal(self, run: bytes) -> history.SignalReceived | None:
         if self._signal is None:
             return None
         name, value = self._signal
         settings = self._client.settings
-        data = encode_value(value, f"Signal {name!r}", settings.max_payload)
-        return history.SignalReceived(check_name("signal", name), sealed(data, VALUE, settings))
+        data = encode_value(value, f"Signal {name!r}", settings.largest_value)
+        return history.SignalReceived(check_name("signal", name), outgoing(data, VALUE, run, settings))

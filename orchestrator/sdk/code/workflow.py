@@ -35,9 +35,7 @@ from orchestrator.sdk.tasks.given import GivenToRuns
 from orchestrator.sdk.tasks.options import SECONDS, check_name, check_options, in_seconds
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import digest_call, encode_call
-from orchestrator.sdk.values.sealing import sealed
 from orchestrator.sdk.waiting.twins import twin
-from orchestrator.sealing import CALL
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -210,13 +208,12 @@ class CodeWorkflow(Generic[P, R]):
 
     def _begin(self, /, *args: P.args, **kwargs: P.kwargs) -> history.RunStarted:
         """Check a call, and return how a run of it begins."""
-        payload = sealed(self._encode_call(args, kwargs), CALL, self._client.settings)
-        return history.RunStarted(self.name, self.version, payload, self._queue)
+        return history.RunStarted(self.name, self.version, self._encode_call(args, kwargs), self._queue)
 
     def _encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         """Check a call and return its arguments as data."""
         self._signature.check(args, kwargs)
-        payload = encode_call(self.name, args, kwargs, self._client.settings.max_payload)
+        payload = encode_call(self.name, args, kwargs, self._client.settings.largest_value)
         self._signature.check_types(args, kwargs, payload)
         return payload
 

@@ -30,7 +30,7 @@ from orchestrator.sdk.tasks.options import CallOptions, Placed, check_name, show
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import digest_call, encode_call
-from orchestrator.sdk.values.sealing import outgoing_task, sealed_task
+from orchestrator.sdk.values.sealing import outgoing_task, scheduled_task, sealed_task
 from orchestrator.trace_context import current_trace
 from orchestrator.tracing.entry import sending
 
@@ -119,8 +119,8 @@ class Task(Generic[P, R]):
             raise InvalidTask("Option on_success=True: only inside a task that runs in a worker; this is a workflow.")
         ordinal, identifier = commander.next("task")
         scheduled = self._as_scheduled(commander.started.queue)
-        described = scheduled._described(identifier, args, kwargs, commander.run_id, ordinal, stays=True)
-        described = sealed_task(described, self._client.settings)
+        described = scheduled._described(identifier, args, kwargs, commander.run_id, ordinal)
+        described = scheduled_task(described, self._client.settings)
         commander.issue(ScheduleTask(ordinal, described, digest_call(args, kwargs)))
         restore = self._signature.restore_kept
         return DurableFuture(commander, identifier, f"Task {self.name!r}", restore, CancelTask(identifier))
@@ -256,9 +256,8 @@ class Task(Generic[P, R]):
         position: int | None,
         *,
         in_task: bool = False,
-        stays: bool = False,
     ) -> NewTask:
-        """Check a call and return it as data, under an id that the caller has chosen; `stays` if it is kept nowhere."""
+        """Check a call and return it as data, under an id that the caller has chosen."""
         self._signature.check(args, kwargs)
         options = self._call_options
         settings = self._client.settings
@@ -269,7 +268,7 @@ class Task(Generic[P, R]):
             self._check_unique(placed.unique, in_run=run_id is not None, in_task=in_task)
             if placed.unique.same_call and options.executor_call is None:
                 args, kwargs = self._signature.normal(args, kwargs)
-        stays = stays or (placed.unique is not None and placed.unique.same_call)
+        stays = placed.unique is not None and placed.unique.same_call
         return NewTask(
             id=identifier,
             name=self.name,

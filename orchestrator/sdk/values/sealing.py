@@ -23,9 +23,19 @@ def left_task(task: NewTask, store: PayloadStore) -> NewTask:
 
     Those under a key of one call stay, because they are compared with those of the next call under that key.
     """
-    if len(task.payload) <= store.inline or (task.unique is not None and task.unique.same_call):
+    if not _leaves(task, store.inline):
         return task
     return msgspec.structs.replace(task, payload=store.arguments(task.payload, task.id, task.run_id))
+
+
+def _leaves(task: NewTask, inline: int) -> bool:
+    return len(task.payload) > inline and not (task.unique is not None and task.unique.same_call)
+
+
+def scheduled_task(task: NewTask, settings: Settings) -> NewTask:
+    """Return a task with its arguments sealed, unless they are so large that its worker puts them into the store."""
+    leaves = bool(settings.payload_store) and _leaves(task, settings.inline_payload)
+    return task if leaves else sealed_task(task, settings)
 
 
 def sealed_task(task: NewTask, settings: Settings) -> NewTask:
@@ -37,6 +47,13 @@ def sealed_task(task: NewTask, settings: Settings) -> NewTask:
 def seal_task(task: NewTask, vault: Vault) -> NewTask:
     """Return a task with its arguments sealed; the request to start a run is not for a worker, and stays as it is."""
     return msgspec.structs.replace(task, payload=vault.seal(CALL, task.payload))
+
+
+def outgoing(data: bytes, kind: bytes, run: bytes, settings: Settings) -> bytes:
+    """Return what a run is given: what is large in the payload store, and sealed otherwise."""
+    if len(data) > settings.inline_payload and (store := store_of(settings)) is not None:
+        return store.arguments(data, run, None)
+    return sealed(data, kind, settings)
 
 
 def sealed(data: bytes, kind: bytes, settings: Settings) -> bytes:

@@ -15,7 +15,9 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.history import Event, HistoryItem
+from orchestrator.references import MARK
 from orchestrator.sealing import CALL, reveal
+from orchestrator.store import payloads
 from orchestrator.store.runs.life import Delta
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
 from orchestrator.store.tasks.transitions import Moved, current_attempt
@@ -86,6 +88,8 @@ def append(
         (run, len(some), *(changes.get(run, {}).get(column, 0) for column in _COUNTED)) for run, some in events.items()
     ]
     rows = [row for run, some in events.items() for row in event_rows(run, some)]
+    if any(MARK in data for *_, data in rows):
+        payloads.keep_named(connection, rows)
     return set(_APPEND(connection, _DELTAS(ahead), EVENTS(rows), now=now, wake=wake))
 
 
@@ -163,6 +167,8 @@ def suspend(connection: Connection, turns: Sequence[Turn], now: datetime) -> lis
         for turn in turns
     ]
     rows = [row for turn in turns for row in event_rows(turn.id, turn.events)]
+    if any(MARK in data for *_, data in rows):
+        payloads.keep_named(connection, rows)
     return _SUSPEND(connection, _TURNS(given), EVENTS(rows), now=now)
 
 

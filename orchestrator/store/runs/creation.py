@@ -10,6 +10,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from orchestrator.references import MARK
+from orchestrator.store import payloads
 from orchestrator.store.runs.tracing import span_of_run
 from orchestrator.store.sql import Batch, Json, Prepared, Statement
 
@@ -144,6 +146,9 @@ def create(
         else:
             created.update(run.bytes for run in _CREATE_FROM_CLIENT(connection, rows, now=None, has_spans=has_spans))
     if of_code:
+        events = [row for _, code in of_code for row in code.events]
+        if any(MARK in data for *_, data in events):
+            payloads.keep_named(connection, events)
         batches = (
             _NEW(run[:-1] for run, _ in of_code),
             _TURNS((run.id, code.task, code.queue, len(code.events)) for run, code in of_code),
