@@ -100,6 +100,8 @@ class Follower:
         if not self._is_connected or time.monotonic() >= self._refresh_at:
             has_gap = self._has_lost()
             all_spoken = has_gap or not self._is_connected
+            if not self._is_connected:  # the server may be another, whose clock is behind
+                self._spoken = last_spoken(self._redis, self._keys)
             self._show_interest()
             self._is_connected = True
         heard = self._read(_REFRESH)

@@ -6,7 +6,8 @@ scripts may use them together in a cluster.
 under new stream names, and nothing that belonged to the old one can be mistaken for the new.
 
     {orchestrator:0}:generation         string   the current generation, written by the leader
-    {orchestrator:0}:server             string   the run id of the server on which that generation began
+    {orchestrator:0}:server             string   the run id of the server on which that generation began; where it is
+                                                 another's, nobody uses its streams
     {orchestrator:0}:database           string   which life of Postgres the generation belongs to
     {orchestrator:0}:term               string   the leader's term and name; a deposed leader's push is refused
     {orchestrator:0}:applied            string   [generation, cursor]: events up to here are in Postgres

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from redis import Redis
 from redis.exceptions import ResponseError, TimeoutError
 
-from orchestrator.transport.raw_connection import Argument, Entry, open_connection, packed
+from orchestrator.transport.raw_connection import Argument, Entry, connect_to_life, open_connection, packed
 
 Found = list[tuple[bytes, list[Entry]]]
 """By stream, what has come."""
@@ -37,10 +37,14 @@ _ANSWER_TIMEOUT = 5.0
 
 
 class Listening:
-    """A question that stays open: what comes after these positions of these streams?"""
+    """A question that stays open: what comes after these positions of these streams?
 
-    def __init__(self, redis: Redis) -> None:
+    It is asked only of a server whose streams were begun in the life that it is in, as the key `server` tells.
+    """
+
+    def __init__(self, redis: Redis, server: str) -> None:
         self._connection: Any = open_connection(redis)
+        self._server = server
         self._streams: tuple[str, ...] | None = None
         """What the open question is about; None while none is open."""
         self._until = 0.0
@@ -67,6 +71,7 @@ class Listening:
                     *streams,
                     *after,
                 )
+                connect_to_life(self._connection, self._server)
                 self._connection.send_packed_command(packed(words))
                 self._streams = tuple(streams)
                 self._until = time.monotonic() + _LONGEST

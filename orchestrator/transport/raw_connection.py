@@ -7,12 +7,13 @@ that takes twice as long as Redis does. Where it matters, commands go out and an
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from hiredis import pack_command
 from redis import Redis
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import ConnectionError, NoScriptError, ResponseError
 
 Argument = str | bytes | int | float
 
@@ -31,6 +32,33 @@ def packed(words: tuple[Argument, ...]) -> list[bytes]:
     return [pack_command(words)]  # type: ignore[arg-type]  # its stub says that there is one word
 
 
+_LIFE = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
+
+
+def connect_to_life(connection: Any, server: str) -> None:
+    """Connect, unless that is done; refuse a server whose streams were begun in another life, as the key tells.
+
+    It has restarted, or was a replica until now. Then it may have lost entries, and gives their ids to others: whoever
+    compares ids would take the one for the other. So nobody reads or writes there until a leader has begun anew.
+    """
+    if connection._sock is None:
+        connection.connect()
+        check_life(connection, server)
+
+
+def check_life(connection: Any, server: str) -> None:
+    """Refuse the server of an open connection if its streams were begun in another life; then disconnect."""
+    try:
+        connection.send_packed_command([*packed(("GET", server)), *packed(("INFO", "server"))])
+        began_on, about = connection.read_response(), connection.read_response()
+        life = _LIFE.search(about)
+        if began_on is not None and (life is None or began_on != life[1]):
+            raise ConnectionError("it has restarted or is another server, and no leader has begun on it yet")
+    except BaseException:
+        connection.disconnect()
+        raise
+
+
 class Script:
     """A Lua script, which Redis knows by its hash once it has run it."""
 
@@ -40,14 +68,20 @@ class Script:
 
 
 class RawConnection:
-    """Sends one command at a time. What went wrong half-way is not repeated, and the next command connects anew."""
+    """Sends one command at a time. What went wrong half-way is not repeated, and the next command connects anew.
 
-    def __init__(self, redis: Redis) -> None:
+    With the key `server`, only to a server whose streams were begun in the life that it is in.
+    """
+
+    def __init__(self, redis: Redis, server: str | None = None) -> None:
         self._connection: Any = open_connection(redis)
+        self._server = server
 
     def call(self, *words: Argument) -> Any:
         """Send a command; return its answer as it came."""
         try:
+            if self._server is not None:
+                connect_to_life(self._connection, self._server)
             self._connection.send_packed_command(packed(words))
             return self._connection.read_response()
         except ResponseError:
@@ -61,6 +95,8 @@ class RawConnection:
         try:
             return self.call("EVALSHA", script.hash, len(keys), *keys, *arguments)
         except NoScriptError:
+            if self._server is not None:  # a proxy may keep a connection while another server takes over behind it
+                check_life(self._connection, self._server)
             return self.call("EVAL", script.text, len(keys), *keys, *arguments)
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from orchestrator.transport.codec import (
     decode,
     decode_dispatches,
     encode,
+    stream_position,
 )
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import CANARY_TTL, GROUP, NUDGE_CAP, PRIVATE_TTL, Keys, private_queue
@@ -90,7 +91,7 @@ class WorkerStreams:
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
-        self._connection = RawConnection(redis)
+        self._connection = RawConnection(redis, keys.server)
         self._taken = Once()
         self._beat_numbers: dict[str, int] = {}
         """Of the last heartbeats: an order that answers one of long ago is an old one."""
@@ -309,12 +310,31 @@ class OrderInbox:
             self._connection.disconnect()
             self._answer_until = None
         if self._answer_until is None and self._last:
+            if self._connection._sock is None:
+                self._connection.connect()
+                self._step_back()
             streams = [self._keys.orders(worker) for worker in self._last]
             milliseconds = max(1, int(block * 1000))
             self._connection.send_command(
                 "XREAD", "COUNT", 100, "BLOCK", milliseconds, "STREAMS", *streams, *self._last.values()
             )
             self._answer_until = now + block + _ANSWER_TIMEOUT
+
+    def _step_back(self) -> None:
+        """Listen from the ends of streams that have not come as far as what was heard: the server is another now.
+
+        It has lost that, and where its clock is behind, what comes next has a lower id. What stands there is old.
+        """
+        for worker, heard in self._last.items():
+            if heard == "0-0":
+                continue
+            self._connection.send_command("XINFO", "STREAM", self._keys.orders(worker))
+            try:
+                told = cast("list[Any]", self._connection.read_response())
+                end = told[told.index(b"last-generated-id") + 1].decode()
+            except ResponseError as error:
+                end = "0-0" if "no such key" in str(error) else heard
+            self._last[worker] = min(heard, end, key=stream_position)
 
     @property
     def is_open(self) -> bool:

@@ -6,12 +6,15 @@ import logging
 from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError
 
+from orchestrator.domain.tasks.reports import Flush
+from orchestrator.domain.tasks.task import Succeeded
 from orchestrator.transport.codec import (
     Applied,
     encode,
 )
-from tests.integration.stage import KEYS, TTL, System, raw
+from tests.integration.stage import KEYS, ONE, TTL, System, raw
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -117,6 +120,71 @@ def test_an_applied_mark_that_went_back_begins_a_generation(system: System) -> N
     assert handle.status() == "success"
     (again,) = system.dispatch()
     assert [task.id for task in worker.take()] == [raw(again)]
+
+
+LATE = 9_999_999_999_000
+"""Milliseconds of a clock that is far ahead."""
+
+
+def fail_over(system: System, applied: Any) -> None:
+    """Have a replica take over that has not received the last report, and whose clock is behind that of before."""
+    events = KEYS.events(system.generation)
+    system.redis.delete(events)
+    system.redis.xadd(events, {"d": b""})
+    system.redis.xtrim(events, 0, approximate=False)
+    system.redis.set(KEYS.applied, applied)
+    system.redis.set(KEYS.server, "the life of another")
+    system.redis.client_kill_filter(_type="normal", skipme=True)
+
+
+def test_after_a_failover_nothing_is_reported_or_confirmed_before_a_generation_begins(system: System) -> None:
+    """Ids of entries say nothing across it: what is written now comes before what was confirmed."""
+    worker = system.worker()
+    handle, other = system.dispatch(2)
+    first, second = worker.take()
+    worker.start(first)
+    system.tick()
+    before, old = system.redis.get(KEYS.applied), system.generation
+    system.redis.execute_command("XSETID", KEYS.events(old), f"{LATE}-0")  # type: ignore[no-untyped-call]
+    worker.succeed(first)
+    system.tick()
+    assert system.scheduler.term.generations.confirmed == f"{LATE}-1"
+
+    fail_over(system, before)
+    report = encode(Flush("w1", [Succeeded(second.id, second.attempt, 0.1, ONE)]))
+    for _ in range(2):  # at first, each connection only learns that it is broken
+        with pytest.raises(ConnectionError):
+            worker._streams.flush(old, report, {})
+    assert system.redis.xlen(KEYS.events(old)) == 0
+    leader = system.scheduler
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            leader._streams.publish(old, leader._leadership.term, {}, f"{LATE}-1")
+    system.tick()
+    assert (system.redis.get(KEYS.applied), system.generation) == (before, old)
+
+    system.pass_seconds()
+    assert system.generation != old
+    worker.succeed(second)
+    system.tick()
+    assert system.states(handle, other) == ["success", "success"]
+    assert [system.row(each)["attempt"] for each in (handle, other)] == [1, 1]
+
+
+def test_what_the_end_of_a_generation_applies_is_confirmed_to_nobody(system: System) -> None:
+    """Another's lost report may have had the same id, or a lower one."""
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    worker.start(task)
+    system.tick()
+    before, old = system.redis.get(KEYS.applied), system.generation
+    worker.succeed(task)
+    system.redis.set(KEYS.server, "the life of another")
+    system.pass_seconds()
+    assert system.generation != old
+    assert handle.status() == "success"
+    assert system.redis.get(KEYS.applied) == before
 
 
 def test_the_streams_of_an_old_generation_are_removed(system: System) -> None:

@@ -32,9 +32,13 @@ def redis(redis_url: str) -> Iterator[Redis]:
 @pytest.fixture
 def streams(redis: Redis) -> Iterator[LeaderStreams]:
     streams = LeaderStreams(redis, KEYS)
-    streams.terms.begin(1, G, "server")
+    streams.terms.begin(1, G, life(redis))
     yield streams
     streams.close()
+
+
+def life(redis: Redis) -> str:
+    return str(redis.info("server")["run_id"])
 
 
 def add(redis: Redis, body: bytes, generation: str = G) -> str:
@@ -86,7 +90,7 @@ def test_a_wait_ends_when_something_comes(redis: Redis, streams: LeaderStreams) 
 
 def test_a_new_generation_asks_a_new_question(redis: Redis, streams: LeaderStreams) -> None:
     assert streams.read(G, "0-0", 10, 0.001).entries == []
-    streams.terms.begin(1, "1-2-b", "server")
+    streams.terms.begin(1, "1-2-b", life(redis))
     add(redis, b"old")
     entry = add(redis, b"new", "1-2-b")
     assert streams.read("1-2-b", "0-0", 10, 5.0).entries == [(entry, b"new")]
@@ -99,6 +103,19 @@ def test_a_connection_that_breaks_is_an_outage_once(redis: Redis, streams: Leade
         eventually(lambda: streams.read(G, "0-0", 10, 0.01).entries, "it is told")
     entry = add(redis, b"a")
     assert streams.read(G, "0-0", 10, 5.0).entries == [(entry, b"a")]
+
+
+def test_another_server_is_asked_only_when_a_leader_has_begun_on_it(redis: Redis, streams: LeaderStreams) -> None:
+    add(redis, b"of before")
+    redis.set(KEYS.server, "another life")
+    with pytest.raises(ConnectionError, match="no leader has begun on it yet"):
+        streams.read(G, "0-0", 10, 5.0)
+    with pytest.raises(ConnectionError, match="no leader has begun on it yet"):
+        streams.read(G, "0-0", 10, 0.0)
+    assert [body for _, body in streams.leftover(G, "0-0", 10).entries] == [b"of before"]
+    streams.terms.begin(1, "1-2-b", life(redis))
+    entry = add(redis, b"new", "1-2-b")
+    assert streams.read("1-2-b", "0-0", 10, 5.0).entries == [(entry, b"new")]
 
 
 def test_a_question_that_is_never_answered_is_given_up(streams: LeaderStreams, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,10 @@ ADD = Script("local answer = redis.pcall('XADD', KEYS[1], '*', 'd', ARGV[1]) ret
 @pytest.fixture
 def redis(redis_url: str) -> Iterator[Redis]:
     with connect(redis_url) as redis:
-        redis.delete("line:a", "line:b")
+        redis.delete("line:a", "line:b", "line:server")
         yield redis
         redis.config_set("maxmemory", 0)
-        redis.delete("line:a", "line:b")
+        redis.delete("line:a", "line:b", "line:server")
 
 
 @pytest.fixture
@@ -68,6 +68,48 @@ def test_a_script_that_redis_has_forgotten_is_sent_again(redis: Redis, line: Raw
     assert line.run(ECHO, ["line:a"], ["x"]) == [b"line:a", b"x"]
     redis.script_flush()
     assert line.run(ECHO, ["line:a"], ["y"]) == [b"line:a", b"y"]
+
+
+@pytest.fixture
+def bound(redis: Redis) -> Iterator[RawConnection]:
+    """A line that is kept only to a server on which a leader has begun."""
+    line = RawConnection(redis, "line:server")
+    yield line
+    line.close()
+
+
+def test_a_line_is_not_opened_to_a_server_on_which_no_leader_has_begun(redis: Redis, bound: RawConnection) -> None:
+    assert bound.call("GET", "line:a") is None, "with no leader ever, there is nothing to mistake"
+    redis.set("line:server", "the life of another")
+    redis.client_kill_filter(_id=str(bound.call("CLIENT", "ID")))
+    with pytest.raises(ConnectionError):
+        bound.call("PING")
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="no leader has begun on it yet"):
+            bound.call("SET", "line:a", "x")
+    redis.set("line:server", str(redis.info("server")["run_id"]))
+    assert bound.call("GET", "line:a") is None
+
+
+def test_a_key_that_is_no_text_opens_no_line(redis: Redis, bound: RawConnection) -> None:
+    redis.rpush("line:server", "x")
+    for _ in range(2):
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            bound.call("SET", "line:a", "x")
+    redis.delete("line:server")
+    assert bound.call("GET", "line:a") is None
+
+
+def test_a_server_that_does_not_know_a_script_is_asked_who_it_is(redis: Redis, bound: RawConnection) -> None:
+    """A proxy has kept the line while another server took over behind it."""
+    assert bound.run(ECHO, ["line:a"], ["x"]) == [b"line:a", b"x"]
+    redis.set("line:server", "the life of another")
+    redis.script_flush()
+    with pytest.raises(ConnectionError, match="no leader has begun on it yet"):
+        bound.run(ECHO, ["line:a"], ["y"])
+    assert redis.script_exists(ECHO.hash) == [False], "or the next would not ask"
+    redis.delete("line:server")
+    assert bound.run(ECHO, ["line:a"], ["y"]) == [b"line:a", b"y"]
 
 
 def test_a_script_that_finds_no_memory_says_that_redis_is_full(redis: Redis, line: RawConnection) -> None:

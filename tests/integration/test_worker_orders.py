@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import pytest
+from redis.exceptions import ConnectionError
+
 from orchestrator.domain.tasks.task import Returned
 from orchestrator.store.insights import list_workers, overview, show_task
 from orchestrator.transport.codec import (
     Attempt,
     Order,
+    encode,
 )
-from tests.integration.stage import ID, System
+from tests.integration.stage import ID, KEYS, System
 
 
 def test_a_doubtful_worker_is_told_which_of_its_attempts_still_count(system: System) -> None:
@@ -119,3 +123,21 @@ def test_a_worker_that_had_drained_has_stopped_and_is_not_dead(system: System) -
     worker.die()
     system.pass_seconds(6)
     assert [row["state"] for row in system.sql("SELECT state FROM orchestrator.workers")] == ["stopped"]
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_orders_are_heard_after_a_failover_to_a_server_whose_clock_is_behind(system: System, left: bool) -> None:
+    worker, stream = system.worker(), KEYS.orders("w1")
+    order = system.scheduler._streams.fleet.order
+    late = KEYS.signing.sign(stream, encode(Order(work_waits=True)), 0)
+    system.redis.xadd(stream, {"d": late}, id="9999999999000-0")
+    assert worker.orders() == [Order(work_waits=True)]
+    system.redis.delete(stream)  # the other has not received that one
+    if left:
+        order({"w1": Order(go_on=True)})
+    system.redis.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(ConnectionError):
+        worker.orders()
+    assert worker.orders() == [], "what stands there is old, and does not count again"
+    order({"w1": Order(drain=True)})
+    assert worker.orders() == [Order(drain=True)]

@@ -2,7 +2,9 @@
 
 Redis may restart and come back without what it had, or with what it had a while ago. The leader finds out by looking:
 it is another life of the server, or it no longer remembers how far events were applied. Then a new generation begins,
-under names of its own, and everybody sends again what the leader has not confirmed.
+under names of its own, and everybody sends again what the leader has not confirmed. Until then nobody reads the streams
+of before on such a server, or writes to them (`transport/raw_connection.py`): ids of entries are compared, to know what
+was applied, and mean nothing across two of its lives.
 
 Postgres, too, may come back without its last commits: a backup was restored, or a standby took over that had not
 received them. Then Redis remembers more than Postgres, and workers hold attempts of which it knows nothing. A new
@@ -138,12 +140,12 @@ class Generations:
     def _drain(self, generation: str) -> None:
         """Apply what still stands in the old generation's stream; its workers may be gone and cannot send it again."""
         while True:
-            inbound = self._streams.read(generation, self.cursor.position, self._batch, 0.0)
+            inbound = self._streams.leftover(generation, self.cursor.position, self._batch)
             if not inbound.entries:
                 return
             cursor = self.cursor._replace(position=inbound.entries[-1][0])
             ended = self._apply(inbound, cursor)
             self.cursor = cursor
-            # What came after the last confirmation may have been lost with the old server, and other reports may
-            # stand in its place: nobody is told that those are applied. They are sent again, and ignored.
-            self._streams.publish(generation, self._leadership.term, {}, self.confirmed, ended)
+            # Some entries may have been lost with the old server, and other reports may stand in their place: nobody
+            # is told that those are applied. They are sent again, and ignored.
+            self._streams.tell_ended(ended)

@@ -96,8 +96,8 @@ class LeaderStreams:
         self.queues = Queues(redis, keys)
         self.fleet = FleetKeys(redis, keys)
         self.pages = Pages(redis, keys)
-        self._connection = RawConnection(redis)
-        self._listening = Listening(redis)
+        self._connection = RawConnection(redis, keys.server)
+        self._listening = Listening(redis, keys.server)
         self._batch_sizes = BatchSizes()
         self._generation = ""
         self._last_nudge = "0-0"
@@ -126,6 +126,15 @@ class LeaderStreams:
                 return self._inbound(found, count)
             block = deadline - time.monotonic()  # what rang has been read since
         return self._inbound(self._unread(streams, cursor, count), count)
+
+    def leftover(self, generation: str, cursor: str, count: int) -> Inbound:
+        """Read events after the cursor of a generation that ends, in whatever life of the server."""
+        connection, count = RawConnection(self._redis), self._batch_sizes.number(count)
+        try:
+            reply = connection.call("XREAD", "COUNT", count, "STREAMS", self._keys.events(generation), cursor)
+            return self._inbound(cast("Found", reply or []), count)
+        finally:
+            connection.close()
 
     def _unread(self, streams: Sequence[str], cursor: str, count: int) -> Found:
         reply = self._connection.call("XREAD", "COUNT", count, "STREAMS", *streams, cursor, self._last_nudge)
@@ -205,15 +214,26 @@ class LeaderStreams:
             said, changes = _NOTHING_SAID, NO_CHANGES
 
     def _said(self, generation: str, cursor: str, ended: Sequence[Ended]) -> list[Argument]:
+        news = self._by_channel(ended)
+        applied = self._keys.signing.sign(self._keys.applied, encode(Applied(generation, cursor)))
+        said: list[Argument] = [applied, entry_after(cursor), len(news)]
+        for channel, body in news.items():
+            said += [channel, body]
+        return said
+
+    def _by_channel(self, ended: Sequence[Ended]) -> dict[str, bytes]:
         by_channel: dict[str, list[Ended]] = {}
         for item in ended:
             by_channel.setdefault(self._keys.done(item.id), []).append(item)
         sign, now = self._keys.signing.sign, int(time.time() * 1000)
-        applied = sign(self._keys.applied, encode(Applied(generation, cursor)))
-        said: list[Argument] = [applied, entry_after(cursor), len(by_channel)]
-        for channel, items in by_channel.items():
-            said += [channel, sign(channel, encode(items), now)]
-        return said
+        return {channel: sign(channel, encode(items), now) for channel, items in by_channel.items()}
+
+    def tell_ended(self, ended: Sequence[Ended]) -> None:
+        """Tell waiting clients what has ended, and nobody that anything is applied."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for channel, body in self._by_channel(ended).items():
+            pipeline.publish(channel, body)
+        pipeline.execute()
 
     def tell_key_holders(self, holders: Mapping[bytes, KeyHolder]) -> None:
         """Tell running tasks which tasks have the keys that they wanted; what is lost, they ask again."""

@@ -98,6 +98,8 @@ class Caller:
     def __init__(self, name: str) -> None:
         self.name = name
         self.connected_to: int | None = None
+        self.checked: int | None = None
+        """The life of the server in which its streams were begun, as was seen when that was last connected to."""
 
 
 class MemoryRedis:
@@ -126,11 +128,15 @@ class MemoryRedis:
         """What the server's own clock says; heartbeats expire by it."""
         return self._clock() + self._skew
 
-    def call(self, caller: Caller, operation: str, effect: Callable[[], Any]) -> Any:
-        """Carry a call out, or let it go wrong."""
+    def call(self, caller: Caller, operation: str, effect: Callable[[], Any], *, in_life: bool = False) -> Any:
+        """Carry a call out, or let it go wrong; `in_life` only in the life in which the streams were begun."""
         connected_to, caller.connected_to = caller.connected_to, self._life
         if connected_to not in (None, self._life):
             raise ConnectionError(f"{operation}: the server is another")
+        if in_life and caller.checked != self._life:
+            if self.data.server not in (None, self.run_id):
+                raise ConnectionError(f"{operation}: no leader has begun on this server")
+            caller.checked = self._life
         trouble = self._trouble(caller.name, operation)
         if trouble == "refused":
             raise ConnectionError(f"{operation}: refused")
@@ -211,9 +217,9 @@ class MemoryLeaderStreams:
         self._last_nudge = "0-0"
         self.terms = self.queues = self.fleet = self
 
-    def _call(self, operation: str, effect: Callable[[], Any]) -> Any:
+    def _call(self, operation: str, effect: Callable[[], Any], *, in_life: bool = False) -> Any:
         self._boundary(f"before {operation}")
-        answer = self._server.call(self._caller, operation, effect)
+        answer = self._server.call(self._caller, operation, effect, in_life=in_life)
         self._boundary(f"after {operation}")
         return answer
 
@@ -289,7 +295,17 @@ class MemoryLeaderStreams:
             changed = any(kind == "fleet" for _, kind in nudges)
             return Inbound(entries, bool(nudges), changed, complete=len(entries) < count)
 
-        return self._call("read", effect)
+        return self._call("read", effect, in_life=True)
+
+    def leftover(self, generation: str, cursor: str, count: int) -> Inbound:
+        def effect() -> Inbound:
+            events = self._server.data.events.get(generation)
+            return Inbound(events.after(cursor, count) if events else [])
+
+        return self._call("leftover", effect)
+
+    def tell_ended(self, ended: Sequence[Ended]) -> None:
+        """Nobody listens here."""
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -326,7 +342,7 @@ class MemoryLeaderStreams:
                 for body in bodies:
                     stream.add(self._server.milliseconds, body)
 
-        self._call("publish", effect)
+        self._call("publish", effect, in_life=True)
 
     def messages(self, generation: str, queue: str) -> list[Message]:
         def effect() -> list[Message]:
@@ -400,8 +416,8 @@ class MemoryWorkerStreams:
         self._server = server
         self._caller = Caller(caller)
 
-    def _call(self, operation: str, effect: Callable[[], Any]) -> Any:
-        return self._server.call(self._caller, operation, effect)
+    def _call(self, operation: str, effect: Callable[[], Any], *, in_life: bool = False) -> Any:
+        return self._server.call(self._caller, operation, effect, in_life=in_life)
 
     def generation(self) -> str | None:
         def effect() -> str | None:
@@ -435,7 +451,7 @@ class MemoryWorkerStreams:
                         raise AssertionError("nobody writes nonsense here") from None
             return received
 
-        return self._call("take", effect)
+        return self._call("take", effect, in_life=True)
 
     def flush(self, generation: str, body: bytes | None, done: Mapping[str, Sequence[str]]) -> Receipt:
         def effect() -> Receipt:
@@ -447,7 +463,7 @@ class MemoryWorkerStreams:
                     data.queues[generation, queue].drop(entries)
             return Receipt(entry, data.generation, data.applied)
 
-        return self._call("flush", effect)
+        return self._call("flush", effect, in_life=True)
 
     def is_led(self, within: float) -> bool:
         raise AssertionError(f"processes that end are not played to their last word ({within})")
@@ -499,6 +515,7 @@ class MemoryOrderInbox:
     def __init__(self, streams: MemoryWorkerStreams) -> None:
         self._streams = streams
         self._last: dict[str, str] = {}
+        self._connected_to = streams._server.run_id
 
     def add(self, worker: str) -> None:
         self._last[worker] = "0-0"
@@ -512,8 +529,12 @@ class MemoryOrderInbox:
     def read(self) -> list[tuple[str, Order]]:
         def effect() -> list[tuple[str, Order]]:
             found: list[tuple[str, Order]] = []
+            server = self._streams._server
+            is_other, self._connected_to = server.run_id != self._connected_to, server.run_id
             for worker in self._last:
-                orders = self._streams._server.data.orders.get(worker, Stream())
+                orders = server.data.orders.get(worker, Stream())
+                if is_other:
+                    self._last[worker] = min(self._last[worker], _text(orders.last), key=stream_position)
                 for entry, order in orders.after(self._last[worker], 100):
                     self._last[worker] = entry
                     found.append((worker, order))
