@@ -11,12 +11,16 @@ from typing import TypeVar
 
 from orchestrator.scheduler.leadership import TermOver
 from orchestrator.scheduler.news import News
+from orchestrator.scheduler.tasks.doubles import remove_doubles
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import is_outage
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
 T = TypeVar("T")
+
+_TRIES = 3
+"""How often the same is done in one tick; each time, open tasks that have ended before are removed."""
 
 
 def is_about_all(error: Exception) -> bool:
@@ -61,15 +65,19 @@ def attempt(tx: Transaction, news: News, what: str, do: Callable[[News], object]
 
 def _failure(tx: Transaction, news: News, do: Callable[[News], object]) -> Exception | None:
     """Do something whole or not at all, and merge its news if it is done; return what is wrong with it."""
-    fresh = News()
-    try:
-        with tx.connection.begin_nested():
-            do(fresh)
-    except Exception as error:
-        tx.rolled_back()
-        if is_about_all(error):
-            raise
-        tx.budget.busy_with = []
-        return error
-    news.merge(fresh)
-    return None
+    for left in reversed(range(_TRIES)):
+        fresh = News()
+        try:
+            with tx.connection.begin_nested():
+                do(fresh)
+        except Exception as error:
+            tx.rolled_back()
+            if is_about_all(error):
+                raise
+            tx.budget.busy_with = []
+            if not left or not remove_doubles(tx, news, error):
+                return error
+        else:
+            news.merge(fresh)
+            return None
+    raise AssertionError("the last try returns")

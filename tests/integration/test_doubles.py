@@ -1,0 +1,148 @@
+"""An id that stands among open and ended tasks: the leader removes the open row, and everybody else goes on."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from orchestrator.domain.states import TaskState
+from orchestrator.sdk.tasks.handle import Handle
+from orchestrator.store import inbox
+from orchestrator.store.inbox import RequestKind
+from tests.integration.stage import KEYS, System, Worker, raw
+
+_COLUMNS = "id, seq, name, queue, priority, attempt, failures, losses, payload, options, created_at, lane, unique_key"
+
+
+@pytest.fixture
+def worker(system: System) -> Worker:
+    worker = system.worker()
+    system.settle()
+    return worker
+
+
+def end_by_hand(system: System, *handles: Handle[object], state: str = "success") -> None:
+    """Have tasks ended that stay open: what a release before this one, or a hand, has left."""
+    system.sql(
+        f"INSERT INTO orchestrator.ended_tasks ({_COLUMNS}, status, result, worker, ended_at) "
+        f"SELECT {_COLUMNS}, :state, '\\x07'::bytea, 'of before', now() FROM orchestrator.tasks "
+        f"WHERE id = ANY (CAST(:ids AS uuid[]))",
+        state=state,
+        ids=[handle.id for handle in handles],
+    )
+
+
+def fail_by_hand(system: System, handle: Handle[object]) -> None:
+    """Have the number of its first attempt taken."""
+    system.sql(
+        "INSERT INTO orchestrator.attempts (task_id, attempt, outcome, ended_at) "
+        "VALUES (CAST(:id AS uuid), 1, 'failed', now())",
+        id=handle.id,
+    )
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    texts = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    return [text for text in texts if text.startswith("tasks that had ended")]
+
+
+def check(system: System, handle: Handle[object], state: str = "success") -> None:
+    """The first end stands, and nothing of the second is left."""
+    row = system.row(handle)  # which looks among open tasks first
+    assert (row["status"], bytes(row["result"]), row["worker"]) == (state, b"\x07", "of before")
+    assert system.scheduler.term.dispatcher.in_flight == 0
+    assert system.quarantine() == []
+
+
+@pytest.mark.parametrize("end", ["success", "failure", "retry", "cancel", "loss", "completion"])
+def test_it_is_removed_when_it_ends_and_others_end_with_it(
+    system: System, worker: Worker, caplog: pytest.LogCaptureFixture, end: str
+) -> None:
+    handle, other = system.dispatch(2, retries=3 if end == "retry" else 0)
+    by_id = {task.id: task for task in worker.take()}
+    task, another = by_id[raw(handle)], by_id[raw(other)]
+    worker.start(task, another)
+    system.tick()
+    end_by_hand(system, handle)
+    if end == "success":
+        worker.succeed(task, another)
+    elif end == "failure":
+        worker.fail(task)
+        worker.succeed(another)
+    elif end == "retry":
+        fail_by_hand(system, handle)
+        worker.fail(task)
+        worker.succeed(another)
+    elif end == "cancel":
+        handle.cancel()
+        worker.succeed(another)
+    elif end == "completion":
+        system.sql("UPDATE orchestrator.tasks SET completion = '\\x08' WHERE id = CAST(:id AS uuid)", id=handle.id)
+        worker.succeed(task, another)
+    else:
+        fail_by_hand(system, handle)
+        worker.held = [(another.id, another.attempt)]
+        system.make_old()
+        system.tick_until(lambda: said(caplog))
+        worker.succeed(another)
+    system.pass_seconds(3)
+    check(system, handle)
+    assert system.row(other)["status"] == "success"
+    (line,) = said(caplog)
+    assert handle.id in line
+    assert other.id not in line
+
+
+def test_all_that_are_in_flight_are_removed_at_once(
+    system: System, worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    handles = system.dispatch(8)
+    tasks = {task.id: task for task in worker.take()}
+    end_by_hand(system, *handles[::2])
+    worker.succeed(*tasks.values())
+    system.pass_seconds(3)
+    for handle in handles[::2]:
+        check(system, handle)
+    assert system.states(*handles) == ["success"] * 8
+    assert len(said(caplog)) == 1
+
+
+def test_its_key_comes_free(system: System, worker: Worker) -> None:
+    handle = system.job.options(unique_key="one").enqueue()
+    system.pass_seconds()
+    tasks = worker.take()
+    end_by_hand(system, handle)
+    worker.succeed(*tasks)
+    system.pass_seconds(3)
+    assert system.count("unique_keys") == 0
+    assert system.job.options(unique_key="one").enqueue().id != handle.id
+
+
+def test_what_waits_and_has_ended_can_be_opened_again(
+    system: System, worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = system.job.options(delay=3600.0).enqueue()
+    system.tick()
+    end_by_hand(system, handle, state=TaskState.FAILED)
+    with system.engine.begin() as connection:
+        inbox.add(connection, RequestKind.RETRY_TASK, raw(handle))
+    system.pass_seconds(3)
+    assert len(said(caplog)) == 1
+    worker.succeed(*worker.take())
+    system.tick()
+    assert (system.row(handle)["status"], system.count("tasks")) == ("success", 0)
+
+
+def test_a_key_that_is_taken_by_an_open_task_removes_nothing(system: System, worker: Worker) -> None:
+    """A refusal alone says nothing: only what has ended is removed."""
+    handle, other = system.dispatch(2, retries=3)
+    tasks = {task.id: task for task in worker.take()}
+    worker.start(*tasks.values())
+    system.tick()
+    fail_by_hand(system, handle)
+    worker.fail(tasks[raw(handle)], retryable=True)
+    worker.succeed(tasks[raw(other)])
+    system.pass_seconds(3)
+    assert system.states(handle, other) == ["failed", "success"]
+    assert system.redis.xlen(KEYS.quarantine) == 1
