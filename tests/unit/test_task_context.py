@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -174,6 +176,46 @@ def reporter() -> tuple[Reporter, Stream]:
 def sent(reporter: Reporter, stream: Stream) -> list[Report]:
     reporter._flush(list(reporter._gather(wait=False)))
     return stream.reports
+
+
+class SilentStream:
+    """An events stream that takes everything, and of which nothing is ever applied."""
+
+    is_over = False
+
+    def flush(self, generation: str, body: bytes | None, _: object) -> Receipt:
+        if self.is_over:
+            raise EOFError
+        return Receipt("1-0" if body else None, generation, None)
+
+
+def test_a_drain_waits_for_a_report_that_is_being_added() -> None:
+    """The thread that sends looks whether there is anything, just before there is."""
+    stream = SilentStream()
+    reporter = Reporter(stream, "w", HeldAttempts())  # type: ignore[arg-type]
+    reporter.generation = "g"
+
+    class Slow(threading.Event):
+        def clear(self) -> None:
+            super().clear()
+            reporter._queue.put(None)
+            self.wait(0.3)  # if the other thread is let, it says now that all is sent
+
+    reporter._empty = Slow()
+    reporter._empty.set()
+
+    def send() -> None:
+        with suppress(EOFError):
+            reporter._run()
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    reporter.report(Returned(TASK, 3, "drained"))
+    assert not reporter.wait_until_applied(0.2)
+    stream.is_over = True
+    reporter._queue.put(None)
+    sending.join(30)
+    assert not sending.is_alive()
 
 
 @pytest.mark.parametrize("end", [Failed(TASK, 3, 0.1, TaskError("E", "")), Returned(TASK, 3, "drained")])

@@ -77,6 +77,9 @@ class Reporter:
         self._listening = False
         self._empty = threading.Event()
         self._empty.set()
+        self._gate = threading.RLock()
+        """Held while something is added, and while it is seen that there is nothing: or that would count as empty
+        which is about to come. A signal handler may add something while its thread does."""
         self.has_sent_all = False
         """Since somebody has waited: all reports stand in the events stream, at least."""
         self.generation = ""
@@ -94,13 +97,17 @@ class Reporter:
         """
         if applied is not None:
             self._listen()
-        self._empty.clear()
         if job is not None:
             if not isinstance(report, Succeeded):
                 self.note(job)  # once the job has ended it is too late
             if job.has_lines and self.on_end is not None:
                 self.on_end(job)
-        self._queue.put(PendingReport(report, job, applied))
+        self._put(PendingReport(report, job, applied))
+
+    def _put(self, item: PendingReport) -> None:
+        with self._gate:
+            self._empty.clear()
+            self._queue.put(item)
 
     def note(self, job: Job) -> None:
         """Send what a job has left for its next attempt, if that has not been sent."""
@@ -109,8 +116,7 @@ class Reporter:
         with self._lock:  # or the report that ends the job could overtake what was taken here
             details, job.noted = job.noted, None
             if details is not None:
-                self._empty.clear()
-                self._queue.put(PendingReport(Noted(job.dispatch.id, job.dispatch.attempt, details)))
+                self._put(PendingReport(Noted(job.dispatch.id, job.dispatch.attempt, details)))
 
     def hand_over(self, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
         """Send tasks that a running task enqueued, and return once they are in Postgres.
@@ -122,8 +128,7 @@ class Reporter:
         refuse_in_fork()
         self._listen()
         applied = threading.Event()
-        self._empty.clear()
-        self._queue.put(PendingReport(Enqueued(list(tasks)), None, applied.set))
+        self._put(PendingReport(Enqueued(list(tasks)), None, applied.set))
         applied.wait()
         with_keys = {task.id: task for task in tasks if task.unique is not None}
         return self._key_holders(with_keys) if with_keys else {}
@@ -146,8 +151,7 @@ class Reporter:
                     f"{to_text(left[0])}, so it is not known whether that one was stored."
                 )
             if time.monotonic() > ask_at:
-                self._empty.clear()
-                self._queue.put(PendingReport(Enqueued([tasks[task] for task in left])))
+                self._put(PendingReport(Enqueued([tasks[task] for task in left])))
                 ask_at = time.monotonic() + _ASK_FOR_KEYS
             time.sleep(pause)
             pause = min(1.5 * pause, 0.1)
@@ -181,10 +185,11 @@ class Reporter:
                 threading.Event().wait(pause)
                 pause = min(pause * 2, 1.0)
             backlog = [*resend, *backlog]
-            if not backlog and self._queue.empty():
-                self.has_sent_all = True
-                if not self._unapplied:
-                    self._empty.set()
+            with self._gate:
+                if not backlog and self._queue.empty():
+                    self.has_sent_all = True
+                    if not self._unapplied:
+                        self._empty.set()
 
     def _gather(self, *, wait: bool) -> Iterable[PendingReport]:
         """Yield what is there to report; wait for the first, but not for ever while something is unapplied."""

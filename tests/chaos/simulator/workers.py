@@ -418,8 +418,7 @@ class WorkerMachine:
             return
         if execution.name == "parent" and run.waits_for is None:
             run.waits_for = threading.Event()
-            self.child.reporter._empty.clear()
-            self.child.reporter._queue.put(PendingReport(Enqueued(run.enqueues[:1]), None, run.waits_for.set))
+            self.child.reporter._put(PendingReport(Enqueued(run.enqueues[:1]), None, run.waits_for.set))
             return
         if run.waits_for is not None:
             if not run.waits_for.is_set():

@@ -274,7 +274,7 @@ class World:
 @contextmanager
 def _without_waiting(seed: int) -> Iterator[None]:
     """Take real time and real chance out of the product's code."""
-    threads = SimpleNamespace(Event=_NoWaiting, Lock=threading.Lock, Thread=threading.Thread)
+    threads = SimpleNamespace(Event=_NoWaiting, Lock=threading.Lock, RLock=threading.RLock, Thread=threading.Thread)
     dice = SimpleNamespace(random=Random(f"{seed} jitter").random)
     with patch.object(reporter, "threading", threads), patch.object(status, "random", dice):
         yield
