@@ -17,6 +17,7 @@ import pytest
 from orchestrator.embedded.postgres import SYSTEM_USER, EmbeddedPostgres
 from orchestrator.errors import ConfigurationError
 from orchestrator.store import database
+from orchestrator.store.tasks import completions
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from tests.acceptance.conftest import fresh_stack
 from tests.waiting import eventually
@@ -170,6 +171,18 @@ def test_everything_works_over_tls(secured: Secured, tmp_path: Path) -> None:
             )
             == 0
         )
+    check_that_nobody_waits_for_who_reads_nothing(secured.database_url())
+
+
+def check_that_nobody_waits_for_who_reads_nothing(url: str) -> None:
+    """The kernel ends the connection of a worker that stands still while Postgres sends it rows, which only TCP can."""
+    engine = database.engine_for(url)
+    with engine.connect() as connection:
+        assert not completions.begin(connection, bytes(16), 1)
+        assert connection.exec_driver_sql("SHOW tcp_user_timeout").scalar_one() == "60000"
+        connection.rollback()
+        assert connection.exec_driver_sql("SHOW tcp_user_timeout").scalar_one() == "0"
+    engine.dispose()
 
 
 def test_a_server_that_another_authority_vouches_for_is_refused(secured: Secured) -> None:

@@ -19,14 +19,17 @@ from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tasks.transitions import Success
 
 _IDLE = "60s"
-"""How long the task may leave its transaction idle: what it has locked is free then, though its worker stands still."""
+"""How long the task may leave its transaction idle, or what Postgres sends it unread: what it has locked is free then,
+though its worker stands still. The latter goes for connections by TCP; behind a socket of the machine's own, the worker
+stands on the same one."""
 _OVER = "OR001"
 """The error code by which Postgres says that the attempt does not count."""
 
 _COUNTS = "status IN ({}) AND completion IS NULL".format(", ".join(f"'{state}'" for state in IN_FLIGHT_STATES))
 
 _BEGIN = Statement[Row](f"""
-SELECT /* completions.begin */ set_config('idle_in_transaction_session_timeout', '{_IDLE}', true), EXISTS (
+SELECT /* completions.begin */ set_config('idle_in_transaction_session_timeout', '{_IDLE}', true) AS idle,
+       set_config('tcp_user_timeout', '{_IDLE}', true) AS unread, EXISTS (
        SELECT FROM orchestrator.tasks WHERE id = %(id)s::uuid AND attempt = %(attempt)s AND {_COUNTS}) AS counts
 """)
 
