@@ -44,7 +44,7 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.spans import LeaderSpans
-from orchestrator.scheduler.tasks.reports import Decoded, Reports
+from orchestrator.scheduler.tasks.reports import Reports
 from orchestrator.scheduler.throughput import ThroughputRecord
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import vault_of
@@ -204,6 +204,7 @@ class Term:
         """Do everything that a tick does to Postgres."""
         cursor, thorough = self._behind(inbound), inbound.nudged or suspicion is not None
         decoded = self._reports.decode(inbound)
+        are_plain = decoded.are_plain_successes()
         with self._transaction(cursor, with_agenda=thorough) as (tx, news, agenda):
             self._reports.apply(tx, news, decoded)
             if suspicion is not None and inbound.complete:
@@ -214,7 +215,7 @@ class Term:
             settle_ends(tx, news)
             if suspicion is not None:
                 self.lanes.release_stopped(tx, self.fleet)
-            if self.link.can_write and not self._is_drained(decoded, news):
+            if self.link.can_write and not (are_plain and self._is_drained(news)):
                 self.dispatcher.claim(tx, news, self._settings.unknown_task_timeout)
                 self.code.attach_events(tx, news)
                 self.due_in = min(self.due_in, self.dispatcher.due_in(tx.now))
@@ -222,13 +223,13 @@ class Term:
             self._throughput.record(tx)
         return news
 
-    def _is_drained(self, decoded: Decoded, news: News) -> bool:
-        """Say whether nothing can be ready: the last claim has left nothing, and nothing comes of what has ended since.
+    def _is_drained(self, news: News) -> bool:
+        """Say whether nothing can be ready: the last claim has left nothing, and nothing comes of what has succeeded.
 
         Whoever enqueues nudges, and a tick that was nudged has an agenda to look at. For a nudge that is lost, the next
         look at the fleet makes up.
         """
-        if not (self.agenda.was_empty and self.dispatcher.has_drained and decoded.are_plain_successes()):
+        if not (self.agenda.was_empty and self.dispatcher.has_drained):
             return False
         return all(task.is_single for task in news.outgoing.moved)
 
