@@ -9,6 +9,7 @@ import msgspec
 
 from orchestrator.domain.code.history import RunStarted, SignalReceived
 from orchestrator.domain.dag.definition import Definition
+from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.domain.limits.names import LONGEST_KEY, lane_name
 from orchestrator.domain.plain import REFUSALS
@@ -18,6 +19,7 @@ from orchestrator.domain.tasks.task import NewTask, TaskOptions, UniqueKey
 from orchestrator.errors import InvalidTask, InvalidWorkflow, PayloadError
 from orchestrator.references import may_hold_references
 from orchestrator.sdk.dag.definitions import checked
+from orchestrator.sdk.flow import reading
 from orchestrator.sdk.tasks.options import check_label, check_name, check_rate, check_retention, check_tags
 from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.sealing import is_sealed
@@ -233,6 +235,10 @@ def _apply(_: Settings, *, definition: Definition, **__: Any) -> None:
     checked(definition)
 
 
+def _publish(_: Settings, *, graph: Flow, **__: Any) -> None:
+    reading.checked(graph)
+
+
 def _apply_schedules(
     _: Settings,
     *,
@@ -293,6 +299,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("workflows", "start"): _start_run,
     ("workflows", "post_event"): _event,
     ("workflows", "apply"): _apply,
+    ("flows", "publish"): _publish,
     ("schedules", "apply"): _apply_schedules,
     ("schedules", "set_code"): _set_code,
     ("schedules", "claim_origin"): _origin,

@@ -130,6 +130,24 @@ def test_a_program_publishes_no_flow_without_a_name_or_a_fire(server: Server, na
     assert (answer.status_code, "found" in answer.json()["detail"]) == (422, True), answer.text
 
 
+@pytest.mark.parametrize(
+    ("graph", "said"),
+    [
+        ({"start": ""}, "start names a node"),
+        ({"start": "b"}, "start names a node"),
+        ({"nodes": {}}, "a flow has nodes"),
+        ({"nodes": {"a": {"kind": "timer"}}}, "params.delay_ms"),
+        ({"edges": [{"from": "a", "to": "b"}]}, "there is no such node"),
+        ({"nodes": {"a": {"kind": "subflow", "subflow": {"start": "", "nodes": {}}}}}, "a flow has nodes"),
+    ],
+)
+def test_a_program_publishes_no_flow_that_a_file_could_not_have(server: Server, graph: Any, said: str) -> None:
+    given = {"start": "a", "nodes": {"a": {"kind": "approval"}}} | graph
+    answer = server.ask("POST", "/api/v1/client/flows/publish", json={"name": "unfit", "graph": given})
+    assert (answer.status_code, said in answer.json()["detail"]) == (422, True), answer.text
+    assert server.ask("GET", "/api/v1/flows/unfit").status_code == 404
+
+
 def test_each_operation_has_a_name_of_its_own(server: Server) -> None:
     paths = server.ask("GET", "/openapi.json").json()["paths"]
     names = Counter(operation["operationId"] for methods in paths.values() for operation in methods.values())

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from orchestrator.domain.flow import checks
 from orchestrator.domain.flow.checks import ANYTHING, Flaw, Known
-from orchestrator.domain.flow.definition import Flow
+from orchestrator.domain.flow.definition import Flow, body_of
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.dag import document, schedule_fields
 from orchestrator.sdk.dag.document import Node
@@ -63,6 +65,14 @@ def from_data(plain: Any, source: str = "flow", known: Known = ANYTHING, find: F
     if found:
         raise _refusal(found)
     return checks.definition(plain)
+
+
+def checked(flow: Flow) -> Flow:
+    """Return a flow that was made elsewhere, or say everything that is wrong with it, its schedule left out."""
+    plain = body_of(msgspec.structs.replace(flow, schedule=None))
+    if found := [f"flow: {flaw.message}" for flaw in checks.flaws(plain)]:
+        raise _refusal(found)
+    return flow
 
 
 def _with_schedule(plain: Any) -> tuple[Any, list[Flaw]]:
