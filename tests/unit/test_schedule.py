@@ -11,6 +11,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
+from orchestrator.domain.schedules import cron as cron_module
 from orchestrator.domain.schedules import zones
 from orchestrator.domain.schedules.catch_up import PUNCTUAL, decide
 from orchestrator.domain.schedules.cron import cron_problem
@@ -109,6 +110,28 @@ def test_cron_agrees_with_looking_at_the_clock_minute_by_minute(expression: str,
     if cron_problem(expression) is None:
         found = list(fires(cron(expression, zone), start, end))
         assert found == brute_fires(expression, ZoneInfo(zone), start, end)
+
+
+def test_the_fires_of_a_day_are_found_with_one_look_at_the_calendar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backfill counts them: a look takes a twentieth of a millisecond, and a year has half a million minutes."""
+    looks = 0
+    next_local = cron_module.next_local
+
+    def looking(expression: str, after: datetime) -> datetime | None:
+        nonlocal looks
+        looks += 1
+        return next_local(expression, after)
+
+    monkeypatch.setattr(cron_module, "next_local", looking)
+    found = list(fires(cron("* * * * *", BERLIN), utc("2026-01-01"), utc("2027-01-01")))
+    assert found == [utc("2026-01-01") + timedelta(minutes=minute) for minute in range(365 * 24 * 60)]
+    assert looks < 365 * 4 + 2 * 24 * 60, "only the days on which the clock is turned are gone through minute by minute"
+
+
+def test_seconds_and_bounds_are_kept_within_a_day() -> None:
+    schedule = cron("*/20 0 9 * * MON", BERLIN, start="2026-01-05T09:00:20", end="2026-01-12T09:00:40")
+    found = [fire.astimezone(schedule.zone) for fire in fires(schedule, utc("2026-01-01"), utc("2026-02-01"))]
+    assert [f"{fire:%d %H:%M:%S}" for fire in found] == ["05 09:00:20", "05 09:00:40", "12 09:00:00", "12 09:00:20"]
 
 
 @settings(max_examples=300)

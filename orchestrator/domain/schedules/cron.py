@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import functools
 import re
+from bisect import bisect_left
+from collections.abc import Iterator
 from datetime import datetime
 
 from croniter import CroniterBadDateError, CroniterError, croniter
@@ -116,6 +118,24 @@ def next_local(expression: str, after: datetime) -> datetime | None:
     except CroniterBadDateError:
         return None
     return found
+
+
+def later_that_day(expression: str, local: datetime) -> Iterator[datetime]:
+    """Yield the times of a day after one that an expression names; croniter would look for each from the year down."""
+    fields = _parsed(expression).expanded  # minute, hour, day of month, month, day of week, and second if there is one
+    hours, minutes = _numbers(fields[1], 24), _numbers(fields[0], 60)
+    seconds = _numbers(fields[5], 60) if len(fields) > 5 else [0]
+    for hour in hours[bisect_left(hours, local.hour) :]:
+        for minute in minutes:
+            for second in seconds if (hour, minute) >= (local.hour, local.minute) else ():
+                time = local.replace(hour=hour, minute=minute, second=second)
+                if time > local:
+                    yield time
+
+
+def _numbers(part: list[int | str], count: int) -> list[int]:
+    """Return the values of a field of the clock, in order."""
+    return [*range(count)] if "*" in part else sorted(map(int, part))
 
 
 def has_fixed_hour(expression: str) -> bool:

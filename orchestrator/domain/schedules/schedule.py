@@ -13,6 +13,7 @@ A *fire* is a moment at which a run is due, in UTC and whole microseconds; it na
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -34,6 +35,7 @@ MOST_CAUGHT_UP = 1_000
 """The largest limit of `catch_up: all(limit)`."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DAY = timedelta(days=1)
 _SECOND = timedelta(seconds=1)
 _INSTANT = timedelta(microseconds=1)
 _LAST_YEAR = 9_000
@@ -147,10 +149,38 @@ def _next_fire(schedule: Schedule, after: datetime) -> datetime | None:
 
 def fires(schedule: Schedule, start: datetime, end: datetime) -> Iterator[datetime]:
     """Yield the fires from `start` on and before `end`."""
-    fire = next_fire(schedule, start - timedelta(microseconds=1))
+    if schedule.end is not None:
+        end = min(end, moment(schedule.end, schedule.zone))
+    fire = next_fire(schedule, start - _INSTANT)
     while fire is not None and fire < end:
         yield fire
+        for later in _later_that_day(schedule, fire):
+            if later >= end:
+                return
+            yield later
+            fire = later
         fire = next_fire(schedule, fire)
+
+
+def _later_that_day(schedule: Schedule, fire: datetime) -> Iterator[datetime]:
+    """Yield the fires of a cron expression after one up to midnight, where that is simple; `next_fire` knows the rest.
+
+    It is not where the clock is turned meanwhile, nor after a fire that stands for a time that was left out.
+    """
+    zone, expression = schedule.zone, schedule.cron
+    if expression is None:
+        return
+    local = wall(fire, zone)
+    times = cron.later_that_day(expression, local)
+    first = next(times, None)
+    midnight = local.replace(hour=0, minute=0, second=0) + _DAY
+    if first is None or next_turn(zone, fire, fire + (midnight - local)) is not None:
+        return
+    if cron.next_local(expression, local - _SECOND) != local:
+        return
+    ahead = offset(fire, zone)
+    for time in itertools.chain([first], times):
+        yield (time - ahead).replace(tzinfo=UTC)
 
 
 def moment(text: str, zone: ZoneInfo) -> datetime:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
@@ -34,6 +34,8 @@ from orchestrator.store.schedules.fires import Target
 
 _MOST_FIRES = 100_000
 """Of one backfill."""
+_LONGEST = timedelta(days=20 * 366)
+"""That a backfill reaches back: each day of it is looked at when it is asked for."""
 
 
 class ScheduleBackend:
@@ -264,12 +266,21 @@ def _new_backfill(
     first, last = _moment("start", start, stored.schedule), _moment("end", end or now, stored.schedule)
     if not first < last <= now:
         raise InvalidWorkflow(f"A backfill is of the past: expected start < end <= now, found {start} and {end}.")
+    if last - first > _LONGEST:
+        raise InvalidWorkflow(
+            f"A backfill reaches over at most 20 years, found {start} and {end}. Fill in what comes before "
+            f"{(first + _LONGEST).astimezone(stored.schedule.zone).date()} first, and then from there on."
+        )
     target = _target(connection, stored)
     limit = _limit(target, concurrency)
     due = list(islice(fires(stored.schedule, first, last), _MOST_FIRES + 1))
-    if not due or len(due) > _MOST_FIRES:
-        found = f"more than {_MOST_FIRES:,} fires" if due else "no fire"
-        raise InvalidWorkflow(f"Schedule {stored.key} has {found} between {first} and {last}: choose another range.")
+    if not due:
+        raise InvalidWorkflow(f"Schedule {stored.key} has no fire between {first} and {last}: choose another range.")
+    if len(due) > _MOST_FIRES:
+        raise InvalidWorkflow(
+            f"Schedule {stored.key} has more than {_MOST_FIRES:,} fires between {first} and {last}. Fill in what comes "
+            f"before {due[-1].astimezone(stored.schedule.zone).isoformat()} first, and then from there on."
+        )
     store.run_of(target, stored.schedule, due[0], bytes(16), stored.key)  # says what would go wrong
     new = NewBackfill(stored.workflow, stored.schedule, first, last, limit, again, len(due), due[0])
     return new, due, stored
