@@ -111,6 +111,10 @@ class Doorkeeper:
         """Say whether nobody can listen on the way: here, or up to a proxy that is trusted."""
         return request.scope["scheme"] == "https" or self._proxies.is_tls(peer, request.headers)
 
+    def prefix(self, peer: str, request: HTTPConnection) -> str:
+        """Return what stands before every path in the addresses that somebody's browser has."""
+        return self._proxies.prefix(peer, request.headers)
+
     @property
     def asks(self) -> bool:
         """Say whether everybody has to show who they are."""

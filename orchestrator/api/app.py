@@ -95,7 +95,7 @@ async def _constant(data: bytes, media_type: str, _: Request) -> Response:
 
 
 async def _to_the_pages(_: Request) -> Response:
-    return RedirectResponse("/ui", 303)
+    return RedirectResponse("ui", 303)  # seen from here: a proxy may have cut a prefix
 
 
 async def _page(text: str, _: Request) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import NamedTuple
 
 from starlette.datastructures import Headers
@@ -13,9 +14,10 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.settings import Settings
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-prefix", "x-real-ip", "via")
 """What a proxy adds to a request."""
 _LONGEST_NAME = 200
+_PREFIX = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
 
 
 class User(NamedTuple):
@@ -59,6 +61,11 @@ class Proxies:
     def is_tls(self, peer: str, headers: Headers) -> bool:
         """Say whether a proxy of ours was spoken to by TLS."""
         return self._is_ours(peer) and headers.get("x-forwarded-proto", "").strip().lower() == "https"
+
+    def prefix(self, peer: str, headers: Headers) -> str:
+        """Return what a proxy of ours cuts off each path, such as `/jobs`; nothing where none says so."""
+        given = headers.get("x-forwarded-prefix", "").strip().rstrip("/") if self._is_ours(peer) else ""
+        return given if len(given) <= _LONGEST_NAME and _PREFIX.fullmatch(given) else ""
 
     def user(self, peer: str, headers: Headers) -> User | None:
         """Return whom a proxy has let in; None if none of ours says so."""

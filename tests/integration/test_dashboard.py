@@ -146,7 +146,7 @@ def test_names_of_others_stand_in_pages_as_text(house: House, anyone: Visitor) -
 def test_without_a_key_nobody_logs_in(anyone: Visitor) -> None:
     assert anyone.get("/ui").status_code == 200
     assert "Log out" not in anyone.get("/ui").text
-    assert anyone.get("/").headers["Location"] == "/ui"
+    assert anyone.get("/").headers["Location"] == "ui"
 
 
 def test_with_a_key_every_page_sends_strangers_to_the_log_in(house: House) -> None:

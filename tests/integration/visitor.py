@@ -17,8 +17,10 @@ SESSION = "orchestrator_session"
 class Visitor:
     """One browser."""
 
-    def __init__(self, app: Starlette, scheme: str = "http") -> None:
+    def __init__(self, app: Starlette, scheme: str = "http", headers: dict[str, str] | None = None) -> None:
+        """Someone whose requests a proxy may have added headers to."""
         self._app = app
+        self._added = headers or {}
         self._base = f"{scheme}://{HOST}"
         self.cookies: dict[str, str] = {}
         self.set: dict[str, str] = {}
@@ -59,7 +61,7 @@ class Visitor:
         async def ask() -> httpx.Response:
             transport = httpx.ASGITransport(self._app, client=("127.0.0.1", 40_000))
             async with httpx.AsyncClient(transport=transport, base_url=self._base, cookies=self.cookies) as client:
-                return await client.request(method, path, headers=headers, **given)
+                return await client.request(method, path, headers={**headers, **self._added}, **given)
 
         answer = asyncio.run(ask())
         for line in answer.headers.get_list("set-cookie"):

@@ -37,6 +37,32 @@ def test_nobody_else_is_believed(peer: str) -> None:
     assert Proxies(SSO).origin(peer, given) == peer
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("/jobs", "/jobs"),
+        ("/team-a/jobs_2/", "/team-a/jobs_2"),
+        ("/", ""),
+        ("", ""),
+        ("jobs", ""),
+        ("//evil.example", ""),
+        ("/a//b", ""),
+        ("/../b", ""),
+        ("/a/.", ""),
+        ("/.well-known", "/.well-known"),
+        ('/"><script>', ""),
+        ("/a b", ""),
+        ("/a?b", ""),
+        ("https://evil.example", ""),
+        ("/" + "a" * 300, ""),
+    ],
+)
+def test_the_prefix_that_a_proxy_of_ours_cuts_off_is_believed(given: str, found: str) -> None:
+    told = headers(("X-Forwarded-Prefix", given))
+    assert Proxies(SSO).prefix("10.0.0.5", told) == found
+    assert Proxies(SSO).prefix("10.0.0.6", told) == ""
+
+
 def test_groups_say_what_a_user_may_do() -> None:
     def scope(groups: str) -> Scope | None:
         found = Proxies(SSO).user("10.0.0.5", headers(("X-User", "alice"), ("X-Groups", groups)))

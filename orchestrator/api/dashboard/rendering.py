@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from orchestrator.api.dashboard import words
-from orchestrator.api.dashboard.visit import current
+from orchestrator.api.dashboard.visit import current, prefix
 from orchestrator.api.problems import Problem
 from orchestrator.sealing import describe_json
 
@@ -26,6 +27,8 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 """The origin of a form is told to our own server, which looks at it, and to nobody else."""
+_ADDRESSES = re.compile(r'(\b(?:href|src|action|formaction|data-live|data-name-in-path)=")(/ui\b)')
+"""Where templates have addresses. Nothing that is only shown looks so: its quotation marks are escaped."""
 
 
 @cache
@@ -56,7 +59,14 @@ def _environment() -> Environment:
 def page(template: str, status: int = 200, **values: Any) -> Response:
     """Return a page for whoever looks at it; what only others can open is told to be sealed."""
     text = _environment().get_template(template).render(visit=current.get(), now=words.present(), **values)
+    if before := prefix.get():
+        text = _ADDRESSES.sub(lambda found: f"{found[1]}{before}{found[2]}", text)
     return HTMLResponse(describe_json(text.encode()), status, headers=_HEADERS)
+
+
+def go(to: str) -> Response:
+    """Lead to another page of the dashboard."""
+    return RedirectResponse(f"{prefix.get()}{to}", 303)
 
 
 def refusal(problem: Problem, headers: dict[str, str]) -> Response:

@@ -10,13 +10,13 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from orchestrator.api.access import Caller
 from orchestrator.api.dashboard import log_ins
-from orchestrator.api.dashboard.rendering import page, refusal
+from orchestrator.api.dashboard.rendering import go, page, refusal
 from orchestrator.api.dashboard.session import Session, headers_with_key, place, ticket_of
-from orchestrator.api.dashboard.visit import Said, Visit, current
+from orchestrator.api.dashboard.visit import Said, Visit, current, prefix
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.problems import MEDIA_TYPE, Refused, misfit, refused
 from orchestrator.api.reach import WHOLE
@@ -83,13 +83,13 @@ class PagePath(ServedPath):
             found = explained(error, request)
             if found.problem.status in (401, 403, 429) or not isinstance(endpoint, Action):
                 raise
-            return session.finish(_go(back), Said(f"{found.problem.title}: {found.problem.detail}", is_error=True))
+            return session.finish(go(back), Said(f"{found.problem.title}: {found.problem.detail}", is_error=True))
         self._api.recent.forget()
         if isinstance(answer, Response):
             return session.finish(answer)
         assert isinstance(endpoint, Action), "everything else answers with a page"
         to = f"/ui/runs/{answer.id}" if isinstance(answer, Started) else back
-        return session.finish(_go(to), Said(endpoint.outcome(answer)))
+        return session.finish(go(to), Said(endpoint.outcome(answer)))
 
     async def _log_in(self, request: Request, session: Session, form: dict[str, list[str]]) -> Response:
         """Let somebody in by the key that they have typed, or say why not."""
@@ -102,16 +102,16 @@ class PagePath(ServedPath):
             await super()._note(error, self._door.stranger(peer, headers), request)
             return session.finish(page("login.html", error.problem.status, to=to, wrong=error.problem))
         if caller.key is None:  # nobody is asked who they are
-            return session.finish(_go(to))
+            return session.finish(go(to))
         begin = partial(log_ins.begin, self._api, caller.key, caller.actor, session.ticket)
-        return session.enter(_go(to), await self._turns.run(begin))
+        return session.enter(go(to), await self._turns.run(begin))
 
     async def _log_out(self, session: Session) -> Response:
         """End a session here and at every other server."""
         if session.ticket is not None:
             await self._turns.run(partial(log_ins.end, self._api, session.ticket))
             self._door.forget(session.ticket)
-        return session.leave(_go(LOG_IN))
+        return session.leave(go(LOG_IN))
 
     async def _do(self, endpoint: Endpoint, given: dict[str, Any], request: Request, caller: Caller) -> Any:
         if caller.reach.is_bound and endpoint.about is WHOLE:
@@ -133,9 +133,9 @@ class PagePath(ServedPath):
             return Response(msgspec.json.encode(found.problem), status, media_type=MEDIA_TYPE)
         if status == 401 and request.method in ("GET", "HEAD"):
             here = f"{_path(request)}?{request.url.query}" if request.url.query else _path(request)
-            return session.leave(_go(_log_in_for(here)))
+            return session.leave(go(_log_in_for(here)))
         if status == 401 and "authorization" not in request.headers:
-            return session.leave(_go(_log_in_for(_page_before(request))), _NOT_DONE)
+            return session.leave(go(_log_in_for(_page_before(request))), _NOT_DONE)
         current.set(None if caller is None else _visit(request, caller, session))
         headers = {name: value for name, value in found.headers.items() if name != "WWW-Authenticate"}
         return session.finish(refusal(found.problem, headers))
@@ -147,7 +147,9 @@ class PagePath(ServedPath):
             await super()._note(error, actor, request)
 
     def _session(self, request: Request) -> Session:
-        return Session(request, self._door.is_tls(request.client.host if request.client else "", request))
+        peer = request.client.host if request.client else ""
+        prefix.set(self._door.prefix(peer, request))
+        return Session(request, self._door.is_tls(peer, request), prefix.get())
 
 
 def _visit(request: Request, caller: Caller, session: Session) -> Visit:
@@ -180,11 +182,8 @@ def _page_before(request: Request) -> str:
     """Return the page whose form was sent, as the browser tells it; the form itself is not read of a stranger."""
     found = urlsplit(request.headers.get("referer", ""))
     is_ours = found.netloc == request.headers.get("host", "")
-    return place(f"{found.path}?{found.query}" if found.query else found.path) if is_ours else place("")
-
-
-def _go(to: str) -> Response:
-    return RedirectResponse(to, 303)
+    path = found.path.removeprefix(prefix.get())
+    return place(f"{path}?{found.query}" if found.query else path) if is_ours else place("")
 
 
 def _without_blanks(query: str) -> str:

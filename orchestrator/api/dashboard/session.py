@@ -1,7 +1,7 @@
 """Cookies of the dashboard: the ticket of who has logged in, what forms prove, and what was said last.
 
 A ticket is random and stands for a session, which Postgres knows by its hash: the browser never keeps a key. Scripts
-cannot read it, and it is sent under `/ui` only. The API takes no cookies.
+cannot read it, and it is sent under `/ui` only, behind the prefix of a proxy. The API takes no cookies.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _LONGEST_SAID = 1_500
 class Session:
     """The cookies of one request, and those that go back with its answer."""
 
-    def __init__(self, request: Request, is_secure: bool) -> None:
+    def __init__(self, request: Request, is_secure: bool, prefix: str = "") -> None:
         self._request = request
         self._secure = is_secure
+        self._root = f"{prefix}{ROOT}"
         self.ticket = ticket_of(request)
         """Whatever it is good for."""
         self._has_token = self.ticket is not None or _is_token(request.cookies.get(_TOKEN, ""))
@@ -57,23 +58,23 @@ class Session:
         if not self._has_token:
             self._set(response, _TOKEN, self.token)
         if _KEY in self._request.cookies:
-            response.delete_cookie(_KEY, path=ROOT)
+            response.delete_cookie(_KEY, path=self._root)
         if said is not None:
             self._set(response, _SAID, _written(said), seconds=60)
         elif self.said is not None:
-            response.delete_cookie(_SAID, path=ROOT)
+            response.delete_cookie(_SAID, path=self._root)
         return response
 
     def enter(self, response: Response, ticket: Ticket) -> Response:
         """Let somebody in until they close the browser, log out, or the session is no longer good."""
         self._set(response, _TICKET, ticket.text)
-        response.delete_cookie(_TOKEN, path=ROOT)
+        response.delete_cookie(_TOKEN, path=self._root)
         return self.finish(response)
 
     def leave(self, response: Response, said: Said | None = None) -> Response:
         """Forget the ticket: it is good for nothing any more."""
         if _TICKET in self._request.cookies:
-            response.delete_cookie(_TICKET, path=ROOT)
+            response.delete_cookie(_TICKET, path=self._root)
         return self.finish(response, said)
 
     def _token(self) -> str:
@@ -83,7 +84,9 @@ class Session:
         return self._request.cookies[_TOKEN] if self._has_token else secrets.token_urlsafe(24)
 
     def _set(self, response: Response, name: str, value: str, seconds: int | None = None) -> None:
-        response.set_cookie(name, value, max_age=seconds, path=ROOT, secure=self._secure, httponly=True, samesite="lax")
+        response.set_cookie(
+            name, value, max_age=seconds, path=self._root, secure=self._secure, httponly=True, samesite="lax"
+        )
 
 
 def ticket_of(request: Request) -> Ticket | None:

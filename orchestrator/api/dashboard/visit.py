@@ -50,6 +50,9 @@ class Visit:
 current: ContextVar[Visit | None] = ContextVar("orchestrator_visit", default=None)
 """Set while a page is made."""
 
+prefix: ContextVar[str] = ContextVar("orchestrator_prefix", default="")
+"""What stands before the address of every page in the browser of who looks; a proxy has cut it off."""
+
 
 def reach_of_visitor() -> Reach:
     """Return what who looks at the page may have to do with."""

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.rendering import HTML, page
+from orchestrator.api.dashboard.rendering import HTML, go, page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WITHIN
 from orchestrator.api.routes import system
@@ -34,5 +34,5 @@ def search(api: Api, query: TextQuery, reach: Reach) -> Response:
     by_id = [*(("runs", one.id) for one in found.runs_by_id), *(("tasks", one.id) for one in found.tasks_by_id)]
     if len(by_id) == 1 or (by_id and len({id for _, id in by_id}) == 1):
         kind, id = by_id[0]
-        return RedirectResponse(f"/ui/{kind}/{id}", 303)
+        return go(f"/ui/{kind}/{id}")
     return page("search.html", text=text, found=found)

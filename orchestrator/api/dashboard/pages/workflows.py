@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.graph import draw
-from orchestrator.api.dashboard.rendering import HTML, page
+from orchestrator.api.dashboard.rendering import HTML, go, page
 from orchestrator.api.dashboard.words import address
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WITHIN, WORKFLOW
@@ -54,7 +54,7 @@ def show_workflow(api: Api, name: str, reach: Reach) -> Response:
         stored = workflow_routes.find(api, name)
     except NotFound:
         if api.backend.flows.find(name) is not None:
-            return RedirectResponse(address("flows", name), 303)
+            return go(address("flows", name))
         if code is None and not last_runs(api, name, reach):
             raise
     steps = _steps(stored.definition) if stored else []
