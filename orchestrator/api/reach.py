@@ -76,11 +76,12 @@ def check_flow(reach: Reach, name: str, flow: Flow) -> None:
 
 def lineage_within(reach: Reach, found: Lineage) -> Lineage:
     """Return what is in reach of what enqueued a task, and of what that enqueued."""
-    parent = found.parent if found.parent is not None and _is_within(reach, found.parent) else None
-    return replace(found, parent=parent, children=[one for one in found.children if _is_within(reach, one)])
+    parent = found.parent if found.parent is not None and is_within(reach, found.parent) else None
+    return replace(found, parent=parent, children=[one for one in found.children if is_within(reach, one)])
 
 
-def _is_within(reach: Reach, one: Relative) -> bool:
+def is_within(reach: Reach, one: Relative) -> bool:
+    """Say whether a task or a run that something came of is in reach."""
     return reach.has_workflow(one.workflow) if one.kind == "run" else reach.has_queue(one.queue or "")
 
 

@@ -219,6 +219,7 @@ runs = Table(
     _flag("closing", "has ended, and its open tasks are being cancelled"),
     Column("trace", Text, comment="the span that it came of, as a W3C traceparent; its own where it came of none"),
     _flag("flow", "of a flow graph: its planner ends it"),
+    Column("parent_task", Uuid, comment="the task that started it"),
     CheckConstraint(_one_of(RunState), name="runs_have_a_known_status"),
     CheckConstraint("total = open + success + failed + cancelled + skipped", name="runs_counters_add_up"),
     CheckConstraint("open >= 0", name="runs_open_not_negative"),

@@ -15,9 +15,11 @@ from orchestrator import Orchestrator
 from orchestrator.api import access
 from orchestrator.cli import main
 from orchestrator.domain.access import Scope, Secret
+from orchestrator.domain.code.history import RunStarted
 from orchestrator.domain.ids import derived_id
-from orchestrator.domain.tasks.starts import StartMany, as_task
+from orchestrator.domain.tasks.starts import Start, StartCode, StartMany, StartSteps, as_task
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, Lost, NewTask, Succeeded
+from orchestrator.sdk.dag import definitions
 from orchestrator.store import keys
 from orchestrator.store.insights import Lineage
 from orchestrator.store.insights import lineage as lineage_of
@@ -139,6 +141,32 @@ def test_a_run_stands_for_its_tasks(system: System) -> None:
     (child,) = kin(system, handle.id).children
     assert (child.id.bytes, child.kind, child.name) == (run, "run", "many")
     assert system.row(inside)["parent_id"] == UUID(handle.id)
+
+
+@pytest.mark.parametrize("kind", ["many", "steps", "flow", "code"])
+def test_a_run_knows_the_task_that_started_it(system: System, in_empty_folder: object, kind: str) -> None:
+    system.app.workflows.apply(definitions.loads("name: steps\ntasks: {a: {task: job}}"))
+    system.app.flows.publish("graph", {"start": "a", "nodes": {"a": {"kind": "approval"}}})
+    worker = system.worker()
+    (handle,) = system.dispatch()
+    (task,) = worker.take()
+    run = derived_id(task.id, 1, 1)
+    inside = NewTask(derived_id(task.id, 1, 2), "job", "default", b"\x92\x90\x80", run_id=run, position=0)
+    starts: dict[str, Start] = {
+        "many": StartMany("many", [inside]),
+        "steps": StartSteps("steps", "{}"),
+        "flow": StartSteps("graph", "{}", flow=True),
+        "code": StartCode(RunStarted("code", 1, b"\x92\x90\x80")),
+    }
+    worker.report(Enqueued([msgspec.structs.replace(as_task(run, starts[kind]), parent=task.id)]))
+    system.pass_seconds(2)
+    found = system.app._client.backend.insights.show_run(UUID(bytes=run))
+    assert found is not None
+    assert found.parent_task == UUID(handle.id)
+    shown = CliRunner().invoke(main, ["runs", "show", str(UUID(bytes=run))])
+    assert f"started by  task {handle.id}" in shown.stdout, shown.output
+    (child,) = kin(system, handle.id).children
+    assert (child.id.bytes, child.kind) == (run, "run")
 
 
 def test_only_so_many_are_looked_for(system: System, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -36,6 +37,7 @@ _SIGNS = {
     "postponed": "○",
     "returned": "○",
 }
+_BACKFILL = re.compile(r"(.+)#([0-9]+)")
 _LONGEST_VALUE = 20_000
 """Characters of a value that a page shows."""
 
@@ -122,6 +124,12 @@ def _inline(value: Any) -> str:
 def address(*parts: object) -> str:
     """Return the path of a page; every part is one word of it."""
     return "/".join(("/ui", *(quote(str(part), safe="") for part in parts)))
+
+
+def series(text: str) -> tuple[str, str]:
+    """Return the schedule that a run bears, and the number of the backfill, if it was started by one."""
+    found = _BACKFILL.fullmatch(text)
+    return (found[1], found[2]) if found else (text, "")
 
 
 def with_query(path: str, values: Mapping[str, Any]) -> str:

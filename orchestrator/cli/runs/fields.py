@@ -77,6 +77,7 @@ def print_run(run: RunDetail, code: CodeView | None, successor_view: CodeView | 
             "schedule": run.schedule,
             "fire time": when(run.fire_time, now),
             "parent": ", step ".join(map(str, filter(None, (run.parent_run, run.parent_step)))),
+            "started by": None if run.parent_task is None else f"task {run.parent_task}",
             "created": when(run.created_at, now),
             "started": when(run.started_at, now),
             "ended": when(run.ended_at, now),

@@ -47,7 +47,7 @@ def start_runs(tx: Transaction, news: News, tasks: Sequence[NewTask]) -> dict[by
         try:
             start = of_task(task)
             if isinstance(start, StartSteps):
-                steps.append((_run_of_steps(tx, task.id, start, definitions)._replace(trace=task.trace), start))
+                steps.append((_of_task(_run_of_steps(tx, task.id, start, definitions), task), start))
                 continue
             if isinstance(start, StartMany):
                 _start_many(tx, news, task, start)
@@ -55,7 +55,7 @@ def start_runs(tx: Transaction, news: News, tasks: Sequence[NewTask]) -> dict[by
                 continue
             answers[task.id] = KeyHolder(_holder(tx, task.id, start))
             if answers[task.id].id == task.id:
-                code.append(_run_of_code(task.id, start)._replace(trace=task.trace))
+                code.append(_of_task(_run_of_code(task.id, start), task))
         except _REFUSED as error:
             answers[task.id] = _refused(task.id, error)
     if steps:
@@ -64,8 +64,13 @@ def start_runs(tx: Transaction, news: News, tasks: Sequence[NewTask]) -> dict[by
     return answers
 
 
+def _of_task(run: NewRun, task: NewTask) -> NewRun:
+    """Return a run with the task that starts it, and the span that it comes of."""
+    return run._replace(trace=task.trace, parent_task=task.parent)
+
+
 def _start_many(tx: Transaction, news: News, task: NewTask, start: StartMany) -> None:
-    if create_runs(tx, news, [NewRun(task.id, start.name, len(start.tasks), trace=task.trace)]):
+    if create_runs(tx, news, [_of_task(NewRun(task.id, start.name, len(start.tasks)), task)]):
         create_tasks(tx, news, [msgspec.structs.replace(one, parent=task.parent) for one in start.tasks])
 
 

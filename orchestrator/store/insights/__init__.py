@@ -17,7 +17,7 @@ from orchestrator.store.insights.code_workflows import (
 )
 from orchestrator.store.insights.failure_times import GroupKey, spread_of_failures
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, empty_queue, list_queues, list_workers
-from orchestrator.store.insights.lineage import Lineage, Relative, lineage
+from orchestrator.store.insights.lineage import Lineage, Relative, find_relative, lineage
 from orchestrator.store.insights.obstacles import find_obstacles
 from orchestrator.store.insights.owners import find_run_owner, find_task_owner
 from orchestrator.store.insights.pressure import (
@@ -103,6 +103,7 @@ __all__ = [
     "find_code_start",
     "find_node",
     "find_obstacles",
+    "find_relative",
     "find_run_owner",
     "find_runs",
     "find_step_task",

@@ -1,4 +1,4 @@
-"""What enqueued a task, and what it enqueued.
+"""What enqueued a task or started a run, and what a task enqueued.
 
 A task knows what enqueued it. The ids of what it enqueued follow from its own, from the attempt, and from how much that
 attempt had enqueued before, so they are looked for one by one in the primary keys, and nothing has to be kept for it.
@@ -70,15 +70,20 @@ SELECT id, 'run', coalesce(workflow, name), NULL, workflow, status, created_at, 
 """)
 
 
+def find_relative(connection: Connection, task: UUID) -> Relative | None:
+    """Return a task that something came of; None if it is no longer kept."""
+    return _FIND.first(connection, ids=[task.bytes], in_runs=True)
+
+
 def lineage(connection: Connection, task: UUID, parent: UUID | None, attempts: Sequence[int]) -> Lineage:
     """Return what enqueued a task, and what its attempts with these numbers enqueued."""
-    found = _FIND(connection, ids=[parent.bytes], in_runs=True) if parent is not None else []
+    found = None if parent is None else find_relative(connection, parent)
     last = sorted(attempts)[-MOST_ATTEMPTS:]
     ids = [id for attempt in last for id in _ids(task.bytes, attempt)]
     children = {child.id.bytes: child for child in _FIND(connection, ids=ids, in_runs=False)} if ids else {}
     full = any(derived_id(task.bytes, attempt, MOST_CALLS) in children for attempt in last)
     ordered = [children[id] for id in ids if id in children]
-    return Lineage(parent=found[0] if found else None, children=ordered, is_part=full or len(attempts) > len(last))
+    return Lineage(parent=found, children=ordered, is_part=full or len(attempts) > len(last))
 
 
 def _ids(task: bytes, attempt: int) -> list[bytes]:

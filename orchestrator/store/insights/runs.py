@@ -83,6 +83,8 @@ class RunDetail(RunView):
     """While it waits for that limit: the first of the runs that hold it."""
     flow: bool = False
     """It is a run of a flow graph."""
+    parent_task: UUID | None = None
+    """The task that started it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +212,7 @@ _OWN_ID = f""" coalesce(key, (SELECT {run_keys.OWN_ID}
        FROM orchestrator.run_keys k WHERE k.run_id = runs.id LIMIT 1)) AS key,"""
 _SHOW = Statement[Row](f"""
 SELECT /* insights.runs.show */ {_COLUMNS.replace(" key,", _OWN_ID)}, params, code, flow, schedule, fire_time,
-       lane_limit AS "limit"
+       parent_task, lane_limit AS "limit"
   FROM orchestrator.runs WHERE id = %(id)s::uuid
 """)
 

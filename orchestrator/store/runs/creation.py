@@ -56,6 +56,8 @@ class NewRun(NamedTuple):
     """The span that it came of, as a W3C traceparent; a child run that is given none is part of its parent's trace."""
     flow: bool = False
     """Of a flow graph."""
+    parent_task: bytes | None = None
+    """The task that started it."""
     code: NewCode | None = None
     """Of a workflow as code, which begins at once. This is no column, and so it comes last."""
 
@@ -84,11 +86,11 @@ WITH /* {name} */ created AS (
     INSERT INTO orchestrator.runs
            (id, name, total, open, workflow, version, params, timeout, deadline, tags, key, lane, lane_limit,
             parent_run, parent_step, parent_position, child_id, detached, schedule, fire_time, shown, reason,
-            cancelling, flow, created_at, trace, depth, root, status, started_at, code, last_event)
+            cancelling, flow, parent_task, created_at, trace, depth, root, status, started_at, code, last_event)
     SELECT n.id, n.name, n.total, n.total, n.workflow, n.version, n.params, n.timeout,
            {_NOW} + n.timeout * interval '1 second', ARRAY(SELECT jsonb_array_elements_text(n.tags)), n.key, n.lane,
            n.lane_limit, n.parent_run, n.parent_step, n.parent_position, n.child_id, n.detached, n.schedule,
-           n.fire_time, n.shown, n.reason, n.cancelling, n.flow, {_NOW},
+           n.fire_time, n.shown, n.reason, n.cancelling, n.flow, n.parent_task, {_NOW},
            coalesce(n.trace, {span_of_run("n.parent_run")}), {begins}
       FROM {given}
         ON CONFLICT DO NOTHING

@@ -17,14 +17,14 @@ from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.dashboard.story import story
 from orchestrator.api.dashboard.visit import reach_of_visitor
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import RUN, WITHIN
+from orchestrator.api.reach import RUN, WITHIN, is_within
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import tasks as task_routes
 from orchestrator.domain.access import Reach
 from orchestrator.domain.code.resets import allowed
 from orchestrator.domain.states import RunState
 from orchestrator.monitoring.times import present
-from orchestrator.store.insights import RunDetail, StepView
+from orchestrator.store.insights import Relative, RunDetail, StepView, find_relative
 
 routes = Routes("dashboard", "/ui/runs")
 
@@ -61,6 +61,7 @@ def show_run(api: Api, id: UUID) -> Response:
     found = run_routes.find(api, id)
     children = run_routes.list_page(api, run_routes.RunQuery(parent=id, limit=_MOST_TASKS), reach)
     shown: dict[str, Any] = {"found": found, "run": found.run, "children": children.items, "more": children.next}
+    shown["starter"] = _starter(api, found.run.parent_task, reach)
     if found.code is not None:
         return page("run_code.html", **shown, **_of_code(api, found.run))
     if found.run.flow:
@@ -69,6 +70,15 @@ def show_run(api: Api, id: UUID) -> Response:
         return page("run_steps.html", **shown, **_of_steps(api, found.run, found.steps, reach))
     tasks = task_routes.list_tasks(api, task_routes.TaskQuery(run=id, limit=_MOST_TASKS), reach)
     return page("run_many.html", **shown, tasks=tasks.items, more_tasks=tasks.next)
+
+
+def _starter(api: Api, task: UUID | None, reach: Reach) -> Relative | None:
+    """Return the task that started a run, if it is still kept, and in reach."""
+    if task is None:
+        return None
+    with api.reading() as connection:
+        found = find_relative(connection, task)
+    return found if found is not None and is_within(reach, found) else None
 
 
 def _of_steps(api: Api, run: RunDetail, steps: list[StepView], reach: Reach) -> dict[str, Any]:
