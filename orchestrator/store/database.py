@@ -24,7 +24,7 @@ from orchestrator.store.discretion import code_of, hide_rows
 from orchestrator.store.namespaces import namespace_of, use_namespace
 from orchestrator.store.tables import SCHEMA
 
-REVISION = "0032"
+REVISION = "0033"
 """The newest migration. `orchestrator db upgrade` brings a database here."""
 
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)

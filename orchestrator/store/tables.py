@@ -239,6 +239,11 @@ Index("runs_by_tag", runs.c.tags, postgresql_using="gin", postgresql_where=text(
 Index(
     "runs_of_schedule", runs.c.schedule, runs.c.id, postgresql_where=text("schedule IS NOT NULL AND ended_at IS NULL")
 )
+Index(
+    "runs_failed_of_schedule",
+    runs.c.schedule,
+    postgresql_where=text("schedule IS NOT NULL AND status IN ('failed', 'cancelled')"),
+)
 Index("runs_by_end", runs.c.ended_at, postgresql_where=text("ended_at IS NOT NULL"))
 Index("runs_stuck", runs.c.id, postgresql_where=text("stuck IS NOT NULL AND ended_at IS NULL"))
 # Only for those who list them: what looks a run up by its id must not be planned with this, while there are few.

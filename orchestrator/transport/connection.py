@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -94,6 +95,7 @@ def connect(url: str, *, timeout: float = 10.0) -> Redis:
     )
 
 
+@functools.lru_cache(maxsize=16)
 def _misfit(url: str) -> str | None:
     """Return why no connection can be made of a URL; where the server is down, it is the URL's fault no more."""
     pool = None

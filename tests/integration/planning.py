@@ -124,6 +124,13 @@ def leader_of(
 
 def explained(connection: Connection, *calls: Callable[[Any], object]) -> list[str]:
     """Return how Postgres would run the statements of functions that only read."""
+    sent = _sent(connection, *calls)
+    plans = [connection.exec_driver_sql(f"EXPLAIN {statement}", parameters) for statement, parameters in sent]
+    return ["\n".join(row[0] for row in plan) for plan in plans]
+
+
+def _sent(connection: Connection, *calls: Callable[[Any], object]) -> list[tuple[str, Any]]:
+    """Return the statements of functions that only read, and what they were given."""
     sent: list[tuple[str, Any]] = []
 
     def noting(statement: Statement[Any], _: Connection, values: dict[str, Any]) -> Answer:
@@ -133,8 +140,17 @@ def explained(connection: Connection, *calls: Callable[[Any], object]) -> list[s
     with patch.object(Statement, "_send", noting):
         for call in calls:
             call(connection)
-    plans = [connection.exec_driver_sql(f"EXPLAIN {statement}", parameters) for statement, parameters in sent]
-    return ["\n".join(row[0] for row in plan) for plan in plans]
+    return sent
+
+
+def measured(connection: Connection, *calls: Callable[[Any], object]) -> list[dict[str, Any]]:
+    """Return how Postgres has run the statements of functions that only read."""
+    return [
+        connection.exec_driver_sql(
+            f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {statement}", parameters
+        ).scalar_one()[0]["Plan"]
+        for statement, parameters in _sent(connection, *calls)
+    ]
 
 
 def nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 import pytest
@@ -36,7 +36,7 @@ from orchestrator.store.runs import life as runs
 from orchestrator.store.tasks import claims, enqueue, transitions
 from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Success
 from tests.acceptance.stack import Stack
-from tests.integration.planning import explained
+from tests.integration.planning import explained, measured, rows_read, scans
 
 NOBODY = "00000000-0000-7000-8000-000000000000"
 ERROR = json.dumps({"kind": "ValueError", "message": "oh no", "traceback": "Traceback …"})
@@ -442,6 +442,47 @@ def test_searches_use_their_indexes(connection: Connection) -> None:
     assert "runs_of_workflow" in plans[0]
     assert "runs_by_tag" in plans[1]
     assert "Seq Scan" not in plans[2]
+    connection.rollback()
+
+
+_OLD_AND_NEW = """
+INSERT INTO orchestrator.runs (id, name, total, open, workflow, version)
+SELECT lpad(to_hex(n), 32, '0')::uuid, 'n', 0, 0,
+       %(mark)s || CASE WHEN n <= 2000 THEN 'old' || n %% 2 ELSE 'busy' END, 1
+  FROM generate_series(1, 20000) AS n
+"""
+
+
+def test_the_last_runs_of_a_workflow_are_found_behind_all_newer_ones_of_others(connection: Connection) -> None:
+    mark = f"{uuid4().hex} "  # names that stand nowhere in the index, not even in rows that are gone
+    even, odd, busy = (f"{mark}{name}" for name in ("old0", "old1", "busy"))
+    connection.exec_driver_sql("DELETE FROM orchestrator.runs")
+    connection.exec_driver_sql(_OLD_AND_NEW, {"mark": mark})
+    connection.exec_driver_sql("ANALYZE orchestrator.runs")
+    found = insights.last_runs(connection, [even, "none", busy, odd, even], 3)
+    numbers = {name: [run.id.int for run in runs] for name, runs in found.items()}
+    assert numbers == {
+        even: [1996, 1998, 2000],
+        "none": [],
+        busy: [19998, 19999, 20000],
+        odd: [1995, 1997, 1999],
+    }
+    assert {run.workflow for run in found[odd]} == {odd}
+    assert insights.last_runs(connection, [], 3) == {}
+    for look in (
+        lambda spy: insights.last_runs(spy, [even, busy, odd], 3),
+        lambda spy: insights.page_of_runs(spy, RunFilter(workflow=even), limit=9),
+    ):
+        (plan,) = measured(connection, look)
+        assert sum(map(rows_read, scans(plan, "runs"))) <= 9
+    deep = RunFilter(workflow=busy)
+    page = insights.page_of_runs(connection, deep, limit=9, before=UUID(int=2010))
+    assert [run.id.int for run in page.runs] == [*range(2009, 2000, -1)]
+    assert insights.page_of_runs(connection, deep, limit=9, before=page.next) == ([], None)
+    (plan,) = measured(connection, lambda spy: insights.page_of_runs(spy, deep, limit=9, before=UUID(int=2010)))
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 60, "it begins where the page does"
+    page = insights.page_of_runs(connection, RunFilter(workflow=odd, statuses=(RunState.PENDING,)), limit=2)
+    assert [run.id.int for run in page.runs] == [1999, 1997], "of its own runs, so many are looked at"
     connection.rollback()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from orchestrator import PromiseRejected, WorkflowContext, WorkflowHandle, WrongState
 from orchestrator.cli import main
@@ -135,6 +135,33 @@ def test_who_names_a_promise_that_nobody_waits_for_is_told_which_are(
         ("resolve", {"name": "aproval", "value": "7"}),
         ("resolve", {"name": "approval", "value": "7"}),
     ]
+
+
+@pytest.mark.parametrize(("command", "given"), [("resolve", {"value": "7"}), ("reject", {"reason": "7"})])
+def test_why_somebody_decided_stands_in_the_audit_log(
+    stage: Stage,
+    waits: CodeWorkflow[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    command: str,
+    given: dict[str, str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", stage.system.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", stage.system.settings.redis_url)
+    done: list[Result] = []
+    handle = waits.start()
+    stage.rest()
+    stage.go(handle, "on")
+    words = ["runs", command, handle.id, "approval", "7", "--why", "a good customer"]
+    stage.ask(lambda: done.append(CliRunner().invoke(main, words)))
+    assert (done[0].exit_code, "approval" in done[0].output) == (0, True), done[0].output
+    (line,) = stage.system.sql(
+        "SELECT act, detail FROM orchestrator.audit WHERE target = :run AND act LIKE 're%' ORDER BY id", run=handle.id
+    )
+    assert (line["act"], line["detail"]) == (command, {"name": "approval", **given, "why": "a good customer"})
+    shown = CliRunner().invoke(main, ["audit", "--target", handle.id])
+    assert "a good customer" in shown.output, shown.output
 
 
 def test_an_early_rejection_is_kept_too(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:

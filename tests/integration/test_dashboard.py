@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlencode
 from uuid import UUID
 
 import pytest
+from sqlalchemy import Engine, event
 
 from orchestrator.api import access, strangers
+from orchestrator.api.app import create_app
 from orchestrator.api.dashboard.paths import PAGES
 from orchestrator.api.dashboard.serving import Action
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.reach import BACKFILL, QUEUE, RUN, TASK, WORKFLOW, Subject
 from orchestrator.domain.access import Scope, Secret
-from orchestrator.sdk.backend import Backend
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.sdk.backend import Backend, schedules
 from orchestrator.sdk.ids import new_id
 from orchestrator.store import keys
 from orchestrator.store.tasks import redrive
@@ -180,6 +184,86 @@ def test_a_key_lets_in_until_it_is_revoked(house: House) -> None:
     with house.engine.connect() as connection:
         keys.revoke(connection, key.id)
     assert visitor.get("/ui").status_code == 303
+
+
+def test_behind_a_prefix_everything_leads_there(house: House) -> None:
+    """A proxy that is trusted cuts the prefix off, and says so; of others, that is not believed."""
+    app = create_app(replace(house.settings, api_proxies="127.0.0.1"))
+    key = make_key(house, Scope.ADMIN)
+    told = {"X-Forwarded-Prefix": "/jobs", "X-Forwarded-For": "203.0.113.9"}
+    visitor = Visitor(app, headers=told)
+    assert visitor.get("/ui/tasks?name=a").headers["Location"] == "/jobs/ui/login?to=%2Fui%2Ftasks%3Fname%3Da"
+    visitor.get("/ui/login")
+    assert visitor.post("/ui/login", key=str(key), to="/ui/tasks").headers["Location"] == "/jobs/ui/tasks"
+    assert "; Path=/jobs/ui;" in visitor.set[SESSION]
+    for path in ("/ui", "/ui/tasks", "/ui/schedules", f"/ui/runs/{house.runs['mail']}", "/ui/no/such/page"):
+        page = visitor.get(path).text
+        addresses = re.findall(r'(?:href|src|action|data-live)="([^"]*)"', page)
+        assert len(addresses) > 20
+        assert {address for address in addresses if not address.startswith("/jobs/ui")} == {"#content"}, path
+        assert 'name="back" value="/jobs' not in page, "what forms send is what the server knows"
+    paused = visitor.post("/ui/queues/mail.out/pause", back="/ui/queues")
+    assert paused.headers["Location"] == "/jobs/ui/queues"
+    assert "; Path=/jobs/ui;" in visitor.set["orchestrator_said"]
+    assert "paused" in visitor.said()
+    visitor.post("/ui/queues/mail.out/resume")
+    assert visitor.get(f"/ui/search?text={house.tasks['mail']}").headers["Location"].startswith("/jobs/ui/tasks/")
+    sent = {"Origin": "http://localhost", "Referer": "http://localhost/jobs/ui/queues", **told}
+    stranger = Visitor(app, headers=told)
+    asked = stranger.post("/ui/queues/mail.out/pause", headers=sent)
+    assert asked.headers["Location"] == "/jobs/ui/login?to=%2Fui%2Fqueues"
+    assert visitor.post("/ui/logout").headers["Location"] == "/jobs/ui/login"
+    assert "; Path=/jobs/ui;" in visitor.set[SESSION]
+    assert Visitor(house.app, headers=told).get("/ui").headers["Location"] == "/ui/login"
+
+
+def test_the_page_of_a_run_says_what_started_it(house: House, anyone: Visitor) -> None:
+    run, task, other = house.runs["mail"], house.failed["mail"], house.runs["bank"]
+    path = f"/ui/runs/{run}"
+
+    def page(**columns: object) -> str:
+        changed = ", ".join(f"{name} = %s" for name in columns)
+        with house.engine.connect() as connection:
+            connection.exec_driver_sql(
+                f"UPDATE orchestrator.runs SET {changed} WHERE id = %s", (*columns.values(), run.hex)
+            )
+        return anyone.get(path).text
+
+    assert "Started by" not in page(parent_task=None)
+    assert f'Started by</dt><dd><a href="/ui/tasks/{task}">t.a</a>' in page(parent_task=task.hex)
+    forgotten = page(parent_task=UUID(int=7).hex)
+    assert "no longer kept" in forgotten
+    assert f"/ui/tasks/{UUID(int=7)}" not in forgotten
+    assert f'<a href="/ui/runs/{other}">run ' in page(parent_task=None, parent_run=other.hex, parent_step="load")
+    scheduled = page(parent_run=None, parent_step=None, schedule="mail-flow/default")
+    assert '<a href="/ui/schedules#mail-flow/default">schedule mail-flow/default</a>' in scheduled
+    assert 'id="mail-flow/default"' in anyone.get("/ui/schedules").text, "the address leads to a row of it"
+    filled = page(schedule="mail-flow/default#12")
+    assert '<a href="/ui/schedules#mail-flow/default">backfill 12</a>' in filled
+    page(schedule=None, parent_task=house.tasks["bank"].hex)
+    bound = Visitor(house.app)
+    bound.log_in(make_key(house, Scope.READ, "mail.", "mail-"))
+    assert "Started by" not in bound.get(path).text, "it is started by a task of others"
+    page(parent_task=None)
+
+
+def test_the_last_runs_of_all_schedules_are_read_at_once(house: House) -> None:
+    asked: list[str] = []
+    visitor = Visitor(create_app(house.settings))  # another server, which has read nothing yet
+
+    def note(*arguments: Any) -> None:
+        asked.append(arguments[2])
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        pages = [visitor.get(path).text for path in ("/ui/schedules", "/ui/workflows", "/ui/flows")]
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert sum("insights.last_runs" in statement for statement in asked) == 3
+    assert not [statement for statement in asked if "insights.runs.list" in statement]
+    for page in pages[:2]:
+        assert f'<a class="square s-pending" href="/ui/runs/{house.runs["mail"]}"' in page
+        assert f'<a class="square s-pending" href="/ui/runs/{house.runs["bank"]}"' in page
 
 
 def test_who_logs_out_is_out(house: House) -> None:
@@ -360,6 +444,30 @@ def test_a_backfill_shows_its_fires_before_it_is_asked_for(house: House, anyone:
     assert "A backfill is of the past" in wrong.text
     anyone.post(path, start="2026-01-01", end="2026-02-01", back="/ui/schedules")
     assert anyone.said().endswith("is asked for: 31 fires.")
+
+
+def test_a_range_with_too_many_fires_is_refused_with_where_to_end(
+    house: House, anyone: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "_MOST_FIRES", 10)
+    said = "Fill in what comes before 2026-01-11T06:00:00+00:00 first, and then from there on."
+    page = anyone.get("/ui/schedules/mail-flow/default/backfills?start=2026-01-01&end=2026-02-01")
+    assert page.status_code == 422
+    assert said in page.text
+    path = "/api/v1/schedules/mail-flow/default/backfills"
+    given = {"start": "2026-01-01", "end": "2026-02-01"}
+    key = make_key(house, Scope.OPERATE)
+    answer = house.send("POST", path, key, json=given)
+    assert (answer.status_code, said in answer.json()["detail"]) == (422, True)
+    given["end"] = "2026-01-11T06:00:00+00:00"
+    assert house.send("POST", path, key, json=given).json()["total"] == 10
+    backend = Backend(house.settings)  # as commands have it
+    with pytest.raises(InvalidWorkflow, match="has more than 10 fires between") as caught:
+        backend.schedules.preview_backfill("mail-flow/default", "2026-01-01", "2026-02-01", None, False)
+    with pytest.raises(InvalidWorkflow, match="at most 20 years.* Fill in what comes before 2020-01-16 first"):
+        backend.schedules.preview_backfill("mail-flow/default", "2000-01-01", "2026-02-01", None, False)
+    backend.close()
+    assert said in str(caught.value)
 
 
 def test_marked_tasks_are_acted_on_together(house: House, anyone: Visitor) -> None:

@@ -17,6 +17,7 @@ from orchestrator.store.insights.code_workflows import (
 )
 from orchestrator.store.insights.failure_times import GroupKey, spread_of_failures
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, empty_queue, list_queues, list_workers
+from orchestrator.store.insights.last_runs import LastRun, last_runs
 from orchestrator.store.insights.lineage import Lineage, Relative, find_relative, lineage
 from orchestrator.store.insights.obstacles import find_obstacles
 from orchestrator.store.insights.owners import find_run_owner, find_task_owner
@@ -75,6 +76,7 @@ __all__ = [
     "FailingSchedule",
     "Found",
     "GroupKey",
+    "LastRun",
     "Leader",
     "Lineage",
     "LongTransaction",
@@ -109,6 +111,7 @@ __all__ = [
     "find_step_task",
     "find_task_owner",
     "find_tasks",
+    "last_runs",
     "lineage",
     "list_code_workflows",
     "list_queues",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -156,12 +157,14 @@ class WorkerView:
     """The same of its parent process, which runs no tasks."""
 
 
-_WORKERS = Statement[Row](f"""
-SELECT /* insights.fleet.workers */ id, host, pid, queues, names, slots, running,
+_STATE = f"""
        CASE WHEN state IN ('dead', 'stopped') THEN state WHEN NOT {IS_FRESH} THEN 'unheard'
             WHEN still_since IS NOT NULL THEN 'still'
             WHEN EXISTS (SELECT FROM orchestrator.drains AS d WHERE d.parent = w.parent) THEN 'draining'
-            ELSE state END AS state, started_at, seen_at,
+            ELSE state END"""
+_WORKERS = Statement[Row](f"""
+SELECT /* insights.fleet.workers */ id, host, pid, queues, names, slots, running, {_STATE} AS state,
+       started_at, seen_at,
        extract(epoch FROM now() - still_since)::double precision AS still, holds::text[] AS holds,
        parent::text AS parent, memory, parent_memory
   FROM orchestrator.workers AS w ORDER BY state IN ('dead', 'stopped'), host, started_at, id
@@ -178,3 +181,29 @@ def list_workers(connection: Connection) -> list[WorkerView]:
         )
         for row in _WORKERS(connection)
     ]
+
+
+class Fleet(NamedTuple):
+    """The live workers in numbers."""
+
+    workers: int
+    slots: int
+    """How many tasks they run at once."""
+    running: int
+    """How many they say they run."""
+    has_still: bool
+    """There are others whose process does nothing."""
+
+
+_FLEET = Statement[Fleet](f"""
+SELECT /* insights.fleet.numbers */ count(*) FILTER (WHERE state = 'live') AS workers,
+       coalesce(sum(slots) FILTER (WHERE state = 'live'), 0) AS slots,
+       coalesce(sum(running) FILTER (WHERE state = 'live'), 0) AS running,
+       coalesce(bool_or(state = 'still'), false) AS has_still
+  FROM (SELECT {_STATE} AS state, slots, running FROM orchestrator.workers AS w) AS fleet
+""")
+
+
+def count_fleet(connection: Connection) -> Fleet:
+    """Return how many live workers there are; what each serves and knows can be long, and is not read."""
+    return _FLEET.one(connection)

@@ -119,20 +119,17 @@ _COLUMNS = """id, name, status, cancelling, total, open, success, failed, cancel
 # What is asked for may be rare: each page looks at so many runs, and the next one goes on behind them.
 MOST_LOOKED_AT = 10_000
 """Runs that are looked at for one page."""
-_BEFORE = "(%(before)s::uuid IS NULL OR id < %(before)s::uuid)"
-_HORIZON = Statement[UUID](f"""
-SELECT /* insights.runs.horizon */ id FROM orchestrator.runs WHERE {_BEFORE}
- ORDER BY id DESC OFFSET %(most)s LIMIT 1
-""")
+_FIRST, _LAST = UUID(int=0), UUID(int=2**128 - 1)
+_FARTHEST = """
+SELECT /* {name} */ id FROM orchestrator.runs WHERE {within} ORDER BY {order} OFFSET %(most)s LIMIT 1
+"""
 # Parameters arrive as literals, so the planner drops the conditions that are not asked for.
-_LIST = Statement[Row](f"""
-SELECT /* insights.runs.list */ * FROM (SELECT {_COLUMNS} FROM orchestrator.runs
- WHERE {_BEFORE}
-   AND (%(horizon)s::uuid IS NULL OR id >= %(horizon)s::uuid)
+_PAGE = f"""
+SELECT /* {{name}} */ * FROM (SELECT {_COLUMNS} FROM orchestrator.runs
+ WHERE {{within}}
    AND (%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
    AND (%(name)s::text IS NULL OR name = %(name)s::text)
-   AND (%(workflow)s::text IS NULL OR workflow = %(workflow)s::text)
-   AND (%(tags)s::text[] IS NULL OR (tags <> '{{}}' AND tags @> %(tags)s::text[]))
+   AND (%(tags)s::text[] IS NULL OR (tags <> '{{{{}}}}' AND tags @> %(tags)s::text[]))
    AND (%(parent)s::uuid IS NULL OR parent_run = %(parent)s::uuid)
    AND (NOT %(stuck)s OR (stuck IS NOT NULL AND ended_at IS NULL))
    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
@@ -140,8 +137,20 @@ SELECT /* insights.runs.list */ * FROM (SELECT {_COLUMNS} FROM orchestrator.runs
    AND (%(within)s::text = '' OR starts_with(workflow, %(within)s::text))
    AND (%(part)s::text IS NULL OR strpos(lower(name), lower(%(part)s::text)) > 0
         OR strpos(lower(workflow), lower(%(part)s::text)) > 0)
- ORDER BY id DESC LIMIT %(limit)s) AS page ORDER BY created_at DESC, id DESC
-""")
+ ORDER BY {{order}} LIMIT %(limit)s) AS page ORDER BY created_at DESC, id DESC
+"""
+_ANY = {"within": "id < %(before)s::uuid AND id >= %(horizon)s::uuid", "order": "id DESC"}
+# Names are compared together with ids, so that only the index of workflows has the order, and the place to begin: else
+# the walk may be past all newer runs of others.
+_ONE = {
+    "within": """workflow IS NOT NULL AND (workflow, id) < (%(workflow)s::text, %(before)s::uuid)
+   AND (workflow, id) >= (%(workflow)s::text, %(horizon)s::uuid)""",
+    "order": "workflow DESC, id DESC",
+}
+_HORIZON = Statement[UUID](_FARTHEST.format(name="insights.runs.horizon", **_ANY))
+_HORIZON_OF_WORKFLOW = Statement[UUID](_FARTHEST.format(name="insights.runs.horizon_of_workflow", **_ONE))
+_LIST = Statement[Row](_PAGE.format(name="insights.runs.list", **_ANY))
+_LIST_OF_WORKFLOW = Statement[Row](_PAGE.format(name="insights.runs.list_of_workflow", **_ONE))
 
 
 class RunPage(NamedTuple):
@@ -169,7 +178,7 @@ def page_of_runs(connection: Connection, wanted: RunFilter, *, limit: int, befor
         "until": wanted.until,
         "within": wanted.within,
         "part": wanted.part,
-        "before": before and before.hex,
+        "before": (before or _LAST).hex,
         "limit": limit,
         "most": MOST_LOOKED_AT,
     }
@@ -177,8 +186,9 @@ def page_of_runs(connection: Connection, wanted: RunFilter, *, limit: int, befor
         any((wanted.statuses, wanted.name, wanted.since, wanted.until, wanted.within, wanted.part))
         and not wanted.parent
     )
-    horizon = _HORIZON.first(connection, parameters) if is_walked else None
-    found = [RunView(**_columns(row)) for row in _LIST(connection, parameters, horizon=horizon and horizon.hex)]
+    farthest, listing = (_HORIZON, _LIST) if wanted.workflow is None else (_HORIZON_OF_WORKFLOW, _LIST_OF_WORKFLOW)
+    horizon = farthest.first(connection, parameters, horizon=_FIRST.hex) if is_walked else None
+    found = [RunView(**_columns(row)) for row in listing(connection, parameters, horizon=(horizon or _FIRST).hex)]
     return RunPage(found, min(run.id for run in found) if len(found) == limit else horizon)
 
 

@@ -12,7 +12,7 @@ from orchestrator.domain.fleet.standby import Standby
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.store import leases, throughput
 from orchestrator.store.database import current_revision
-from orchestrator.store.insights.fleet import IS_KNOWN, QueueCounts, WorkerView, list_queues, list_workers
+from orchestrator.store.insights.fleet import IS_KNOWN, QueueCounts, WorkerView, count_fleet, list_queues, list_workers
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables import NOBODY
 
@@ -165,12 +165,18 @@ class Overview:
 _OPEN_COUNTS = ("ready", "delayed", "unknown", "blocked", "dispatched", "running")
 
 
-def overview(connection: Connection, *, queues: Sequence[QueueCounts] | None = None, shard: int = 0) -> Overview:
-    """Return how the system is doing; what stands in the queues need not be counted again where it was a moment ago."""
+Ends = tuple[Mapping[str, int], Mapping[str, int]]
+"""How many tasks ended in the last minute and in the last hour, by state."""
+
+
+def overview(
+    connection: Connection, *, queues: Sequence[QueueCounts] | None = None, ends: Ends | None = None, shard: int = 0
+) -> Overview:
+    """Return how the system is doing; what was counted a moment ago, in queues and of ends, need not be again."""
     queues = list_queues(connection) if queues is None else queues
-    workers = list_workers(connection)
-    live = [worker for worker in workers if worker.state == "live"]
-    minute, hour = _ended(connection)
+    fleet = count_fleet(connection)
+    still = [worker for worker in list_workers(connection) if worker.state == "still"] if fleet.has_still else []
+    minute, hour = _ended(connection) if ends is None else ends
     cursor = leases.read_cursor(connection, shard)
     stuck = _STUCK.one(connection)
     return Overview(
@@ -180,11 +186,11 @@ def overview(connection: Connection, *, queues: Sequence[QueueCounts] | None = N
         open_least=tuple(kind for kind in _OPEN_COUNTS if any(kind in queue.least for queue in queues)),
         ended_last_minute=minute,
         ended_last_hour=hour,
-        workers=len(live),
-        slots=sum(worker.slots for worker in live),
-        running=sum(worker.running for worker in live),
+        workers=fleet.workers,
+        slots=fleet.slots,
+        running=fleet.running,
         inbox=_inbox_depth(connection),
-        still_workers=tuple(worker for worker in workers if worker.state == "still"),
+        still_workers=tuple(still),
         unknown_tasks=_unknown(connection),
         unserved_queues=tuple(queue.queue for queue in queues if queue.ready and not queue.workers),
         paused_queues=tuple(
@@ -221,7 +227,7 @@ def find_leader(connection: Connection, shard: int = 0) -> Leader | None:
     return _LEADER.first(connection, shard=shard)
 
 
-def _ended(connection: Connection) -> tuple[dict[str, int], dict[str, int]]:
+def _ended(connection: Connection) -> Ends:
     """Return how many tasks ended in the last minute and in the last hour, by state."""
     found = {state: counts for state, *counts in throughput.ended(connection)}
     minute, hour = ({str(state): found.get(state, (0, 0))[which] for state in ENDED_TASK_STATES} for which in (0, 1))

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.plain import stored_json
 from orchestrator.domain.schedules.schedule import Schedule, fire_key, from_data, key_of
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.schedules.fires import NEWEST_OF_S, Target
-from orchestrator.store.sql import Prepared, Row, Statement
+from orchestrator.store.sql import Prepared, Statement
 
 
 def series_of(workflow: str, name: str, backfill: int) -> str:
@@ -122,40 +121,30 @@ def had_runs(connection: Connection, new: NewBackfill, due: Sequence[datetime]) 
     return {by_key[key] for key in _HAD_RUNS(connection, keys=by_key, workflow=new.workflow)}
 
 
-# Its runs are younger than itself, and ids tell their age.
-_FAILED = Statement[int]("""
-SELECT /* backfills.failed */ count(*) FROM orchestrator.runs
- WHERE workflow = %(workflow)s AND id >= %(since)s::uuid AND schedule = %(series)s AND status IN ('failed', 'cancelled')
-""")
 _VIEW = """
 SELECT /* backfills.{name} */ b.id, b.workflow, b.name, b.start_at, b.end_at, b.concurrency, b.total, b.passed,
-       b.started, unended.open, unended.running, b.error, b.created_at
+       b.started, unended.open, unended.running, ended.failed, b.error, b.created_at
   FROM orchestrator.backfills b
  CROSS JOIN LATERAL (
        SELECT count(*) AS open, count(*) FILTER (WHERE status = 'running') AS running FROM orchestrator.runs r
         WHERE r.schedule = b.workflow || '/' || b.name || '#' || b.id AND r.ended_at IS NULL) AS unended
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS failed FROM orchestrator.runs r
+        WHERE r.schedule = b.workflow || '/' || b.name || '#' || b.id AND r.status IN ('failed', 'cancelled')) AS ended
  {which}
 """
-_SHOW = Statement[Row](_VIEW.format(name="show", which="WHERE b.id = %(id)s"))
-_NEWEST = Statement[Row](_VIEW.format(name="newest", which="ORDER BY b.id DESC LIMIT %(limit)s"))
-
-
-def _view(connection: Connection, row: Row) -> BackfillView:
-    since = time_ordered_id(int(row.created_at.timestamp() * 1000) - 60_000, bytes(10))
-    series = series_of(row.workflow, row.name, row.id)
-    failed = _FAILED.one(connection, workflow=row.workflow, since=since, series=series)
-    return BackfillView(**row._asdict(), failed=failed)
+_SHOW = Statement[BackfillView](_VIEW.format(name="show", which="WHERE b.id = %(id)s"))
+_NEWEST = Statement[BackfillView](_VIEW.format(name="newest", which="ORDER BY b.id DESC LIMIT %(limit)s"))
 
 
 def show(connection: Connection, backfill: int) -> BackfillView | None:
     """Return one backfill."""
-    row = _SHOW.first(connection, id=backfill)
-    return _view(connection, row) if row else None
+    return _SHOW.first(connection, id=backfill)
 
 
 def list_newest(connection: Connection, limit: int) -> list[BackfillView]:
     """Return the newest backfills, newest first."""
-    return [_view(connection, row) for row in _NEWEST(connection, limit=limit)]
+    return _NEWEST(connection, limit=limit)
 
 
 _GIVE_UP = Statement[None]("""

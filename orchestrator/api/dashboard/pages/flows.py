@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import LARGEST, Api
 from orchestrator.api.dashboard.flow_graph import gantt_of_visits, graphs, walk
-from orchestrator.api.dashboard.pages.workflows import last_runs
+from orchestrator.api.dashboard.pages.workflows import last_runs, squares
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WITHIN, WORKFLOW
@@ -38,8 +38,7 @@ class FlowQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def list_flows(api: Api, reach: Reach) -> Response:
     """List flows."""
     found = flow_routes.list_flows(api, reach).flows
-    last = {one.name: last_runs(api, one.name, reach) for one in found[:_MOST_FLOWS]}
-    return page("flows.html", flows=found, last=last)
+    return page("flows.html", flows=found, last=squares(api, [one.name for one in found[:_MOST_FLOWS]]))
 
 
 @routes.get("/{name}", about=WORKFLOW, media_type=HTML)

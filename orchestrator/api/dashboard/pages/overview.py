@@ -15,11 +15,14 @@ from orchestrator.api.reach import WITHIN
 from orchestrator.api.routes import queues as queue_routes
 from orchestrator.api.routes import system
 from orchestrator.domain.access import Reach
+from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.monitoring import trouble
 from orchestrator.monitoring.trouble import Trouble
 from orchestrator.store.insights import Overview, QueueCounts
 from orchestrator.store.insights import overview as overview_of
 from orchestrator.store.insights.failures import MOST_LOOKED_AT, Failures, latest_failures
+from orchestrator.store.insights.system import Ends
+from orchestrator.store.throughput import Throughput
 
 routes = Routes("dashboard", "/ui")
 
@@ -41,8 +44,9 @@ class Whole:
 def read_whole(api: Api) -> Whole:
     """Return how the system is doing, and what needs a person, as `orchestrator status` says it."""
     queues = read_queues(api, Reach())
+    ends = _ends(read_minutes(api, Reach()))
     with api.reading() as connection:
-        found = overview_of(connection, queues=queues)
+        found = overview_of(connection, queues=queues, ends=ends)
     insights = api.backend.insights
     health, held = insights.redis(found.events.generation if found.events else None, [queue.queue for queue in queues])
     transactions = insights.long_transactions(api.settings.long_transaction)
@@ -60,10 +64,23 @@ def read_queues(api: Api, reach: Reach) -> list[QueueCounts]:
     return api.recent.get(("queues", reach), _RECENT, lambda: queue_routes.list_queues(api, reach).queues)
 
 
+def read_minutes(api: Api, reach: Reach) -> list[Throughput]:
+    """Return the last hour by the minute, as all who look within a second see it."""
+    return api.recent.get(("minutes", reach), _RECENT, lambda: system.read_minutes(api, reach))
+
+
 def read_hour(api: Api, reach: Reach) -> Hour:
     """Return the last hour of all that somebody may see."""
-    minutes = api.recent.get(("minutes", reach), _RECENT, lambda: system.read_minutes(api, reach))
-    return hour(minutes, datetime.now(UTC))
+    return hour(read_minutes(api, reach), datetime.now(UTC))
+
+
+def _ends(minutes: list[Throughput]) -> Ends:
+    """Return what the minutes come to, the last one of them and all."""
+    last, all_of_them = (
+        {str(state): sum(getattr(one, state) for one in some) for state in ENDED_TASK_STATES}
+        for some in (minutes[-1:], minutes)
+    )
+    return last, all_of_them
 
 
 def read_failures(api: Api, reach: Reach, since: timedelta, most: int = MOST_LOOKED_AT) -> Failures:

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice
-from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.pages.workflows import last_runs
+from orchestrator.api.dashboard.pages.workflows import squares
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WITHIN
 from orchestrator.domain.access import Reach
 from orchestrator.domain.schedules.schedule import Schedule, fires
+from orchestrator.store.insights import LastRun
 from orchestrator.store.schedules.backfills import BackfillView
 from orchestrator.store.schedules.definitions import StoredSchedule
 
@@ -39,7 +39,7 @@ class Shown:
     """Where on the strip it fires, in hundredths of the next day."""
     is_steady: bool
     """It fires more often than could be drawn."""
-    runs: list[Any]
+    runs: list[LastRun]
 
 
 @routes.get("", about=WITHIN, media_type=HTML)
@@ -48,10 +48,11 @@ def list_schedules(api: Api, reach: Reach) -> Response:
     now = datetime.now(UTC)
     found = api.backend.schedules.list_all(reach.workflows)
     backfills = [one for one in api.backend.schedules.list_backfills(20) if reach.has_workflow(one.workflow)]
-    hours = [now + timedelta(hours=6 * place) for place in range(5)]
+    hours = [now + timedelta(hours=12 * place) for place in range(3)]
+    last = squares(api, [stored.workflow for stored in found[:_MOST_SHOWN]], _LAST)
     return page(
         "schedules.html",
-        schedules=[_shown(api, stored, now, reach) for stored in found[:_MOST_SHOWN]],
+        schedules=[_shown(stored, now, last[stored.workflow]) for stored in found[:_MOST_SHOWN]],
         more=max(0, len(found) - _MOST_SHOWN),
         backfills=[(one, *_days(one, found)) for one in backfills],
         hours=hours,
@@ -69,12 +70,12 @@ def _from(written: bytes, hour: datetime) -> tuple[tuple[datetime, ...], bool]:
     return found, len(found) > _MOST_FIRES
 
 
-def _shown(api: Api, stored: StoredSchedule, now: datetime, reach: Reach) -> Shown:
+def _shown(stored: StoredSchedule, now: datetime, runs: list[LastRun]) -> Shown:
     hour = now.replace(minute=0, second=0, microsecond=0)
     written = msgspec.json.encode(msgspec.structs.replace(stored.schedule, params={}))
     found, is_steady = ((), False) if stored.paused else _from(written, hour)
     marks = [round(100 * (fire - now) / _AHEAD, 2) for fire in found if now <= fire < now + _AHEAD]
-    return Shown(stored, marks, is_steady, last_runs(api, stored.workflow, reach, _LAST))
+    return Shown(stored, marks, is_steady, runs)
 
 
 def _days(backfill: BackfillView, schedules: list[StoredSchedule]) -> tuple[datetime, datetime]:
