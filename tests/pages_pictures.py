@@ -138,6 +138,28 @@ tasks:
   audit: {task: shop.audit, depends_on: [fetch], input: {day: today}}
   notify: {task: shop.part, depends_on: [audit], input: {day: today, seconds: 0.1}}
 """,
+    "prices.yaml": """
+name: prices
+description: Fetches what the suppliers ask for
+schedule: {every: 5m}
+tasks:
+  fetch: {task: shop.part, input: {day: today, seconds: 0.1}}
+""",
+    "report.yaml": """
+name: morning-report
+description: Mails the numbers of yesterday to everybody
+schedule: {cron: "30 7 * * MON-FRI", timezone: America/New_York}
+tasks:
+  collect: {task: shop.part, input: {day: today, seconds: 0.2}}
+  mail: {task: shop.part, depends_on: [collect], input: {day: today, seconds: 0.1}}
+""",
+    "archive.yaml": """
+name: archive
+description: Moves last year's orders to cheaper storage
+schedule: {cron: "0 5 1 * *", timezone: Europe/Berlin, paused: true}
+tasks:
+  move: {task: shop.part, input: {day: today, seconds: 0.3}}
+""",
 }
 REFUND = {
     "start": "check",
@@ -205,8 +227,13 @@ def fill(folder: Path, base: str) -> dict[str, str]:
     post("/tasks/bulk", {"tasks": calls})
     for _ in range(4):
         post("/workflows/stock-levels/runs", {})
+    for _ in range(12):
+        post("/workflows/prices/runs", {})
+    for workflow in ("morning-report", "morning-report", "morning-report", "archive"):
+        post(f"/workflows/{workflow}/runs", {})
     for number in range(5):
-        nightly = post("/workflows/nightly-sales/runs", {"params": {"day": f"2026-11-{10 + number}"}})
+        started = ("/workflows/nightly-sales/runs", {"params": {"day": f"2026-11-{10 + number}"}})
+        nightly = post(*started) if number < 4 else post("/schedules/nightly-sales/default/trigger", None)
         eventually(lambda: state(api, nightly) == "success", "the night is over", 120)  # noqa: B023
     reindex = post("/tasks", {"name": "shop.reindex", "args": [400], "queue": "search"})
     order = post("/workflows/shop.order/runs", {"kwargs": {"order_id": "o-7", "cents": 25_000}, "key": "o-7"})
@@ -216,6 +243,7 @@ def fill(folder: Path, base: str) -> dict[str, str]:
         refund = post("/flows/refund/runs", {"params": params, "tags": ["refund"]})
     eventually(lambda: httpx.get(f"{api}/approvals").text.count('"approve"') == 3, "three wait for somebody")
     eventually(lambda: httpx.get(f"{api}/tasks/{reindex}/logs").json()["lines"], "it speaks")
+    run(folder, COMMAND, "queues", "limit", "images", "--concurrency", "4")
     return {
         "overview": "/ui",
         "run-page": f"/ui/runs/{nightly}",
@@ -224,6 +252,10 @@ def fill(folder: Path, base: str) -> dict[str, str]:
         "approvals-page": "/ui/approvals",
         "task-page": f"/ui/tasks/{reindex}",
         "tasks-page": "/ui/tasks",
+        "runs-page": "/ui/runs",
+        "workflow-page": "/ui/workflows/nightly-sales",
+        "backfill-page": "/ui/schedules/morning-report/default/backfills?start=2026-10-01&end=2026-11-01",
+        "audit-page": "/ui/audit",
         "failures-page": "/ui/failures",
         "queues-page": "/ui/queues",
         "schedules-page": "/ui/schedules",
@@ -271,23 +303,30 @@ def write_an_hour(folder: Path) -> None:
     connection.close()
 
 
+def fill_in(api: str) -> None:
+    """Have a backfill under way."""
+    asked = httpx.post(f"{api}/schedules/nightly-sales/default/backfills", json={"start": "2026-11-01"})
+    path = f"{api}/backfills/{asked.raise_for_status().json()['id']}"
+    eventually(lambda: httpx.get(path).json()["started"] - httpx.get(path).json()["open"] >= 3, "it is under way", 120)
+
+
 def take(base: str, pages: dict[str, str], target: Path) -> None:
-    """Look at each page in the light and in the dark, and at the first ones on a phone."""
+    """Look at each page in the light, in the dark, and on a phone."""
     looks = [("", "light", LARGE), ("-dark", "dark", LARGE), ("-phone", "light", SMALL)]
     with browsing() as browser:
         for name, path in pages.items():
             for suffix, scheme, size in looks:
-                if suffix == "-phone" and name not in ("overview", "run-page", "task-page", "approvals-page"):
-                    continue
+                file = target / f"{name}{suffix}.png"
+                if file.name == "schedules-page.png":
+                    fill_in(f"{base}/api/v1")
                 context = browser.new_context(viewport=size, color_scheme=scheme, base_url=base)
                 page = context.new_page()
                 page.goto(path)
                 page.locator("main").wait_for()
-                file = target / f"{name}{suffix}.png"
                 page.screenshot(path=file)
                 context.close()
                 with Image.open(file) as picture:
-                    picture.convert("RGB").quantize(128).save(file, optimize=True)
+                    picture.convert("RGB").quantize(256, kmeans=2).save(file, optimize=True)
                 print(f"{name}{suffix}.png: {path}")
 
 

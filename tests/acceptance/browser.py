@@ -61,4 +61,4 @@ def watched(browser: Any, base: str, **options: Any) -> Iterator[Watched]:
     found = Watched(context.new_page(), base)
     yield found
     context.close()
-    assert found.faults == []
+    assert not found.faults, found.faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -264,10 +265,16 @@ def test_a_promise_is_resolved(base: str, window: Watched) -> None:
 def more_pages(base: str) -> list[str]:
     """Return pages of single things, and those that say what would be done; `start_fan_out` has made a workflow."""
     code = start_code(base)
-    eventually(lambda: '"number": 3' in httpx.get(f"{base}/api/v1/runs/{code}/history").text, "it has a third event")
+    resets: list[str] = []
+
+    def is_offered() -> bool:
+        resets.extend(re.findall(rf"/ui/runs/{code}/reset\?to=\d+", httpx.get(f"{base}/ui/runs/{code}").text))
+        return bool(resets)
+
+    eventually(is_offered, "a reset is offered")
     fires = "/ui/schedules/spread/default/backfills?start=2026-01-01&end=2026-03-01"
     pages = ["/ui/login", "/ui/flows/order", "/ui/queues/mail", "/ui/workflows/spread", fires, f"/ui/runs/{code}"]
-    return [*pages, "/ui/tasks/retry?name=project.broken", "/ui/search?text=project", f"/ui/runs/{code}/reset?to=3"]
+    return [*pages, "/ui/tasks/retry?name=project.broken", "/ui/search?text=project", resets[0]]
 
 
 def test_a_reset_is_looked_at_before_it_is_done(base: str, window: Watched) -> None:
@@ -308,11 +315,22 @@ def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: s
             assert window.page.evaluate("window.moved") < 0.05, path
 
 
-def test_a_phone_needs_no_sideways_scrolling(base: str, browser: Any) -> None:
-    with watched(browser, base, viewport={"width": 390, "height": 844}) as window:
-        for path in (*PAGES, f"/ui/runs/{start_fan_out(base)}"):
-            window.go(path)
-            assert window.page.evaluate("document.documentElement.scrollWidth") <= 390, path
+_MANY_RUNS = """
+INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, version, started_at, ended_at)
+SELECT gen_random_uuid(), 'spread', 'success', 0, 0, 'spread', 1, now(), now() FROM generate_series(1, 20)
+"""
+
+
+def test_no_window_needs_sideways_scrolling(served: tuple[Stack, str], browser: Any) -> None:
+    stack, base = served
+    run = f"/ui/runs/{start_fan_out(base)}"
+    with stack.engine.begin() as connection:
+        connection.exec_driver_sql(_MANY_RUNS)
+    for width, pages in ((390, (*PAGES, run)), (1024, ("/ui/schedules",)), (1280, ("/ui/schedules",))):
+        with watched(browser, base, viewport={"width": width, "height": 844}) as window:
+            for path in pages:
+                window.go(path)
+                assert window.page.evaluate("document.documentElement.scrollWidth") <= width, (width, path)
 
 
 def hold_stream(page: Any, path: str) -> Any:
