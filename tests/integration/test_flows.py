@@ -269,6 +269,29 @@ def test_versions_never_change_and_a_run_keeps_its_own(stage: Stage) -> None:
         flows["w"].start()
 
 
+def test_a_workflow_and_a_flow_that_have_one_name_from_before_both_keep_it(stage: Stage) -> None:
+    flows, workflows = stage.system.app.flows, stage.system.app.workflows
+    one = {"start": "a", "nodes": {"a": executor(params={"mul": 2}, prep={"input_key": "$params.val"})}}
+    two = {"start": "a", "nodes": {"a": executor(params={"mul": 3}, prep={"input_key": "$params.val"})}}
+    flows.publish("old", one)
+    workflows.apply(_dag("new"))
+    stage.system.sql(
+        "UPDATE orchestrator.workflows SET name = 'old', definition = jsonb_set(definition, '{name}', '\"old\"')"
+    )
+    assert flows.publish("old", one) == 1
+    assert flows.publish("old", two) == 2
+    again = _dag("old")
+    again.task("b", "job", depends_on=["a"])
+    workflows.apply(again)
+    run = flows["old"].start(val=1)
+    assert stage.run(run) == "success"
+    other = workflows["old"].start()
+    stage.system.tick_until(lambda: other.progress().counters.total == 2)
+    stage.system.app._client.backend.workflows.delete("old")
+    with pytest.raises(InvalidWorkflow, match="There is a flow 'old'"):
+        workflows.apply(again)
+
+
 def _dag(name: str = "dag") -> Workflow:
     workflow = Workflow(name)
     workflow.task("a", "job")

@@ -145,9 +145,10 @@ _NEWEST_VERSION = Statement[int]("""
 SELECT /* workflows.newest_version */ coalesce(max(version), 0)
   FROM orchestrator.workflows WHERE name = %(name)s
 """)
+# What has the name of a flow already, because a release before this one has let it, keeps it.
 _TAKEN = Statement[bool]("""
-SELECT /* workflows.taken */ EXISTS (
-       SELECT FROM orchestrator.flows WHERE name = %(name)s AND deleted_at IS NULL) AS taken
+SELECT /* workflows.taken */ EXISTS (SELECT FROM orchestrator.flows WHERE name = %(name)s AND deleted_at IS NULL)
+       AND NOT EXISTS (SELECT FROM orchestrator.workflows WHERE name = %(name)s AND deleted_at IS NULL) AS taken
 """)
 _RESTORE = Statement[None]("""
 UPDATE /* workflows.restore */ orchestrator.workflows SET deleted_at = NULL

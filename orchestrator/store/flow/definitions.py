@@ -111,8 +111,8 @@ def list_names(connection: Connection, within: str = "") -> list[FlowName]:
 
 _LOCK = Statement[None]("SELECT /* flows.lock */ pg_advisory_xact_lock(hashtext('orchestrator.' || %(name)s))")
 _TAKEN = Statement[bool]("""
-SELECT /* flows.taken */ EXISTS (
-       SELECT FROM orchestrator.workflows WHERE name = %(name)s AND deleted_at IS NULL) AS taken
+SELECT /* flows.taken */ EXISTS (SELECT FROM orchestrator.workflows WHERE name = %(name)s AND deleted_at IS NULL)
+       AND NOT EXISTS (SELECT FROM orchestrator.flows WHERE name = %(name)s AND deleted_at IS NULL) AS taken
 """)
 _NEWEST = Statement[int]("""
 SELECT /* flows.newest */ coalesce(max(version), 0) FROM orchestrator.flows WHERE name = %(name)s
@@ -125,6 +125,7 @@ VALUES (%(name)s, %(version)s, %(hash)s, %(definition)s::jsonb, %(published)s)
 
 
 def _take_name(connection: Connection, name: str) -> None:
+    """Refuse the name of a workflow, unless a flow has it too: a release before this one may have let it."""
     _LOCK(connection, name=name)
     if _TAKEN.one(connection, name=name):
         raise InvalidWorkflow(f"There is a workflow {name!r}. Runs are found by name: give the flow another one.")
