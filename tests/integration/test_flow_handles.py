@@ -84,30 +84,40 @@ def test_a_flow_is_started_over_with_what_it_was_given(system: System, run: Flow
         run.rerun("ask")
 
 
-def test_who_watches_a_flow_hears_of_its_end(
+@pytest.mark.parametrize("way", ["database", "http"], scope="module")
+def test_who_watches_a_flow_hears_of_each_node_and_of_its_end(
     system: System,
-    run: FlowHandle,
     in_empty_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     del in_empty_folder  # in which the command finds the servers of the tests
-    monkeypatch.setattr(commands, "_LOOK_AGAIN", 600.0)  # it is told, or the test has no end
+    monkeypatch.setattr(commands, "_LOOK_AGAIN", 90.0)  # it is told in time, or the test fails
+    nodes = {"ask": {"kind": "approval"}, "then": {"kind": "approval"}}
+    edges = [{"from": "ask", "action": "approved", "to": "then"}]
+    system.app.flows.publish("two", {"start": "ask", "nodes": nodes, "edges": edges})
+    run = system.app.flows["two"].start()
+    system.pass_seconds(2)
+    out = err = ""
+
+    def is_told(text: str) -> bool:
+        nonlocal out, err
+        system.pass_seconds()
+        more = capsys.readouterr()
+        out, err = out + more.out, err + more.err
+        return text in out + err
+
     with ThreadPoolExecutor(1) as threads:
         watching = threads.submit(commands._follow, UUID(run.id))
-        said: list[str] = []
-
-        def is_told() -> bool:
-            said.extend(capsys.readouterr())
-            return "ask waits for a signal 'ask'" in "".join(said)
-
-        eventually(is_told, "it waits")
+        eventually(lambda: is_told("ask waits for a signal 'ask'"), "it waits", 60)
         run.approve()
-        system.pass_seconds(2)
+        eventually(lambda: is_told("ask  success → approved"), "the first has ended", 60)
+        eventually(lambda: is_told("then waits for a signal 'then'"), "it waits again", 60)
+        run.approve()
+        eventually(lambda: is_told("then  success → approved"), "the second has ended", 60)
         assert watching.result(60) == 0
-    out, err = capsys.readouterr()
-    assert "ask  success → approved" in out
-    assert err == "success\n"
+    is_told("")
+    assert err.endswith("success\n")
 
 
 def test_the_page_of_a_run_that_was_retried_shows_its_last_visits(

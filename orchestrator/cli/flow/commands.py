@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Collection, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -23,7 +24,7 @@ from orchestrator.domain.flow.checks import Known
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
-from orchestrator.errors import InvalidWorkflow, NotFound, ResultTimeout, did_you_mean
+from orchestrator.errors import InvalidWorkflow, NotFound, did_you_mean
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.flow import reading
@@ -31,8 +32,10 @@ from orchestrator.settings import load_settings
 from orchestrator.store.flow.reads import FlowRunView, NodeRunView, waiting_for
 from orchestrator.workers.functions.loading import load_app
 
-_LOOK_AGAIN = 0.5
-"""Seconds between two looks at the nodes of a run that is watched; its end is announced."""
+_LOOK_AGAIN = 5.0
+"""Seconds after which a run that is watched is looked at although nothing was heard of it."""
+_PAUSE = 0.05
+"""Seconds between two looks at a run of which something is heard all the time."""
 
 file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 why_option = click.option("--why", default="", help="Why; it stands in the audit log and with the node.")
@@ -268,8 +271,8 @@ def watch(run: UUID) -> None:
 
 def _follow(run: UUID) -> int:
     after, told = 0, ""
-    with sending() as app:
-        calls, handle = app._client.backend, app.flows.run(run)
+    with sending() as app, closing(app._client.backend.runs.listen(run.bytes)) as changes:
+        calls = app._client.backend
         while True:
             view = calls.flows.show(run.bytes)
             for visit in _visits(calls, run, after):
@@ -286,8 +289,8 @@ def _follow(run: UUID) -> int:
             if waits and waits != told:
                 echo(f"{view.cursor} waits for {waits}", err=True)
             told = waits
-            with suppress(ResultTimeout):
-                handle.wait_ended(_LOOK_AGAIN)
+            time.sleep(_PAUSE)
+            changes.wait(_LOOK_AGAIN)
 
 
 @command.command()

@@ -21,6 +21,7 @@ from orchestrator.errors import InvalidTask, InvalidWorkflow, NotFound, WrongSta
 from orchestrator.sdk.backend.asking import ask
 from orchestrator.sdk.backend.code import CodeBackend
 from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.backend.listening import RunListener
 from orchestrator.sdk.backend.logs import read_run
 from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.calls.runs import walk_ends
@@ -172,6 +173,10 @@ class RunBackend:
     def log(self, run: bytes, after: str = "", wait: float = 0.0) -> LogPage:
         """Return what the tasks of a run said after an entry; wait so many seconds for something new."""
         return read_run(self._connections, run, after, wait)
+
+    def listen(self, run: bytes) -> RunListener:
+        """Return what hears that a run may have changed."""
+        return RunListener(self._connections, run)
 
     def ends(self, run: bytes) -> Iterator[Ended]:
         """Yield how each task of a run has ended, in order."""

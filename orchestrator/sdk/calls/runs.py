@@ -52,8 +52,21 @@ class RunCalls(Protocol):
         """Return the outputs of a run's steps by name, as one encoded value."""
 
 
+class Listener(Protocol):
+    """Hears that something may have changed; for one thread."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something may have changed since this was called last, or about so many seconds; then look."""
+
+    def close(self) -> None:
+        """Listen no more."""
+
+
 class RunWork(RunCalls, Protocol):
     """All that a client can do with runs."""
+
+    def listen(self, run: bytes) -> Listener:
+        """Return what hears that a run may have changed."""
 
     def ends(self, run: bytes) -> Iterator[Ended]:
         """Yield how each task of a run has ended, in order."""

@@ -121,6 +121,21 @@ class Http:
             answer.status, answer.headers.get_content_type(), _seconds(answer.headers.get("Retry-After")), data
         )
 
+    def listen(self, path: str, timeout: float) -> tuple[Connection, http.client.HTTPResponse]:
+        """Ask for a stream of events, on a connection of its own, which is the caller's to close.
+
+        What is read of it may take so many seconds.
+        """
+        connection = self._connect()
+        try:
+            assert connection.sock is not None
+            connection.sock.settimeout(timeout)
+            connection.request("GET", self._prefix + path, headers=self._headers | {"Accept": "text/event-stream"})
+            return connection, connection.getresponse()
+        except BaseException:
+            connection.close()
+            raise
+
     def _connect(self) -> Connection:
         if self._tls is None:
             connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECTING)

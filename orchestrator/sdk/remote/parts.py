@@ -19,6 +19,7 @@ from orchestrator.sdk.calls.tasks import TaskCalls
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.remote.asking import Asking, bound
+from orchestrator.sdk.remote.listening import RemoteRunListener
 from orchestrator.sdk.remote.waiting import Waits
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
@@ -114,6 +115,10 @@ class RemoteRuns(_WaitingPart, _Runs):  # type: ignore[misc]
         """Return the output of every step of a workflow's run that was not skipped."""
         outputs: dict[str, Any] = decode_value(self.encoded_outputs(run))
         return outputs
+
+    def listen(self, run: bytes) -> RemoteRunListener:
+        """Return what hears that a run may have changed."""
+        return RemoteRunListener(self._asking.http, run)
 
     def wait(self, run: bytes, timeout: float | None) -> Steps[Ended | None]:
         """Wait until a run ends; None if it has not by then."""
