@@ -25,8 +25,10 @@ def derived_id(parent: bytes, *parts: str | int) -> bytes:
 
     It is a UUIDv8: the parent's time stamp, then a hash.
     """
-    digest = hashlib.blake2b(repr((parent, parts)).encode(), digest_size=10).digest()
-    return bytes((*parent[:6], 0x80 | digest[0] & 0x0F, digest[1], 0x80 | digest[2] & 0x3F, *digest[3:]))
+    hashed = bytearray(hashlib.blake2b(repr((parent, parts)).encode(), digest_size=10).digest())
+    hashed[0] = 0x80 | hashed[0] & 0x0F
+    hashed[2] = 0x80 | hashed[2] & 0x3F
+    return parent[:6] + hashed
 
 
 def tree_of(run: bytes) -> bytes:

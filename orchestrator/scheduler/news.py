@@ -67,6 +67,8 @@ class TaskNews(_Mergeable):
     """Tasks whose state changed and whose runs have not been counted yet."""
     outcomes: dict[bytes, tuple[bytes | None, TaskError | None]] = {}
     """Results and errors of tasks that ended in a run, for its code to be told if it has any."""
+    results: dict[tuple[bytes, str], bytes] = {}
+    """By run and step, the result of the last task of it that has ended well: steps below may read it."""
     follow_ups: list[NewTask] = []
     """Tasks that were asked for when others end."""
     keys: list[tuple[str, bytes]] = []
@@ -277,6 +279,8 @@ class News(_Mergeable):
                 continue
             if task.run_id is not None and (task.step is None or is_node(task.step)):
                 tasks.outcomes[task.id] = result, error
+            elif task.run_id is not None and task.step is not None and result is not None:
+                tasks.results[task.run_id, task.step] = result
             if task.callbacks is not None:
                 tasks.follow_ups.extend(_follow_ups(task, result, error))
             ended.append(Ended(task.id, task.state, inline, error))

@@ -111,8 +111,9 @@ class Term:
         self.dags = dags = Dags(backlog, settings.max_payload, settings.batch, nesting)
         self.code = code = CodeRuns(fleet, backlog, nesting)
         triggers = Triggers(dags, nesting)
-        self.runs = runs = Runs(dags, Flows(settings.max_payload), triggers, code, backlog)
-        self.cancels = Cancels(runs, dags, backlog)
+        self.flows = flows = Flows(settings.max_payload)
+        self.runs = runs = Runs(dags, flows, triggers, code, backlog)
+        self.cancels = Cancels(runs, backlog)
         requests = Requests(runs, self.cancels, triggers, code, backlog, lanes)
         self.agenda = Agenda(settings, fleet, code, backlog, runs, self.cancels, requests)
         self._reports = Reports(
@@ -146,7 +147,7 @@ class Term:
             monotonic=monotonic,
         )
         self._throughput = ThroughputRecord(meter, leadership.term)
-        parts = (dispatcher, dags, code, backlog, self.agenda, watch, self.link, self._throughput, meter)
+        parts = (dispatcher, dags, flows, code, backlog, self.agenda, watch, self.link, self._throughput, meter)
         self._remembering: tuple[Remembering, ...] = parts if spans is None else (*parts, spans)
 
     def begin(self) -> None:

@@ -35,7 +35,7 @@ class Parts:
         dags = Dags(backlog, 1_000_000, 1_000)
         code, triggers = CodeRuns(Fleet(5.0), backlog), Triggers(dags)
         self.runs = Runs(dags, Flows(1_000_000), triggers, code, backlog)
-        self.cancels = Cancels(self.runs, dags, backlog)
+        self.cancels = Cancels(self.runs, backlog)
         self._requests = Requests(self.runs, self.cancels, triggers, code, backlog, lanes)
         self._reports = Reports(code, 2, 100, OFF, 300.0)
 

@@ -262,10 +262,10 @@ def test_a_chain_of_steps_that_end_at_once_goes_on_in_the_next_tick(
     rounds = 0
     original = Outputs.names
 
-    def counting(*given: Any) -> Any:
+    def counting(*given: Any, **named: Any) -> Any:
         nonlocal rounds
         rounds += 1
-        return original(*given)
+        return original(*given, **named)
 
     monkeypatch.setattr(Outputs, "names", counting)
     first = Step(name="s0", task="job", foreach="params.list")

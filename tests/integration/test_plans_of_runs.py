@@ -95,6 +95,7 @@ STATEMENTS: dict[str, Call] = {
     "begin": lambda _: lambda c: runs.begin(c, NOW, BATCH),
     "unpark": lambda _: lambda c: runs.unpark(c, {f"lane{number}": 3 for number in range(7, 1000, 50)}),
     "count": lambda leader: lambda c: runs.count(c, {run: {"total": 1, "opened": 1} for run in leader.ids}),
+    "settle": lambda leader: lambda c: runs.settle(c, {run: {"total": 1, "opened": 1} for run in leader.ids}, {}),
     "end": lambda leader: lambda c: runs.end(c, [(run, RunState.SUCCESS, None) for run in leader.ids], NOW),
     "reopen": lambda leader: lambda c: runs.reopen(c, leader.ids),
     "mark": lambda leader: lambda c: cancels.mark(c, leader.ids),

@@ -64,6 +64,8 @@ class StepProgram:
         self._parallel = _expression(step.parallel) if isinstance(step.parallel, str) else None
         self._input = parse_template(step.input)
         self._key = parse_template(step.concurrency_key)
+        self.is_single = self._when is None and self._foreach is None and step.parallel is None
+        """It is one task whatever others have come to."""
         source = fan_out_sources(step)
         ignored = step.registered.ignored if step.registered is not None else ()
         self._merged = tuple(name for name in step.depends_on if name not in source and name not in ignored)

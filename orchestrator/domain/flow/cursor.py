@@ -54,7 +54,7 @@ class Cursor:
             params = params | graph.nodes[outer.node].params
             graph = graph.inner[outer.node]
         node = graph.nodes[frame.node]
-        return Place(graph, frame, node, params | node.params)
+        return Place(graph, frame, node, params | node.params if node.params else params)
 
     def _input(self, place: Place, prep: Prep) -> Any:
         """Return what a node takes in; `$input` is there what the flow around it was given."""

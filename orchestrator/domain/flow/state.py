@@ -47,11 +47,15 @@ class Calls:
     is_looked_up: bool = False
     """Whether the input is what the node's prep leads to, so that it need not be kept twice."""
 
-    @cached_property
+    @property
     def open_positions(self) -> Sequence[int]:
         """Return the positions that are called in this visit, in order."""
+        return self._positions_but_kept if self.kept else range(self.total)
+
+    @cached_property
+    def _positions_but_kept(self) -> Sequence[int]:
         kept = set(self.kept)
-        return [position for position in range(self.total) if position not in kept] if kept else range(self.total)
+        return [position for position in range(self.total) if position not in kept]
 
     @property
     def done(self) -> list[int]:

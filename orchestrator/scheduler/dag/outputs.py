@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.planned import DagRun
 from orchestrator.sealing import Sealed
 from orchestrator.store.dag import plans as dags
-from orchestrator.store.dag.plans import Key
+from orchestrator.store.dag.plans import Key, Results
 
 _MOST_OUTPUTS = 100_000
 """Values that the steps of a run may read at once."""
@@ -63,11 +63,13 @@ class Outputs:
         wanted: Iterable[Place],
         needs: Callable[[StepProgram], Iterable[int]] | None = None,
         *,
+        known: Mapping[Key, bytes] = {},
         is_urgent: bool = False,
     ) -> StepOutputs:
         """Return what expressions of these steps may name, as far as it `needs`; one query for all of them.
 
-        Without `needs`, these steps themselves are named. If it is urgent, no step is late.
+        Without `needs`, these steps themselves are named. If it is urgent, no step is late. What has ended in this
+        transaction is `known`, and not read again; but of a fan-out that is only one of many results.
         """
         needed: dict[Key, Place] = {}
         again: set[Key] = set()
@@ -98,7 +100,11 @@ class Outputs:
                     needed[key] = (run, other)
                 keys.append(key)
             of_steps.append(((run, place), keys))
-        sizes = self._sizes(connection, needed)
+        known = {
+            key: known[key] for key, (run, other) in needed.items() if key in known and run.plan.fan(other) is None
+        }
+        sizes = self._sizes(connection, {key: where for key, where in needed.items() if key not in known})
+        sizes |= {key: len(result) for key, result in known.items()}
         read: set[Key] = set()
         total = 0
         for step, keys in of_steps:
@@ -111,7 +117,7 @@ class Outputs:
                 total += more
                 read.update(keys)
                 found.readable.append(step)
-        self._read(connection, {key: where for key, where in needed.items() if key in read}, again, found.names)
+        self._read(connection, {key: where for key, where in needed.items() if key in read}, known, again, found.names)
         return found
 
     def _sizes(self, connection: Connection, needed: dict[Key, Place]) -> dict[Key, int]:
@@ -132,14 +138,18 @@ class Outputs:
         self,
         connection: Connection,
         needed: dict[Key, Place],
+        known: Mapping[Key, bytes],
         again: set[Key],
         names: dict[bytes, Scope],
     ) -> None:
         for key in needed:
             if key in self._kept:
                 names[key[0]][key[1]] = self._kept.get(key)
-        of_tasks, of_runs = _by_kind({key: where for key, where in needed.items() if key not in self._kept})
-        found = dags.outputs(connection, of_tasks) if of_tasks else {}
+        found: dict[Key, Results] = {key: [(0, known[key])] for key in needed if key in known and key not in self._kept}
+        of_tasks, of_runs = _by_kind(
+            {key: where for key, where in needed.items() if key not in self._kept and key not in known}
+        )
+        found |= dags.outputs(connection, of_tasks) if of_tasks else {}
         found |= dags.child_outputs(connection, of_runs) if of_runs else {}
         for key, results in found.items():
             run, place = needed[key]

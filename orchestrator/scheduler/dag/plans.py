@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -60,8 +59,7 @@ _ROUND = 25
 _encode = zoned.encode
 
 
-@dataclass(frozen=True)
-class Saved:
+class Saved(NamedTuple):
     """What a run's row is to remember."""
 
     delta: Delta
@@ -89,7 +87,7 @@ class Dags(Remembering):
         self._outputs.forget()
 
     def drop(self, ids: Iterable[bytes]) -> None:
-        """Forget the plans of runs that have ended, or are being cancelled. If they go on, Postgres has them."""
+        """Forget the plans of runs."""
         for run in ids:
             self._runs.drop(run)
 
@@ -191,17 +189,24 @@ class Dags(Remembering):
         """
         room = _FANS * self._slice
         while runs and room:
-            singles, room = self._decide(tx, runs, room)
+            singles, room = self._decide(tx, news, runs, room)
             fans = [(run, place) for run in runs for place in list(run.plan.fans_with_room)]
             runs = self._create(tx, news, singles, fans, max(room, self._slice)) if singles or fans else []
 
-    def _decide(self, tx: Transaction, runs: Sequence[DagRun], room: int) -> tuple[list[Place], int]:
+    def _decide(self, tx: Transaction, news: News, runs: Sequence[DagRun], room: int) -> tuple[list[Place], int]:
         """Evaluate what candidates become; return those that are single tasks, and how much room is left."""
         singles: list[Place] = []
         work = Work()
         while candidates := list(islice(((run, place) for run in runs for place in _drain(run.plan)), room)):
             room = max(0, room - max(len(candidates), _ROUND))
-            found = self._outputs.names(tx.connection, candidates, lambda program: program.decision_needs)
+            if all(run.compiled.programs[place].is_single for run, place in candidates):
+                for run, place in candidates:
+                    run.plan.open_single(place)
+                singles += candidates
+                continue
+            found = self._outputs.names(
+                tx.connection, candidates, lambda program: program.decision_needs, known=news.tasks.results
+            )
             for (run, place), reason in found.refused:
                 run.plan.fail(place, reason)
             for run, place in found.readable:
@@ -234,7 +239,9 @@ class Dags(Remembering):
 
     def _create(self, tx: Transaction, news: News, singles: list[Place], fans: list[Place], room: int) -> list[DagRun]:
         """Create tasks and child runs; return the runs of which some could not be created."""
-        found = self._outputs.names(tx.connection, [*singles, *fans], lambda program: program.needs)
+        found = self._outputs.names(
+            tx.connection, [*singles, *fans], lambda program: program.needs, known=news.tasks.results
+        )
         self._latest.clear()
         tasks: list[NewTask] = []
         children: list[NewRun] = []

@@ -1,13 +1,14 @@
 """Advance runs of flows: tell the planner what happened, and do what it answers, all runs of a tick at once.
 
-Nothing is remembered between ticks but the definitions, which never change: the state of a run is small, and is read
-with what happened to it.
+Definitions never change, and are kept. Of runs whose tasks are under way the leader also keeps what it has written
+last, as it was written: so it need not read that again when they end. It forgets all of that whenever a tick fails.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from orchestrator.domain import zoned
@@ -17,7 +18,7 @@ from orchestrator.domain.flow import commands
 from orchestrator.domain.flow.commands import Command, Event
 from orchestrator.domain.flow.graph import Graph
 from orchestrator.domain.flow.plan import Planner
-from orchestrator.domain.flow.state import FlowState
+from orchestrator.domain.flow.state import Calls, FlowState
 from orchestrator.domain.ids import derived_id
 from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.runs.changes import RunChanges
@@ -29,6 +30,7 @@ from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.plans import Saved
 from orchestrator.scheduler.flow.calls import Caller, CannotCall
 from orchestrator.scheduler.news import News
+from orchestrator.scheduler.remembering import Remembering
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import VALUE
@@ -39,6 +41,12 @@ from orchestrator.store.flow.runs import FlowRun, Visit
 
 _GRAPHS = 30_000
 """Nodes of the flows that are kept in memory."""
+_KEPT = 8_000_000
+"""Bytes of the states of runs that are kept in memory."""
+_RUN_WEIGHT = 1_000
+"""What a run weighs beside that, and beside its parameters."""
+_PARAMS = 5
+"""Bytes in memory for each that parameters have as text."""
 _STATES = 4
 """A run's state may be so many times as large as one payload."""
 _LARGEST_SHOWN = 65_536
@@ -85,12 +93,23 @@ def call_id(run: bytes, number: int) -> bytes:
     return derived_id(run, "flow", number)
 
 
-class Flows:
+class Flows(Remembering):
     """Plans the runs of flows."""
 
     def __init__(self, max_payload: int) -> None:
         self._max_payload = max_payload
         self._known: LruCache[tuple[str, int], Known] = LruCache(_GRAPHS)
+        self._runs: LruCache[bytes, FlowRun] = LruCache(_KEPT)
+        """Runs that wait for tasks, as they stand in Postgres."""
+
+    def rolled_back(self) -> None:
+        """What was planned did not happen."""
+        self._runs.clear()
+
+    def drop(self, ids: Iterable[bytes]) -> None:
+        """Forget how runs stand."""
+        for run in ids:
+            self._runs.drop(run)
 
     def advance(self, tx: Transaction, news: News, told: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
         """Bring runs up to date with what happened to them."""
@@ -98,11 +117,27 @@ class Flows:
             return Advanced({}, [])
         saved: dict[bytes, Saved] = {}
         effects = _Effects([], [], [], [], [], [])
-        for run in store.load(tx.connection, list(told)):
+        for run in self._load(tx, told):
             saved[run.id], own = self._advance(tx, run, told[run.id])
             effects.add(own)
         self._apply(tx, news, effects)
         return Advanced(saved, effects.ends)
+
+    def _load(self, tx: Transaction, ids: Iterable[bytes]) -> list[FlowRun]:
+        """Return those of these runs that go on."""
+        found = {run: self._runs.get(run) for run in ids}
+        missing = [run for run, kept in found.items() if kept is None]
+        if missing:
+            found.update((run.id, run) for run in store.load(tx.connection, missing))
+        return [run for run in found.values() if run is not None]
+
+    def _keep(self, run: FlowRun, state: FlowState, data: bytes) -> None:
+        """Remember how a run stands that waits for tasks; what waits for something else may do so for months."""
+        if isinstance(state.work, Calls):
+            kept = FlowRun(run.id, run.flow, run.version, run.params, data, run.size)
+            self._runs.put(run.id, kept, _RUN_WEIGHT + len(data) + _PARAMS * run.size)
+        else:
+            self._runs.drop(run.id)
 
     def _apply(self, tx: Transaction, news: News, effects: _Effects) -> None:
         create_tasks(tx, news, effects.tasks)
@@ -125,20 +160,22 @@ class Flows:
         if not isinstance(run.params, dict):
             reason = "Its parameters are sealed with a data key that the scheduler does not have."
             return self._abort(tx, run, happened, reason)
-        node = f"Node {state.cursor!r}: " if state.cursor else ""
-        planner = self._planner(tx, run, state)
+        cursor, known = state.cursor, self._version(tx, run)
+        planner = _planner(tx, known, run, state)
         effects = _Effects([], [], [], [], [], [])
         waiting = deque(happened)
         while waiting:
             event = waiting.popleft()
             _count_begin(event, state, delta)
-            waiting.extend(self._do(tx, run, planner.tell(event), effects, delta))
+            waiting.extend(self._do(tx, known, run, planner.tell(event), effects, delta))
         try:
             data = _encode(tx, state)
         except REFUSALS as error:
+            node = f"Node {cursor!r}: " if cursor else ""
             return self._abort(tx, run, happened, f"{node}What the run would have to remember cannot be kept: {error}.")
         most = _STATES * self._max_payload
         if len(data) > most:
+            node = f"Node {cursor!r}: " if cursor else ""
             return self._abort(
                 tx,
                 run,
@@ -147,11 +184,13 @@ class Flows:
                 f"and at most {most:,} are allowed. Let nodes give references to large data, or raise the setting "
                 f"max_payload, of which that is {_STATES} times as much.",
             )
+        self._keep(run, state, data)
         return Saved(delta, data, False), effects
 
     def _abort(self, tx: Transaction, run: FlowRun, happened: Sequence[Event], error: str) -> tuple[Saved, _Effects]:
         """End a run that cannot go on, as it was before this was found out, but for what has ended meanwhile."""
         state, delta = _read(run), Delta()
+        self._runs.drop(run.id)
         effects = _Effects([], [], [], [], [], [])
         for event in happened:
             if isinstance(event, commands.Retried):
@@ -159,13 +198,9 @@ class Flows:
         if not state.frames:
             delta.total += 1
             delta.opened += 1
-        self._do(tx, run, self._planner(tx, run, state).abort(error, happened), effects, delta)
+        known = self._version(tx, run)
+        self._do(tx, known, run, _planner(tx, known, run, state).abort(error, happened), effects, delta)
         return Saved(delta, _encode(tx, state), False), effects
-
-    def _planner(self, tx: Transaction, run: FlowRun, state: FlowState) -> Planner:
-        params = run.params if isinstance(run.params, dict) else {}
-        graph = self._version(tx, run).graph
-        return Planner(graph, params, state, tx.now.timestamp(), lambda number: call_id(run.id, number))
 
     def _version(self, tx: Transaction, run: FlowRun) -> Known:
         known = self._known.get((run.flow, run.version))
@@ -177,15 +212,15 @@ class Flows:
         return known
 
     def _do(
-        self, tx: Transaction, run: FlowRun, answers: Iterable[Command], effects: _Effects, delta: Delta
-    ) -> Iterator[Event]:
+        self, tx: Transaction, known: Known, run: FlowRun, answers: Iterable[Command], effects: _Effects, delta: Delta
+    ) -> Sequence[Event]:
         """Take note of what the planner wants; return what happens to calls that cannot be made."""
         refused: list[Event] = []
         for answer in answers:
             match answer:
                 case commands.Call():
                     try:
-                        effects.tasks.append(self._version(tx, run).caller.new_task(run, answer, self._max_payload))
+                        effects.tasks.append(known.caller.new_task(run, answer, self._max_payload))
                     except CannotCall as error:
                         refused.append(commands.CallEnded(answer.id, error=str(error)))
                     else:
@@ -205,7 +240,12 @@ class Flows:
                     delta.counts[name] = delta.counts.get(name, 0) + 1
                     state = RunState.SUCCESS if error is None else RunState.FAILED
                     effects.ends.append((run.id, state, error))
-        return iter(refused)
+        return refused
+
+
+def _planner(tx: Transaction, known: Known, run: FlowRun, state: FlowState) -> Planner:
+    params = run.params if isinstance(run.params, dict) else {}
+    return Planner(known.graph, params, state, tx.now.timestamp(), partial(call_id, run.id))
 
 
 def _read(run: FlowRun) -> FlowState:

@@ -6,7 +6,7 @@ is set aside, and what there is no time for waits for the next tick.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from orchestrator.domain.code.ends import child_outcome, run_error, task_outcome
 from orchestrator.domain.code.history import Fact, Outcome
 from orchestrator.domain.flow.definition import is_node
 from orchestrator.domain.ids import is_derived
-from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd, total
+from orchestrator.domain.runs.changes import RunChanges, Steps, TurnTaskEnd, total
 from orchestrator.domain.runs.verdict import TIMED_OUT, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, run_sources_of
 from orchestrator.scheduler.budget import COST, TooSlow
@@ -156,8 +156,8 @@ class Runs:
             late = [told for told in some if told[0] in waiting]
             some = [told for told in some if told[0] not in waiting]
         some = [told for told in some if not self.is_refused(tx, news, *told)]
-        self._tell_some(tx, news, [told for told in some if not _is_for_plan(told)])
         planned = {told[0]: told for told in some if _is_for_plan(told)}
+        self._tell_some(tx, news, [told for told in some if told[0] not in planned])
         long = [run for run, (_, changes) in planned.items() if any(one.is_for_all_steps for one in changes)]
         steps = self.dags.sizes(dags.versions(tx.connection, long) if long else {})
         for number, slice_ in enumerate(_slices(tx, list(planned), steps)):
@@ -200,15 +200,23 @@ class Runs:
         advanced = self.flows.advance(tx, news, of_flows)
         saved |= advanced.saved
         deltas: Deltas = {
-            run: total(changes) for run, changes in some if run in saved or any(h.delta or h.facts for h in changes)
+            run: _delta(changes) for run, changes in some if run in saved or any(h.delta or h.facts for h in changes)
         }
         facts = {run: [f for one in changes for f in one.facts] for run, changes in some if run not in of_flows}
         self._save(tx, news, deltas, saved, {run: learned for run, learned in facts.items() if learned})
         if advanced.ends:
             self.follow_ends(tx, news, runs.end(tx.connection, advanced.ends, tx.now))
         for run, changes in some:
-            news.runs.turn_task_ends.extend(one.turn_task_end for one in changes if one.turn_task_end is not None)
-            news.runs.continuing.update((run, one.continuing) for one in changes if one.continuing is not None)
+            for one in changes:
+                if one.turn_task_end is not None:
+                    news.runs.turn_task_ends.append(one.turn_task_end)
+                if one.continuing is not None:
+                    news.runs.continuing[run] = one.continuing
+
+    def forget(self, ids: Sequence[bytes]) -> None:
+        """Remember nothing more of runs that have ended, or are being cancelled. If they go on, Postgres has them."""
+        self.dags.drop(ids)
+        self.flows.drop(ids)
 
     def conclude(self, tx: Transaction, news: News, rows: Iterable[RunRow]) -> None:
         """End the runs among these that are complete. Code and flows end their runs themselves."""
@@ -261,7 +269,7 @@ class Runs:
             news.runs.children.append((row.parent_run, row.status, told))
         if giving:
             dags.save_outputs(tx.connection, self.dags.outputs(tx, giving))
-        self.dags.drop(row.id for row in ended)
+        self.forget([row.id for row in ended])
         lanes = Counter(row.lane for row in ended if row.lane is not None)
         if lanes:
             runs.unpark(tx.connection, lanes)
@@ -292,10 +300,15 @@ class Runs:
         rest = {run: delta for run, delta in deltas.items() if run not in told}
         if rest:
             plans = {run: (plan.state, plan.expanding) for run, plan in saved.items()}
-            rows = runs.count(tx.connection, rest, plans)
+            rows = runs.settle(tx.connection, rest, plans)
             untold = facts.keys() - of_code.keys()
             append_facts(tx, {row.id: facts[row.id] for row in rows if row.code and row.id in untold})
             self.conclude(tx, news, rows)
+
+
+def _delta(changes: Sequence[RunChanges]) -> dict[str, int]:
+    """Return how much each counter changes by all of these: as a rule there is one."""
+    return defaultdict(int, changes[0].delta) if len(changes) == 1 else total(changes)
 
 
 def _beginning(row: RunRow) -> RunChanges:
@@ -340,7 +353,9 @@ def _fold(news: News) -> dict[bytes, RunChanges]:
     def of(run: bytes) -> RunChanges:
         changes = found.get(run)
         if changes is None:
-            changes = found[run] = RunChanges(Counter(), ended=Counter(), reopened=Counter(), facts=[])
+            ended: Steps = defaultdict(int)
+            reopened: Steps = defaultdict(int)
+            changes = found[run] = RunChanges(defaultdict(int), ended=ended, reopened=reopened, facts=[])
         return changes
 
     for task in news.tasks.moved:

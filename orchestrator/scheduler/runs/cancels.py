@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from orchestrator.domain.runs.changes import RunChanges, total
 from orchestrator.domain.runs.verdict import TIMED_OUT
 from orchestrator.domain.states import RunState
-from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.advance import Runs
@@ -31,17 +30,16 @@ class Cancels:
     """Cancels runs slice by slice."""
 
     runs: Runs
-    dags: Dags
     backlog: Backlog
 
     def mark(self, tx: Transaction, ids: list[bytes], *, code: bool = False) -> None:
         """Let runs start nothing more, and be cancelled."""
-        self.dags.drop(cancels.mark(tx.connection, ids, code=code))
+        self.runs.forget(cancels.mark(tx.connection, ids, code=code))
 
     def time_out(self, tx: Transaction, limit: int, grace: float) -> list[bytes]:
         """Cancel runs that have taken too long; return those whose code is to be told before."""
         late = cancels.time_out(tx.connection, tx.now, limit, grace)
-        self.dags.drop(run.id for run in late)
+        self.runs.forget([run.id for run in late])
         return [run.id for run in late if run.is_told]
 
     def go_on(self, tx: Transaction, news: News, limit: int) -> None:
@@ -55,7 +53,7 @@ class Cancels:
     def _cancel_slice(self, tx: Transaction, news: News, ids: Sequence[bytes], limit: int) -> None:
         """Cancel some of what is below these runs, and some of their tasks; end those that have neither."""
         below = cancels.mark_below(tx.connection, ids, tx.now, _MARKED)
-        self.dags.drop(row.id for row in below)
+        self.runs.forget([row.id for row in below])
         ended = [row for row in below if row.state is RunState.CANCELLED]
         self.runs.follow_ends(tx, news, ended, silent={row.id for row in ended})
         ids = [*ids, *(row.id for row in below if row.state is not RunState.CANCELLED)]

@@ -25,6 +25,8 @@ class FlowRun(NamedTuple):
     version: int
     params: Any
     state: bytes | None
+    size: int = 0
+    """Characters of its parameters, as they are stored."""
 
 
 _LOAD = Prepared[Row]("""
@@ -38,7 +40,7 @@ SELECT /* flow_runs.load */ r.id, r.workflow, r.version, r.params::text AS param
 def load(connection: Connection, ids: Sequence[bytes]) -> list[FlowRun]:
     """Return those of these runs that are runs of flows and go on; one that is being cancelled does not."""
     return [
-        FlowRun(row.id, row.workflow, row.version, read_params(row.params or "{}"), row.state)
+        FlowRun(row.id, row.workflow, row.version, read_params(row.params or "{}"), row.state, len(row.params or ""))
         for row in _LOAD(connection, ids=ids)
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -181,15 +181,19 @@ def unpark(connection: Connection, ended: Mapping[str, int]) -> None:
 
 _COUNTED = ("total", "opened", "success", "failed", "cancelled", "skipped")
 _DELTAS = Batch("d", f"id uuid, {' int, '.join(_COUNTED)} int, state bytea, expanding boolean")
-_COUNT = Prepared[RunRow](f"""
-UPDATE /* runs.count */ orchestrator.runs r
+_CHANGE = f"""orchestrator.runs r
    SET total = r.total + d.total, open = r.open + d.opened, success = r.success + d.success,
        failed = r.failed + d.failed, cancelled = r.cancelled + d.cancelled, skipped = r.skipped + d.skipped,
        state = coalesce(d.state, r.state), expanding = coalesce(d.expanding, r.expanding)
   FROM {_DELTAS}
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = d.id LIMIT 1) AS found
  WHERE r.ctid = found.place
-RETURNING {COUNTERS}
+RETURNING {COUNTERS}"""
+_COUNT = Prepared[RunRow](f"UPDATE /* runs.count */ {_CHANGE}")
+# As a rule most runs go on: to read a row of each would take the leader longer than to write them all.
+_SETTLE = Prepared[RunRow](f"""
+WITH /* runs.settle */ counted AS (UPDATE {_CHANGE})
+SELECT * FROM counted WHERE code OR (open = 0 AND NOT flow)
 """)
 
 Delta = Mapping[str, int]
@@ -200,12 +204,19 @@ Plans = Mapping[bytes, tuple[bytes, bool]]
 
 def count(connection: Connection, deltas: Mapping[bytes, Delta], plans: Plans | None = None) -> list[RunRow]:
     """Change the counters of runs, once per run however many of its tasks moved, and save their plans."""
-    saved = plans or {}
-    rows = [
-        (run, *(delta.get(column, 0) for column in _COUNTED), *saved.get(run, (None, None)))
-        for run, delta in deltas.items()
-    ]
-    return _COUNT(connection, _DELTAS(rows))
+    return _COUNT(connection, _DELTAS(_rows(deltas, plans or {})))
+
+
+def settle(connection: Connection, deltas: Mapping[bytes, Delta], plans: Plans) -> list[RunRow]:
+    """Do the same; return only those of which nothing is open, and all of code. Flows end by themselves."""
+    return _SETTLE(connection, _DELTAS(_rows(deltas, plans)))
+
+
+def _rows(deltas: Mapping[bytes, Delta], plans: Plans) -> Iterator[tuple[object, ...]]:
+    for run, delta in deltas.items():
+        get = delta.get
+        counted = get("total", 0), get("opened", 0), get("success", 0), get("failed", 0), get("cancelled", 0)
+        yield run, *counted, get("skipped", 0), *plans.get(run, (None, None))
 
 
 def sources(state: RunState) -> str:

@@ -79,6 +79,7 @@ class Poisons:
                 (dags.Dags, "_instantiate", "create", lambda given: [given[2].id]),
                 (Flows, "_advance", "advance", lambda given: [given[2].id]),
                 (runs, "count", "count", lambda given: given[1]),
+                (runs, "settle", "count", lambda given: given[1]),
                 (Triggers, "runs_ended", "hooks", lambda given: [run.id for run in given[3]]),
                 (requests, "retry_run", "request", lambda given: [given[3].target]),
                 (cancels, "mark", "request", lambda given: given[1]),
