@@ -14,6 +14,7 @@ from orchestrator.scheduler.news import News
 from orchestrator.scheduler.tasks.doubles import remove_doubles
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import is_outage
+from orchestrator.store.driver import savepoint
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -68,7 +69,7 @@ def _failure(tx: Transaction, news: News, do: Callable[[News], object]) -> Excep
     for left in reversed(range(_TRIES)):
         fresh = News()
         try:
-            with tx.connection.begin_nested():
+            with savepoint(tx.connection):
                 do(fresh)
         except Exception as error:
             tx.rolled_back()

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, Engine
 
 from orchestrator.store import leases
-from orchestrator.store.driver import send
+from orchestrator.store.driver import roll_back, send
 from orchestrator.store.leases import Cursor, LeaseView
 from orchestrator.store.tasks.waiting import AgendaProbe
 
@@ -176,4 +176,4 @@ class Leadership:
 def _roll_back(connection: Connection) -> None:
     """End what was begun by hand and has not come to its end."""
     if not connection.invalidated:
-        send(connection, "ROLLBACK")
+        roll_back(connection)

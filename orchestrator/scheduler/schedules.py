@@ -28,6 +28,7 @@ from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import fires as code_fires
 from orchestrator.store.database import said
+from orchestrator.store.driver import savepoint
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.schedules import backfills
 from orchestrator.store.schedules import fires as store
@@ -204,7 +205,7 @@ def _extend(tx: Transaction, news: News, backfill: OpenBackfill, room: int) -> N
         chosen = list(islice(fires(schedule, backfill.next_fire, backfill.end), room))
         following = next_fire(schedule, chosen[-1]) if chosen else None
         new = [_backfill_run(tx, backfill, schedule, fire, place) for place, fire in enumerate(chosen)]
-        with tx.connection.begin_nested():
+        with savepoint(tx.connection):
             started = create_runs(tx, news, new if tx.spans is None else [tx.spans.rooted(run) for run in new])
     except Exception as error:
         if is_about_all(error):

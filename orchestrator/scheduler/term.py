@@ -50,6 +50,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
 from orchestrator.store import database
+from orchestrator.store.driver import flush
 from orchestrator.store.fleet import drains
 from orchestrator.store.leases import Cursor
 from orchestrator.store.tasks import waiting
@@ -217,6 +218,7 @@ class Term:
             if suspicion is not None:
                 self.lanes.release_stopped(tx, self.fleet)
             if self.link.can_write and not (are_plain and self._is_drained(news)):
+                flush(tx.connection)  # what a claim takes is measured
                 self.dispatcher.claim(tx, news, self._settings.unknown_task_timeout)
                 self.code.attach_events(tx, news)
                 self.due_in = min(self.due_in, self.dispatcher.due_in(tx.now))
@@ -280,7 +282,9 @@ class Term:
             with self._leadership.writing(self._monotonic(), with_agenda=with_agenda) as writing:
                 self._began = self._due_since = self._monotonic()
                 watched, undone = self._streams.fleet.is_watched, self._rolled_back
-                tx = Transaction(writing.connection, writing.now, budget, self._is_careful, watched, undone)
+                tx = Transaction(
+                    writing.connection, writing.now, budget, self._is_careful, not self._is_careful, watched, undone
+                )
                 tx.vault, tx.spans = self._vault, self._spans
                 yield tx, news, writing.agenda
                 writing.cursor = cursor if cursor is not self.generations.cursor else None

@@ -12,6 +12,9 @@ from orchestrator.scheduler.budget import TickBudget
 from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.sealing import Vault
 
+_GATHERED = 200
+"""Rows that are sent with the next statement, at most: for more, a round trip of their own does not matter."""
+
 
 def _nobody() -> None:
     """Nobody remembers anything."""
@@ -26,6 +29,8 @@ class Transaction:
     budget: TickBudget = field(default_factory=TickBudget)
     is_careful: bool = False
     """The one before it failed: what belongs to runs is tried, so that the one at fault is found."""
+    may_gather: bool = False
+    """What nobody waits for the answer of may be sent with the next statement."""
     is_watched: bool = False
     """Somebody listens to what moves."""
     rolled_back: Callable[[], None] = _nobody
@@ -34,6 +39,12 @@ class Transaction:
     """What seals the values that are made here: the inputs of steps, the parameters of runs."""
     spans: LeaderSpans | None = None
     """Who makes spans of runs, if anybody does."""
+
+    def gathers(self, rows: int) -> bool:
+        """Say whether so many rows are to be sent with the next statement. Postgres is not left without one for long:
+        while many are made, it may take a leader for one that has stopped.
+        """
+        return self.may_gather and rows <= _GATHERED
 
     @property
     def has_spans(self) -> bool:

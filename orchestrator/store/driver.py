@@ -5,7 +5,8 @@ Errors come out as SQLAlchemy would raise them, and a connection that broke does
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from psycopg2 import BINARY
@@ -58,7 +59,7 @@ _TYPES = {2950: new_type((2950,), "UUID", _id), 17: new_type((17,), "BYTES", _by
 class Channel:
     """A connection of the driver with its cursor, kept as long as it lives: to find and make them takes a while."""
 
-    __slots__ = ("_connection", "_cursor", "_deadlines", "prepared")
+    __slots__ = ("_connection", "_cursor", "_deadlines", "_waiting", "prepared")
 
     def __init__(self, connection: Connection) -> None:
         lent: Any = connection.connection
@@ -68,6 +69,21 @@ class Channel:
         self._deadlines = deadlines_of(connection)
         self.prepared: set[str] = set()
         """The names of statements that it knows."""
+        self._waiting: list[bytes] = []
+        """What is sent with the next statement, in order."""
+
+    def later(self, sql: str, parameters: dict[str, Any] | None = None) -> None:
+        """Have SQL run with the next statement, before it and in the same round trip; its answer is not read."""
+        self._waiting.append(self._cursor.mogrify(sql, parameters))
+
+    def flush(self, connection: Connection) -> None:
+        """Run what waits."""
+        if self._waiting:
+            self.send(connection, self._waiting.pop().decode())
+
+    def forget(self) -> None:
+        """Run nothing of what waits: its transaction is over."""
+        self._waiting.clear()
 
     def send(self, connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Answer:
         """Run SQL on the connection that it is of."""
@@ -76,9 +92,13 @@ class Channel:
         if not connection.in_transaction():
             connection.begin()  # as SQLAlchemy would have done by itself
         cursor, deadlines = self._cursor, self._deadlines
+        query: str | bytes = sql
+        if self._waiting:
+            query, parameters = b";".join((*self._waiting, cursor.mogrify(sql, parameters))), None
+            self._waiting.clear()
         watched = 0 if deadlines is None else deadlines.begin(self._connection)
         try:
-            cursor.execute(sql, parameters)
+            cursor.execute(query, parameters)
             columns = cursor.description
             return Answer(cursor.fetchall() if columns else (), columns, cursor.rowcount)
         except connection.dialect.loaded_dbapi.Error as error:
@@ -106,6 +126,29 @@ def channel(connection: Connection) -> Channel:
                 connection.invalidate(error)
             raise known from error
     return found
+
+
+def flush(connection: Connection) -> None:
+    """Run what was to be sent with the next statement of a connection, for what comes next goes another way."""
+    found: Channel | None = connection.info.get(_CHANNEL)
+    if found is not None:
+        found.flush(connection)
+
+
+@contextmanager
+def savepoint(connection: Connection) -> Iterator[None]:
+    """Do something whole or not at all, and nothing else with it."""
+    flush(connection)
+    with connection.begin_nested():
+        yield
+        flush(connection)
+
+
+def roll_back(connection: Connection) -> None:
+    """End the transaction that was begun by hand, and with it what was to be sent."""
+    line = channel(connection)
+    line.forget()
+    line.send(connection, "ROLLBACK")
 
 
 def send(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Answer:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_t
 
 from sqlalchemy import Connection, Engine, TextClause, text
 
-from orchestrator.store.driver import Answer, channel, execute
+from orchestrator.store.driver import Answer, Channel, channel, execute, flush
 
 R = TypeVar("R")
 Row = Any
@@ -86,6 +86,7 @@ class Statement(Generic[R]):
         return values
 
     def _send(self, connection: Connection, values: dict[str, Any]) -> Answer:
+        flush(connection)
         if connection.dialect.paramstyle == "pyformat":
             result = connection.exec_driver_sql(self.sql, values or None)
         else:
@@ -143,12 +144,22 @@ class Prepared(Statement[R]):
         """End a transaction with it, in one round trip; if it fails, nothing is committed."""
         self._send(connection, self._encoded((), values), self._commit)
 
+    def later(self, connection: Connection, /, *batches: Values, **values: Any) -> None:
+        """Run it with the next statement on the connection, in one round trip. What it returns, nobody is told.
+
+        If it fails, the next statement does, and the transaction with it.
+        """
+        self._line(connection).later(self._execute, self._encoded(batches, values) or None)
+
     def _send(self, connection: Connection, values: dict[str, Any], sql: str = "") -> Answer:
+        return self._line(connection).send(connection, sql or self._execute, values or None)
+
+    def _line(self, connection: Connection) -> Channel:
         line = channel(connection)
         if self.name not in line.prepared:
             connection.exec_driver_sql(self._prepare)
             line.prepared.add(self.name)
-        return line.send(connection, sql or self._execute, values or None)
+        return line
 
     @cached_property
     def _prepare(self) -> str:

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, exc
 from orchestrator import store
 from orchestrator.scheduler.leadership import Leadership, TermOver
 from orchestrator.store import database, sql
-from orchestrator.store.driver import send
+from orchestrator.store.driver import flush, savepoint, send, statements_sent
 from orchestrator.store.leases import Cursor
 from orchestrator.store.sql import Batch, Blob, Json, Prepared, Row, Statement
 from orchestrator.store.tasks import shared
@@ -183,6 +183,47 @@ def test_rows_come_back_and_what_was_not_committed_is_gone(connection: Connectio
     assert send(connection, "DELETE FROM numbers").changed == 1
 
 
+ALL = Prepared[int]("SELECT /* test.all */ number FROM numbers ORDER BY number")
+OTHERS = Statement[int]("SELECT /* test.others */ number FROM numbers ORDER BY number")
+
+
+def test_what_is_sent_later_goes_out_with_the_next_statement_in_its_order(connection: Connection) -> None:
+    ADD(connection, number=1)
+    ALL(connection)  # both are known to Postgres
+    sent = statements_sent()
+    ADD.later(connection, number=3)
+    ADD.later(connection, number=2)
+    assert statements_sent() == sent
+    assert connection.exec_driver_sql(COUNT).scalar_one() == 1
+    assert ALL(connection) == [1, 2, 3]
+    assert statements_sent() == sent + 1
+    ADD.later(connection, number=4)
+    assert OTHERS(connection) == [1, 2, 3, 4], "what goes another way comes after it, too"
+    assert ALL(connection) == [1, 2, 3, 4]
+
+
+def test_what_is_sent_later_and_fails_takes_the_transaction_with_it(connection: Connection) -> None:
+    ADD(connection, number=1)
+    connection.commit()
+    ADD.later(connection, number=2)
+    ADD.later(connection, number=1)
+    with pytest.raises(exc.IntegrityError):
+        ALL(connection)
+    connection.rollback()
+    assert ALL(connection) == [1], "nothing is sent again"
+
+
+def test_a_savepoint_holds_what_is_sent_later_in_it_and_nothing_from_before(connection: Connection) -> None:
+    ADD.later(connection, number=1)
+    with pytest.raises(ZeroDivisionError), savepoint(connection):
+        ADD.later(connection, number=2)
+        flush(connection)
+        raise ZeroDivisionError
+    with savepoint(connection):
+        ADD.later(connection, number=3)
+    assert ALL(connection) == [1, 3]
+
+
 def test_errors_are_those_of_sqlalchemy(connection: Connection) -> None:
     ADD(connection, number=1)
     with pytest.raises(exc.IntegrityError, match="duplicate key") as caught:
@@ -246,6 +287,21 @@ def test_a_transaction_that_fails_leaves_nothing_and_the_next_one_works(leadersh
     assert leadership.cursor() == before
     with leadership.writing(0.0) as writing:
         ADD(writing.connection, number=1)
+    assert count(leadership) == 1
+
+
+def test_what_is_sent_later_is_committed_with_its_transaction_or_never_sent(leadership: Leadership) -> None:
+    with leadership.writing(0.0) as writing:
+        ADD.later(writing.connection, number=1)
+    assert count(leadership) == 1
+    with pytest.raises(ZeroDivisionError), leadership.writing(0.0) as writing:
+        ADD.later(writing.connection, number=2)
+        raise ZeroDivisionError
+    assert count(leadership) == 1
+    with pytest.raises(exc.IntegrityError), leadership.writing(0.0) as writing:
+        ADD.later(writing.connection, number=3)
+        ADD.later(writing.connection, number=1)
+        writing.cursor = Cursor("1-1", "9-0", "server")
     assert count(leadership) == 1
 
 

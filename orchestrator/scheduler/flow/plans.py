@@ -150,7 +150,7 @@ class Flows(Remembering):
         if left:
             expectations.forget_timers(tx.connection, left)
         if effects.visits:
-            store.keep_visits(tx.connection, effects.visits)
+            store.keep_visits(tx.connection, effects.visits, is_gathered=tx.gathers(len(effects.visits)))
         if effects.cancelled:
             cancel_tasks(tx, news, effects.cancelled)
 

@@ -28,6 +28,7 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
+from orchestrator.store.driver import flush
 from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.runs import ancestry
 from orchestrator.store.runs import life as runs
@@ -190,6 +191,7 @@ class Runs:
 
     def _tell(self, tx: Transaction, news: News, some: Sequence[RunAndChanges]) -> None:
         """Tell runs what happened to them: count, plan, and end what is complete."""
+        flush(tx.connection)  # that others have taken long is not their fault
         with tx.budget.charging(run for run, _ in some):
             self._count_and_plan(tx, news, some)
 
@@ -279,7 +281,7 @@ class Runs:
         self.code.ended(tx, news, [row for row in ended if row.code])
         of_flows = [row.id for row in ended if row.flow]
         if of_flows:
-            flow_runs.forget(tx.connection, of_flows)
+            flow_runs.forget(tx.connection, of_flows, is_gathered=tx.gathers(len(of_flows)))
 
     def _save(self, tx: Transaction, news: News, deltas: Deltas, saved: Mapping[bytes, Saved], facts: Facts) -> None:
         """Write counters and plans, a row per run, tell code what it waits for, and end what has nothing left open."""

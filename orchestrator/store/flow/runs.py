@@ -135,14 +135,16 @@ SELECT n.run_id, n.number, n.node, n.kind, n.status, n.attempt, n.action, n.erro
 """)
 
 
-def keep_visits(connection: Connection, visits: Sequence[Visit]) -> None:
-    """Keep visits to nodes."""
-    _KEEP(connection, _VISITS(visits))
+def keep_visits(connection: Connection, visits: Sequence[Visit], *, is_gathered: bool = False) -> None:
+    """Keep visits to nodes; if it `is_gathered`, with the next statement."""
+    keep = _KEEP.later if is_gathered else _KEEP
+    keep(connection, _VISITS(visits))
 
 
 _FORGET = Prepared[None]("DELETE /* flow_runs.forget */ FROM orchestrator.timers WHERE run_id = ANY(%(ids)s::uuid[])")
 
 
-def forget(connection: Connection, ids: Sequence[bytes]) -> None:
-    """Forget what runs waited for that have ended."""
-    _FORGET(connection, ids=ids)
+def forget(connection: Connection, ids: Sequence[bytes], *, is_gathered: bool = False) -> None:
+    """Forget what runs waited for that have ended; if it `is_gathered`, with the next statement."""
+    drop = _FORGET.later if is_gathered else _FORGET
+    drop(connection, ids=ids)

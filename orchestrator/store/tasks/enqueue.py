@@ -223,11 +223,13 @@ def create_tasks(
     attempts: Mapping[bytes, int] | None = None,
     *,
     has_spans: bool = False,
+    is_gathered: bool = False,
 ) -> None:
     """Create tasks that running tasks enqueued or runs have come to; those that exist already stay as they are.
 
     `attempts` of tasks that are created once more are where the numbers of theirs count on from. What a run has come to
-    is part of its trace: below the span of the run, if the leader `has_spans` of runs.
+    is part of its trace: below the span of the run, if the leader `has_spans` of runs. If it `is_gathered`, this is
+    done with the next statement.
     """
     past = attempts or {}
     rows = [
@@ -252,4 +254,5 @@ def create_tasks(
         )
         for task in tasks
     ]
-    _ADOPT(connection, _NEW(rows), now=now, has_spans=has_spans)
+    create = _ADOPT.later if is_gathered else _ADOPT
+    create(connection, _NEW(rows), now=now, has_spans=has_spans)
