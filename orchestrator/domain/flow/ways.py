@@ -45,6 +45,8 @@ def of_edges(plain: dict[str, Any], nodes: dict[str, Any], place: Place) -> Iter
         yield Flaw((*place, "edges"), "edges is a list of {from, action, to}.")
         return
     ways: dict[str, list[str]] = {}
+    never: dict[tuple[str, str, str], Flaw] = {}
+    """Edges that no run ever takes: to, from, action."""
     seen: dict[tuple[str, str], int] = {}
     for number, edge in enumerate(edges):
         at = (*place, "edges", number)
@@ -62,34 +64,34 @@ def of_edges(plain: dict[str, Any], nodes: dict[str, Any], place: Place) -> Iter
         if (source, action) in seen:
             yield Flaw(at, f"node {source!r} has two edges for the action {action!r}.")
         seen[source, action] = number
-        yield from _impossible(nodes.get(source), source, action, at)
+        possible = _actions(nodes.get(source))
+        if possible is not None and action not in (*possible, DEFAULT, ERROR, TIMEOUT):
+            said = ", ".join(sorted(map(repr, possible)))
+            never[to, source, action] = Flaw(
+                at, f"node {source!r} never ends with the action {action!r}: it ends with {said}."
+            )
+            continue
         ways.setdefault(source, []).append(to if to in nodes else "")  # one mistake is enough: it leads out
     if isinstance(start, str) and start in nodes:
-        yield from _reachable(nodes, start, ways, seen, place)
+        yield from _reachable(nodes, start, ways, seen, never, place)
 
 
-def _impossible(node: Any, source: str, action: str, place: Place) -> Iterator[Flaw]:
-    """Yield an edge whose action its node can never end with."""
-    if not isinstance(node, dict) or action in (DEFAULT, ERROR, TIMEOUT):
-        return
+def _actions(node: Any) -> set[str] | None:
+    """Return the actions that a node can end with, beside those of failures; None if only its output says."""
+    if not isinstance(node, dict):
+        return None
     post = node.get("post") if isinstance(node.get("post"), dict) else {}
     assert isinstance(post, dict)
     if node.get("kind") == "choice" and not post.get("action_key") and not node.get("choice_key"):
         cases = [case.get("action") for case in node.get("choice_cases") or [] if isinstance(case, dict)]
-        possible = {
-            *cases,
-            node.get("default_action") or post.get("action_static") or DEFAULT,
-            post.get("action_static"),
-        }
+        found = [*cases, node.get("default_action") or post.get("action_static") or DEFAULT, post.get("action_static")]
     elif post.get("action_static") and node.get("kind") != "choice":
-        possible = {post["action_static"]}
+        found = [post["action_static"]]
     elif node.get("kind") == "approval" or post.get("action_key"):
-        return
+        return None
     else:
-        possible = {node.get("default_action") or DEFAULT}
-    if action not in possible:
-        said = ", ".join(sorted(repr(one) for one in possible if one))
-        yield Flaw(place, f"node {source!r} never ends with the action {action!r}: it ends with {said}.")
+        found = [node.get("default_action") or DEFAULT]
+    return {action for action in found if isinstance(action, str) and action}
 
 
 def _reachable(
@@ -97,11 +99,22 @@ def _reachable(
     start: str,
     ways: Mapping[str, list[str]],
     seen: Mapping[tuple[str, str], int],
+    never: Mapping[tuple[str, str, str], Flaw],
     place: Place,
 ) -> Iterator[Flaw]:
+    """Yield nodes that no run comes to, and of the edges that none ever takes those that are mistakes.
+
+    Such an edge does no harm, unless it is the only one to its node, or is like an action that has none.
+    """
     reached = _closure([start], ways)
+    missed = set()
+    for (to, source, action), flaw in never.items():
+        without = [one for one in _actions(nodes[source]) or () if (source, one) not in seen]
+        if (to in nodes and to not in reached) or did_you_mean(action, without):
+            missed.add(to)
+            yield flaw
     for key in nodes:
-        if key not in reached:
+        if key not in reached and key not in missed:
             yield Flaw((*place, "nodes", key), f"node {key!r} is never reached: no way leads to it from {start!r}.")
     back: dict[str, list[str]] = {}
     for source, targets in ways.items():

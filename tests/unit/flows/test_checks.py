@@ -36,6 +36,11 @@ FLAWS = [
         "- {from: a, action: stop, to: b}",
         "6: node 'a' never ends with the action 'stop': it ends with 'go'.",
     ),
+    (
+        "start: a\nnodes:\n  a: {service: s, post: {action_static: paid}}\n  b: {service: s}\nedges:\n"
+        "- {from: a, action: payd, to: b}\n- {from: a, to: b}",
+        "6: node 'a' never ends with the action 'payd': it ends with 'paid'.",
+    ),
     ("start: a\nnodes:\n  a:\n    service: s\n    prep: {input_key: $parms.x}", "5: node 'a': Path '$parms.x' begins"),
     ("start: a\nnodes:\n  a:\n    service: s\n    post: {output_key: $params.x}", "'$params.x' cannot be written"),
     (
@@ -136,6 +141,14 @@ def test_each_flaw_names_its_node_and_line(text: str, words: str) -> None:
     (told,) = str(caught.value).splitlines()
     assert words in told, "one mistake is told once"
     assert re.match(r"f\.yaml:\d+: ", told)
+
+
+def test_an_edge_that_no_run_ever_takes_does_no_harm_where_others_lead_to_its_node() -> None:
+    text = (
+        "start: a\nnodes:\n  a: {service: s, post: {action_static: go}}\n  b: {service: s}\nedges:\n"
+        "- {from: a, action: go, to: b}\n- {from: a, action: stop, to: b}\n- {from: b, action: retry, to: a}"
+    )
+    assert len(reading.loads(text).edges) == 3
 
 
 def test_who_cannot_look_for_other_flows_takes_them_for_there() -> None:
