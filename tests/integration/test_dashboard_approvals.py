@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 import pytest
@@ -15,6 +18,7 @@ from orchestrator.api import access, strangers
 from orchestrator.api.dashboard.flow_graph import graphs
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.domain.flow.definition import Flow
+from orchestrator.sdk.backend import code
 from orchestrator.store import insights, keys
 from tests.integration.api_house import House, changes, furnished
 from tests.integration.visitor import Visitor
@@ -115,6 +119,64 @@ def test_a_promise_is_not_resolved_by_a_value_that_nobody_meant(house: House, va
     visitor.post(f"/ui/runs/{run}/promises/approval%201/resolve", value=value, back="/ui/approvals")
     assert said in visitor.said()
     assert changes(house) == before
+
+
+@pytest.mark.parametrize(("act", "form"), [("resolve", {"value": "true"}), ("reject", {"reason": "no"})])
+def test_without_a_scheduler_it_is_said_that_what_was_decided_of_a_promise_is_stored(
+    house: House, monkeypatch: pytest.MonkeyPatch, act: str, form: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(code, "_SETTLING", 0.1)
+    run = code_that_asks(house, "mail")
+    visitor = Visitor(house.app)
+    visitor.get("/ui/approvals")
+    visitor.post(f"/ui/runs/{run}/promises/approval%201/{act}", back="/ui/approvals", **form)
+    assert "is stored" in (said := visitor.said())
+    assert "no scheduler leads" in said
+    with house.engine.connect() as connection:
+        kinds = connection.exec_driver_sql("SELECT kind FROM orchestrator.inbox").scalars().all()
+    assert [kind.split(" ")[0] for kind in kinds] == [act]
+
+
+def test_who_leaves_before_the_answer_is_no_error(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    run = code_that_asks(house, "mail")
+    visitor = Visitor(house.app)
+    visitor.get("/ui/approvals")
+    form = urlencode({"token": visitor.token(), "value": "true"}).encode()
+    cookies = "; ".join(f"{name}={value}" for name, value in visitor.cookies.items())
+    path = f"/ui/runs/{run}/promises/approval 1/resolve"
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.replace(" ", "%20").encode(),
+        "query_string": b"",
+        "server": ("localhost", 80),
+        "client": ("127.0.0.1", 40_000),
+        "headers": [
+            (b"host", b"localhost"),
+            (b"origin", b"http://localhost"),
+            (b"sec-fetch-site", b"same-origin"),
+            (b"cookie", cookies.encode()),
+        ],
+    }
+    heard: list[dict[str, Any]] = [
+        {"type": "http.disconnect"},
+        {"type": "http.request", "body": form, "more_body": False},
+    ]
+    answers: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return heard.pop() if len(heard) > 1 else heard[0]
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    asyncio.run(house.app(scope, receive, send))
+    with house.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.inbox").scalar_one() == 1
+    assert answers == []
+    assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []
 
 
 def test_who_may_only_look_is_offered_nothing_and_who_is_bound_sees_their_own(house: House) -> None:

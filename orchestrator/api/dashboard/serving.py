@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from orchestrator.api.access import Caller
@@ -79,6 +79,8 @@ class PagePath(ServedPath):
             if endpoint.body is not None:
                 given["body"] = _body(endpoint, form)
             answer = await self._do(endpoint, given, request, caller)
+        except ClientDisconnect:
+            raise  # nobody is there any more to be told anything
         except Exception as error:
             found = explained(error, request)
             if found.problem.status in (401, 403, 429) or not isinstance(endpoint, Action):

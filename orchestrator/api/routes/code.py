@@ -15,12 +15,15 @@ from orchestrator.api.reach import RUN
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Scope
 from orchestrator.domain.code.reset_preview import preview
+from orchestrator.errors import ResultTimeout
 from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
 from orchestrator.sdk.values.shown import as_json
 from orchestrator.sdk.waiting.steps import Steps
 
 routes = Routes("workflows as code", "/api/v1/runs")
 
+_SETTLING = 20.0
+"""Seconds to wait for the leader to settle a promise; where nobody leads, it is not waited for so long."""
 Timeout = Annotated[float, Meta(ge=0, le=300)]
 
 
@@ -70,15 +73,19 @@ class Settled(msgspec.Struct, frozen=True):
     """What became of what was said about a promise."""
 
     settled: bool
-    """Whether the code waited for it. If not, it is kept for the first promise of this name that the code makes."""
+    """Whether the code waited for it. If not, it is kept for the first promise of this name that the code makes; or no
+    scheduler has come to it yet, as the note says."""
     waits: list[str]
     """Where it is kept: the names of the first promises that the code does wait for."""
     note: str
     """The same in words."""
 
 
-def _settled(name: str, data: bytes) -> Settled:
-    waits = decode_value(data)
+def _settled(name: str, answer: Steps[bytes]) -> Steps[Settled]:
+    try:
+        waits = decode_value((yield from answer))
+    except ResultTimeout as late:
+        return Settled(False, [], f"what was said of {name!r} is stored, and nothing has come of it yet: {late}")
     if waits is None:
         return Settled(True, [], f"the code waited for {name!r}, and goes on")
     others = f"; it waits for {', '.join(map(repr, waits))}" if waits else ""
@@ -140,13 +147,13 @@ def resolve(api: Api, id: UUID, name: str, body: Resolution) -> Steps[Settled]:
     awaited, with a PayloadError.
     """
     data = encode_value(body.value, f"Promise {name!r}", api.settings.max_payload)
-    return _settled(name, (yield from api.backend.code.resolve(id.bytes, name, data, body.why)))
+    return (yield from _settled(name, api.backend.code.resolve(id.bytes, name, data, body.why, _SETTLING)))
 
 
 @routes.post("/{id}/promises/{name}/reject", about=RUN, examples=[{"reason": "out of stock"}], is_kept=_is_kept)
 def reject(api: Api, id: UUID, name: str, body: Rejection) -> Steps[Settled]:
     """Reject the oldest open promise of a name, or the first that there will be."""
-    return _settled(name, (yield from api.backend.code.reject(id.bytes, name, body.reason, body.why)))
+    return (yield from _settled(name, api.backend.code.reject(id.bytes, name, body.reason, body.why, _SETTLING)))
 
 
 @routes.post("/{id}/queries/{name}", about=RUN, scope=Scope.READ, examples=[{"args": ["items"]}])

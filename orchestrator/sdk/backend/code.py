@@ -18,6 +18,7 @@ from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.runs.verdict import GOES_ON
 from orchestrator.domain.sealed import reveal_error, reveal_event
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
+from orchestrator.domain.tasks.obstacles import NO_LEADER
 from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.domain.tasks.task import TaskError, error_text
 from orchestrator.errors import (
@@ -29,7 +30,7 @@ from orchestrator.errors import (
     Uncertain,
     WrongState,
 )
-from orchestrator.sdk.backend.asking import overdue
+from orchestrator.sdk.backend.asking import obstacles, overdue
 from orchestrator.sdk.backend.connections import LONGEST_TOLD, Connections
 from orchestrator.sdk.backend.waiting import EndWaiters, FindEnd
 from orchestrator.sdk.calls.waits import MISSING
@@ -54,6 +55,9 @@ from orchestrator.transport.codec import Ended
 
 _ASK_AGAIN = 5.0
 """Seconds after which a query is asked again: it may have been lost with a worker or a leader."""
+
+_SETTLING = 2.0
+"""Seconds after which it is asked whether anybody leads who could settle a promise."""
 
 _RESETTING = 20.0
 """Seconds to wait for the run that a reset starts."""
@@ -148,21 +152,26 @@ class CodeBackend:
         value = self._outgoing(VALUE, value, run)
         self._send(run, RequestKind.SIGNAL, "signal", name=check_name("signal", name), value=value)
 
-    def resolve(self, run: bytes, promise: str, value: bytes, why: str = "") -> Steps[bytes]:
+    def resolve(
+        self, run: bytes, promise: str, value: bytes, why: str = "", timeout: float | None = None
+    ) -> Steps[bytes]:
         """Resolve the oldest open promise of a name; the audit log has the value, and why.
 
         Return None or, where that is kept for one to come, the names of the first promises that are open, encoded.
+        With a timeout, ResultTimeout says that it is stored and was not done by then, or sooner if nobody leads.
         """
         told = {"value": self._connections.told(promise, value)} | ({"why": why[:LONGEST_TOLD]} if why else {})
         value = self._sealed(VALUE, value)
-        return self._request(run, RequestKind.RESOLVE, "resolve a promise of", None, told, name=promise, value=value)
+        return self._request(run, RequestKind.RESOLVE, "resolve a promise of", timeout, told, name=promise, value=value)
 
-    def reject(self, run: bytes, promise: str, reason: str, why: str = "") -> Steps[bytes]:
+    def reject(
+        self, run: bytes, promise: str, reason: str, why: str = "", timeout: float | None = None
+    ) -> Steps[bytes]:
         """Reject the oldest open promise of a name; the audit log has the reason, and why. Return the same."""
         told = {} if self._vault is not None or not reason else {"reason": reason[:LONGEST_TOLD]}
         told |= {"why": why[:LONGEST_TOLD]} if why else {}
         reason = reason if self._vault is None else self._vault.seal_text(reason)
-        return self._request(run, RequestKind.REJECT, "reject a promise of", None, told, name=promise, reason=reason)
+        return self._request(run, RequestKind.REJECT, "reject a promise of", timeout, told, name=promise, reason=reason)
 
     def query(self, run: bytes, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
         """Ask the code something; its arguments and the answer are encoded."""
@@ -260,11 +269,17 @@ class CodeBackend:
         request = new_id()
         run = self._send(run, request_kind, verb, told, request=request, **body)
         deadline = None if timeout is None else time.monotonic() + timeout
+        is_settled = request_kind in (RequestKind.RESOLVE, RequestKind.REJECT)
+        pause = _SETTLING if is_settled and deadline is not None else _ASK_AGAIN
         while True:
-            left = _ASK_AGAIN if deadline is None else min(_ASK_AGAIN, deadline - time.monotonic())
+            left = pause if deadline is None else min(pause, deadline - time.monotonic())
             answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), max(0.0, left))
             if answer is not None:
                 break
+            if is_settled and deadline is not None and self._is_without_leader(run):
+                raise ResultTimeout("no scheduler leads, and the next one that does comes to it")
+            if is_settled and deadline is not None and time.monotonic() >= deadline:
+                raise ResultTimeout(f"no scheduler has come to it within {timeout:g} s, and one will")
             if deadline is not None and time.monotonic() >= deadline:
                 raise ResultTimeout(
                     f"No answer to {verb} run {to_text(run)} within {timeout:g} s. {self.overdue(run, body['name'])}."
@@ -278,6 +293,13 @@ class CodeBackend:
             refused.data = answer.error.attributes
             raise refused
         return answer.result or b"\xc0"
+
+    def _is_without_leader(self, run: bytes) -> bool:
+        """Return whether it is known that nobody leads."""
+        try:
+            return NO_LEADER in obstacles(self._connections, run)
+        except Unavailable:
+            return False
 
     def _find_answer(self, request: bytes) -> Ended | None:
         with self._connections.reading() as connection:
