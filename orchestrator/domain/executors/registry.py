@@ -21,6 +21,7 @@ from orchestrator.domain.executors.process import Process
 from orchestrator.domain.executors.pull import Pull
 from orchestrator.domain.executors.ray import Ray
 from orchestrator.domain.executors.rq import Rq
+from orchestrator.domain.plain import unstorable
 from orchestrator.errors import did_you_mean
 
 IN_WORKER = "python"
@@ -69,6 +70,9 @@ def option_problems(kind: type[ExecutorOptions], given: Mapping[str, Any]) -> li
         except msgspec.ValidationError as error:
             reason, _, place = str(error).partition(_REASON)
             found.append((name, f"{reason[:1].lower()}{reason[1:]}{f' at {place[:-1]}' if place[:-1] else ''}."))
+            continue
+        if (why := unstorable(value)) is not None:
+            found.append((name, f"{why}."))
     found += [
         ("", f"option {name!r} of executor {kind.executor} is missing.")
         for name, field in fields.items()

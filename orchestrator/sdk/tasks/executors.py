@@ -11,6 +11,7 @@ import msgspec
 from orchestrator.domain.executors.call import ExecutorCall
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.registry import BUILT_IN, IN_WORKER, call_of, option_problems, unknown_executor
+from orchestrator.domain.plain import REFUSALS
 from orchestrator.errors import ConfigurationError, InvalidTask
 
 GROUP = "orchestrator.executors"
@@ -68,7 +69,7 @@ def executor_call(executor: object, given: Mapping[str, Any] | None) -> Executor
     if isinstance(executor, ExecutorOptions):
         if given is not None:
             raise InvalidTask("Option executor_options: they go with the name of an executor, and this has options.")
-        executor, given = executor.executor, msgspec.to_builtins(executor)  # a struct does not check its arguments
+        given, executor = _plain(executor), executor.executor  # a struct does not check its arguments
     if not isinstance(executor, str):
         raise InvalidTask(
             f"Option executor: expected options such as Process(command=[…]), or the name of an executor, found "
@@ -82,3 +83,11 @@ def executor_call(executor: object, given: Mapping[str, Any] | None) -> Executor
     for option, problem in option_problems(kind, given or {}):
         raise InvalidTask(f"Option executor{f', {option}' if option else ''}: {problem}")
     return call_of(msgspec.convert(given or {}, kind))
+
+
+def _plain(options: ExecutorOptions) -> dict[str, Any]:
+    try:
+        plain: dict[str, Any] = msgspec.to_builtins(options)
+    except REFUSALS as error:
+        raise InvalidTask(f"Option executor: {type(options).__name__} holds what is no plain data: {error}.") from None
+    return plain

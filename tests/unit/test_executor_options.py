@@ -1,0 +1,55 @@
+"""What a task says to its executor is checked where it is declared, as it is in files of workflows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator import Orchestrator
+from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.errors import InvalidTask
+from orchestrator.executors import Dask, Http, Kubernetes, Process, Pull, Ray, Rq
+from orchestrator.sdk.tasks.executors import find_problems
+
+NUL = "x\0y"
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        (Http(service="sum", params={"a": NUL}), "params"),
+        (Http(service="sum", params={"a": [{NUL: 1}]}), "params"),
+        (Pull(service="sum", params={"a": {"b": NUL}}), "params"),
+        (Process(command=["/usr/bin/env"], env={"A": NUL}), "env"),
+        (Process(command=["/usr/bin/env"], env={NUL: "a"}), "env"),
+        (Process(command=["/usr/bin/env"], cwd=f"/{NUL}"), "cwd"),
+        (Rq(function="a:b", queue=NUL), "queue"),
+        (Dask(function="a:b", address=f"tcp://{NUL}:8786"), "address"),
+        (Kubernetes(image="i", env={"A": NUL}), "env"),
+        (Ray(function="a:b", runtime_env={"pip": [NUL]}), "runtime_env"),
+    ],
+)
+def test_a_text_that_cannot_be_stored_is_refused(options: ExecutorOptions, option: str) -> None:
+    app = Orchestrator()
+    with pytest.raises(InvalidTask, match=f"Option executor, {option}: it holds a NUL character"):
+        app.task(name="it", executor=options)(_body)
+
+
+@pytest.mark.parametrize("name", ["", "A=B", "=", "A="])
+def test_what_cannot_name_a_variable_is_refused(name: str) -> None:
+    found = find_problems("process", {"command": ["/usr/bin/env"], "env": {name: "1"}})
+    assert found == [("env", f"{name!r} cannot be the name of a variable here.")]
+
+
+def test_what_is_no_plain_data_is_refused() -> None:
+    with pytest.raises(InvalidTask, match="Option executor: Http holds what is no plain data: "):
+        Orchestrator().task(name="it", executor=Http(service="sum", params={"a": object()}))(_body)
+
+
+def test_numbers_that_json_does_not_have_are_refused() -> None:
+    found = find_problems("http", {"service": "sum", "params": {"a": float("nan")}})
+    assert [option for option, _ in found] == ["params"]
+
+
+def _body(value: int) -> Any: ...
