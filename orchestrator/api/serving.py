@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.access import Caller, Doorkeeper
+from orchestrator.api.brought_executors import NEEDED, without_executors
 from orchestrator.api.conditions import condition_of, is_known
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import CLIENTS, Endpoint
@@ -131,6 +132,8 @@ async def _answer(api: Api, turns: Turns, endpoint: Endpoint, request: Request, 
     given = endpoint.read_path(request.path_params) | endpoint.read_query(query_of(request))
     if endpoint.body is not None:
         given |= endpoint.read_body(await read_body(request))
+        if endpoint.is_for_clients and not caller.scope.includes(NEEDED):
+            given["body"] = without_executors(given["body"])
     if endpoint.takes_key:
         given["key"] = request.headers.get("Idempotency-Key")
     if endpoint.takes_match:

@@ -15,7 +15,12 @@ from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Scope
 from orchestrator.domain.code.history import RunStarted
+from orchestrator.domain.executors.call import ExecutorCall
+from orchestrator.domain.executors.registry import call_of
+from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.starts import CodeTarget
+from orchestrator.domain.tasks.task import NewTask, TaskOptions, executor_of, parse_options
+from orchestrator.executors import Rq
 from orchestrator.sdk.dag import definitions
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.by_name import call_by_name
@@ -194,3 +199,55 @@ def test_and_it_is_the_key_that_keeps_it_from_being_done(house: House, call: End
     whole = house.make_key(None, None)
     answer = house.send("POST", call.path, whole, content=msgspec.json.encode(body(call, house)))
     assert answer.status_code not in (400, 401, 403, 422), answer.text
+
+
+def stored(house: House, task: bytes) -> tuple[ExecutorCall | None, list[ExecutorCall | None], TaskOptions]:
+    """Return the executors that a task has been stored with, and that of what follows it, and its options."""
+    with house.engine.connect() as connection:
+        query = "SELECT options::text, callbacks::text FROM orchestrator.tasks WHERE id = %s"
+        options, callbacks = connection.exec_driver_sql(query, (UUID(bytes=task),)).one()
+    follow = [one for each in _followers(callbacks) for one in (each, *_followers(each.callbacks))]
+    return executor_of(options), [executor_of(one.options) for one in follow], parse_options(options)
+
+
+def _followers(text: str | None) -> tuple[Callback, ...]:
+    if text is None:
+        return ()
+    found = msgspec.json.decode(text, type=Callbacks)
+    return (*found.success, *found.failure)
+
+
+@pytest.mark.parametrize(
+    ("call", "queues"),
+    [
+        ("tasks/enqueue", None),
+        ("tasks/enqueue", "mail."),
+        ("tasks/enqueue_many", None),
+        ("tasks/enqueue_many", "mail."),
+        ("runs/start", None),
+    ],
+)
+def test_who_may_only_enqueue_brings_no_executor(house: House, call: str, queues: str | None) -> None:
+    """It could be any command or function; who may apply workflows could name it there, too."""
+    brought = call_of(Rq(function="subprocess:getoutput"))
+    options = msgspec.json.encode(TaskOptions(timeout=7.0, executor=brought)).decode()
+    alone = msgspec.json.encode(TaskOptions(executor=brought)).decode()
+    last = Callbacks("b", failure=(Callback("c", "mail.out", options=alone),))
+    follower = Callback("b", "mail.out", options=alone, callbacks=msgspec.json.encode(last).decode())
+    callbacks = msgspec.json.encode(Callbacks("a", success=(follower,))).decode()
+    found = {}
+    for scope in (Scope.ENQUEUE, Scope.OPERATE):
+        key = house.make_key(queues, None, scope)
+        run = new_id() if call == "runs/start" else None
+        task = NewTask(
+            new_id(), "mine.rq", "mail.out", encode_call("a", [], {}, 1_000), options=options, callbacks=callbacks,
+            run_id=run, position=None if run is None else 0,
+        )  # fmt: skip
+        given: dict[str, Any] = {"task": task} if call == "tasks/enqueue" else {"tasks": [task]}
+        if run is not None:
+            given |= {"run_id": data(run), "name": "many"}
+        answer = house.send("POST", f"/api/v1/client/{call}", key, content=msgspec.json.encode(given))
+        assert answer.is_success, answer.text
+        found[scope] = stored(house, task.id)
+    assert found[Scope.ENQUEUE] == (None, [None, None], TaskOptions(timeout=7.0))
+    assert found[Scope.OPERATE] == (brought, [brought, brought], TaskOptions(timeout=7.0, executor=brought))
