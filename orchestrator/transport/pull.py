@@ -12,6 +12,7 @@ late or twice is told what became of it. A lease has an id of its own, and only 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -107,12 +108,18 @@ return answer
 """
 _END = """
 local s, v = unpack(redis.call('HMGET', KEYS[1], 's', 'v'))
-if not s then return 0 end
+if not s then
+  if ARGV[1] == '1' then
+    redis.call('HSET', KEYS[1], 's', 'cancelled')
+    redis.call('EXPIRE', KEYS[1], ARGV[5])
+  end
+  return 0
+end
 if s ~= 'ended' and s ~= 'cancelled' then
   redis.call('HSET', KEYS[1], 's', (s == 'done' and ARGV[1] == '0') and 'ended' or 'cancelled')
 end
 redis.call('HDEL', KEYS[1], 'b', 'o')
-redis.call('ZREM', ARGV[3] .. v, ARGV[2])
+if v then redis.call('ZREM', ARGV[3] .. v, ARGV[2]) end
 redis.call('EXPIRE', KEYS[1], ARGV[5])
 redis.call('PUBLISH', ARGV[4], ARGV[2])
 redis.call('PUBLISH', ARGV[4], ARGV[2] .. '!')
@@ -129,11 +136,13 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     task: str
     task_id: str
     body: bytes
-    """What is to be worked on: JSON with `input` and `params`."""
+    """What is to be worked on: JSON with `input` and `params`; empty where that is stored elsewhere."""
     lease: float
     """Seconds."""
     max_leases: int
     step: str = ""
+    stored: bytes = b""
+    """The reference to the body, where it is too large to stand here."""
 
 
 prepare(Offer)
@@ -211,14 +220,18 @@ class Pulls:
                 raise
             return Leased(f"{name}~{token}", int(found[2]), offer)
 
-    def _put_back(self, name: str) -> None:
+    def leave(self, taken: Leased) -> None:
+        """Leave to others, behind all that waits, what was taken and cannot be read now."""
+        self._put_back(taken.offer.name, time.time() * 1_000_000)
+
+    def _put_back(self, name: str, place: float = 0) -> None:
         """Leave to others what this process cannot read."""
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.hget(self._keys.pull(name), "v")
         pipeline.hincrby(self._keys.pull(name), "n", -1)
         pipeline.hset(self._keys.pull(name), "s", "waiting")
         service = pipeline.execute()[0] or b""
-        self._redis.zadd(self._keys.pull_waiting(service.decode()), {name: 0})
+        self._redis.zadd(self._keys.pull_waiting(service.decode()), {name: place})
 
     def beat(self, queue_id: str) -> str:
         """Begin a lease anew; return where the work stands: `leased`, if it is still theirs."""
@@ -251,7 +264,7 @@ class Pulls:
         return found
 
     def cancel(self, name: str) -> None:
-        """Have nobody work on it any more."""
+        """Have nobody work on it any more, also where it is only about to be offered."""
         self._end(name, is_cancelled=True)
 
     def release(self, name: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import os
 import shutil
 import threading
@@ -18,9 +20,11 @@ from redis import Redis
 from orchestrator.api.routes import pull as routes
 from orchestrator.domain.executors.execution import Broken, Execution, Finished
 from orchestrator.domain.executors.pull import Pull
+from orchestrator.errors import PayloadError
 from orchestrator.settings import Settings, load_settings
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
+from orchestrator.workers.executors import pull
 from orchestrator.workers.executors.protocol import Gone
 from orchestrator.workers.executors.pull import PullExecutor
 from tests.integration.serving import serving
@@ -255,6 +259,70 @@ def test_a_cancel_takes_it_back(address: str, settings: Settings) -> None:
         await executor.submit(execution("e-2"))
         await executor.cancel(execution("e-2"), "e-2")
         assert await client.poll(wait=0) is None
+
+    tell(story, address, settings)
+
+
+@pytest.mark.parametrize("more", [{}, {**SIGNED, **SEALED}], ids=["plain", "sealed"])
+def test_what_is_large_is_offered_by_reference(
+    settings: Settings, redis: Redis, tmp_path: Path, more: dict[str, str]
+) -> None:
+    folder, aside = tmp_path / "store", tmp_path / "aside"
+    folder.mkdir()
+    settings = load_settings(
+        environ={},
+        database_url=settings.database_url,
+        redis_url=settings.redis_url,
+        payload_store=str(folder),
+        **more,  # type: ignore[arg-type]
+    )
+    large = {"name": "Zoë", "rows": list(range(100_000))}
+
+    async def story(executor: PullExecutor, client: Client) -> None:
+        work = dataclasses.replace(execution(), input={"input": large})
+        watching = await watched(executor, work)
+        assert sum(map(len, redis.hvals(KEYS.pull("e-1")))) < 10_000, "it stands in Redis as a whole"
+        folder.rename(aside)
+        asked = {"worker_id": "w", "services": ["sum"], "wait": 0}
+        refused = await client.post("/queue/poll", json=asked)
+        assert (refused.status_code, "payload store" in refused.text) == (503, True), refused.text
+        aside.rename(folder)
+        found = await client.poll()
+        assert (found["input"], found["params"], found["attempt"]) == (large, {"k": 1}, 1)
+        assert json.loads(found["input_json"])["input"] == large
+        completing = asyncio.create_task(client.complete(found, result=3))
+        assert await watching == Finished(3)
+        await executor.release(work, "e-1")
+        assert (await completing).status_code == 200
+
+    with serving(settings) as address:
+        tell(story, address, settings)
+
+
+def test_what_is_too_large_to_be_handed_out_is_not_offered(
+    address: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "LARGEST_BODY", 200_000)
+    settings = dataclasses.replace(settings, payload_store=str(tmp_path))
+
+    async def story(executor: PullExecutor, client: Client) -> None:
+        with pytest.raises(PayloadError, match=r"'shop\.sum' offers has 200,\d+ bytes as JSON.* at most 200,000"):
+            await executor.submit(dataclasses.replace(execution(), input={"input": "x" * 200_000}))
+        assert await client.poll(wait=0) is None
+
+    tell(story, address, settings)
+
+
+def test_a_cancel_that_is_faster_than_the_offer_takes_it_back(address: str, settings: Settings, redis: Redis) -> None:
+    async def story(executor: PullExecutor, client: Client) -> None:
+        await executor.cancel(execution(), "")
+        await executor.submit(execution())
+        assert await client.poll(wait=0) is None
+        assert redis.hgetall(KEYS.pull("e-1")) == {b"s": b"cancelled"}
+        assert 0 < redis.ttl(KEYS.pull("e-1")) <= 3_600
+        await executor.cancel(execution(), "e-1")
+        with pytest.raises(Gone):
+            await executor.watch(execution(), "e-1", Heard())
 
     tell(story, address, settings)
 

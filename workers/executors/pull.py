@@ -14,12 +14,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ClassVar, TypeVar
+from uuid import UUID
 
 import msgspec
 
 from orchestrator.domain.executors.execution import Broken, Execution, Outcome
 from orchestrator.domain.executors.http import reported, request_body, said_lines
-from orchestrator.domain.executors.pull import Pull, service_of
+from orchestrator.domain.executors.pull import LARGEST_BODY, Pull, service_of
+from orchestrator.errors import PayloadError, Unavailable
+from orchestrator.sdk.values.stores import store_of
 from orchestrator.settings import Settings
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe
 from orchestrator.transport.keys import Keys
@@ -44,6 +47,7 @@ class PullExecutor:
         self._redis = connect(settings.require_redis())
         keys = Keys.of(settings)
         self._pulls = Pulls(self._redis, keys)
+        self._payloads = store_of(settings)
         self._news = PullNews(self._redis, keys.pull_ends, one_by_one=False)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pull")
         self._waiting: dict[str, tuple[State | None, asyncio.Future[State]]] = {}
@@ -54,19 +58,33 @@ class PullExecutor:
 
     async def submit(self, execution: Execution) -> str:
         """Offer the work under the execution's name, unless it has been."""
-        options = _options(execution)
-        offer = Offer(
+        await self._call(lambda: self._pulls.offer(self._offer(execution)))
+        return execution.name
+
+    def _offer(self, execution: Execution) -> Offer:
+        """Return what is offered; what is large goes into the payload store, and not into the memory of Redis."""
+        options, stored = _options(execution), b""
+        body = request_body(execution, options.params)
+        if self._payloads is not None and len(body) > self._payloads.inline:
+            if len(body) > LARGEST_BODY:
+                raise PayloadError(
+                    f"What task {execution.task!r} offers has {len(body):,} bytes as JSON, and who pulls is given at "
+                    f"most {LARGEST_BODY:,}. Pass a reference to the data instead."
+                )
+            run = None if execution.run_id is None else UUID(execution.run_id).bytes
+            stored = self._payloads.arguments(body, UUID(execution.task_id).bytes, run)
+            body = b""
+        return Offer(
             name=execution.name,
             service=service_of(execution, options),
             task=execution.task,
             task_id=execution.task_id,
-            body=request_body(execution, options.params),
+            body=body,
             lease=options.lease,
             max_leases=options.max_leases,
             step=execution.step or "",
+            stored=stored,
         )
-        await self._call(partial(self._pulls.offer, offer))
-        return execution.name
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
         """Return what was said when it was completed."""
@@ -167,6 +185,8 @@ class PullExecutor:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except UNAVAILABLE as error:
             raise Unreachable(f"Redis cannot be used: {describe(error)}") from error
+        except Unavailable as error:
+            raise Unreachable(f"The payload store cannot be used: {error}") from error
 
 
 def _options(execution: Execution) -> Pull:

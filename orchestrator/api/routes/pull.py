@@ -14,15 +14,18 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Meta
+from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.endpoints import JSON, Routes
 from orchestrator.api.problems import refused
 from orchestrator.api.reach import WHOLE
 from orchestrator.api.routes.registry import Ok, ServiceName, WorkerId
 from orchestrator.domain.patterns import whole
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
-from orchestrator.errors import NotFound, WrongState
+from orchestrator.errors import NotFound, Unavailable, WrongState
+from orchestrator.payloads.keeping import NoStore, read_encoded
+from orchestrator.references import whole_reference
 from orchestrator.sdk.waiting.steps import Pause, Steps
 from orchestrator.transport.pull import Leased, let_go
 
@@ -98,7 +101,7 @@ def poll_queue(api: Api, body: Poll) -> Steps[Work | None]:
             taken = api.desk.pulls.take(body.worker_id, services)
             left = deadline - time.monotonic()
             if taken is not None or left <= 0:
-                return None if taken is None else _work(taken)
+                return None if taken is None else _answer(api, taken)
             pause.seconds = min(left, _LOOK_AGAIN)
             yield pause
 
@@ -182,8 +185,21 @@ def _refusal(state: str, queue_id: str) -> Exception:
     return WrongState(f"{queue_id} is not worked on any more: {reasons.get(state, state)}.")
 
 
-def _work(taken: Leased) -> Work:
-    offer, body = taken.offer, msgspec.json.decode(taken.offer.body)
+def _answer(api: Api, taken: Leased) -> Any:
+    """Return work as it is answered. What is large is read and written here, in a thread, and not taken apart."""
+    stored = whole_reference(taken.offer.stored)
+    if stored is None:
+        return _work(taken, taken.offer.body)
+    try:
+        body = read_encoded(stored)
+    except (NoStore, Unavailable):
+        api.desk.pulls.leave(taken)
+        raise
+    return Response(msgspec.json.encode(_work(taken, body)), media_type=JSON)
+
+
+def _work(taken: Leased, text: bytes) -> Work:
+    offer, body = taken.offer, msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     return Work(
         queue_id=taken.queue_id,
         id=taken.queue_id,
@@ -196,5 +212,5 @@ def _work(taken: Leased) -> Work:
         lease=offer.lease,
         input=body["input"],
         params=body["params"],
-        input_json=offer.body.decode(),
+        input_json=text.decode(),
     )

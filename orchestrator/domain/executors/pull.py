@@ -8,6 +8,9 @@ from orchestrator.domain.executors.execution import Execution
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.services import service_problem
 
+LARGEST_BODY = 64_000_000
+"""Bytes of JSON that somebody is given to work on, where it stands in the payload store."""
+
 
 class Pull(ExecutorOptions, frozen=True, kw_only=True):
     """Work that is offered, and leased to who asks for it with `POST /queue/poll`."""
