@@ -12,6 +12,7 @@ from orchestrator.monitoring.exposition import SECONDS
 from orchestrator.store import audit, throughput
 from orchestrator.store.audit import AuditFilter
 from orchestrator.store.database import engine_for
+from orchestrator.store.insights import failures, spread_of_failures
 from orchestrator.store.insights.failures import latest_failures
 from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.redrive import FailedFilter
@@ -74,6 +75,22 @@ def test_failures_are_grouped_of_the_last_ones_and_say_so(connection: Connection
     assert [(group.name, group.tasks) for group in found.groups] == [("new", 10), ("old", 2)]
     assert found.looked_at == 12
     assert latest_failures(connection, since, "bank.").groups == []
+
+
+def test_failures_of_some_queues_are_found_behind_newer_ones_of_others(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(connection, 3, "own", "said ", NOW - timedelta(hours=1))
+    connection.exec_driver_sql("UPDATE orchestrator.ended_tasks SET queue = 'mail.out'")
+    fail(connection, 20, "others", "said ", NOW)
+    since, end = NOW - timedelta(hours=2), NOW + timedelta(hours=1)
+    found = latest_failures(connection, since, "mail.", most=10)
+    assert [(group.name, group.queue, group.tasks) for group in found.groups] == [("own", "mail.out", 3)]
+    assert found.looked_at is None
+    assert latest_failures(connection, since, "mail.", most=2).looked_at == 2
+    assert sum(sum(row) for row in spread_of_failures(connection, since, end, 4, "mail.").values()) == 3
+    monkeypatch.setattr(failures, "MOST_WALKED", 15)
+    assert latest_failures(connection, since, "mail.", most=10) == ([], 15), "they may stand further back"
 
 
 def test_what_would_be_tried_again_is_counted_once_for_each_key(connection: Connection) -> None:

@@ -6,18 +6,17 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from orchestrator.store.insights.failures import MOST_LOOKED_AT
+from orchestrator.store.insights.failures import MOST_LOOKED_AT, MOST_WALKED, walked
 from orchestrator.store.sql import Row, Statement
 
-_SPREAD = Statement[Row]("""
+_IN_TIME = "ended_at >= to_timestamp(%(begin)s) AND ended_at < to_timestamp(%(end)s)"
+_SPREAD = Statement[Row](f"""
 WITH /* insights.failure_times.spread */ looked_at AS MATERIALIZED (
-    SELECT name, queue, status, error, ended_at FROM orchestrator.ended_tasks
-     WHERE status <> 'success' AND ended_at >= to_timestamp(%(begin)s) AND ended_at < to_timestamp(%(end)s)
-     ORDER BY ended_at DESC LIMIT %(most)s
+    {walked(_IN_TIME, "name, queue, status, error, ended_at")}
 )
 SELECT name, queue, coalesce(error->>'kind', '') AS kind,
        width_bucket(extract(epoch FROM ended_at), %(begin)s, %(end)s, %(parts)s) AS part, count(*) AS tasks
-  FROM looked_at WHERE status = 'failed' AND starts_with(queue, %(within)s::text)
+  FROM looked_at WHERE status = 'failed'
  GROUP BY 1, 2, 3, 4
 """)
 GroupKey = tuple[str, str, str]
@@ -38,6 +37,7 @@ def spread_of_failures(
         "parts": parts,
         "within": within,
         "most": MOST_LOOKED_AT,
+        "walked": MOST_WALKED if within else MOST_LOOKED_AT,
     }
     for row in _SPREAD(connection, given):
         counts = found.setdefault((row.name, row.queue, row.kind), [0] * parts)

@@ -13,6 +13,8 @@ from orchestrator.store.tasks.redrive import Group
 
 MOST_LOOKED_AT = 5_000
 """Tasks that did not succeed, the last ones, of which groups are made."""
+MOST_WALKED = 50_000
+"""Tasks that did not succeed, the last ones of all queues, among which those of some queues are looked for."""
 
 
 class Failures(NamedTuple):
@@ -21,35 +23,57 @@ class Failures(NamedTuple):
     groups: list[Group]
     """The largest first."""
     looked_at: int | None
-    """How many were looked at, where there are more; None where all were."""
+    """Among how many of those that ended last they were looked for, where there are more; None where all were."""
 
 
 class _Row(NamedTuple):
-    name: str
+    looked_at: int
+    name: str | None
+    """None in the only row where there is no group."""
     queue: str
     kind: str
     example: str
     tasks: int
-    looked_at: int
+
+
+def walked(begin: str, columns: str) -> str:
+    """Return the part of a statement that finds the last ones of some queues since then, among a bounded number."""
+    return f"""SELECT {columns} FROM (
+           SELECT {columns} FROM orchestrator.ended_tasks
+            WHERE status <> 'success' AND {begin} ORDER BY ended_at DESC LIMIT %(walked)s) AS walked
+     WHERE starts_with(queue, %(within)s::text) ORDER BY ended_at DESC LIMIT %(most)s"""
 
 
 # They stand far apart in the table, so that each costs a page of it: what decides is how many are looked at.
-_LATEST = Statement[_Row]("""
+_LATEST = Statement[_Row](f"""
 WITH /* insights.failures.latest */ looked_at AS MATERIALIZED (
-    SELECT name, queue, status, error, ended_at FROM orchestrator.ended_tasks
-     WHERE status <> 'success' AND ended_at >= %(since)s::timestamptz ORDER BY ended_at DESC LIMIT %(most)s
+    {walked("ended_at >= %(since)s::timestamptz", "name, queue, status, error, ended_at")}
 ), named AS (
     SELECT name, queue, coalesce(error->>'kind', '') AS kind, error->>'message' AS message, ended_at FROM looked_at
-     WHERE status = 'failed' AND starts_with(queue, %(within)s::text)
+     WHERE status = 'failed'
+), groups AS (
+    SELECT name, queue, kind, coalesce((array_agg(message ORDER BY ended_at DESC))[1], '') AS example,
+           count(*) AS tasks FROM named GROUP BY name, queue, kind
 )
-SELECT name, queue, kind, coalesce((array_agg(message ORDER BY ended_at DESC))[1], '') AS example,
-       count(*) AS tasks, (SELECT count(*) FROM looked_at) AS looked_at
-  FROM named GROUP BY name, queue, kind ORDER BY tasks DESC, name, queue, kind
+SELECT counted.looked_at, groups.* FROM (SELECT count(*) AS looked_at FROM looked_at) AS counted
+  LEFT JOIN groups ON true ORDER BY tasks DESC, name, queue, kind
+""")
+_HAS_MORE = Statement[bool]("""
+SELECT /* insights.failures.has_more */ true FROM orchestrator.ended_tasks
+ WHERE status <> 'success' AND ended_at >= %(since)s::timestamptz ORDER BY ended_at DESC OFFSET %(walked)s LIMIT 1
 """)
 
 
 def latest_failures(connection: Connection, since: datetime, within: str = "", most: int = MOST_LOOKED_AT) -> Failures:
     """Return what has failed since then, of queues whose names begin so; of very many, the last ones."""
-    rows = _LATEST(connection, since=since, within=within, most=most)
-    groups = [Group(row.name, row.queue, row.kind, reveal_text(row.example), row.tasks) for row in rows]
-    return Failures(groups, most if rows and rows[0].looked_at >= most else None)
+    walked = MOST_WALKED if within else most
+    rows = _LATEST(connection, since=since, within=within, most=most, walked=walked)
+    groups = [
+        Group(row.name, row.queue, row.kind, reveal_text(row.example), row.tasks)
+        for row in rows
+        if row.name is not None
+    ]
+    if rows[0].looked_at >= most:
+        return Failures(groups, most)
+    is_cut = bool(within) and bool(_HAS_MORE.first(connection, since=since, walked=walked))
+    return Failures(groups, walked if is_cut else None)
