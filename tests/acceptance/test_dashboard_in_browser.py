@@ -354,6 +354,41 @@ def test_a_page_says_that_its_server_is_away(base: str, browser: Any) -> None:
     context.close()
 
 
+HURRIES = "const real = setInterval; window.setInterval = (call, wait) => real(call, Math.min(wait, 500));"
+"""What a page does every ten seconds it does every half."""
+
+
+def test_an_open_page_says_that_nobody_leads(served: tuple[Stack, str], browser: Any) -> None:
+    stack, base = served
+    with watched(browser, base) as window:
+        window.page.context.add_init_script(HURRIES)
+        window.go("/ui")
+        window.sees(".live[data-state=on]", "live")
+        assert window.page.locator(".trouble", has_text="No leader").count() == 0
+        stack.leader().kill()
+        try:
+            window.sees(".live[data-state=stopped]", "no scheduler leads")
+            window.sees(".trouble", "No leader")
+            assert window.page.get_by_text("All is well").count() == 0
+        finally:
+            stack.scheduler()
+        window.sees(".live[data-state=on]", "live")
+        window.page.locator(".trouble", has_text="No leader").wait_for(state="detached", timeout=30_000)
+
+
+def test_an_open_page_says_that_it_cannot_be_read(base: str, browser: Any) -> None:
+    context = browser.new_context(base_url=base)
+    context.add_init_script(HURRIES)
+    page = context.new_page()
+    page.goto("/ui/queues")
+    page.locator(".live[data-state=on]").wait_for()
+    page.route("**/ui/pulse", lambda route: route.fulfill(status=503))
+    page.locator(".live[data-state=lost]", has_text="showing what was known at").wait_for()
+    page.unroute_all()
+    page.locator(".live[data-state=on]", has_text="live").wait_for()
+    context.close()
+
+
 def test_one_logs_in_and_is_refused_what_the_key_may_not_do(served: tuple[Stack, str], browser: Any) -> None:
     stack, base = served
     secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))

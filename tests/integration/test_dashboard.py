@@ -328,6 +328,17 @@ def test_every_action_needs_its_scope_and_is_not_offered_without(house: House) -
     assert "/ui/audit" not in reader.get("/ui").text
 
 
+def test_a_page_can_ask_whether_the_system_works(house: House, anyone: Visitor) -> None:
+    def is_of_the_page() -> bool:
+        return f'data-troubles="{anyone.get("/ui/pulse").json()["troubles"]}"' in anyone.get("/ui").text
+
+    eventually(is_of_the_page, "the overview has the troubles that are told")
+    assert anyone.get("/ui/pulse").json()["outage"] == "no scheduler leads"
+    bound = Visitor(house.app)
+    bound.log_in(make_key(house, Scope.OPERATE, "mail.", "mail-"))
+    assert bound.get("/ui/pulse").json() == {"outage": "no scheduler leads", "troubles": ""}
+
+
 def test_who_is_bound_to_a_part_sees_no_other(house: House) -> None:
     visitor = Visitor(house.app)
     visitor.log_in(make_key(house, Scope.OPERATE, "mail.", "mail-"))

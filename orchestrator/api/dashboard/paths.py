@@ -12,6 +12,7 @@ from orchestrator.api.dashboard.pages import (
     flows,
     live,
     overview,
+    pulse,
     queues,
     records,
     resets,
@@ -25,6 +26,7 @@ from orchestrator.api.endpoints import Endpoint
 
 PAGES: tuple[Endpoint, ...] = (
     *overview.routes,
+    *pulse.routes,
     *queues.routes,
     *tasks.routes,
     *runs.routes,

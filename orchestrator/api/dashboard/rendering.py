@@ -27,7 +27,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 """The origin of a form is told to our own server, which looks at it, and to nobody else."""
-_ADDRESSES = re.compile(r'(\b(?:href|src|action|formaction|data-live|data-name-in-path)=")(/ui\b)')
+_ADDRESSES = re.compile(r'(\b(?:href|src|action|formaction|data-live|data-pulse|data-name-in-path)=")(/ui\b)')
 """Where templates have addresses. Nothing that is only shown looks so: its quotation marks are escaped."""
 
 

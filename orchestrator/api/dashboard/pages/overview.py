@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 
 from starlette.responses import Response
 
@@ -39,6 +40,12 @@ class Whole:
 
     overview: Overview
     troubles: list[Trouble]
+
+    @property
+    def mark(self) -> str:
+        """Which troubles there are, whatever is said of them: a page that has another one is read again."""
+        found = sorted(f"{one.kind} {one.about}" for one in self.troubles)
+        return blake2b("\n".join(found).encode(), digest_size=6).hexdigest()
 
 
 def read_whole(api: Api) -> Whole:

@@ -51,23 +51,33 @@
   const REST = 1000; // milliseconds between two reads of a page
   const STALE = 2000; // milliseconds without the server after which the page says how old it is
   const AGAIN = 5000; // milliseconds until a stream that the server did not give is asked for again
+  const PULSE = 10000; // milliseconds between two questions whether the system works: an outage sends no events
   const MOST_LINES = 2000; // of a log that are shown
-  let last = 0, timer = null, isReading = false, isAgain = false;
+  let last = 0, timer = null, isReading = false, isAgain = false, isAsking = false;
   let knownAt = Date.now(), stale = null;
+  let wire = "off"; // the stream of events: "on", "off" (nothing is to come), or "lost"
+  let isAnswered = true; // what was asked for last could be read
+  let outage = ""; // why nothing moves, though the server answers
 
-  // What the light says: "on", "off" (nothing is to come), or "lost" (the server is away, and the page grows old).
-  function say(state) {
+  // What the light says: "on", "off", "lost" (the page grows old), or "stopped" (the page is new, and nothing moves).
+  function lightUp() {
     if (!light) return;
-    if (state === "lost" && light.dataset.state === "on") knownAt = Date.now();
-    light.dataset.state = state;
-    if (state === "lost") {
+    const isLost = wire === "lost" || !isAnswered;
+    light.dataset.state = isLost ? "lost" : outage ? "stopped" : wire;
+    if (isLost) {
       if (stale === null) { light.lastElementChild.textContent = "not connected"; stale = setTimeout(sayAge, STALE); }
-    } else {
-      clearTimeout(stale);
-      stale = null;
-      light.lastElementChild.textContent = "live";
+      return;
     }
+    clearTimeout(stale);
+    stale = null;
+    const text = outage || "live";
+    if (light.lastElementChild.textContent === text) return;
+    light.lastElementChild.textContent = text;
+    if (outage) announce(text);
   }
+
+  function say(state) { wire = state; lightUp(); }
+  function answered(is) { isAnswered = is; lightUp(); }
 
   function sayAge() {
     const at = hour.format(knownAt);
@@ -85,7 +95,7 @@
       const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "manual" });
       // Who is no longer known is asked to log in, and who may no longer look is told so.
       if (answer.type === "opaqueredirect" || [401, 403].includes(answer.status)) { location.reload(); return; }
-      if (answer.status >= 500) say("lost");
+      if (answer.status >= 500) answered(false);
       if (!answer.ok) return;
       const found = new DOMParser().parseFromString(await answer.text(), "text/html");
       const said = main.querySelector(".said");
@@ -96,8 +106,9 @@
       showTimes();
       countChosen();
       knownAt = Date.now();
-      if (!stream && light?.dataset.state === "lost") say("off");
-    } catch (error) { say("lost"); } finally {
+      if (!stream && wire === "lost") wire = "off";
+      answered(true);
+    } catch (error) { answered(false); } finally {
       isReading = false;
       last = Date.now();
       if (isAgain && !document.hidden) { isAgain = false; soon(); }
@@ -106,6 +117,24 @@
 
   function soon() {
     if (timer === null) timer = setTimeout(refresh, Math.max(50, last + REST - Date.now()));
+  }
+
+  // Asks whether the system works at all, whatever the events say; the page is read again when that has changed.
+  async function ask() {
+    if (!main.dataset.pulse || document.hidden || isAsking) return;
+    isAsking = true;
+    try {
+      const answer = await fetch(main.dataset.pulse, { redirect: "manual", signal: AbortSignal.timeout(PULSE) });
+      if (answer.status >= 500) answered(false);
+      if (answer.type === "opaqueredirect" || answer.status === 401) soon();
+      if (!answer.ok) return;
+      const said = await answer.json();
+      const isNews = outage !== said.outage || (main.dataset.troubles ?? said.troubles) !== said.troubles;
+      if (isNews || !isAnswered) soon();
+      if (wire === "on") knownAt = Date.now();
+      outage = said.outage;
+      answered(true);
+    } catch (error) { answered(false); } finally { isAsking = false; }
   }
 
   function line(said) {
@@ -153,7 +182,7 @@
 
   function listen() {
     const path = main.dataset.live;
-    if (!path) return;
+    if (!path || stream) return;
     stream = new EventSource(path);
     stream.onopen = () => say("on");
     stream.onerror = () => { if (stream.readyState === EventSource.CLOSED) refused(); else say("lost"); };
@@ -175,8 +204,13 @@
   }
 
   listen();
+  ask();
+  setInterval(ask, PULSE);
   if (main.dataset.poll) setInterval(() => { if (main.dataset.poll) soon(); }, 1000 * Number(main.dataset.poll));
-  document.addEventListener("visibilitychange", () => { if (!document.hidden && isAgain) { isAgain = false; soon(); } });
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) ask();
+    if (!document.hidden && isAgain) { isAgain = false; soon(); }
+  });
 
   // -- marked rows
 
