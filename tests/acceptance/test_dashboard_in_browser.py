@@ -389,6 +389,33 @@ def test_an_open_page_says_that_it_cannot_be_read(base: str, browser: Any) -> No
     context.close()
 
 
+def turn(page: Any, *, hidden: bool) -> None:
+    """Tell a page that its tab is in front, or behind others: without a screen, a browser takes all to be in front."""
+    page.evaluate(
+        "(is) => { Object.defineProperty(document, 'hidden', {value: is, configurable: true});"
+        " document.dispatchEvent(new Event('visibilitychange')); }",
+        hidden,
+    )
+
+
+def test_there_may_be_more_tabs_than_connections(base: str, browser: Any) -> None:
+    context = browser.new_context(base_url=base)
+    tabs: list[Any] = []
+    for _ in range(8):
+        if tabs:
+            turn(tabs[-1], hidden=True)
+        tabs.append(context.new_page())
+        tabs[-1].goto("/ui/tasks?queue=mail")
+        tabs[-1].locator(".live[data-state=on]").wait_for()
+    first = tabs[0]
+    task = enqueue(f"{base}/api/v1", "noop", queue="mail")
+    tabs[-1].locator(f"a[href='/ui/tasks/{task}']").first.wait_for()
+    assert first.locator(f"a[href='/ui/tasks/{task}']").count() == 0, "nobody looks at it"
+    turn(first, hidden=False)
+    first.locator(f"a[href='/ui/tasks/{task}']").first.wait_for()
+    context.close()
+
+
 def test_one_logs_in_and_is_refused_what_the_key_may_not_do(served: tuple[Stack, str], browser: Any) -> None:
     stack, base = served
     secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))

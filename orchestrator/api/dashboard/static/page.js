@@ -182,7 +182,7 @@
 
   function listen() {
     const path = main.dataset.live;
-    if (!path || stream) return;
+    if (!path || stream || document.hidden) return;
     stream = new EventSource(path);
     stream.onopen = () => say("on");
     stream.onerror = () => { if (stream.readyState === EventSource.CLOSED) refused(); else say("lost"); };
@@ -207,9 +207,14 @@
   ask();
   setInterval(ask, PULSE);
   if (main.dataset.poll) setInterval(() => { if (main.dataset.poll) soon(); }, 1000 * Number(main.dataset.poll));
+  // A browser has six connections to a server, and a stream is one of them: a tab that nobody sees keeps none. When it
+  // is seen again, its stream begins with a snapshot, and it is read again.
   document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) ask();
-    if (!document.hidden && isAgain) { isAgain = false; soon(); }
+    isFirst = false;
+    if (document.hidden) { stream?.close(); stream = null; return; }
+    listen();
+    ask();
+    if (isAgain) { isAgain = false; soon(); }
   });
 
   // -- marked rows
