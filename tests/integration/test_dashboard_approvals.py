@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from threading import Thread
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,7 +19,9 @@ from orchestrator.api import access, strangers
 from orchestrator.api.dashboard.flow_graph import graphs
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.domain.flow.definition import Flow
-from orchestrator.sdk.backend import code
+from orchestrator.errors import WrongState
+from orchestrator.sdk.backend import Backend, code
+from orchestrator.sdk.values.payload import encode_value
 from orchestrator.store import insights, keys
 from tests.integration.api_house import House, changes, furnished
 from tests.integration.visitor import Visitor
@@ -135,6 +138,37 @@ def test_without_a_scheduler_it_is_said_that_what_was_decided_of_a_promise_is_st
     with house.engine.connect() as connection:
         kinds = connection.exec_driver_sql("SELECT kind FROM orchestrator.inbox").scalars().all()
     assert [kind.split(" ")[0] for kind in kinds] == [act]
+
+
+def test_a_promise_is_decided_once_and_the_audit_log_has_who_did(house: House) -> None:
+    run = code_that_asks(house, "mail", promises=2)
+    said: list[str] = []
+
+    def decide(promise: str, value: int) -> None:
+        backend = Backend(house.settings)
+        try:
+            next(backend.code.resolve(run.bytes, promise, encode_value(value, "", 1_000)))
+            said.append("it is stored, and waited for")
+        except WrongState as error:
+            said.append(str(error))
+        finally:
+            backend.close()
+
+    threads = [Thread(target=decide, args=("approval 1", value)) for value in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted("is decided already" in one for one in said) == [False, True, True], said
+    decide("approval 2", 3)
+    decide("one that comes later", 4)
+    assert said[3:] == ["it is stored, and waited for"] * 2, "another name is another promise"
+    with house.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.inbox").scalar_one() == 3
+        names = connection.exec_driver_sql(
+            "SELECT detail->>'name' FROM orchestrator.audit WHERE target = %s ORDER BY id", (str(run),)
+        )
+        assert names.scalars().all() == ["approval 1", "approval 2", "one that comes later"]
 
 
 def test_who_leaves_before_the_answer_is_no_error(house: House, caplog: pytest.LogCaptureFixture) -> None:

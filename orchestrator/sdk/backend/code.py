@@ -41,7 +41,7 @@ from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.sealing import CALL, VALUE, reveal, reveal_text
 from orchestrator.store import inbox
-from orchestrator.store.code import expectations, histories, signals
+from orchestrator.store.code import expectations, histories, resolutions, signals
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import reads as code_reads
 from orchestrator.store.code import runs as code_runs
@@ -62,6 +62,7 @@ _SETTLING = 2.0
 _RESETTING = 20.0
 """Seconds to wait for the run that a reset starts."""
 
+_SETTLES = frozenset({RequestKind.RESOLVE, RequestKind.REJECT})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -245,6 +246,8 @@ class CodeBackend:
         what = f"the request to {verb} run {to_text(run)} was stored"
         is_act = request_kind != RequestKind.QUERY
         with self._connections.writing(what, transaction=is_act) as connection:
+            if request_kind in _SETTLES:
+                _refuse_second(connection, run, body["name"])
             self._add_request(connection, request_kind, run, **body)
             if is_act:
                 detail = ({"name": body["name"]} if "name" in body else {}) | dict(told)
@@ -269,7 +272,7 @@ class CodeBackend:
         request = new_id()
         run = self._send(run, request_kind, verb, told, request=request, **body)
         deadline = None if timeout is None else time.monotonic() + timeout
-        is_settled = request_kind in (RequestKind.RESOLVE, RequestKind.REJECT)
+        is_settled = request_kind in _SETTLES
         pause = _SETTLING if is_settled and deadline is not None else _ASK_AGAIN
         while True:
             left = pause if deadline is None else min(pause, deadline - time.monotonic())
@@ -437,6 +440,17 @@ class CodeBackend:
         if outcome.status in ENDED_RUN_STATES:
             raise WrongState(f"Cannot {verb} run {to_text(run)}: it is in state {outcome.status!r}.")
         return run
+
+
+def _refuse_second(connection: Connection, run: bytes, name: str) -> None:
+    """Refuse to decide a promise that is decided, so that the audit log has only what was done."""
+    standing = resolutions.take_turn(connection, run, name)
+    if standing.is_decided and standing.is_under_way:
+        raise WrongState(f"Promise {name!r} of run {to_text(run)} is decided already, a moment ago.")
+    if standing.is_decided:
+        raise WrongState(
+            f"No promise {name!r} is open in run {to_text(run)}: it was resolved, rejected or given up before."
+        )
 
 
 def _refused(verb: str, name: str, error: TaskError) -> str:

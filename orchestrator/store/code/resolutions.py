@@ -13,7 +13,8 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.store.sql import Batch, Prepared, Row
+from orchestrator.store.inbox import RequestKind
+from orchestrator.store.sql import Batch, Prepared, Row, Statement
 
 
 class Kept(NamedTuple):
@@ -76,6 +77,41 @@ DELETE /* resolutions.remove */ FROM orchestrator.resolutions k
 def remove(connection: Connection, rows: Sequence[Kept]) -> None:
     """Forget resolutions that have found their promises."""
     _REMOVE(connection, _GONE((row.run, row.what.name, row.number) for row in rows))
+
+
+_LOCK = Statement[None]("""
+SELECT /* resolutions.lock */ pg_advisory_xact_lock(hashtextextended('orchestrator.code.' || %(run)s::uuid::text, 0))
+""")
+_STANDING = Statement[Row]("""
+SELECT /* resolutions.standing */
+       (SELECT count(*) FROM orchestrator.promises WHERE run_id = %(run)s::uuid AND name = %(name)s) AS open,
+       (SELECT count(*) FROM orchestrator.inbox
+         WHERE kind IN (%(resolve)s, %(reject)s) AND target = %(run)s::uuid AND body->>'name' = %(name)s) AS under_way,
+       EXISTS (SELECT FROM orchestrator.resolutions WHERE run_id = %(run)s::uuid AND name = %(name)s) AS is_settled
+""")
+
+
+class Standing(NamedTuple):
+    """What is known of the promises of one name in a run."""
+
+    is_decided: bool
+    """Nothing more can be said of them: what was said is enough for all that are open."""
+    is_under_way: bool
+    """Some of that waits for the leader."""
+
+
+def take_turn(connection: Connection, run: bytes, name: str) -> Standing:
+    """Let nobody else decide promises of a run until the end of the transaction; return how those of a name stand.
+
+    The leader will find the same, in the order of requests: one that is decided takes none, and one that the code has
+    not made yet takes the first.
+    """
+    _LOCK(connection, run=run)
+    row = _STANDING.one(
+        connection, run=run, name=name, resolve=str(RequestKind.RESOLVE), reject=str(RequestKind.REJECT)
+    )
+    is_said = row.is_settled or row.under_way > 0
+    return Standing(is_said and row.open <= row.under_way, row.under_way > 0)
 
 
 def numbered(run: bytes, some: Iterable[Resolution]) -> list[Kept]:
