@@ -151,6 +151,28 @@ def test_what_is_not_allowed_is_refused(program: str) -> None:
         outcome(execution(program), "/usr/bin/true", "/opt/jobs/*", "/usr/bin/../*")
 
 
+def test_a_pattern_covers_one_folder_and_no_link_that_leads_out(tmp_path: Path) -> None:
+    jobs, within = tmp_path / "jobs", tmp_path / "jobs" / "within"
+    within.mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(jobs)
+    for place in (jobs / "own", within / "other", tmp_path / "beside"):
+        place.write_text("#!/bin/sh\necho 1\n")
+        place.chmod(0o700)
+    (jobs / "newest").symlink_to("own")
+    (jobs / "out").symlink_to(tmp_path / "beside")
+    pattern = str(jobs / "*")
+    for program in ("own", "newest"):
+        assert outcome(execution(str(jobs / program)), pattern) == Finished(1)
+        assert outcome(execution(str(tmp_path / "linked" / program)), str(tmp_path / "linked" / "*")) == Finished(1)
+    with pytest.raises(GiveUp, match="may not run .*other.* it allows"):
+        outcome(execution(str(within / "other")), pattern)
+    with pytest.raises(GiveUp, match="may not run .*out', which leads to .*beside; it allows"):
+        outcome(execution(str(jobs / "out")), pattern)
+    for allowed in ("*", str(jobs / "out")):
+        assert outcome(execution(str(jobs / "out")), pattern, allowed) == Finished(1)
+    assert outcome(execution(str(within / "other")), str(jobs / "*" / "*")) == Finished(1)
+
+
 def test_a_worker_that_allows_nothing_refuses_everything() -> None:
     with pytest.raises(GiveUp, match="it allows no program"):
         outcome(execution("/bin/true"), "")

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from orchestrator import Orchestrator
+from orchestrator.domain.executors.call import announced, has_means
 from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.registry import call_of
 from orchestrator.errors import InvalidTask
 from orchestrator.executors import Dask, Http, Kubernetes, Process, Pull, Ray, Rq
 from orchestrator.sdk.tasks.executors import find_problems
@@ -50,6 +52,25 @@ def test_what_is_no_plain_data_is_refused() -> None:
 def test_numbers_that_json_does_not_have_are_refused() -> None:
     found = find_problems("http", {"service": "sum", "params": {"a": float("nan")}})
     assert [option for option, _ in found] == ["params"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "program", "expected"),
+    [
+        ("*", "/opt/jobs/a", True),
+        ("*", "convert", True),
+        ("/opt/jobs/*", "/opt/jobs/a", True),
+        ("/opt/jobs/*", "/opt/jobs/within/a", False),
+        ("/opt/*/a", "/opt/jobs/a", True),
+        ("/opt/*/a", "/opt/jobs/within/a", False),
+        ("conv*", "convert", True),
+        ("conv*", "conv/ert", False),
+    ],
+)
+def test_a_pattern_of_programs_does_not_reach_across_a_slash(pattern: str, program: str, expected: bool) -> None:
+    means = call_of(Process(command=[program])).means
+    assert has_means([announced(f"process {pattern}")], means) is expected
+    assert not has_means([announced(f"rq {pattern}")], means)
 
 
 def _body(value: int) -> Any: ...

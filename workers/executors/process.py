@@ -18,12 +18,12 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from orchestrator.domain.executors.call import is_one_of
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.process import Process
@@ -176,7 +176,8 @@ class ProcessExecutor:
 
     def _program(self, program: str) -> str:
         """Return where a program is, if it may be run and is there."""
-        if ".." in program.split("/") or not any(fnmatchcase(program, allowed) for allowed in self._commands):
+        patterns = [] if ".." in program.split("/") else [one for one in self._commands if is_one_of(program, one)]
+        if not patterns:
             allowed = ", ".join(self._commands) or "no program"
             raise GiveUp(
                 f"Executor process: this worker may not run {program!r}; it allows {allowed}. Start it with "
@@ -185,6 +186,12 @@ class ProcessExecutor:
         found = shutil.which(program, path=os.environ.get("PATH", _PATH))
         if found is None:
             raise GiveUp(f"Executor process: there is no program {program!r} on {self._host} that can be run.")
+        real = os.path.realpath(found)
+        if not any(_leads_within(program, real, pattern) for pattern in patterns):
+            raise GiveUp(
+                f"Executor process: this worker may not run {program!r}, which leads to {real}; it allows "
+                f"{', '.join(patterns)}. If that is meant, start it with --allow-command {program}."
+            )
         return found
 
     def _collect(self, options: Process, spool: Spool) -> tuple[list[str], Outcome]:
@@ -213,6 +220,14 @@ class ProcessExecutor:
             f"{self._largest - _MARGIN:,} are allowed (setting max_payload).",
             retryable=False,
         )
+
+
+def _leads_within(program: str, real: str, pattern: str) -> bool:
+    """Say whether a program is in the folder of a pattern when links are followed; one that is named may lead out."""
+    folder, slash, names = pattern.rpartition("/")
+    return (
+        program == pattern or not slash or is_one_of(real, f"{os.path.realpath(folder or slash).rstrip(slash)}/{names}")
+    )
 
 
 def _keeper(external_id: str) -> Keeper | None:

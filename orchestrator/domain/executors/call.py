@@ -31,7 +31,7 @@ class ExecutorCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def announced(wants: str) -> str:
-    """Return how a worker says that it has an executor; `*` in it stands for any text."""
+    """Return how a worker says that it has an executor; `*` in it stands for any text without a slash."""
     return _ANNOUNCED + wants
 
 
@@ -47,4 +47,15 @@ def wanted(means: str) -> str:
 
 def has_means(known: Iterable[str], means: str) -> bool:
     """Say whether one of the things that a worker announces is what a task needs."""
-    return any(name == means or ("*" in name and is_announced(name) and fnmatchcase(means, name)) for name in known)
+    return any(name == means or ("*" in name and is_announced(name) and _fits(means, name)) for name in known)
+
+
+def is_one_of(program: str, pattern: str) -> bool:
+    """Say whether a program is what a pattern means: `*` stands for any text without a slash; alone, for everything."""
+    parts, named = program.split("/"), pattern.split("/")
+    return pattern == "*" or (len(parts) == len(named) and all(map(fnmatchcase, parts, named)))
+
+
+def _fits(means: str, pattern: str) -> bool:
+    (executor, _, thing), (known, _, things) = wanted(means).partition(" "), wanted(pattern).partition(" ")
+    return fnmatchcase(executor, known) and is_one_of(thing, things)
