@@ -292,6 +292,37 @@ def test_a_stored_result_is_answered_as_json(running: Stack) -> None:
         assert found.status_code == 422, found.text
 
 
+def test_outputs_that_are_very_large_are_answered_by_reference(running: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    storing.app.workflows.apply(
+        loads("""
+name: heavy
+tasks:
+  huge: {task: storing.write, input: {megabytes: 17}}
+  some: {task: storing.numbers, input: {count: 1500}}
+  none: {task: storing.length, input: {value: abc}}
+""")
+    )
+    run = storing.app.workflows["heavy"].start()
+    assert run.wait_ended(60) == "success"
+    address = running.api()
+    with httpx.Client(base_url=address, timeout=30) as http:
+        answer = http.get(f"/api/v1/runs/{run.id}/outputs")
+        assert len(answer.content) < 1_000_000
+        shown = answer.json()
+        assert (shown["outputs"]["huge"], shown["outputs"]["none"]) == (None, 3)
+        assert len(shown["outputs"]["some"]) == 1_500
+        assert [(step, one["size"]) for step, some in shown["stored"].items() for one in some] == [("huge", 17_000_000)]
+        huge = base64.b64decode(http.get(shown["stored"]["huge"][0]["path"]).json())
+        assert (len(huge), huge[-1]) == (17_000_000, 16)
+        asked = {"run": base64.b64encode(bytes.fromhex(run.id.replace("-", ""))).decode()}
+        assert len(http.post("/api/v1/client/runs/encoded_outputs", json=asked).content) < 10_000
+    with Orchestrator(Settings(api_url=address)) as remote:
+        monkeypatch.delitem(keeping._openers, str(Path(running.settings.payload_store) / "orchestrator"))
+        outputs = remote.run(run.id).outputs(60)
+    assert (outputs["huge"], outputs["none"]) == (huge, 3)
+    assert outputs["some"][1_499]["number"] == 1_499
+
+
 def test_clients_over_http_need_no_store(running: Stack) -> None:
     written = storing.write.enqueue(3)
     fanned = storing.numbers.enqueue(3_000)

@@ -20,12 +20,16 @@ from orchestrator.domain.patterns import whole
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.states import RunState
 from orchestrator.errors import NotFound
+from orchestrator.references import RESULT, Reference
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.shown import as_json, call_of, stored_value
 from orchestrator.store import insights
 from orchestrator.store.insights import CodeView, ErrorView, OpenView, RunDetail, RunFilter, RunView, StepView
 
 routes = Routes("runs", "/api/v1/runs")
+
+LARGEST_OUTPUTS = 16_000_000
+"""Bytes from the payload store that one answer has of all outputs together: more is read task by task."""
 
 
 class RunQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,10 +95,12 @@ class Steps(msgspec.Struct, frozen=True):
     steps: list[StepView]
 
 
-class Outputs(msgspec.Struct, frozen=True):
+class Outputs(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the steps of a run came to, by name."""
 
     outputs: dict[str, Any]
+    stored: dict[str, list[Stored]] = {}
+    """By step, where values are that are too large for this answer; null stands for them in `outputs`."""
 
 
 class Rerun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,9 +179,16 @@ def show_steps(api: Api, id: UUID) -> Steps:
 
 @routes.get("/{id}/outputs", about=RUN)
 def show_outputs(api: Api, id: UUID) -> Outputs:
-    """Show what the steps of a run of a definition came to."""
+    """Show what the steps of a run of a definition came to; of what is very large, where it is."""
     api.backend.runs.progress(id.bytes)  # there is such a run
-    return Outputs(api.redaction.shown(api.backend.runs.outputs(id.bytes)))
+    outputs, left = api.backend.runs.outputs_within(id.bytes, LARGEST_OUTPUTS)
+    stored = {step: [_where(reference) for reference in some] for step, some in left.items()}
+    return Outputs(api.redaction.shown(outputs), stored)
+
+
+def _where(reference: Reference) -> Stored:
+    what = "result" if reference.what == RESULT else "arguments"
+    return Stored(reference.size, f"/api/v1/tasks/{UUID(bytes=reference.task)}/{what}")
 
 
 class RunLogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

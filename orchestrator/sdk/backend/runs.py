@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, InvalidWorkflow, NotFound, WrongState, did_you_mean
+from orchestrator.references import Reference, is_reference
 from orchestrator.sdk.backend.asking import ask
 from orchestrator.sdk.backend.code import CodeBackend
 from orchestrator.sdk.backend.connections import Connections
@@ -27,7 +29,7 @@ from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.calls.runs import walk_ends
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.tasks.logs import LogPage
-from orchestrator.sdk.values.payload import decode_value, encode_value
+from orchestrator.sdk.values.payload import decode_value, decode_within, encode_value
 from orchestrator.sdk.values.sealing import left_task, seal_task
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.sealing import reveal
@@ -190,6 +192,37 @@ class RunBackend:
 
     def outputs(self, run: bytes) -> dict[str, Any]:
         """Return the output of every step of a workflow's run that was not skipped; none of other runs."""
+        return self._outputs(run, lambda _, result: decode_value(result))
+
+    def outputs_within(self, run: bytes, most: int) -> tuple[dict[str, Any], dict[str, list[Reference]]]:
+        """Return the same with no more than so many bytes from the payload store, and, by step, what is left there."""
+        left: dict[str, list[Reference]] = {}
+        budget = most
+
+        def take(step: str, reference: Reference) -> bool:
+            nonlocal budget
+            fits = reference.size <= budget
+            if fits:
+                budget -= reference.size
+            else:
+                left.setdefault(step, []).append(reference)
+            return fits
+
+        return self._outputs(run, lambda step, result: decode_within(result, partial(take, step))), left
+
+    def encoded_outputs(self, run: bytes) -> bytes:
+        """Return them as one encoded value, in which references stand for what is stored: who asked reads that."""
+        what = f"The outputs of run {to_text(run)}"
+
+        def encoded(_: str, result: bytes) -> msgspec.Raw:
+            if is_reference(result):
+                return msgspec.Raw(result)
+            return msgspec.Raw(encode_value(decode_value(result), what, _LARGEST_OUTPUTS))
+
+        return msgspec.msgpack.encode(self._outputs(run, encoded))
+
+    def _outputs(self, run: bytes, decode: Callable[[str, bytes], Any]) -> dict[str, Any]:
+        """Return outputs whose results are read as `decode`, which is told the step, does it."""
         with self._connections.reading() as connection:
             found = next(iter(dags.load(connection, [run])), None)
             definition = workflows.of_run(connection, run)
@@ -198,14 +231,12 @@ class RunBackend:
             results = dags.results_of_run(connection, run)
         state = msgspec.msgpack.decode(found.state, type=DagState)
         return {
-            step.name: step_output(state.steps[place], state.fans.get(place), results.get(step.name, []), decode_value)
+            step.name: step_output(
+                state.steps[place], state.fans.get(place), results.get(step.name, []), partial(decode, step.name)
+            )
             for place, step in enumerate(definition.steps)
             if state.steps[place] != StepState.SKIPPED
         }
-
-    def encoded_outputs(self, run: bytes) -> bytes:
-        """Return the same as one encoded value."""
-        return encode_value(self.outputs(run), f"The outputs of run {to_text(run)}", _LARGEST_OUTPUTS)
 
     def wait(self, run: bytes, timeout: float | None) -> Steps[Ended | None]:
         """Wait until a run ends; None if it has not by then."""

@@ -7,7 +7,7 @@ names.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -18,7 +18,7 @@ from orchestrator.domain import zoned
 from orchestrator.domain.plain import MOST_LEVELS, REFUSALS, is_too_deep
 from orchestrator.errors import PayloadError
 from orchestrator.payloads.keeping import read_encoded
-from orchestrator.references import read_reference, whole_reference
+from orchestrator.references import Reference, read_reference, whole_reference
 from orchestrator.sdk.values.conversion import convert, encode_other
 from orchestrator.sdk.values.stored import Payload
 from orchestrator.sealing import CALL, CODE, VALUE, open_data, open_extension
@@ -29,6 +29,7 @@ __all__ = [
     "decode_shown",
     "decode_unread",
     "decode_value",
+    "decode_within",
     "digest_call",
     "encode_call",
     "encode_other",
@@ -194,6 +195,19 @@ def _is_surely_shallow(data: bytes, levels: int) -> bool:
 def decode_shown(data: bytes) -> Any:
     """Decode a value for who looks at it: what is stored elsewhere is not read, and a text says what it is."""
     return _telling.decode(data)
+
+
+def decode_within(data: bytes, takes: Callable[[Reference], bool]) -> Any:
+    """Decode a value; of what is stored elsewhere only that is read which `takes` says yes to, and the rest is None."""
+
+    def restore(code: int, data: memoryview) -> Any:
+        if code == references.CODE:
+            reference = read_reference(bytes(data))
+            return decoder.decode(read_encoded(reference)) if takes(reference) else None
+        return decoder.decode(open_extension(bytes(data), VALUE)) if code == CODE else zoned.restore(code, data)
+
+    decoder = msgspec.msgpack.Decoder(ext_hook=restore)
+    return decoder.decode(data)
 
 
 def decode_value(data: bytes, kind: Any = Any) -> Any:
