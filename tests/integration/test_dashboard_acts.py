@@ -130,6 +130,21 @@ def test_the_range_of_a_backfill_is_shown_in_days_of_its_schedule(house: House) 
     assert "2026-02-10 to 2026-02-12" in Visitor(house.app).get("/ui/schedules").text
 
 
+def test_a_backfill_that_started_nothing_is_not_drawn_as_if_all_had_succeeded(house: House) -> None:
+    backend = Backend(house.settings)
+    try:
+        number = backend.schedules.backfill("mail-flow/default", "2026-02-10", "2026-02-13", None, False)
+    finally:
+        backend.close()
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql("UPDATE orchestrator.backfills SET passed = total WHERE id = %s", (number,))
+    page = Visitor(house.app).get("/ui/schedules").text
+    row = re.search(rf'<tr data-key="backfill-{number}">.*?</tr>', page, re.DOTALL)
+    assert row, "it is listed"
+    assert "0 started, 3 had their run before" in row[0]
+    assert re.findall(r"<title>(.*?)</title>", row[0]) == ["3 skipped"]
+
+
 def test_failures_are_drawn_over_time(house: House) -> None:
     with house.engine.connect() as connection:
         connection.exec_driver_sql(
