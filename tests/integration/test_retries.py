@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from orchestrator import InvalidTask, Retry
 from orchestrator.cli import main
 from orchestrator.domain.tasks.task import Dispatch, Failed, TaskError
+from orchestrator.store.tasks.redrive import FailedFilter
 from tests.integration.stage import System, Worker
 
 
@@ -145,6 +146,16 @@ def test_by_filter(failed: System, wanted: dict[str, Any], expected: list[tuple[
     failed.tick(3)
     assert opened(failed) == expected
     assert failed.count("inbox") == 0
+
+
+def test_by_the_type_of_the_error_and_not_by_what_its_message_says(failed: System) -> None:
+    failed.sql('UPDATE orchestrator.ended_tasks SET error = error || \'{"message": "after a ValueError"}\'')
+    for worker in failed.workers:
+        worker.die()
+    failed.pass_seconds()
+    assert failed.app._client.backend.tasks.retry_failed(FailedFilter(kind="ValueError")) == 3
+    failed.tick(3)
+    assert opened(failed) == [("job", "default")] * 3
 
 
 def test_in_slices_and_each_task_once(failed: System) -> None:

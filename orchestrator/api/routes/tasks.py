@@ -387,6 +387,8 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     name: str | None = None
     error: str | None = None
     """Part of the error's type or message."""
+    kind: str | None = None
+    """The error's type, and nothing else."""
     since: datetime | None = None
     until: datetime | None = None
     dry_run: bool = False
@@ -418,10 +420,10 @@ class Redriven(msgspec.Struct, frozen=True):
 )
 def retry_failed(api: Api, body: Redrive, reach: Reach) -> Redriven:
     """Open failed tasks again by the thousand: those of a queue, a name, an error or a time."""
-    given = {name: getattr(body, name) for name in ("queue", "name", "error", "since", "until")}
+    given = {name: getattr(body, name) for name in ("queue", "name", "error", "since", "until", "kind")}
     wanted = FailedFilter(**given)
     if wanted == FailedFilter():
-        raise refused(422, "The request does not fit", "Say which: queue, name, error, since or until.")
+        raise refused(422, "The request does not fit", "Say which: queue, name, error, kind, since or until.")
     with api.reading() as connection:
         groups = redrive.preview(connection, wanted, reach.queues)
     asked = not body.dry_run and bool(groups)

@@ -325,6 +325,7 @@ class TaskBackend:
 def _said(wanted: FailedFilter) -> dict[str, str]:
     """Return what a filter says, for people."""
     given = {name: getattr(wanted, name) for name in wanted.__struct_fields__}
+    given["type"] = given.pop("kind")  # a line of the audit log has a kind of its own
     return {name: str(value) for name, value in given.items() if value is not None}
 
 

@@ -67,6 +67,7 @@ class FailedQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     queue: str | None = None
     name: str | None = None
     error: str | None = None
+    kind: str | None = None
     since: datetime | None = None
     until: datetime | None = None
 
