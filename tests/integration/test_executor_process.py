@@ -11,17 +11,21 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.domain.executors.process import Process
+from orchestrator.domain.redaction import HIDDEN
 from orchestrator.errors import GiveUp, PayloadError
 from orchestrator.settings import load_settings
+from orchestrator.workers.executors import driving
 from orchestrator.workers.executors.process import ProcessExecutor
 from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable
+from orchestrator.workers.running.job import Stage
 from tests.integration.test_executor_http import Heard
 from tests.waiting import eventually
 
@@ -241,6 +245,18 @@ while not os.path.exists("go"):
 print("two", file=sys.stderr)
 print(5)
 """
+
+
+def test_a_long_line_is_told_in_pieces() -> None:
+    told: list[str] = []
+    job = SimpleNamespace(stage=Stage.RUNNING, secrets=("secret",), dispatch=SimpleNamespace(attempt=1))
+    outbox = SimpleNamespace(log=lambda _, line: told.append(line.text))
+    line = "x" * 9_998 + "secret" + "y" * 15_000
+    driving._Listener(cast("Any", job), cast("Any", outbox)).log(line)
+    assert [len(piece) for piece in told[:-1]] == [10_000, 10_000]
+    assert "".join(told) == line.replace("secret", HIDDEN)
+    driving._Listener(cast("Any", job), cast("Any", outbox)).log("")
+    assert told[-1] == ""
 
 
 def test_the_next_watcher_is_told_what_the_first_was_not() -> None:

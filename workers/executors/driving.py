@@ -87,8 +87,10 @@ class _Listener:
 
     def log(self, line: str, *, level: str = "info") -> None:
         if self._job.stage is Stage.RUNNING:
-            text = scrub(line[:_LONGEST_LINE], self._job.secrets)
-            self._outbox.log(self._job, LogLine(time.time(), self._job.dispatch.attempt, level, text))
+            text, now = scrub(line, self._job.secrets), time.time()
+            for start in range(0, len(text) or 1, _LONGEST_LINE):
+                piece = text[start : start + _LONGEST_LINE]
+                self._outbox.log(self._job, LogLine(now, self._job.dispatch.attempt, level, piece))
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         if self._job.stage is Stage.RUNNING:
