@@ -321,12 +321,15 @@ SELECT gen_random_uuid(), 'spread', 'success', 0, 0, 'spread', 1, now(), now() F
 """
 
 
-def test_no_window_needs_sideways_scrolling(served: tuple[Stack, str], browser: Any) -> None:
+def test_no_window_needs_sideways_scrolling(served: tuple[Stack, str], browser: Any, tmp_path: Path) -> None:
     stack, base = served
     run = f"/ui/runs/{start_fan_out(base)}"
+    go = tmp_path / "go"
+    go.touch()
+    long = f"/ui/runs/{start_dag(base, 'w' * 120, go)}"
     with stack.engine.begin() as connection:
         connection.exec_driver_sql(_MANY_RUNS)
-    for width, pages in ((390, (*PAGES, run)), (1024, ("/ui/schedules",)), (1280, ("/ui/schedules",))):
+    for width, pages in ((375, (*PAGES, run, long)), (1024, ("/ui/schedules",)), (1280, ("/ui/schedules",))):
         with watched(browser, base, viewport={"width": width, "height": 844}) as window:
             for path in pages:
                 window.go(path)

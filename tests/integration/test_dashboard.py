@@ -328,6 +328,20 @@ def test_every_action_needs_its_scope_and_is_not_offered_without(house: House) -
     assert "/ui/audit" not in reader.get("/ui").text
 
 
+def test_what_waits_for_others_is_not_delayed(house: House, anyone: Visitor) -> None:
+    add = "INSERT INTO orchestrator.tasks (id, name, queue, payload, blockers) VALUES (%s, 't.a', 'mail.waits', '', 2)"
+    task = new_id().hex()
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql(add, (task,))
+    try:
+        eventually(lambda: "1 wait for others" in anyone.get("/ui/queues").text, "it is told apart")
+        [row] = re.findall(r'<tr data-key="mail.waits">.*?</tr>', anyone.get("/ui/queues").text, re.DOTALL)
+        assert re.findall(r'<td class="number[^"]*">(\d+)</td>', row) == ["0"] * 4, row
+    finally:
+        with house.engine.connect() as connection:
+            connection.exec_driver_sql("DELETE FROM orchestrator.tasks WHERE id = %s", (task,))
+
+
 def test_a_page_can_ask_whether_the_system_works(house: House, anyone: Visitor) -> None:
     def is_of_the_page() -> bool:
         return f'data-troubles="{anyone.get("/ui/pulse").json()["troubles"]}"' in anyone.get("/ui").text

@@ -167,3 +167,16 @@ def test_a_key_that_an_earlier_release_left_in_a_browser_is_removed(
     visitor.cookies["orchestrator_key"] = str(key)
     assert visitor.get("/ui").status_code == 303
     assert re.search("Max-Age=0", visitor.set["orchestrator_key"])
+
+
+def test_the_form_of_another_tab_leads_to_its_page(app: Starlette, engine: Engine, key: Secret) -> None:
+    visitor = Visitor(app)
+    visitor.get("/ui/login?to=%2Fui%2Fqueues")
+    second = visitor.token()
+    visitor.log_in(key)
+    ticket = visitor.cookies[SESSION]
+    answer = visitor.post("/ui/login", token=second, key=str(key), to="/ui/queues")
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/ui/queues")
+    assert visitor.cookies[SESSION] == ticket
+    assert visitor.get("/ui/queues").status_code == 200
+    assert visitor.post("/ui/queues/a/pause", token=second).status_code == 403

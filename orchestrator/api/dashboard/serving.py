@@ -67,7 +67,10 @@ class PagePath(ServedPath):
             given |= endpoint.read_query(_without_blanks(request.url.query))
             return session.finish(await self._do(endpoint, given, request, caller))
         form = await _form(request)
-        session.check(form.get(_TOKEN, [""])[0])
+        token = form.get(_TOKEN, [""])[0]
+        if endpoint.path == LOG_IN and session.ticket is not None and not session.is_of(token):
+            return session.finish(go(place(form.get("to", [""])[0])))  # another tab of the browser has logged in since
+        session.check(token)
         if endpoint.path == LOG_IN:
             return await self._log_in(request, session, form)
         if endpoint.path == LOG_OUT:

@@ -49,9 +49,13 @@ class Session:
         site = headers.get("sec-fetch-site")
         origin = headers.get("origin")
         is_foreign = site not in ("same-origin", "none") if site else _is_foreign(origin, headers.get("host", ""))
-        if is_foreign or not self._has_token or not compare_digest(given.encode(), self.token.encode()):
+        if is_foreign or not self._has_token or not self.is_of(given):
             detail = "It did not come from a page of this dashboard, or that page is too old. Go back, load it again."
             raise refused(403, "The form cannot be taken", detail)
+
+    def is_of(self, given: str) -> bool:
+        """Say whether a form has what forms of this session prove."""
+        return compare_digest(given.encode(), self.token.encode())
 
     def finish(self, response: Response, said: Said | None = None) -> Response:
         """Send along what the next request is to have; what was said is said once."""
