@@ -92,7 +92,7 @@ def test_an_approval_is_decided_once_with_a_reason_that_the_audit_has(house: Hou
     visitor = Visitor(house.app)
     visitor.get("/ui/approvals")
     visitor.post(f"/ui/runs/{run}/approve", node="ask", why="within the budget", back="/ui/approvals")
-    assert visitor.said().startswith("Approved")
+    assert visitor.said().startswith("Approved, which is stored: no scheduler leads")
     with house.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT kind FROM orchestrator.inbox").scalars().all() == ["flow signal"]
         detail = connection.exec_driver_sql(

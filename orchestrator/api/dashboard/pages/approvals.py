@@ -17,6 +17,8 @@ from orchestrator.api.reach import WITHIN
 from orchestrator.api.routes import approvals as approval_routes
 from orchestrator.api.routes import flows as flow_routes
 from orchestrator.domain.access import Reach
+from orchestrator.domain.tasks.obstacles import NO_LEADER
+from orchestrator.store import insights
 
 routes = Routes("dashboard", "/ui/approvals")
 
@@ -34,16 +36,30 @@ class Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     why: Annotated[str, Meta(max_length=2_000)] = ""
 
 
-def approve(api: Api, id: UUID, body: Decided) -> Asked:
+class Stored(msgspec.Struct, frozen=True):
+    """A decision that nobody can act on yet."""
+
+    note: str
+
+
+def approve(api: Api, id: UUID, body: Decided) -> Asked | Stored:
     """Approve what a run of a flow waits for, if it still does."""
     _check_place(api, id, body.node)
-    return flow_routes.approve_flow(api, id, flow_routes.Decision(body.why))
+    return _told(api, flow_routes.approve_flow(api, id, flow_routes.Decision(body.why)), "approved")
 
 
-def reject(api: Api, id: UUID, body: Decided) -> Asked:
+def reject(api: Api, id: UUID, body: Decided) -> Asked | Stored:
     """Reject what a run of a flow waits for, if it still does."""
     _check_place(api, id, body.node)
-    return flow_routes.reject_flow(api, id, flow_routes.Decision(body.why))
+    return _told(api, flow_routes.reject_flow(api, id, flow_routes.Decision(body.why)), "rejected")
+
+
+def _told(api: Api, asked: Asked, decision: str) -> Asked | Stored:
+    """Return what was asked for or, where nobody leads, that it is stored."""
+    with api.reading() as connection:
+        is_led = NO_LEADER not in insights.find_obstacles(connection, asked.id.bytes)
+    said = f"{decision}, which is stored: no scheduler leads, and the next one that does lets the run go on"
+    return asked if is_led else Stored(said)
 
 
 def _check_place(api: Api, run: UUID, node: str) -> None:
