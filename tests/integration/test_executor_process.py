@@ -388,11 +388,37 @@ import os, sys, time
 print("first", file=sys.stderr, flush=True)
 for _ in range(600):
     os.write(2, b"x" * 99_999 + b"\\n")
-while os.fstat(2).st_size > 1_000_000:
+while os.fstat(2).st_size > 16_000_000:
     time.sleep(0.01)
 print("last", file=sys.stderr)
 print(5)
 """
+
+
+TALKER = """
+import sys, time
+for number in range(20_000):
+    print("line", number, "of many that are written at once", file=sys.stderr)
+sys.stderr.flush()
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_all_that_is_said_at_once_is_told_while_the_command_goes_on(folder: Path) -> None:
+    work = execution(*PYTHON, TALKER)
+
+    async def story(executor: ProcessExecutor) -> None:
+        heard = Heard()
+        external_id = await executor.submit(work)
+        watching = asyncio.create_task(executor.watch(work, external_id, heard))
+        async with asyncio.timeout(60):
+            while len(heard.lines) < 20_000:
+                await asyncio.sleep(0.02)
+        await executor.cancel(work, external_id)
+        await watching
+
+    tell(story)
 
 
 def test_of_much_that_is_said_only_some_stays_on_the_disk(folder: Path) -> None:

@@ -159,8 +159,11 @@ class ProcessExecutor:
                 await news.wait()
                 if is_told:
                     news.clear()
-                for line in await self._call(spool.new_lines) if spool.has_more() else ():
+                lines = await self._call(spool.new_lines) if spool.has_more() else []
+                for line in lines:
                     watcher.log(line, level="warning" if "error" in line.lower() else "info")
+                if lines:
+                    news.set()  # there may be more than is read at once, and nobody else says so
                 if left_out := await self._call(spool.cut) if spool.has_much() else 0:
                     watcher.log(f"({left_out:,} bytes of stderr were left out: they came too fast)", level="warning")
                 if spool.has_written_more_than(self._largest) and not ended.is_set():

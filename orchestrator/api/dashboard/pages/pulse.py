@@ -17,13 +17,13 @@ routes = Routes("dashboard", "/ui")
 _RECENT = 3.0
 """Seconds for which all pages of this process share what was found, also that nothing could be read."""
 _OUTAGES = {
-    "no leader": "no scheduler leads",
-    "leader in trouble": "the scheduler is in trouble",
     "redis away": "Redis is away",
     "redis full": "Redis is full",
     "redis refuses writes": "Redis refuses writes",
+    "no leader": "no scheduler leads",
+    "leader in trouble": "the scheduler is in trouble",
 }
-"""Troubles that stop everything, and what every page says of them; the overview says more."""
+"""Troubles that stop everything, and what every page says of them, causes first; the overview says more."""
 
 
 class Pulse(msgspec.Struct, frozen=True):
@@ -48,7 +48,8 @@ def pulse(api: Api, reach: Reach) -> Response:
     whole = api.recent.get(("pulse",), _RECENT, read)
     if whole is None:
         return _answer(Pulse("Postgres is away"), 503)
-    found = next((_OUTAGES[one.kind] for one in whole.troubles if one.kind in _OUTAGES), "")
+    kinds = {one.kind for one in whole.troubles}
+    found = next((text for kind, text in _OUTAGES.items() if kind in kinds), "")
     return _answer(Pulse(found, "" if reach.is_bound else whole.mark))
 
 
