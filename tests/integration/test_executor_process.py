@@ -23,8 +23,10 @@ from orchestrator.domain.redaction import HIDDEN
 from orchestrator.errors import GiveUp, PayloadError
 from orchestrator.settings import load_settings
 from orchestrator.workers.executors import driving
+from orchestrator.workers.executors import spool as spools
 from orchestrator.workers.executors.process import ProcessExecutor
 from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable
+from orchestrator.workers.executors.spool import Spool
 from orchestrator.workers.running.job import Stage
 from tests.integration.test_executor_http import Heard
 from tests.waiting import eventually
@@ -245,6 +247,24 @@ while not os.path.exists("go"):
 print("two", file=sys.stderr)
 print(5)
 """
+
+
+def test_a_bar_that_is_drawn_over_is_told_while_it_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spools, "_DRAWN_EVERY", 3_600.0)
+    spool = Spool(tmp_path, "x-1")
+    spool.folder.mkdir()
+
+    def said(data: bytes) -> list[str]:
+        with spool.stderr.open("ab") as file:
+            file.write(data)
+        return spool.new_lines()
+
+    assert said(b"begins\r\n10%\r20%\r30") == ["begins", "20%"]
+    assert said(b"%\r40%\r") == [], "its time is not over"
+    monkeypatch.setattr(spools, "_DRAWN_EVERY", 0.0)
+    assert said(b"50%\r") == ["50%"], "only how it stands"
+    assert said(b"\nsaved\r\n60%") == ["saved"], "what ends the bar is no line"
+    assert spool.new_lines(is_last=True) == ["60%"]
 
 
 def test_a_long_line_is_told_in_pieces() -> None:

@@ -52,6 +52,9 @@ class Spool:
         self.stderr = self.folder / "stderr"
         self.stdout = self.folder / "stdout"
         self._told: int | None = None
+        self._is_returned = False
+        """What was told last ends with a carriage return."""
+        self._drawn_at = float("-inf")
 
     def prepare(self, input: bytes, specification: bytes) -> None:
         """Write down what the command is given, and make the files into which it writes.
@@ -128,12 +131,25 @@ class Spool:
         except FileNotFoundError:
             return []
         if not is_last and not data.endswith(b"\n"):
-            whole = data.rfind(b"\n") + 1
-            data = data[: whole or (len(data) if len(data) == _CHUNK else 0)]
-        if data:
-            self._told = place + len(data)
-            (self.folder / "told").write_text(str(self._told))
-        return data.decode(errors="replace").splitlines()
+            data = data[: self._whole(data) or (len(data) if len(data) == _CHUNK else 0)]
+        if not data:
+            return []
+        self._told = place + len(data)
+        (self.folder / "told").write_text(str(self._told))
+        text = data.decode(errors="replace")
+        if self._is_returned:
+            text = text.removeprefix("\n")  # which ends a line that has been told
+        self._is_returned = data.endswith(b"\r")
+        return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")).splitlines()
+
+    def _whole(self, data: bytes) -> int:
+        """Return how many bytes are lines that have ended; a bar that is drawn over is one, once a second."""
+        ended, drawn = data.rfind(b"\n") + 1, data.rfind(b"\r") + 1
+        now = time.monotonic()
+        if drawn <= ended or now < self._drawn_at + _DRAWN_EVERY:
+            return ended
+        self._drawn_at = now
+        return drawn
 
     def _how_far(self) -> int:
         """Return how many bytes of stderr have been passed on, by this watcher or one before it."""
@@ -164,6 +180,8 @@ class Spool:
 _CHUNK = 64_000
 _MOST_SAID = 16_000_000
 """Bytes of stderr that stand on the disk."""
+_DRAWN_EVERY = 1.0
+"""Seconds between two lines that a bar becomes, which is drawn over with carriage returns."""
 _NOBODY = "0 (nobody) X\n"
 """What stands where a keeper would, of a command that is not to be begun."""
 
