@@ -36,5 +36,6 @@ def remove_doubles(tx: Transaction, news: News, error: Exception) -> bool:
         len(removed),
         ", ".join(to_text(double.id) for double in removed[:_NAMED]),
         " …" if len(removed) > _NAMED else "",
+        extra={"task_id": to_text(removed[0].id)},
     )
     return True

@@ -61,7 +61,9 @@ class Decoded(NamedTuple):
 
     def are_plain_successes(self) -> bool:
         """Say whether tasks have succeeded, and that is all: none has asked for others."""
-        return all(isinstance(report, Succeeded) and not report.children for _, _, report in self.reports)
+        return bool(self.reports) and all(
+            isinstance(report, Succeeded) and not report.children for _, _, report in self.reports
+        )
 
 
 @dataclass
