@@ -10,10 +10,9 @@ from tests.chaos.real.arena import Arena
 from tests.chaos.real.checks.rows import shown, token_of, value_of
 from tests.chaos.real.project.releases import OF_RELEASE, STAGES, own_stages
 
-_HANDFUL = 10
-"""Times that a task is handed out, beside attempts that are lost: each may meet a worker that has just gone, or a Redis
-that is about to, and there are thirty faults in a minute. Where what everybody knows was handed out more often, so may
-this be, and twice more. What goes round among workers that do not know it is handed out hundreds of times."""
+_HANDFUL = 5
+"""Times that a task is handed out, beside attempts that are lost: each may meet a worker that has just gone. Where what
+everybody knows was handed out more often, because Redis and workers came and went, so may this be, and twice more."""
 _RUNS = """
 SELECT r.id::text, r.version, r.status, r.stuck, t.name <> r.workflow AS pinned, t.result, t.error
   FROM orchestrator.runs r LEFT JOIN orchestrator.ended_tasks t ON t.id = r.id
