@@ -91,13 +91,15 @@ class Leaving(msgspec.Struct, frozen=True, array_like=True, tag="leaving"):
 class Command(msgspec.Struct, frozen=True, array_like=True, tag="command"):
     """Parent to child."""
 
-    verb: Literal["pause", "resume", "drain", "retire", "stay", "stop"]
+    verb: Literal["pause", "resume", "drain", "retire", "stay", "stop", "spare"]
     """`drain`: finish what runs, up to the drain timeout. `retire`: the same, however long it takes. `stay`: there is
     no successor, so go on although you have run enough tasks."""
     stop: list[Attempt] = []
     """With `stop`: the attempts to end."""
     moved: list[Attempt] = []
     """Of these, the ones whose task goes on in another attempt."""
+    spare: list[Attempt] = []
+    """With `spare`: the attempts to give back if they have not begun."""
 
 
 prepare(Command, Hello | Leaving)
@@ -473,6 +475,8 @@ class WorkerProcess:
                 self.retire()
             elif command.verb == "stay":
                 self._stays = True
+            elif command.verb == "spare":
+                self.pool.spare((attempt.id, attempt.attempt) for attempt in command.spare)
             else:
                 stop, moved = (
                     [(attempt.id, attempt.attempt) for attempt in some] for some in (command.stop, command.moved)

@@ -63,7 +63,8 @@ class Agenda(Remembering):
         if agenda is not None and not thorough and self._is_empty(agenda, news, tx.now):
             self.was_empty = True
             return self._until_next(agenda, tx.now)
-        if agenda is None or wakeups.has_requests or wakeups.runs_to_begin or (thorough and wakeups.has_advanced):
+        asked = wakeups.has_requests or wakeups.runs_to_begin or wakeups.handed_back
+        if agenda is None or asked or (thorough and wakeups.has_advanced):
             agenda = waiting.probe_agenda(tx.connection)
         if thorough:
             self.backlog.free_older(tx, news)
@@ -110,7 +111,9 @@ class Agenda(Remembering):
     def _is_empty(self, agenda: AgendaProbe, news: News, now: datetime) -> bool:
         """Say whether there is nothing to do, and nothing to look for."""
         wakeups = news.wakeups
-        asked = wakeups.has_requests or wakeups.runs_to_begin or wakeups.delayed or wakeups.contested
+        asked = (
+            wakeups.has_requests or wakeups.runs_to_begin or wakeups.delayed or wakeups.contested or wakeups.handed_back
+        )
         waits = agenda.is_busy or _is_due(agenda.next_due, now) or bool(self.fleet.capabilities.crowds)
         return not (asked or waits or news.tasks.moved or news.runs)
 

@@ -115,6 +115,8 @@ class WakeUps(_Mergeable):
 
     delayed: bool = False
     """A task was given a time at which it is due."""
+    handed_back: bool = False
+    """A worker has handed a task back, which may have expired meanwhile: then it is not handed out again."""
     has_requests: bool = False
     """The leader has put something into its own inbox, or made something ready that it finds like that."""
     contested: bool = False

@@ -114,6 +114,8 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     """Of those to stop, the ones whose task goes on in another attempt: executions that are others' to watch now."""
     end: bool = False
     """Somebody wants the whole worker to drain and end, this process and its neighbours, as SIGTERM does."""
+    spare: list[Attempt] = []
+    """Attempts that wait for a slot here, while others that know them have some: give them back if they still wait."""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):

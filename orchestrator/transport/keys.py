@@ -77,6 +77,11 @@ def private_queue(worker: str) -> str:
     return f"@{worker}"
 
 
+def worker_of(queue: str) -> str:
+    """Return the worker whose own stream this is."""
+    return queue[1:]
+
+
 def is_private(queue: str) -> bool:
     """Say whether this is one worker's own stream."""
     return queue.startswith("@")

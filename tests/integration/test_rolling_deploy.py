@@ -171,6 +171,55 @@ def test_what_is_taken_back_goes_to_another_worker_in_the_same_tick(system: Syst
     assert system.messages(private_queue(second.name)) == [(raw(handle), 2)]
 
 
+@pytest.mark.parametrize("received", [False, True])
+def test_a_task_waits_at_the_one_worker_that_knows_it_until_another_has_room(
+    system: System, old: Worker, new: Worker, received: bool
+) -> None:
+    """It stands first in line there; going round, it would lose its place to tasks that all know, and gain nothing."""
+    system.pass_seconds()
+    enqueue(system, 4, "job")
+    system.pass_seconds()
+    assert len(new.take()) == 4
+    system.pass_seconds()
+    (placed,) = enqueue(system, 1)
+    system.pass_seconds()
+    assert system.messages(private_queue("new")) == [(raw(placed), 1)]
+    if received:
+        assert raw(placed) in [task.id for task in new.take()]
+    for _ in range(5):
+        system.make_old()
+        system.pass_seconds(2)
+    assert system.row(placed)["attempt"] == 1
+    assert [order for order in new.orders() if order.spare] == []
+    newer = system.worker("newer", slots=4, knows=["job", "fresh"])
+    system.pass_seconds(2)
+    if received:
+        assert (raw(placed), 1) in {(one.id, one.attempt) for order in new.orders() for one in order.spare}
+        new.report(Returned(raw(placed), 1, "others have room"))
+        system.pass_seconds()
+    assert raw(placed) in [task.id for task in newer.take()]
+
+
+def test_what_expires_while_it_waits_at_the_one_worker_that_knows_it_is_asked_for(
+    system: System, old: Worker, new: Worker
+) -> None:
+    system.pass_seconds()
+    (handle,) = enqueue(system, 1, expires=3600)
+    system.pass_seconds()
+    (task,) = new.take()
+    system.make_old()
+    system.pass_seconds()
+    assert [order for order in new.orders() if order.spare] == []
+    system.sql("UPDATE orchestrator.tasks SET expires_at = now() - interval '1 second'")
+    system.pass_seconds()
+    (attempt,) = [one for order in new.orders() for one in order.spare]
+    assert (attempt.id, attempt.attempt) == (task.id, 1)
+    new.report(Returned(task.id, 1, "others have room"))
+    system.pass_seconds(2)
+    with pytest.raises(TaskFailed, match="TaskExpired"):
+        handle.result(timeout=5)
+
+
 def test_what_a_worker_has_received_is_not_taken_back(system: System, old: Worker, new: Worker) -> None:
     system.pass_seconds()
     enqueue(system, 3)

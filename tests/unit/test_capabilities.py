@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.scheduler.fleet.capabilities import ANY_FUNCTION, Capabilities
+from orchestrator.scheduler.fleet.capabilities import ANY_FUNCTION, Capabilities, Place
 from orchestrator.transport.codec import Heartbeat
 
 NAMES = {
@@ -16,6 +17,7 @@ NAMES = {
     "any": frozenset({"both", ANY_FUNCTION}),
 }
 NOBODY: frozenset[str] = frozenset()
+FRESH_AT_B = Place("b", "default", ("fresh",))
 
 
 def beat(worker: str, kind: str, *, slots: int = 2, running: int = 0, queue: str = "default") -> Heartbeat:
@@ -57,13 +59,13 @@ def test_tasks_go_to_whoever_knows_them_and_has_most_room_up_to_their_slots() ->
 
 def test_what_is_in_flight_takes_its_place_until_it_is_over() -> None:
     mixed = capabilities(beat("a", "old"), beat("b", "new", slots=2))
-    mixed.committed({b"1": "b", b"2": "b"}, ())
+    mixed.committed({b"1": FRESH_AT_B, b"2": FRESH_AT_B}, ())
     mixed.begin(())
     assert mixed.place("default", frozenset({"new"})) is None
     mixed.begin([b"1", b"1", b"other"])  # in this very tick
     assert mixed.places("default", frozenset({"new"})) == 1
     assert mixed.place("default", frozenset({"new"})) == "b"
-    mixed.committed({b"3": "b"}, [b"1"])
+    mixed.committed({b"3": FRESH_AT_B}, [b"1"])
     assert (mixed.holder(b"1"), mixed.holder(b"2"), mixed.holder(b"3")) == ("b", "b", "b")
     mixed.committed({}, ())
     assert mixed.holder(b"1") is None
@@ -124,3 +126,29 @@ def test_nobody_gets_more_than_its_slots_and_nobody_idles_while_a_task_waits(
     assert room == sum(slots.values())
     assert placed[None] == max(0, tasks - room)
     assert all(count <= slots[worker] for worker, count in placed.items() if worker is not None)
+
+
+def test_a_full_worker_is_to_give_back_what_others_have_slots_for_and_no_more() -> None:
+    full, old, other = beat("b", "new", running=2), beat("a", "old", slots=9), beat("c", "new", slots=2, running=1)
+    placed = dict.fromkeys((b"1", b"2", b"3"), FRESH_AT_B)
+    for beats, expected, is_of_use in (
+        ((full, old), {}, True),
+        ((full, old, msgspec.structs.replace(other, running=2)), {}, True),
+        ((full, old, other), {"b": [b"1"]}, False),
+        ((full, old, msgspec.structs.replace(other, running=0)), {"b": [b"1", b"2"]}, False),
+        ((msgspec.structs.replace(full, running=1), old, other), {}, False),
+        ((old, other), {}, False),
+    ):
+        mixed = capabilities(*beats)
+        mixed.committed(placed, ())
+        mixed.begin(())
+        assert mixed.better_elsewhere([b"1", b"2", b"3", b"never placed"]) == expected
+        assert mixed.is_of_use(FRESH_AT_B) is is_of_use
+
+
+def test_what_a_task_needs_has_to_be_known_altogether() -> None:
+    mixed = capabilities(beat("a", "old"), beat("b", "new"), beat("c", "any"))
+    assert mixed.able("default", ("both",)) == {"old", "new", "any"}
+    assert mixed.able("default", ("both", "fresh")) == {"new"}
+    assert mixed.able("default", ("gone", "fresh")) == NOBODY
+    assert mixed.able("elsewhere", ("both",)) == NOBODY

@@ -1,18 +1,19 @@
-"""What a pool does about code that does not end."""
+"""What a pool does about code that does not end, and about tasks that wait for a slot."""
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
 import pytest
 
 from orchestrator import Orchestrator, TaskContext
-from orchestrator.domain.tasks.task import Dispatch, Failed, Started, Succeeded
+from orchestrator.domain.tasks.task import Dispatch, Failed, Returned, Started, Succeeded
 from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.parent.held import HeldAttempts
-from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.job import Bundle, Job, Stage
 from orchestrator.workers.running.pool import Pool
 from orchestrator.workers.running.runner import Runner
 from tests.waiting import eventually
@@ -62,3 +63,35 @@ def test_a_task_that_does_not_end_has_failed_unless_it_had_completed(completed: 
     let_go.append(True)
     eventually(lambda: not job.lingers, "the job has ended")
     assert len(reports) == 1, "its late return is not reported"
+
+
+def test_a_task_that_was_placed_here_waits_for_a_slot_unless_it_is_asked_for() -> None:
+    """What any worker may have is given back after a moment; what few others know would only come back here."""
+    app = Orchestrator(database_url="postgresql://nowhere/x", redis_url="redis://nowhere")
+    let_go = threading.Event()
+
+    @app.task(name="waits")
+    def waits() -> None:
+        let_go.wait(60.0)
+
+    reports, held = Reports(), HeldAttempts(capacity=8)
+    runner = Runner(app, reports, Allowed(app, ()))  # type: ignore[arg-type]
+    pool = Pool(runner, None, reports, held, concurrency=1, ttl=1e9, stop_grace=1.0, on_stuck=print)  # type: ignore[arg-type]
+    pool.start()
+
+    def job(letter: bytes, queue: str) -> Job:
+        dispatch = Dispatch(letter * 16, 1, "waits", encode_call("waits", (), {}, 1_000), "default")
+        return Job(dispatch, Bundle("", queue, "", 1), held.add(dispatch.id, 1), time.monotonic())
+
+    first, spared, placed, common = job(b"a", "default"), job(b"b", "@me"), job(b"c", "@me"), job(b"d", "default")
+    pool.submit([first])
+    eventually(lambda: first.stage is Stage.RUNNING, "the only slot is taken")
+    pool.submit([spared, placed, common])
+    eventually(lambda: reports, "somebody has given up waiting")
+    assert reports == [Returned(b"d" * 16, 1, "no free slot")]
+    pool.spare([(b"a" * 16, 1), (b"b" * 16, 1), (b"c" * 16, 2)])
+    assert reports[1:] == [Returned(b"b" * 16, 1, "others have room")], "what runs is not disturbed"
+    let_go.set()
+    eventually(lambda: len(reports) == 4, "the others have run")
+    assert [type(report) for report in reports[2:]] == [Succeeded, Succeeded]
+    assert {report.id for report in reports[2:]} == {b"a" * 16, b"c" * 16}

@@ -351,6 +351,8 @@ class Supervisor:
             return
         if order.stop:
             child.stop(order.stop, time.monotonic(), order.moved)
+        if order.spare:
+            child.send(Command("spare", spare=order.spare))
         if order.go_on and child.doubtful:
             child.doubtful = False
             child.send(Command("resume"))

@@ -13,6 +13,7 @@ from orchestrator.domain.tasks.task import Dispatch, NewTask, parse_options
 from orchestrator.errors import SoftTimeout
 from orchestrator.log_format import TASK_FIELDS
 from orchestrator.trace_context import fields_of
+from orchestrator.transport.keys import is_private
 
 if TYPE_CHECKING:
     from orchestrator.payloads.objects import Output
@@ -136,6 +137,11 @@ class Job:
         self.label = step.get("step", self.label)
         if step.get("count") is not None:
             self.label += f"[{step.get('index')}]"
+
+    @property
+    def is_placed(self) -> bool:
+        """Say whether it was sent to this worker because few others know it; a turn of code is, whoever else could."""
+        return is_private(self.bundle.queue) and not self.dispatch.is_turn_task
 
     @property
     def fields(self) -> dict[str, Any]:

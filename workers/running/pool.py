@@ -35,6 +35,9 @@ _ANNOUNCE_AFTER = 0.05
 """Seconds after which a run is worth a report of its own; most tasks have ended by then."""
 _HAND_BACK_AFTER = 0.2
 """Seconds that a received task may wait for a thread before another worker may have it."""
+_HAND_BACK_PLACED_AFTER = 10.0
+"""The same for one that was sent to this worker alone: few others know it, and the leader asks for it if they have room
+(`spare`). Where all of them are full, it would only come back, and others would have taken its place in the line."""
 _IDLE_LOOK = 1.0
 """Seconds between two looks while nothing is here: the parent wants to see that the clock ticks."""
 _BLOCKED_AFTER = 1.0
@@ -269,7 +272,7 @@ class Pool:
                 self._check_running(job, now)
             elif job.lingers:
                 running += 1
-            elif now - job.received_at > _HAND_BACK_AFTER:
+            elif now - job.received_at > (_HAND_BACK_PLACED_AFTER if job.is_placed else _HAND_BACK_AFTER):
                 stale = True
                 self._hand_back(job, "no free slot")
         self._held.show_running(running)
@@ -340,6 +343,13 @@ class Pool:
                 self._hand_back(job, "cancelled")
         for job in self._reporter.succeeded(wanted):
             self.task_log.dropped(job)
+
+    def spare(self, attempts: Iterable[tuple[bytes, int]]) -> None:
+        """Give these back if they have not begun: others that know them have room."""
+        wanted = set(attempts)
+        for job in list(self._jobs.values()):
+            if (job.dispatch.id, job.dispatch.attempt) in wanted:
+                self._hand_back(job, "others have room")
 
     def hand_back_waiting(self) -> int:
         """Give back what has not begun; return how many."""

@@ -17,7 +17,7 @@ from orchestrator.domain.tasks.task import Dispatch, executor_of
 from orchestrator.references import MARK, SHORTEST
 from orchestrator.scheduler.dispatch.claims import Claims
 from orchestrator.scheduler.dispatch.executing import landed, over_room, place_executions, split
-from orchestrator.scheduler.fleet.capabilities import Crowd
+from orchestrator.scheduler.fleet.capabilities import Crowd, Place
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.news import News
@@ -341,14 +341,15 @@ class Dispatcher(Remembering):
             capabilities.deny(worker, name)
         if capacity.lacking:
             capabilities.lacking.update(capacity.lacking)
-        placed = {}
+        placed: dict[bytes, Place] = {}
         executions: dict[bytes, tuple[str, str]] = {}
         if capabilities.mixed or self._has_executions:
             for task in news.sent():
                 if task.to is not None and executor_of(task.options) is not None:
                     executions[task.id] = task.queue, task.to
                 elif task.to is not None and task.worker is None:
-                    placed[task.id] = task.to
+                    wanted = (task.name, _STORE) if _wants_store(task) else (task.name,)
+                    placed[task.id] = Place(task.to, task.queue, wanted)
         if executions or capabilities.executions:
             capabilities.executions.committed(executions, landed(news, capabilities))
         capabilities.committed(placed, news.over())

@@ -51,6 +51,14 @@ class Crowd(NamedTuple):
         return cls(queue, name, hold.removeprefix("crowded").removeprefix(": "))
 
 
+class Place(NamedTuple):
+    """Where a task was placed, and what has to be known there."""
+
+    worker: str
+    queue: str
+    wanted: tuple[str, ...]
+
+
 class Capabilities:
     """The workers that take tasks, by what they know, and what was placed with each."""
 
@@ -74,8 +82,8 @@ class Capabilities:
         self._who: dict[tuple[str, str], Kinds | None] = {}
         self._denied: dict[str, dict[str, float]] = {}
         self._members: frozenset[str] = frozenset()
-        self._placed: dict[bytes, str] = {}
-        self._left: dict[bytes, str] = {}
+        self._placed: dict[bytes, Place] = {}
+        self._left: dict[bytes, Place] = {}
         self._load: Counter[str] = Counter()
         self._ahead: dict[str, int] = {}
         self._lines: dict[tuple[str, Kinds], list[tuple[int, str]]] = {}
@@ -126,6 +134,11 @@ class Capabilities:
             self._who[key] = None if knowing and len(knowing) == len(kinds) else knowing
         return self._who[key]
 
+    def able(self, queue: str, names: Iterable[str]) -> Kinds:
+        """Return the kinds of workers of a queue that know all of these names."""
+        every = frozenset(self._kinds.get(queue, ()))
+        return every.intersection(*(kinds for name in names if (kinds := self.who(queue, name)) is not None))
+
     def _knows(self, kind: str, name: str) -> bool:
         if name in self._denied.get(kind, ()):
             return False
@@ -148,9 +161,9 @@ class Capabilities:
             for queue in self.mixed
         }
         self.grows = False
-        self._load = Counter(self._placed.values())
+        self._load = Counter(place.worker for place in self._placed.values())
         if self._placed:
-            self._load.subtract(self._placed[task] for task in set(over) if task in self._placed)
+            self._load.subtract(self._placed[task].worker for task in set(over) if task in self._placed)
         self._lines = {}
 
     def executing(self, queue: str, means: str) -> list[str]:
@@ -201,7 +214,7 @@ class Capabilities:
 
     # -- what was placed
 
-    def committed(self, placed: Mapping[bytes, str], over: Iterable[bytes]) -> None:
+    def committed(self, placed: Mapping[bytes, Place], over: Iterable[bytes]) -> None:
         """Remember what was placed, and forget what is no longer in flight."""
         self._left = {task: self._placed.pop(task) for task in over if task in self._placed} if self._placed else {}
         self._placed.update(placed)
@@ -213,4 +226,29 @@ class Capabilities:
 
     def holder(self, task: bytes) -> str | None:
         """Return the worker that a task was placed with, also if the last tick has ended it."""
-        return self._placed.get(task) or self._left.get(task) or self.executions.watcher(task)
+        place = self._placed.get(task) or self._left.get(task)
+        return place.worker if place is not None else self.executions.watcher(task)
+
+    def better_elsewhere(self, waiting: Iterable[bytes]) -> dict[str, list[bytes]]:
+        """Return, by worker, which of these were placed with one that is full, while others have slots for them."""
+        found: dict[str, list[bytes]] = defaultdict(list)
+        free: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        left = Counter({worker: self._free(worker) for worker in self._slots})
+        for task in waiting:
+            place = self._placed.get(task)
+            if place is None or self._running.get(place.worker, 0) < self._slots.get(place.worker, 1):
+                continue  # it is about to begin, or its worker has gone
+            line = free.get(place[1:])
+            if line is None:
+                line = free[place[1:]] = self._of(place.queue, self.able(place.queue, place.wanted))
+            while line and left[line[-1]] <= 0:
+                line.pop()
+            if line:
+                left[line[-1]] -= 1
+                found[place.worker].append(task)
+        return found
+
+    def is_of_use(self, place: Place) -> bool:
+        """Say whether a worker that has not received a task yet is still the one to have it: nobody has a free slot."""
+        able = self._of(place.queue, self.able(place.queue, place.wanted))
+        return place.worker in able and all(self._free(worker) <= 0 for worker in able if worker != place.worker)

@@ -9,7 +9,8 @@ make harmless for everything that moved in between.
     message not received by anyone          leave it alone: a backlog is not a loss
     message to one worker that does not
       receive it, for two seconds           it is busy or gone: take the message back, free; a task only if it can
-                                            be made sure that the worker does not receive it after all
+                                            be made sure that the worker does not receive it after all, and if
+                                            others that know it have free slots, or the worker is gone
     message received by a live worker that
       does not list it, for a whole TTL     the answer to its read was lost: take the message back, free
     message received by a dead worker       a loss: dispatched again, alone
@@ -32,11 +33,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.domain.tasks.task import Lost, Returned
+from orchestrator.scheduler.fleet.capabilities import Place
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.tasks.reports import Reported
 from orchestrator.store.tasks.waiting import InFlight
 from orchestrator.transport.codec import Malformed, decode_dispatches
-from orchestrator.transport.keys import is_private, private_queue
+from orchestrator.transport.keys import is_private, private_queue, worker_of
 from orchestrator.transport.leader.queues import Message, Queues
 
 _MINIMUM_AGE = 1.0
@@ -52,6 +54,8 @@ class Suspicion:
     tasks: list[InFlight] = field(default_factory=list)
     where: dict[tuple[bytes, int], tuple[str, Message]] = field(default_factory=dict)
     """For attempts that still have a message: queue and message."""
+    names: dict[tuple[bytes, int], str] = field(default_factory=dict)
+    """For the same: what they call."""
     taken_back: set[tuple[str, str]] = field(default_factory=set)
     """Queues and messages that were sent to one worker, and that nobody will receive any more."""
     stale: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -80,12 +84,13 @@ class Reconciler:
         for queue in sorted({*sweep, *self._private(suspicion.tasks), *(task.queue for task in suspicion.tasks)}):
             for message in queues.messages(generation, queue):
                 try:
-                    members = [(task.id, task.attempt) for task in decode_dispatches(message.body)]
+                    names = {(task.id, task.attempt): task.name for task in decode_dispatches(message.body)}
                 except Malformed:
                     continue  # the worker that reads it sets it aside
-                for attempt in members:
+                for attempt in names:
                     suspicion.where[attempt] = (queue, message)
-                if not current.intersection(members):
+                suspicion.names.update(names)
+                if not current.intersection(names):
                     suspicion.stale[queue].append(message.entry)
         self._take_back(queues, generation, suspicion)
         return suspicion
@@ -110,7 +115,9 @@ class Reconciler:
             if message is None or message.consumer is not None or task.is_turn_task:
                 continue
             if is_private(queue) and task.age > _UNRECEIVED_AFTER:
-                entries[queue].add(message.entry)
+                place = Place(worker_of(queue), task.queue, (suspicion.names[task.id, task.attempt],))
+                if not self._fleet.capabilities.is_of_use(place):
+                    entries[queue].add(message.entry)
         for queue, unreceived in entries.items():
             taken = queues.take_back(generation, queue, sorted(unreceived))
             suspicion.taken_back.update((queue, entry) for entry in taken)

@@ -22,6 +22,7 @@ from orchestrator.store import fleet as mirror
 from orchestrator.store.fleet import WorkerRow
 from orchestrator.store.tasks import waiting
 from orchestrator.store.tasks.transitions import Moved
+from orchestrator.store.tasks.waiting import InFlight
 from orchestrator.transport.codec import (
     Attempt,
     Heartbeat,
@@ -34,6 +35,8 @@ from orchestrator.transport.keys import private_queue
 from orchestrator.transport.leader.streams import LeaderStreams
 
 _MIRROR_EVERY = 5.0
+_SOON = 1.0
+"""Seconds in which a task that was handed out begins, unless its worker is full."""
 _MOST_SHOWN = 3
 """Tasks that people are shown of a worker that stands still."""
 
@@ -148,6 +151,16 @@ class FleetWatch(Remembering):
                 mirror.mirror(tx.connection, [self._row(beat) for beat in self._fleet.beats.values()], tx.now)
             mirror.mark_gone(tx.connection, list(self._fleet.beats), self._stopped, tx.now)
             recorded.shape = shape
+
+    def ask_back(self, in_flight: Sequence[InFlight]) -> None:
+        """Have workers give back what they have not begun: where others have free slots for it, or it has expired."""
+        attempts = {task.id: task.attempt for task in in_flight if task.status == "dispatched" and task.age > _SOON}
+        wanted = self._fleet.capabilities.better_elsewhere(attempts)
+        for task in in_flight:
+            if task.has_expired and task.id in attempts and (worker := self._fleet.capabilities.holder(task.id)):
+                wanted.setdefault(worker, []).append(task.id)
+        for worker, tasks in wanted.items():
+            self._order(worker, spare=[Attempt(task, attempts[task]) for task in tasks])
 
     def doubt_all(self) -> None:
         """For a while, see for every worker which of its attempts are still current."""

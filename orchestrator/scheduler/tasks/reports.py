@@ -162,6 +162,7 @@ class Reports:
             transitions.adopt_executors(tx.connection, adopted)
         if again:
             news.wakeups.delayed |= any(row.delay > 0 for row in again)
+            news.wakeups.handed_back |= any(row.outcome is None for row in again)
             repeated = transitions.requeue(tx.connection, again, tx.now)
             news.note(repeated, lingering=lingering)
             _count_repeated(news, again, repeated)

@@ -241,12 +241,15 @@ class InFlight(NamedTuple):
     """It carries the turns of a workflow's code, and `worker` may be the one that had the last of them."""
     is_execution: bool = False
     """An executor does it, outside of any slot."""
+    has_expired: bool = False
+    """It should have started by now, or not at all."""
 
 
 _IN_FLIGHT = Prepared[InFlight]("""
 SELECT /* waiting.in_flight */ id, attempt, queue, status, alone, worker,
        extract(epoch FROM now() - dispatched_at)::double precision AS age,
-       lane, coalesce(run_id = id, false) AS is_turn_task, coalesce(options ? 'executor', false) AS is_execution
+       lane, coalesce(run_id = id, false) AS is_turn_task, coalesce(options ? 'executor', false) AS is_execution,
+       coalesce(expires_at <= now(), false) AS has_expired
   FROM orchestrator.tasks WHERE status IN ('dispatched', 'running')
 """)
 

@@ -48,6 +48,7 @@ NEW = {"exact", "list"}
 """What only the newer half of the workers know, where they are of two releases of an application."""
 QUEUES = ("default",)
 _HAND_BACK_AFTER = 0.2
+_HAND_BACK_PLACED_AFTER = 10.0
 _ANNOUNCE_AFTER = 0.05
 _TIMEOUT = 5.0
 _TOO_LATE = 2.0
@@ -239,6 +240,7 @@ class WorkerMachine:
         for _, order in self._inbox.read():
             if order.stop:
                 self._revoke({(attempt.id, attempt.attempt) for attempt in order.stop})
+            self._spare({(attempt.id, attempt.attempt) for attempt in order.spare})
             if order.go_on and child.doubtful:
                 child.doubtful = False
                 child.may_start = True
@@ -354,6 +356,11 @@ class WorkerMachine:
             for job in list(child.waiting):
                 self._hand_back(job, "doubtful or too late")
 
+    def _spare(self, attempts: set[tuple[bytes, int]]) -> None:
+        for job in list(self.child.waiting):
+            if (job.dispatch.id, job.dispatch.attempt) in attempts:
+                self._hand_back(job, "others have room")
+
     def _hand_back(self, job: Job, reason: str) -> None:
         self.child.waiting.remove(job)
         if job.take_back():
@@ -371,7 +378,7 @@ class WorkerMachine:
             if child is not self.child:
                 return
         for job in list(child.waiting):
-            if self.now - job.received_at > _HAND_BACK_AFTER:
+            if self.now - job.received_at > (_HAND_BACK_PLACED_AFTER if job.is_placed else _HAND_BACK_AFTER):
                 self._hand_back(job, "no free slot")
 
     def _begin(self, job: Job) -> None:
