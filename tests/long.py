@@ -24,6 +24,7 @@ _LARGE = (
     "acceptance/test_live_recovery.py::test_who_does_not_read_is_not_waited_for_and_begins_again",
     "acceptance/test_payload_outages.py::test_an_outage_of_the_store_fails_no_workflow",
     "acceptance/test_payloads.py::test_outputs_that_are_very_large_are_answered_by_reference",
+    "acceptance/test_rolling_deploy.py::test_a_task_waits_at_the_worker_that_knows_it_and_leaves_when_another_has_room",
     "acceptance/test_schedules.py::test_a_year_is_filled_in_a_few_at_a_time",
     "acceptance/test_sealed_data.py::test_a_rotation_under_load_that_is_killed_goes_on",
     "acceptance/test_workflows.py::test_the_cost_of_a_task_does_not_grow_with_the_size_of_its_run",

@@ -14,6 +14,9 @@ from tests.acceptance.stack import Process, Stack
 from tests.waiting import eventually
 
 COMMON = """
+import time
+from pathlib import Path
+
 from orchestrator import Orchestrator, WorkflowContext
 
 app = Orchestrator()
@@ -22,6 +25,12 @@ app = Orchestrator()
 @app.task(name="common")
 def common(number: int) -> str:
     return VERSION
+
+
+@app.task(name="hold")
+def hold(until: str) -> None:
+    while not Path(until).exists():
+        time.sleep(0.05)
 """
 ONE = f"""
 VERSION = "one"
@@ -65,8 +74,8 @@ class Deploy:
             (folder / name / "project.py").write_text(text, encoding="utf-8")
         self._folder = folder
         self.app = Orchestrator(stack.settings)
-        for name in ("common", "fresh"):
-            self.app.task(name=name)(lambda number: str(number))
+        for name in ("common", "fresh", "hold"):
+            self.app.task(name=name)(lambda argument: str(argument))
 
         @self.app.workflow(name="order", version=1)
         async def order(ctx: WorkflowContext) -> str:
@@ -74,8 +83,8 @@ class Deploy:
 
         self.order: CodeWorkflow[..., str] = order
 
-    def worker(self, version: str, processes: int = 1) -> Process:
-        return self.stack.worker(processes=processes, folder=self._folder / version)
+    def worker(self, version: str, *options: str, processes: int = 1) -> Process:
+        return self.stack.worker(*options, processes=processes, folder=self._folder / version)
 
     def waiting(self, count: int) -> list[WorkflowHandle[Any]]:
         """Start runs of version one, and wait until all of them wait for a person."""
@@ -105,6 +114,28 @@ def test_tasks_that_half_of_the_workers_know_do_not_go_round(deploy: Deploy) -> 
     assert int(str(most)) <= 5
     assert int(str(all_)) <= 2 * len(fresh)
     assert {handle.result(0) for handle in fresh} == {"two"}
+
+
+def test_a_task_waits_at_the_worker_that_knows_it_and_leaves_when_another_has_room(
+    deploy: Deploy, tmp_path: Path
+) -> None:
+    """Before, it was handed back and sent there again about every second for as long as that worker was busy."""
+    stack, done = deploy.stack, tmp_path / "done"
+    deploy.worker("two", "--concurrency", "1")
+    held = deploy.app.enqueue("hold", str(done))
+    eventually(lambda: held.status() == "running", "its only slot is taken")
+    deploy.worker("one", "--concurrency", "4")
+    fresh = deploy.app.tasks["fresh"].enqueue(1)
+    eventually(lambda: fresh.status() == "dispatched", "it was sent to the busy worker")
+    common = deploy.app.enqueue_many(deploy.app.tasks["common"], [(number,) for number in range(2_000)])
+    assert {handle.result(60) for handle in common} == {"one"}
+    deploy.worker("two", "--concurrency", "1")
+    assert fresh.result(60) == "two"
+    assert held.status() == "running"
+    most = stack.scalar("SELECT max(attempt) FROM orchestrator.ended_tasks WHERE name = 'fresh'")
+    assert int(str(most)) <= 4
+    done.touch()
+    held.result(60)
 
 
 def test_runs_go_on_with_the_version_that_they_began_with(deploy: Deploy) -> None:

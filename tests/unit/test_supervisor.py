@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.settings import Settings
-from orchestrator.transport.codec import Order, decode
+from orchestrator.transport.codec import Attempt, Order, decode
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.workers.parent.child import Child
 from orchestrator.workers.parent.held import HeldAttempts
@@ -78,6 +78,22 @@ def test_an_order_to_end_drains_every_process_once_and_a_signal_after_it_is_the_
         supervisor._on_signal()
         supervisor._heed_signals()
         assert killed == ["w1", "w2", "w3"]
+    finally:
+        for ours, theirs in pipes:
+            ours.close()
+            theirs.close()
+
+
+def test_a_process_is_told_what_the_leader_asks_back_of_it() -> None:
+    supervisor = Supervisor(WorkerSpec(app="shop:app"), Settings(redis_url="redis://localhost:1"))
+    asked = [Attempt(b"a" * 16, 3)]
+    pipes = [Pipe() for _ in range(2)]
+    for place, (ours, _) in enumerate(pipes, 1):
+        supervisor._children[place] = Child(f"w{place}", place, ours, HeldAttempts(capacity=4))
+    try:
+        supervisor._obey("w2", Order(spare=asked))
+        assert not pipes[0][1].poll()
+        assert decode(Command, pipes[1][1].recv_bytes()) == Command("spare", spare=asked)
     finally:
         for ours, theirs in pipes:
             ours.close()
