@@ -42,7 +42,7 @@ from orchestrator.transport.codec import (
     stream_position,
     unpack_attempts,
 )
-from orchestrator.workers.process import Command, Hello, Leaving
+from orchestrator.workers.parent.messages import Command, Hello, Leaving
 from tests.fuzzing import examples
 
 ids = st.binary(min_size=16, max_size=16)

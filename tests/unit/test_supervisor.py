@@ -15,8 +15,8 @@ from orchestrator.transport.codec import Attempt, Order, decode
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.workers.parent.child import Child
 from orchestrator.workers.parent.held import HeldAttempts
+from orchestrator.workers.parent.messages import Command
 from orchestrator.workers.parent.supervisor import Supervisor
-from orchestrator.workers.process import Command
 from orchestrator.workers.spec import WorkerSpec
 
 

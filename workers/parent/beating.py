@@ -9,7 +9,7 @@ from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import names_digest
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.parent.child import Child, ParentProcess
-from orchestrator.workers.process import Command
+from orchestrator.workers.parent.messages import Command
 from orchestrator.workers.spec import WorkerSpec
 
 log = get_logger("worker")

@@ -24,9 +24,9 @@ from orchestrator.telemetry import close_output, get_logger
 from orchestrator.transport.codec import Attempt, Heartbeat, Malformed, decode, encode, names_digest
 from orchestrator.workers.parent.first_word import FirstWord
 from orchestrator.workers.parent.held import Farewell, HeldAttempts, Limit
+from orchestrator.workers.parent.messages import Command, Hello, Leaving
 from orchestrator.workers.parent.parent_death import die_with
 from orchestrator.workers.parent.scaling import ChildState
-from orchestrator.workers.process import Command, Hello, Leaving
 from orchestrator.workers.process import main as run_process
 from orchestrator.workers.running.forks import watch_forks
 from orchestrator.workers.spec import WorkerSpec

@@ -33,11 +33,11 @@ from orchestrator.workers.parent.first_word import FirstWord
 from orchestrator.workers.parent.held import Farewell
 from orchestrator.workers.parent.last_words import LastWords
 from orchestrator.workers.parent.memory import format_memory, noted_memory, resident_memory
+from orchestrator.workers.parent.messages import Command, Hello, Leaving
 from orchestrator.workers.parent.observed import ObservedWorker
 from orchestrator.workers.parent.parent_death import ending
 from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, most_processes, plan
 from orchestrator.workers.parent.signal_wakeup import SignalWakeup
-from orchestrator.workers.process import Command, Hello, Leaving
 from orchestrator.workers.spec import WorkerSpec
 
 log = get_logger("worker")

@@ -1,8 +1,8 @@
 """Worker processes: the product's own reporter and table of held attempts, and a model of the rest.
 
-The model follows `workers/parent/supervisor.py` (heartbeats, orders, doubt, the death of a child), `workers/process.py`
-(receiving) and `workers/running/pool.py` (running, handing back), one small action at a time, so that anything can
-happen between any two of them.
+The model follows `workers/parent/supervisor.py` (heartbeats, orders, doubt, the death of a child),
+`workers/receiving.py` and `workers/running/pool.py` (running, handing back), one small action at a time, so that
+anything can happen between any two of them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,45 @@
+"""What a worker process and its parent say to each other, over the pipe between them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from orchestrator.transport.codec import Attempt, prepare
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """Child to parent: ready, and these are the tasks I know, and the queues I serve."""
+
+    names: list[str]
+    queues: list[str]
+    unserved: list[str]
+    """The other queues of the application, if nobody has chosen."""
+
+
+class Leaving(msgspec.Struct, frozen=True, array_like=True, tag="leaving"):
+    """Child to parent: replace me."""
+
+    reason: str
+    at_once: bool
+    """I take no more tasks already. Otherwise I go on until my successor is ready."""
+    is_last: bool = True
+    """With `at_once`: I end whatever happens. Otherwise I could go on, should there be no successor."""
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True, tag="command"):
+    """Parent to child."""
+
+    verb: Literal["pause", "resume", "drain", "retire", "stay", "stop", "spare"]
+    """`drain`: finish what runs, up to the drain timeout. `retire`: the same, however long it takes. `stay`: there is
+    no successor, so go on although you have run enough tasks."""
+    stop: list[Attempt] = []
+    """With `stop`: the attempts to end."""
+    moved: list[Attempt] = []
+    """Of these, the ones whose task goes on in another attempt."""
+    spare: list[Attempt] = []
+    """With `spare`: the attempts to give back if they have not begun."""
+
+
+prepare(Command, Hello | Leaving)
