@@ -1,0 +1,170 @@
+"""Runs of workflows as code: how they stand, what happened in them, and how they end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from orchestrator.domain.code.activation import NO_HANDLER
+from orchestrator.domain.ids import successor_id, to_text
+from orchestrator.domain.limits.names import scoped
+from orchestrator.domain.runs.verdict import GOES_ON
+from orchestrator.domain.sealed import reveal_error, reveal_event
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState
+from orchestrator.domain.tasks.task import TaskError
+from orchestrator.errors import NotFound, Unavailable, WrongState
+from orchestrator.sdk.backend.asking import overdue
+from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.backend.waiting import EndWaiters, FindEnd
+from orchestrator.sdk.calls.waits import MISSING
+from orchestrator.sdk.code.recording import Recording
+from orchestrator.sdk.waiting.steps import Steps
+from orchestrator.sealing import reveal, reveal_text
+from orchestrator.store.code import histories, reads, runs, signals
+from orchestrator.store.code import keys as run_keys
+from orchestrator.store.code.reads import CodeRunOutcome
+from orchestrator.store.code.signals import Sent
+from orchestrator.store.runs import stuck
+from orchestrator.store.tasks import results
+from orchestrator.transport.codec import Ended
+
+
+class CodeReading:
+    """What a client can see of runs of code."""
+
+    def __init__(self, connections: Connections, waiting: EndWaiters) -> None:
+        self._connections = connections
+        self._waiting = waiting
+
+    def status(self, run: bytes) -> str:
+        """Return the state of the run, or of the one in which it goes on."""
+        _, outcome = self._last(run)
+        return "stuck" if outcome.stuck is not None else outcome.status
+
+    def overdue(self, run: bytes, update: str | None = None) -> str:
+        """Say how a run is, or the one in which it goes on, whose end or answer somebody has waited for in vain.
+
+        Of an update, say whether the code has a handler for it.
+        """
+        try:
+            with self._connections.reading() as connection:
+                last = runs.latest(connection, [run])[run]
+                reason, waiting = stuck.reason(connection, last), reads.waiting(connection, last)
+        except Unavailable:
+            return "Postgres cannot be asked how it is"
+        if reason is not None:
+            return f"It is stuck: {reason['kind']}: {reveal_text(reason['message'])}".removesuffix(".")
+        waiting_updates: list[str] = waiting.get("updates", [])
+        without = next((text for text in waiting_updates if text.startswith(f"{update}{NO_HANDLER}")), None)
+        return overdue(self._connections, last) if without is None else f"It has got update {without}"
+
+    def find(self, workflow: str, key: str) -> bytes | None:
+        """Return the newest run that was started under a chosen id."""
+        full = scoped(workflow, key)
+        with self._connections.reading() as connection:
+            return run_keys.holders(connection, [full]).get(full)
+
+    def history(self, run: bytes) -> Recording:
+        """Return everything that happened in a run."""
+        self._outcome(run)
+        with self._connections.reading() as connection:
+            return Recording(run, [reveal_event(event) for event in histories.read(connection, run)])
+
+    # -- one run, or those in which it goes on
+
+    def _is_there(self, run: bytes) -> bool:
+        with self._connections.reading() as connection:
+            return bool(results.run_states(connection, [run]))
+
+    def _outcome(self, run: bytes) -> CodeRunOutcome:
+        with self._connections.reading() as connection:
+            found = reads.outcome(connection, run)
+            is_there = found is not None or results.progress(connection, run) is not None
+        if not is_there:
+            raise NotFound.by_id("run", to_text(run))
+        if found is None:
+            raise NotFound(
+                f"Run {to_text(run)} is no run of a workflow as code: only those have a history, and can be told, "
+                f"asked and reset. What became of its steps or tasks: orchestrator runs show {to_text(run)}. To do "
+                f"steps again: orchestrator runs rerun {to_text(run)} --from STEP"
+            )
+        return found
+
+    def _last(self, run: bytes) -> tuple[bytes, CodeRunOutcome]:
+        """Return the run in which a run goes on, or itself, and how that stands."""
+        outcome = self._outcome(run)
+        while outcome.reason in GOES_ON:
+            with self._connections.reading() as connection:
+                run = runs.latest(connection, [run])[run]
+            outcome = self._outcome(run)
+        return run, outcome
+
+    def _open(self, run: bytes, verb: str) -> bytes:
+        """Return the same run, if it is open; `verb` says what cannot be done otherwise."""
+        run, outcome = self._last(run)
+        if outcome.status in ENDED_RUN_STATES:
+            raise WrongState(f"Cannot {verb} run {to_text(run)}: it is in state {outcome.status!r}.")
+        return run
+
+    # -- ends
+
+    def wait(self, run: bytes, timeout: float | None, sent: Sent | None = None) -> Steps[Ended | None]:
+        """Wait until a run, or the last of those in which it goes on, has ended; None if it has not by then.
+
+        It goes on in the run that got the signal which was `sent` to it, if it had ended by then.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ended = yield from self._waiting.wait(run, self._end_finder(run, sent), left)
+            following = None if ended is None else self._following(run, ended, sent)
+            if following is None:
+                return ended
+            run, sent = following
+
+    def _following(self, run: bytes, ended: Ended, sent: Sent | None) -> tuple[bytes, Sent | None] | None:
+        """Return what is to be waited for after the end of a run; None if that was it."""
+        if ended.state == RunState.SUCCESS and ended.error is not None:
+            return successor_id(run), sent
+        if sent is None:
+            return None
+        try:
+            reached = self.reached(sent)
+        except Unavailable:
+            reached = None
+        if reached is None:
+            return run, sent  # nobody knows yet: look again
+        return None if reached == sent.run else (reached, None)
+
+    def reached(self, sent: Sent) -> bytes | None:
+        """Return the run that a signal has reached, or None while it is on its way."""
+        with self._connections.reading() as connection:
+            return signals.reached(connection, sent)
+
+    def _end_finder(self, run: bytes, sent: Sent | None) -> FindEnd:
+        def find_end() -> Ended | None:
+            outcome = self._outcome(run)
+            if outcome.status not in ENDED_RUN_STATES or (sent is not None and self.reached(sent) is None):
+                return None
+            if outcome.reason in GOES_ON:
+                return Ended(run, RunState.SUCCESS, None, TaskError("Continued", "It goes on in another run."))
+            error = outcome.error and reveal_error(outcome.error)
+            return Ended(run, outcome.status, reveal(outcome.result), error)
+
+        return find_end
+
+    def find_ends(self, wanted: Sequence[bytes]) -> list[Ended]:
+        """Return those that have ended, go on in another, or are no runs of code; the error of the last says so."""
+        with self._connections.reading() as connection:
+            states = results.run_states(connection, wanted)
+        ends = []
+        for run in wanted:
+            if run in states and states[run] not in ENDED_RUN_STATES:
+                continue
+            try:
+                ended = self._end_finder(run, None)()
+            except NotFound as error:
+                ended = Ended(run, MISSING, None, TaskError(type(error).__name__, str(error)))
+            if ended is not None:
+                ends.append(ended)
+        return ends
