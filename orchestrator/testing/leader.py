@@ -216,8 +216,7 @@ class MemoryLeader:
                     run.early.remove(early)
                     self.settle_promise(run, early)
             case commands.CancelPromise(id=id):
-                if id in run.promises:
-                    run.settled.add(run.promises.pop(id))
+                self._give_up_promise(run, id)
             case commands.StartChildRun():
                 self._start_child(run, command)
             case commands.CancelChildRun(id=id):
@@ -253,6 +252,19 @@ class MemoryLeader:
             return False
         run.early.append(resolution)
         return True
+
+    def _give_up_promise(self, run: Run, identifier: bytes) -> None:
+        """Forget a promise; what was said of it, and the code has not heard, counts for the next of its name."""
+        if identifier in run.promises:
+            run.settled.add(run.promises.pop(identifier))
+            return
+        whats = [event.what for event in run.history]
+        said = [what for what in whats if isinstance(what, history.PromiseSettled) and what.id == identifier]
+        for late in resolutions(said, (what for what in whats if isinstance(what, history.PromiseCreated))):
+            if late.name in run.promises.values():
+                self.settle_promise(run, late)
+            else:
+                run.early.append(late)
 
     @staticmethod
     def _note_state(run: Run, what: history.HistoryItem) -> None:

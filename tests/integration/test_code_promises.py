@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -244,3 +245,36 @@ def test_a_run_that_is_reset_keeps_what_was_early(stage: Stage, waits: CodeWorkf
     stage.rest()
     stage.go(handle, "on", "on")
     assert handle.result(0) == [1, 7]
+
+
+@pytest.mark.parametrize("waits_for_another", [False, True])
+def test_what_is_said_of_a_promise_that_the_code_gives_up_meanwhile_reaches_the_next_of_its_name(
+    system: System, worker: Worker, engine_: Engine, waits_for_another: bool
+) -> None:
+    """Before, the leader accepted it, and the code, which had seen its timeout first, never heard of it."""
+
+    @system.app.workflow(name="waits")
+    async def reminds(ctx: WorkflowContext) -> list[Any]:
+        first = ctx.promise("approval")
+        other = ctx.promise("approval") if waits_for_another else None
+        try:
+            await asyncio.wait_for(first, timeout=5)
+        except TimeoutError:
+            await ctx.signals("go").get()
+        return [await (other or ctx.promise("approval")), await ctx.promise("late")]
+
+    stage = Stage(system, worker, engine_)
+    handle = reminds.start()
+    stage.rest()
+    system.sql("UPDATE orchestrator.timers SET due = now() - interval '1 second'")
+    system.pass_seconds()
+    (given_up,) = [task for task in worker.take() if task.is_turn_task]
+    stage.ask(lambda: handle.resolve("approval", 7))
+    worker.report(act(engine_, given_up))
+    stage.rest()
+    with pytest.raises(WrongState, match="No promise 'approval' is open"):
+        stage.ask(lambda: handle.resolve("approval", 8))
+    stage.go(handle, "on")
+    stage.ask(lambda: handle.resolve("late", 1))
+    stage.rest()
+    assert handle.result(0) == [7, 1]

@@ -2,7 +2,8 @@
 
 Who resolves or rejects a promise need not know how far the code has come. Of a name that the code has not waited for
 yet, the first resolution is kept, and becomes known to the code as soon as it makes the promise. Who comes second is
-told so, as is who comes when a promise of that name was settled or given up, and no other is open.
+told so, as is who comes when a promise of that name was settled or given up, and no other is open. Who comes when the
+code has given it up, and the leader does not know that yet, is early for the next one of the name.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from orchestrator.domain.code.succession import with_seen
 from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import NewTask, TaskError
-from orchestrator.scheduler.code.requests import meet_promises, pass_on_signals
+from orchestrator.scheduler.code.requests import give_up_promises, meet_promises, pass_on_signals
 from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, json_text, mark_stuck, reply
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
@@ -225,7 +225,7 @@ def _carry_out(tx: Transaction, news: News, nesting: Nesting, batches: Mapping[b
     if wanted.promises:
         expectations.create_promises(tx.connection, wanted.promises)
     if wanted.forgotten_promises:
-        expectations.forget_promises(tx.connection, wanted.forgotten_promises)
+        give_up_promises(tx, wanted.forgotten_promises)
     if wanted.promises:
         given_up = set(wanted.forgotten_promises)
         meet_promises(tx, [one for one in wanted.promises if (one.run, one.id) not in given_up])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -13,13 +13,14 @@ from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Query
 from orchestrator.domain.code.history import Fact
 from orchestrator.domain.code.promises import Resolution
+from orchestrator.domain.code.promises import resolutions as resolutions_of
 from orchestrator.domain.ids import about_run, to_text
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.runs import append_facts, reply
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.transaction import Transaction
-from orchestrator.store.code import expectations, resolutions
+from orchestrator.store.code import expectations, histories, resolutions
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
@@ -167,6 +168,29 @@ def meet_promises(tx: Transaction, created: Sequence[NewPromise]) -> None:
         resolutions.remove(tx.connection, met)
         expectations.forget_promises(tx.connection, gone)
         append_facts(tx, facts)
+
+
+def give_up_promises(tx: Transaction, given_up: Sequence[tuple[bytes, bytes]]) -> None:
+    """Forget promises that code waits for no longer.
+
+    Somebody may have settled one that the code had given up, and been told that it is done: the leader did not know
+    yet. What was said then counts for the next promise of the name, as if it had come a moment later.
+    """
+    unheard = set(given_up).difference(expectations.forget_promises(tx.connection, given_up))
+    if not unheard:
+        return
+    runs = list({run for run, _ in unheard})
+    facts = [(run, fact) for run, fact in histories.settled(tx.connection, runs) if (run, fact.id) in unheard]
+    created = histories.promises(tx.connection, runs)
+    numbers = Counter({(kept.run, kept.what.name): kept.number for kept in resolutions.of_runs(tx.connection, runs)})
+    late: list[Kept] = []
+    for run, fact in facts:
+        (what,) = resolutions_of([fact], created[run])
+        numbers[run, what.name] += 1
+        late.append(Kept(run, numbers[run, what.name], what))
+    resolutions.keep(tx.connection, late)
+    waiting = expectations.open_promises(tx.connection, runs)
+    meet_promises(tx, [NewPromise(run, promise, name, 0) for run, promise, name in waiting])
 
 
 def _resolution(item: Request) -> Resolution:

@@ -31,15 +31,17 @@ _FORGET_TIMERS = Prepared[None](f"""
 DELETE /* expectations.forget_timers */ FROM orchestrator.timers t USING {_GONE}
  WHERE t.run_id = gone.run_id AND t.id = gone.id
 """)
-_FORGET_PROMISES = Prepared[None](f"""
+_FORGET_PROMISES = Prepared[tuple[bytes, bytes]](f"""
 WITH /* expectations.forget_promises */ gone AS (
     DELETE FROM orchestrator.promises p USING {_GONE}
      WHERE p.run_id = gone.run_id AND p.id = gone.id
-    RETURNING p.run_id, p.name
+    RETURNING p.run_id, p.id, p.name
+), noted AS (
+    INSERT INTO orchestrator.resolutions (run_id, name, number)
+    SELECT DISTINCT run_id, name, 0 FROM gone
+        ON CONFLICT DO NOTHING
 )
-INSERT INTO orchestrator.resolutions (run_id, name, number)
-SELECT DISTINCT run_id, name, 0 FROM gone
-    ON CONFLICT DO NOTHING
+SELECT run_id, id FROM gone
 """)
 
 
@@ -48,9 +50,12 @@ def forget_timers(connection: Connection, timers: Sequence[tuple[bytes, bytes]])
     _FORGET_TIMERS(connection, _GONE(timers))
 
 
-def forget_promises(connection: Connection, promises: Sequence[tuple[bytes, bytes]]) -> None:
-    """Remove promises, by run and id; that there was one of its name is remembered (`store/code/resolutions.py`)."""
-    _FORGET_PROMISES(connection, _GONE(promises))
+def forget_promises(connection: Connection, promises: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Remove promises, by run and id; return those that were open.
+
+    That there was one of its name is remembered (`store/code/resolutions.py`).
+    """
+    return _FORGET_PROMISES(connection, _GONE(promises))
 
 
 _FIRE = Prepared[tuple[bytes, bytes]]("""

@@ -257,6 +257,17 @@ def said(connection: Connection, runs: Sequence[tuple[bytes, int]]) -> dict[byte
     return by_run(_SAID(connection, _WANTED(runs)))
 
 
+_SETTLED = Prepared[tuple[bytes, bytes]]("""
+SELECT /* histories.settled */ run_id, data FROM orchestrator.histories
+ WHERE run_id = ANY(%(ids)s::uuid[]) AND kind IN ('promise_resolved', 'promise_rejected') ORDER BY run_id, number
+""")
+
+
+def settled(connection: Connection, runs: Sequence[bytes]) -> list[tuple[bytes, history.PromiseSettled]]:
+    """Return what became of promises of runs, in order."""
+    return [(run, _decode.decode(data)) for run, data in _SETTLED(connection, ids=runs)]
+
+
 _PROMISES = Prepared[tuple[bytes, bytes]]("""
 SELECT /* histories.promises */ run_id, data FROM orchestrator.histories
  WHERE run_id = ANY(%(ids)s::uuid[]) AND kind = 'promise_created' ORDER BY run_id, number

@@ -548,3 +548,21 @@ def test_a_promise_may_be_resolved_early(way: list[str]) -> None:
         return await run.result()
 
     assert started(approved, resolve) == 7
+
+
+@app.workflow
+async def reminded(ctx: WorkflowContext, another: bool) -> Any:
+    first = ctx.promise("approval")
+    other = ctx.promise("approval") if another else None
+    await ctx.signals("go").get()
+    first.cancel()
+    return [await (other or ctx.promise("approval"))]
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_what_is_said_of_a_promise_that_the_code_gives_up_reaches_the_next_of_its_name(another: bool) -> None:
+    async def resolve(run: TestedRun[Any], _: WorkflowTest) -> Any:
+        await asyncio.gather(run.signal("go"), run.resolve("approval", 7))
+        return await run.result()
+
+    assert started(reminded, resolve, another) == [7]
