@@ -12,8 +12,7 @@ from sqlalchemy import Engine
 from starlette.applications import Starlette
 
 from orchestrator.api.app import create_app
-from orchestrator.api.routes import ROUTES
-from orchestrator.api.routes import tasks as task_routes
+from orchestrator.api.routes import ROUTES, enqueueing
 from orchestrator.settings import load_settings
 from orchestrator.store.database import engine_for
 
@@ -108,7 +107,7 @@ def test_a_task_of_many_with_a_key_of_its_own_goes_by_that(app: Starlette, engin
 
 
 def test_more_tasks_than_keys_can_be_locked_for_are_refused(app: Starlette, engine: Engine) -> None:
-    most = task_routes._MOST_UNDER_A_KEY
+    most = enqueueing._MOST_UNDER_A_KEY
     assert len(bulk(app, "k", *[call("t.a", 1)] * most).json()["ids"]) == most
     assert bulk(app, "l", *[call("t.a", 1)] * (most + 1)).status_code == 422
     assert count(engine) == most

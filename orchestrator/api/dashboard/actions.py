@@ -11,7 +11,19 @@ from orchestrator.api.dashboard.pages import tasks as task_pages
 from orchestrator.api.dashboard.serving import Action
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.reach import WHOLE, WITHIN
-from orchestrator.api.routes import ROUTES, cancels, code, fleet, flows, queues, runs, schedules, tasks, workflows
+from orchestrator.api.routes import (
+    ROUTES,
+    cancels,
+    code,
+    fleet,
+    flows,
+    queues,
+    redrives,
+    runs,
+    schedules,
+    tasks,
+    workflows,
+)
 from orchestrator.domain.access import Scope
 
 
@@ -55,7 +67,7 @@ def _of_keys(path: str, call: Callable[..., Any], said: str = "") -> Action:
 ACTIONS: tuple[Action, ...] = (
     _action(tasks.retry_task, "The task is tried again."),
     _action(tasks.cancel_task, "The task is being cancelled."),
-    _action(tasks.retry_failed, "Tried again: {answer.tasks:,}."),
+    _action(redrives.retry_failed, "Tried again: {answer.tasks:,}."),
     _action(cancels.cancel_tasks, "Being cancelled: {answer.tasks:,}."),
     _own("/ui/tasks/cancel-chosen", task_pages.cancel_chosen),
     _own("/ui/tasks/retry-chosen", task_pages.retry_chosen),

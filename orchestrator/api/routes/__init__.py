@@ -9,6 +9,7 @@ from orchestrator.api.routes import (
     cancels,
     client,
     code,
+    enqueueing,
     fleet,
     flow_seed,
     flows,
@@ -16,6 +17,7 @@ from orchestrator.api.routes import (
     pull,
     quarantine,
     queues,
+    redrives,
     registry,
     runs,
     schedules,
@@ -27,7 +29,9 @@ from orchestrator.api.routes import (
 )
 
 ROUTES: tuple[Endpoint, ...] = (
+    *enqueueing.routes,
     *tasks.routes,
+    *redrives.routes,
     *task_values.routes,
     *cancels.routes,
     *queues.routes,

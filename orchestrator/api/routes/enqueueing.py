@@ -1,0 +1,154 @@
+"""Tasks enqueued, one or many."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from orchestrator.api.context import Api
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.problems import Refused, at, refused
+from orchestrator.api.reach import WITHIN, check_queue
+from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask, UniqueKey
+from orchestrator.errors import InvalidTask
+from orchestrator.sdk.tasks.by_name import call_by_name
+from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, once
+
+routes = Routes("tasks", "/api/v1/tasks")
+
+_EXAMPLE = {"name": "shop.tasks.resize", "args": ["a.png"], "kwargs": {"width": 200}, "queue": "images"}
+_MOST_AT_ONCE = 10_000
+_MOST_UNDER_A_KEY = 1_000
+"""Each locks a key of its own, and Postgres has room for some thousands of locks."""
+_ONE_KEY = "unique_key and the header Idempotency-Key: give one of them, not both."
+
+
+class NewCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task to enqueue: its name, its arguments, and how it is to run."""
+
+    name: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    queue: str | UnsetType = UNSET
+    """The queue it waits in; `default` if none is given."""
+    priority: int | UnsetType = UNSET
+    """From -100 to 100; higher goes first."""
+    delay: float | UnsetType = UNSET
+    """Seconds before it may start."""
+    eta: datetime | UnsetType = UNSET
+    """The time, with its zone, before which it may not start."""
+    expires: float | UnsetType = UNSET
+    """Seconds within which it must have started; otherwise it fails as expired."""
+    retries: int | UnsetType = UNSET
+    """How often a failed attempt is tried again."""
+    timeout: float | UnsetType = UNSET
+    """Seconds that one attempt may run."""
+    unique_key: str | UnsetType = UNSET
+    """A key that only one such task may have at a time."""
+    on_duplicate: DuplicatePolicy | UnsetType = UNSET
+    """If another has the key: `return` that one's id, `replace` its arguments while it waits, or `raise`."""
+    idempotency_key: str | UnsetType = UNSET
+    """The same key enqueues the task once, however often it is tried. The header Idempotency-Key says the same."""
+    concurrency_key: str | UnsetType = UNSET
+    """Whom it is for: keys take turns."""
+    store_result: bool | UnsetType = UNSET
+    """Keep what it returns."""
+    redact: list[str] | UnsetType = UNSET
+    """Names of arguments, and of fields in these and in the result, that nobody is shown; `@0` is the first argument
+    without a name."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that are given."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__[3:]}
+        return {name: value for name, value in given.items() if value is not UNSET}
+
+
+class Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tasks to enqueue together, all or none."""
+
+    tasks: Annotated[list[NewCall], Meta(max_length=_MOST_AT_ONCE)]
+
+
+class Enqueued(msgspec.Struct, frozen=True):
+    """A task that is stored, and will run."""
+
+    id: UUID
+
+
+class EnqueuedMany(msgspec.Struct, frozen=True):
+    """Tasks that are stored, in the order in which they were given."""
+
+    ids: list[UUID]
+
+
+def new_task(api: Api, call: NewCall, reach: Reach, key: str | None = None) -> NewTask:
+    """Return a task as it is stored; raises what a caller should know."""
+    given = call.options()
+    if key is not None and given.setdefault("idempotency_key", key) != key:
+        raise refused(422, "The request does not fit", "Idempotency-Key and idempotency_key differ.")
+    task = call_by_name(api.settings, call.name, call.args, call.kwargs, options=given, queue=DEFAULT_QUEUE)
+    check_queue(reach, task.queue)
+    if task.unique is not None and task.unique.same_call:
+        return _with_key(task, task.unique)
+    return task
+
+
+def _with_key(task: NewTask, unique: UniqueKey) -> NewTask:
+    """Return a task under a key that belongs to the whole request, options and all."""
+    return msgspec.structs.replace(task, unique=msgspec.structs.replace(unique, same_options=True))
+
+
+@routes.post("", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[_EXAMPLE])
+async def enqueue(api: Api, body: NewCall, key: str | None, reach: Reach) -> Enqueued:
+    """Enqueue a task. It is durable when this is answered.
+
+    Whether its arguments fit is for the worker to say, who knows it. A repeated request with the same
+    `Idempotency-Key` gives the id of the first, and one with other arguments or options is refused.
+    """
+    return Enqueued(UUID(bytes=await api.backend.tasks.aenqueue(new_task(api, body, reach, key), reach.queues)))
+
+
+@routes.post("/bulk", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[{"tasks": [_EXAMPLE, _EXAMPLE]}])
+def enqueue_many(api: Api, body: Calls, key: str | None, reach: Reach) -> EnqueuedMany:
+    """Enqueue many tasks, all or none.
+
+    A repeated request with the same `Idempotency-Key` gives the ids of the first, and other tasks under it are refused.
+    Then there may be a thousand of them. A task with an `idempotency_key` of its own goes by that.
+    """
+    tasks = [_numbered(api, index, call, reach) for index, call in enumerate(body.tasks)]
+    if key is None:
+        created = api.backend.tasks.enqueue_many(tasks, reach.queues)
+    else:
+        created = _enqueue_once(api, tasks, key, reach)
+    return EnqueuedMany([UUID(bytes=id) for id in created])
+
+
+def _numbered(api: Api, index: int, call: NewCall, reach: Reach) -> NewTask:
+    """Return one of many tasks; what is wrong with it says which."""
+    try:
+        return new_task(api, call, reach)
+    except (InvalidTask, Refused) as error:
+        raise at(f"#/tasks/{index}", error) from error
+
+
+def _enqueue_once(api: Api, tasks: list[NewTask], key: str, reach: Reach) -> list[bytes]:
+    """Enqueue tasks under one key, of which each has a part: it is no name's own, so that other names meet it, too."""
+    if len(tasks) > _MOST_UNDER_A_KEY:
+        found = f"found {len(tasks):,}. Send them in parts, each with a key of its own."
+        raise refused(
+            422, "The request does not fit", f"#/tasks: expected at most {_MOST_UNDER_A_KEY:,} with a key; {found}"
+        )
+    period = api.settings.idempotency_period
+    keyed = []
+    for index, task in enumerate(tasks):
+        if task.unique is None:
+            task = _with_key(task, once("", f"{key}/{index}", period))
+        elif not task.unique.same_call:
+            raise refused(422, "The request does not fit", f"#/tasks/{index}: {_ONE_KEY}")
+        keyed.append(task)
+    return api.backend.tasks.enqueue_once(keyed, once("", f"{key}/{len(tasks)}", period).key, reach.queues)
