@@ -18,7 +18,7 @@ from orchestrator.store.audit import AuditEntry, AuditFilter
 routes = Routes("audit", "/api/v1/audit")
 
 
-class AuditQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WantedLines(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which lines to show."""
 
     who: str | None = None
@@ -31,9 +31,14 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Only to this one: an id or a name."""
     since: datetime | None = None
     until: datetime | None = None
-    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
     cursor: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
     """`next` of the page before."""
+
+
+class AuditQuery(WantedLines, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which lines to show, and how many."""
+
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
 
 
 class AuditPage(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ LARGEST_OUTPUTS = 16_000_000
 """Bytes from the payload store that one answer has of all outputs together: more is read task by task."""
 
 
-class RunQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WantedRuns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which runs to list."""
 
     status: tuple[RunState, ...] = ()
@@ -47,9 +47,14 @@ class RunQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Only those that cannot go on."""
     since: datetime | None = None
     until: datetime | None = None
-    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
     cursor: UUID | None = None
     """`next` of the page before."""
+
+
+class RunQuery(WantedRuns, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which runs to list, and how many."""
+
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
 
 
 class CodeAnswer(msgspec.Struct, frozen=True):

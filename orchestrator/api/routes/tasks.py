@@ -65,7 +65,7 @@ class TaskAnswer(msgspec.Struct, frozen=True):
     """The task that enqueued it while it ran, or that it follows."""
 
 
-class TaskQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WantedTasks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which tasks to list."""
 
     status: tuple[TaskState, ...] = ()
@@ -79,9 +79,14 @@ class TaskQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Ended before this time."""
     error: str | None = None
     """Part of the error's type or message, in any case."""
-    limit: Limit = PAGE
     cursor: UUID | None = None
     """`next` of the page before."""
+
+
+class TaskQuery(WantedTasks, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which tasks to list, and how many."""
+
+    limit: Limit = PAGE
 
 
 @routes.get("", about=WITHIN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated
 
 import msgspec
@@ -24,23 +24,10 @@ from orchestrator.store import keys
 routes = Routes("dashboard", "/ui")
 
 
-class AuditQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which lines to show."""
-
-    who: str | None = None
-    act: str | None = None
-    kind: str | None = None
-    target: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    cursor: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
-
-
 @routes.get("/audit", about=WHOLE, scope=Scope.ADMIN, media_type=HTML)
-def show_audit(api: Api, query: AuditQuery) -> Response:
+def show_audit(api: Api, query: audit_routes.WantedLines) -> Response:
     """Show who did what."""
-    given = {name: getattr(query, name) for name in query.__struct_fields__}
-    found = audit_routes.list_audit(api, audit_routes.AuditQuery(**given))
+    found = audit_routes.list_audit(api, audit_routes.AuditQuery(**msgspec.structs.asdict(query)))
     return page("audit.html", query=query, found=found)
 
 

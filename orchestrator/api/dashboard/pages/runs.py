@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -32,25 +31,10 @@ _MOST_TASKS = 50
 _MOST_EVENTS = 300
 
 
-class RunsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which runs to show."""
-
-    status: tuple[RunState, ...] = ()
-    workflow: str | None = None
-    name: str | None = None
-    tag: tuple[str, ...] = ()
-    parent: UUID | None = None
-    stuck: bool = False
-    since: datetime | None = None
-    until: datetime | None = None
-    cursor: UUID | None = None
-
-
 @routes.get("", about=WITHIN, media_type=HTML)
-def list_runs(api: Api, query: RunsQuery, reach: Reach) -> Response:
+def list_runs(api: Api, query: run_routes.WantedRuns, reach: Reach) -> Response:
     """List runs."""
-    given = {name: getattr(query, name) for name in query.__struct_fields__}
-    found = run_routes.list_page(api, run_routes.RunQuery(**given), reach)
+    found = run_routes.list_page(api, run_routes.RunQuery(**msgspec.structs.asdict(query)), reach)
     return page("runs.html", query=query, found=found, states=list(RunState))
 
 

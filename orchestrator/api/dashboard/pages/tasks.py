@@ -38,24 +38,10 @@ _MOST_CHILDREN = 50
 """Tasks and runs that are listed of those that a task enqueued."""
 
 
-class TasksQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which tasks to show."""
-
-    status: tuple[TaskState, ...] = ()
-    queue: str | None = None
-    name: str | None = None
-    run: UUID | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    error: str | None = None
-    cursor: UUID | None = None
-
-
 @routes.get("", about=WITHIN, media_type=HTML)
-def list_tasks(api: Api, query: TasksQuery, reach: Reach) -> Response:
+def list_tasks(api: Api, query: task_routes.WantedTasks, reach: Reach) -> Response:
     """List tasks."""
-    given = {name: getattr(query, name) for name in query.__struct_fields__}
-    found = task_routes.list_tasks(api, task_routes.TaskQuery(**given), reach)
+    found = task_routes.list_tasks(api, task_routes.TaskQuery(**msgspec.structs.asdict(query)), reach)
     open_states = [state for state in query.status if state in OPEN_TASK_STATES]
     is_open = len(open_states) == len(query.status) and (query.since, query.until, query.error) == (None, None, None)
     return page("tasks.html", query=query, found=found, states=list(TaskState), is_open=is_open)
