@@ -34,11 +34,6 @@ class Trace(NamedTuple):
     def __str__(self) -> str:
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
-    @property
-    def is_recorded(self) -> bool:
-        """Say whether somebody keeps the spans of this trace."""
-        return bool(int(self.flags, 16) & 1)
-
 
 def parse(text: str | None) -> Trace | None:
     """Return a traceparent in parts, or None where it is none: such a header is to be ignored."""

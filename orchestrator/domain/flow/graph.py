@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -76,13 +76,6 @@ def approvals(flow: Flow, above: str = "") -> Iterator[tuple[str, str]]:
 def _overridden(found: Exec, more: Exec) -> Exec:
     given = {name: getattr(more, name) for name in (*_OWN, "prep", "post") if getattr(more, name)}
     return msgspec.structs.replace(found, **given, params=found.params | more.params)
-
-
-class Branch(NamedTuple):
-    """One task of a node."""
-
-    exec: Exec
-    input: Any
 
 
 def branches(graph: Graph, key: str, node: Node, params: Mapping[str, Any]) -> list[Exec]:
