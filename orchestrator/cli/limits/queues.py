@@ -6,18 +6,16 @@ from contextlib import closing
 from typing import Any
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from orchestrator.cli.terminal.options import json_option, yes_option
 from orchestrator.cli.terminal.output import (
     confirm,
-    console,
     counted,
+    counting_bar,
     echo,
     on_terminal,
     print_json,
     print_table,
-    text_column,
 )
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import sending
@@ -262,14 +260,7 @@ def drain(name: str, timeout: float | None, new: bool) -> None:
 
 
 def _drain_with_bar(queue: Queue, timeout: float | None) -> None:
-    columns: tuple[Any, ...] = (
-        text_column("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console()) as progress:
+    with counting_bar() as progress:
         bar = progress.add_task(queue.name, total=None)
         most = 0
 

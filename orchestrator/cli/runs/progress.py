@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 
 from rich.console import RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from orchestrator.cli.runs.view import Line, changes, draw, to_lines
-from orchestrator.cli.terminal.output import console, echo, on_terminal, text_column
+from orchestrator.cli.terminal.output import console, counting_bar, echo, on_terminal, text_column
 from orchestrator.cli.terminal.times import present
 from orchestrator.cli.terminal.waiting import ObstacleNotices
 from orchestrator.domain.states import ENDED_RUN_STATES
@@ -28,15 +27,6 @@ from orchestrator.store.schedules.backfills import BackfillView
 _INTERVAL = 0.25
 _REFRESH = 0.5
 """Seconds between two looks at the steps of a run; its end is announced."""
-
-_BAR = (
-    text_column("{task.description}"),
-    BarColumn(),
-    MofNCompleteColumn(),
-    text_column("{task.fields[remark]}"),
-    TimeElapsedColumn(),
-    TimeRemainingColumn(),
-)
 
 T = TypeVar("T")
 
@@ -90,7 +80,7 @@ def watch_backfill(read: Callable[[], BackfillView]) -> BackfillView:
 
     if not on_terminal():
         return follow(lambda view: echo(backfill_line(view)))
-    with Progress(*_BAR, console=console()) as progress:
+    with counting_bar(text_column("{task.fields[remark]}")) as progress:
         bar = progress.add_task("", remark="")
         return follow(
             lambda view: progress.update(
@@ -147,7 +137,7 @@ def _follow_closely(
 
 
 def _with_bar(read: Callable[[], RunView]) -> RunView:
-    with Progress(*_BAR, console=console()) as progress:
+    with counting_bar(text_column("{task.fields[remark]}")) as progress:
         bar = progress.add_task("", remark="")
 
         def show(run: RunView) -> None:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from redis import Redis
 from redis.exceptions import RedisError
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
 from orchestrator.cli.terminal.options import app_option, json_option
-from orchestrator.cli.terminal.output import console, counted, echo, on_terminal, print_json, text_column
+from orchestrator.cli.terminal.output import counted, counting_bar, echo, on_terminal, print_json
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import ConfigurationError, OrchestratorError, did_you_mean
 from orchestrator.harmless import without_password
@@ -177,14 +176,7 @@ def _bar(queue: str, total: int, as_json: bool) -> Iterator[Callable[[int], None
     if as_json or not on_terminal():
         yield lambda _: None
         return
-    columns: tuple[Any, ...] = (
-        text_column("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console()) as progress:
+    with counting_bar() as progress:
         bar = progress.add_task(queue, total=total)
         yield lambda more: progress.advance(bar, more)
 

@@ -16,7 +16,15 @@ import click
 import msgspec
 from rich.cells import cell_len
 from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
-from rich.progress import TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 from rich.text import Text
 
@@ -97,6 +105,12 @@ def text_column(template: str) -> TextColumn:
 def on_terminal() -> bool:
     """Say whether people read what is printed, in lines of a certain width."""
     return sys.stdout.isatty()
+
+
+def counting_bar(*more: ProgressColumn) -> Progress:
+    """Return a bar of how many are done of how many, with `more` columns behind the numbers."""
+    numbers = (text_column("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*numbers, *more, TimeElapsedColumn(), TimeRemainingColumn(), console=console())
 
 
 def console() -> Console:
