@@ -1,25 +1,24 @@
 """Collect stored payloads that nobody names, where the leader has a payload store.
 
-In a thread and on a connection of its own, as pruning is, and as little in the way. It only ever deletes what no row
-names, so nothing happens if a deposed leader goes on for a while.
+In rounds, as pruning is, and as little in the way. It only ever deletes what no row names, so nothing happens if a
+deposed leader goes on for a while.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 
-from sqlalchemy import Connection, Engine, exc
+from sqlalchemy import Connection, Engine
 
-from orchestrator.errors import Unavailable
 from orchestrator.payloads.collector import Collector
 from orchestrator.payloads.leftovers import collect_leftovers
+from orchestrator.scheduler.upkeep.rounds import Rounds
 from orchestrator.sdk.values.stores import store_of
 from orchestrator.settings import Settings
 from orchestrator.store import payloads
-from orchestrator.telemetry import first_line, get_logger
+from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
 
@@ -27,7 +26,6 @@ _EVERY = 3_600.0
 """Seconds from the end of one round to the next."""
 _SETTLED = 60.0
 """Seconds after which a transaction that was open has ended, or the server has ended it."""
-_SHORTEST_REST = 0.01
 _SLICE = 1_000
 
 
@@ -43,23 +41,7 @@ class PayloadCollection:
     def start(self) -> None:
         """Begin to wait for leadership, if there is a store."""
         if self._settings.payload_store:
-            threading.Thread(target=self._run, name="payloads", daemon=True).start()
-
-    def _run(self) -> None:
-        pause = threading.Event()
-        while True:
-            self._leading.wait()
-            try:
-                with self._engine.connect() as connection:
-                    began = time.monotonic()
-                    for rest in self.steps(connection):
-                        pause.wait(rest or max(_SHORTEST_REST, 9 * (time.monotonic() - began)))
-                        if not self._leading.is_set():
-                            break
-                        began = time.monotonic()
-            except (exc.SQLAlchemyError, Unavailable) as error:
-                log.warning("collecting payloads put off: %s", first_line(error))
-            pause.wait(_EVERY)
+            Rounds("collecting payloads", self._engine, self._leading, self.steps, every=_EVERY).start()
 
     def steps(self, connection: Connection) -> Iterator[float]:
         """Collect once; yields after every step how long to rest at least."""

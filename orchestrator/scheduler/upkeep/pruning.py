@@ -1,32 +1,27 @@
 """Forget what ended long ago, as the settings and the queues say.
 
-The leader does this in a thread and on a connection of its own, beside its ticks: a thousand rows at a time, at rest
-for nine tenths of the time. It only ever deletes what has ended, and each statement stands for itself, so that nothing
-happens if a deposed leader forgets another slice.
+The leader does this in rounds beside its ticks, a thousand rows at a time. It only ever deletes what has ended, and
+each statement stands for itself, so that nothing happens if a deposed leader forgets another slice.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from datetime import datetime
 
-from sqlalchemy import Connection, Engine, exc
+from sqlalchemy import Connection, Engine
 
+from orchestrator.scheduler.upkeep.rounds import Rounds
 from orchestrator.settings import Settings
 from orchestrator.store import audit, logs, retention, sessions, throughput
 from orchestrator.store.limits import lanes
 from orchestrator.store.retention import BEGINNING, Kind, Walk
 from orchestrator.store.tasks import unique
-from orchestrator.telemetry import get_logger
-
-log = get_logger("scheduler")
 
 _SLICE = 1_000
 _EVERY = 10.0
 """Seconds from the end of one round to the next."""
-_SHORTEST_REST = 0.01
 
 
 class Pruner:
@@ -42,25 +37,10 @@ class Pruner:
 
     def start(self) -> None:
         """Begin to wait for leadership."""
-        threading.Thread(target=self._run, name="pruning", daemon=True).start()
+        Rounds("pruning", self._engine, self._leading, self._steps, every=_EVERY, start_over=self._start_over).start()
 
-    def _run(self) -> None:
-        pause = threading.Event()
-        while True:
-            self._leading.wait()
-            try:
-                with self._engine.connect() as connection:
-                    began = time.monotonic()
-                    for _ in self.slices(connection):
-                        pause.wait(max(_SHORTEST_REST, 9 * (time.monotonic() - began)))
-                        if not self._leading.is_set():
-                            self._start_over()
-                            break
-                        began = time.monotonic()
-            except exc.SQLAlchemyError as error:
-                log.warning("pruning put off: %s", str(error).strip().split("\n", 1)[0])
-                self._start_over()
-            pause.wait(_EVERY)
+    def _steps(self, connection: Connection) -> Iterator[float]:
+        return (0.0 for _ in self.slices(connection))
 
     def _start_over(self) -> None:
         """Walk from the beginning next time: something may have been left half done."""
