@@ -18,9 +18,9 @@ from orchestrator.domain.tasks.starts import START, CodeTarget
 from orchestrator.domain.tasks.task import NewTask, TaskOptions, UniqueKey
 from orchestrator.errors import InvalidTask, InvalidWorkflow, PayloadError
 from orchestrator.references import may_hold_references
+from orchestrator.sdk.checks import check_label, check_name, check_rate, check_retention, check_tags
 from orchestrator.sdk.dag.definitions import checked
 from orchestrator.sdk.flow import reading
-from orchestrator.sdk.tasks.options import check_label, check_name, check_rate, check_retention, check_tags
 from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.sealing import is_sealed
 from orchestrator.settings import Settings

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from orchestrator.domain.tasks.starts import StartMany, as_task
 from orchestrator.errors import InvalidTask, NotFound
+from orchestrator.sdk.checks import check_name, shown
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.context import WorkflowContext
 from orchestrator.sdk.code.handle import WorkflowHandle
@@ -30,7 +31,7 @@ from orchestrator.sdk.tasks.context import TaskContext, current_runtime
 from orchestrator.sdk.tasks.given import GivenOptions, GivenToWorkflows
 from orchestrator.sdk.tasks.handle import Handle, RunHandle
 from orchestrator.sdk.tasks.many import Call, new_tasks
-from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, OPTION_NAMES, CallOptions, check_name, shown, with_options
+from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, OPTION_NAMES, CallOptions, with_options
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.tasks.task import Task, task_name
 from orchestrator.sdk.waiting.twins import twin

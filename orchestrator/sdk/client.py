@@ -8,8 +8,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import ConfigurationError, NotDeterministic
+from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.inside import inside_workflow
-from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, check_name
+from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
 from orchestrator.sdk.waiting.per_process import ProcessLock
 from orchestrator.sdk.waiting.threads import Threads
 from orchestrator.sdk.waiting.undisturbed import undisturbed

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.errors import InvalidTask, NotFound, ResultTimeout, did_you_mean
+from orchestrator.sdk.checks import check_name, check_rate, check_retention
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.tasks.options import check_name, check_rate, check_retention
 from orchestrator.sdk.waiting.steps import Pause, Steps, check_timeout, complete
 from orchestrator.sdk.waiting.twins import twin
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.errors import InvalidTask, InvalidWorkflow, ResultTimeout
+from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.workflow import CodeWorkflow, Registry
@@ -24,7 +25,6 @@ from orchestrator.sdk.dag.registered import check_fit, take_over
 from orchestrator.sdk.flow.handle import FlowHandle
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.handle import RunHandle
-from orchestrator.sdk.tasks.options import check_name
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.waiting.steps import Pause, Steps, check_timeout, complete
 from orchestrator.sdk.waiting.twins import twin

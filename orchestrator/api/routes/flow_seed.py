@@ -22,9 +22,9 @@ from orchestrator.api.reach import RUN, WITHIN, Subject, check_flow, check_workf
 from orchestrator.api.routes import flows
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.errors import NotFound
+from orchestrator.sdk.checks import check_label, check_name
 from orchestrator.sdk.flow import reading
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.options import check_label, check_name
 from orchestrator.store.flow.definitions import StoredFlow
 from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
 

@@ -19,9 +19,9 @@ from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.flow.definition import Flow, body_of, content_hash, named_flows
 from orchestrator.domain.states import RunState
+from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.flow import reading
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.options import check_label, check_name, check_tags
 from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
 
 routes = Routes("flows", "/api/v1")

@@ -9,7 +9,7 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.live.answer import Listening, Wanted
 from orchestrator.api.live.subjects import SYSTEM, Kind, Subject
 from orchestrator.api.reach import QUEUE, RUN, TASK, WHOLE
-from orchestrator.sdk.tasks.options import check_name
+from orchestrator.sdk.checks import check_name
 
 routes = Routes("live", "/api/v1")
 

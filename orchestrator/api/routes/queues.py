@@ -11,8 +11,8 @@ from orchestrator.api.context import LARGEST, Api, Done
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import QUEUE, WITHIN
 from orchestrator.domain.access import Reach
+from orchestrator.sdk.checks import check_name, check_rate, check_retention
 from orchestrator.sdk.queue import refuse_unnamed
-from orchestrator.sdk.tasks.options import check_name, check_rate, check_retention
 from orchestrator.store import insights
 from orchestrator.store.insights import QueueCounts
 

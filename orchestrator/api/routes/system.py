@@ -19,8 +19,8 @@ from orchestrator.domain.access import Reach, Scope
 from orchestrator.errors import OrchestratorError, SchemaError
 from orchestrator.monitoring.exposition import CONTENT_TYPE, SECONDS, render
 from orchestrator.monitoring.listener import ELSEWHERE
+from orchestrator.sdk.checks import check_label
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.options import check_label
 from orchestrator.store import database, insights, throughput
 from orchestrator.store.insights import Found, Overview
 from orchestrator.store.throughput import Throughput

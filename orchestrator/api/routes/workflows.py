@@ -18,9 +18,10 @@ from orchestrator.domain.code.history import RunStarted
 from orchestrator.domain.dag.conditions import Condition
 from orchestrator.domain.dag.definition import Definition, content_hash
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState
+from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.dag import definitions
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, check_label, check_name, check_tags
+from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.store import insights
 from orchestrator.store.dag import workflows

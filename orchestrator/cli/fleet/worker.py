@@ -9,7 +9,7 @@ import click
 
 from orchestrator.cli.dev.parent import follow_parent
 from orchestrator.cli.terminal.options import app_option, log_options, metrics_option, require_app
-from orchestrator.sdk.tasks.options import check_name
+from orchestrator.sdk.checks import check_name
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import configure_logging
 from orchestrator.workers.parent.memory import parse_memory

@@ -21,8 +21,8 @@ from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import sending
 from orchestrator.cli.terminal.times import duration
 from orchestrator.domain.durations import parse_duration
+from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.queue import Queue, refuse_unnamed
-from orchestrator.sdk.tasks.options import check_name
 from orchestrator.settings import load_settings
 from orchestrator.store.insights import QueueCounts
 from orchestrator.workers.functions.loading import load_app

@@ -16,7 +16,7 @@ from orchestrator.cli.terminal.times import ago, present
 from orchestrator.domain.access import Key, Scope, Secret
 from orchestrator.domain.durations import parse_duration
 from orchestrator.errors import NotFound
-from orchestrator.sdk.tasks.options import check_label, check_name
+from orchestrator.sdk.checks import check_label, check_name
 from orchestrator.sealing import check_key_id
 from orchestrator.store import keys
 

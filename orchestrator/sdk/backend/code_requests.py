@@ -22,8 +22,8 @@ from orchestrator.sdk.backend.asking import obstacles
 from orchestrator.sdk.backend.code_reading import CodeReading
 from orchestrator.sdk.backend.connections import LONGEST_TOLD, Connections
 from orchestrator.sdk.backend.waiting import EndWaiters
+from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.options import check_name
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.sealing import CALL, VALUE, reveal

@@ -21,8 +21,8 @@ from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.errors import ExpressionError, InvalidWorkflow, NotFound, PayloadError, WrongState
 from orchestrator.sdk import acting
 from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.dag.schedule_fields import checked_schedule
-from orchestrator.sdk.tasks.options import check_name
 from orchestrator.sdk.values.payload import encode_value
 from orchestrator.sdk.values.shown import as_json
 from orchestrator.store import inbox

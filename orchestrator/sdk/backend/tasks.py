@@ -25,8 +25,8 @@ from orchestrator.sdk.backend.shared import SharedCommits
 from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.calls.tasks import PayloadPart
 from orchestrator.sdk.calls.waits import MISSING
+from orchestrator.sdk.checks import shown
 from orchestrator.sdk.tasks.logs import LogPage
-from orchestrator.sdk.tasks.options import shown
 from orchestrator.sdk.tasks.progress import TaskProgress, read_progress
 from orchestrator.sdk.values.sealing import left_task, seal_task
 from orchestrator.sdk.waiting.steps import Steps, Stream

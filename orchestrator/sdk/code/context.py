@@ -17,6 +17,7 @@ from uuid import UUID
 from orchestrator.domain.code import commands
 from orchestrator.domain.ids import derived_id
 from orchestrator.errors import OperationFailed
+from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.compensations import Compensations
 from orchestrator.sdk.code.continuing import ContinueAsNew
@@ -27,7 +28,6 @@ from orchestrator.sdk.code.scope import outside
 from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.tasks.failure import describe
-from orchestrator.sdk.tasks.options import check_name
 from orchestrator.sdk.tasks.signature import return_type
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import convert, decode_value, encode_value

@@ -10,12 +10,12 @@ from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import OrchestratorError, ResultTimeout, RunFailed
+from orchestrator.sdk.checks import check_label, check_name
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.known_updates import WorkflowSignature
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import refuse_inside_task
-from orchestrator.sdk.tasks.options import check_label, check_name
 from orchestrator.sdk.values.payload import decode_value, digest_call, encode_call, encode_value
 from orchestrator.sdk.waiting.steps import Steps, check_timeout, complete
 from orchestrator.sdk.waiting.twins import twin

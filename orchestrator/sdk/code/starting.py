@@ -11,13 +11,13 @@ from orchestrator.domain.code import history
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.tasks.starts import OnConflict, StartCode, as_task
 from orchestrator.errors import InvalidWorkflow, OrchestratorError
+from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.known_updates import WorkflowSignature
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.tasks.context import current_runtime
-from orchestrator.sdk.tasks.options import check_label, check_name, check_tags
 from orchestrator.sdk.values.payload import encode_value
 from orchestrator.sdk.values.sealing import outgoing
 from orchestrator.sdk.waiting.twins import twin

@@ -21,6 +21,7 @@ from orchestrator.errors import (
     UnknownTask,
     did_you_mean,
 )
+from orchestrator.sdk.checks import SECONDS, check_name, check_options, in_seconds
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.futures import DurableFuture
@@ -32,7 +33,6 @@ from orchestrator.sdk.code.ordering import keep_order
 from orchestrator.sdk.code.starting import Starting
 from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.tasks.given import GivenToRuns
-from orchestrator.sdk.tasks.options import SECONDS, check_name, check_options, in_seconds
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import digest_call, encode_call
 from orchestrator.sdk.waiting.twins import twin

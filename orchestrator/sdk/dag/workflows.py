@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.tasks.starts import StartSteps
+from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.workflow import Registry
 from orchestrator.sdk.dag.registered import take_over
@@ -17,7 +18,6 @@ from orchestrator.sdk.dag.starting import start_in_task
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.handle import RunHandle
-from orchestrator.sdk.tasks.options import check_label, check_name, check_tags
 from orchestrator.sdk.waiting.twins import twin
 from orchestrator.tracing.entry import sending
 

@@ -14,6 +14,7 @@ from orchestrator.domain.flow.checks import Known
 from orchestrator.domain.flow.definition import Flow, body_of, functions_of
 from orchestrator.domain.tasks.starts import StartSteps
 from orchestrator.errors import NotFound
+from orchestrator.sdk.checks import check_label, check_name, check_tags, shown
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.workflow import Registry
 from orchestrator.sdk.dag.registered import of_function
@@ -21,7 +22,6 @@ from orchestrator.sdk.dag.starting import start_in_task
 from orchestrator.sdk.flow.handle import FlowHandle
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import current_runtime
-from orchestrator.sdk.tasks.options import check_label, check_name, check_tags, shown
 from orchestrator.sdk.waiting.twins import twin
 from orchestrator.tracing.entry import sending
 

@@ -7,8 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from orchestrator.domain.tasks.task import NewTask
+from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.options import CallOptions, Placed, check_name, once, with_options
+from orchestrator.sdk.tasks.options import CallOptions, Placed, once, with_options
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.sdk.values.sealing import outgoing_task
 from orchestrator.settings import Settings

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -16,27 +14,30 @@ from uuid import UUID
 import msgspec
 
 from orchestrator.domain import redaction
-from orchestrator.domain.durations import parse_duration
 from orchestrator.domain.executors.call import ExecutorCall
 from orchestrator.domain.executors.options import ExecutorOptions
-from orchestrator.domain.limits.buckets import Rate, bucket_size, parse_rate
-from orchestrator.domain.limits.names import LONGEST_KEY, key_text, lane_name
+from orchestrator.domain.limits.buckets import Rate
+from orchestrator.domain.limits.names import lane_name
 from orchestrator.domain.tasks.retry import RetryPolicy
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, DuplicatePolicy, Isolation, TaskOptions, UniqueKey
-from orchestrator.errors import InvalidTask, InvalidWorkflow, UnknownOption, did_you_mean
+from orchestrator.errors import InvalidTask, did_you_mean
+from orchestrator.sdk.checks import (
+    check_key,
+    check_name,
+    check_options,
+    check_rate,
+    check_seconds,
+    check_weight,
+    check_zoned,
+    in_seconds,
+)
 from orchestrator.sdk.tasks.executors import executor_call
 from orchestrator.sdk.tasks.retry import Retry
-from orchestrator.settings import SHORTEST_RETENTION
 
 DEFAULT_QUEUE = "default"
-_NAME = re.compile(r"[\w.:/-]{1,128}")
 _PRIORITIES = range(-100, 101)
 _RETRIES = range(1_000_001)
 _SCOPES = ("pending", "running")
-SECONDS = "a number of seconds or a timedelta, up to a hundred years"
-_CENTURY = 100 * 365 * 86_400
-_LONGEST_LABEL = 500
-_MOST_TAGS = 100
 
 T = TypeVar("T")
 Computed = Callable[..., T]
@@ -105,12 +106,12 @@ class CallOptions:
             check_name("queue", self.queue)
         if isinstance(self.priority, bool) or not isinstance(self.priority, int) or self.priority not in _PRIORITIES:
             raise InvalidTask(f"Option priority: expected a whole number from -100 to 100, found {self.priority!r}.")
-        if _seconds("delay", self.delay) < 0:
+        if check_seconds("delay", self.delay) < 0:
             raise InvalidTask(f"Option delay: expected zero or more seconds, found {self.delay!r}.")
-        if self.timeout is not None and _seconds("timeout", self.timeout) <= 0:
+        if self.timeout is not None and check_seconds("timeout", self.timeout) <= 0:
             raise InvalidTask(f"Option timeout: expected more than zero seconds, found {self.timeout!r}.")
         if self.soft_timeout is not None:
-            self._check_soft_timeout(_seconds("soft_timeout", self.soft_timeout))
+            self._check_soft_timeout(check_seconds("soft_timeout", self.soft_timeout))
         if isinstance(self.retries, (list, tuple)):
             object.__setattr__(self, "retries", Retry(backoff=self.retries))
         if (
@@ -147,19 +148,19 @@ class CallOptions:
 
     def _check_times(self) -> None:
         if self.eta is not None:
-            if _seconds("delay", self.delay):
+            if check_seconds("delay", self.delay):
                 raise InvalidTask("Options delay and eta: give one of them, not both.")
-            _zoned("eta", self.eta)
+            check_zoned("eta", self.eta)
         if isinstance(self.expires, datetime):
-            _zoned("expires", self.expires)
-        elif self.expires is not None and _seconds("expires", self.expires) <= 0:
+            check_zoned("expires", self.expires)
+        elif self.expires is not None and check_seconds("expires", self.expires) <= 0:
             raise InvalidTask(f"Option expires: expected more than zero seconds, or a time, found {self.expires!r}.")
 
     def _check_keys(self) -> None:
         if self.unique_key is not None and self.idempotency_key is not None:
             raise InvalidTask("Options unique_key and idempotency_key: give one of them, not both.")
         if self.unique_for not in _SCOPES and (
-            isinstance(self.unique_for, str) or _seconds("unique_for", self.unique_for) <= 0
+            isinstance(self.unique_for, str) or check_seconds("unique_for", self.unique_for) <= 0
         ):
             near = did_you_mean(self.unique_for, _SCOPES) if isinstance(self.unique_for, str) else ""
             raise InvalidTask(
@@ -173,7 +174,7 @@ class CallOptions:
         for name in ("unique_key", "idempotency_key", "concurrency_key"):
             value = getattr(self, name)
             if value is not None and (name == "idempotency_key" or not callable(value)):
-                _key(name, value)
+                check_key(name, value)
 
     def _check_limits(self) -> None:
         for name in ("concurrency", "total_concurrency"):
@@ -183,12 +184,12 @@ class CallOptions:
         for name in ("rate", "total_rate"):
             check_rate(name, getattr(self, name))
         if not callable(self.weight):
-            _weight(self.weight)
+            check_weight(self.weight)
 
     def _check_soft_timeout(self, seconds: float) -> None:
         if seconds <= 0:
             raise InvalidTask(f"Option soft_timeout: expected more than zero seconds, found {self.soft_timeout!r}.")
-        if self.timeout is not None and seconds >= _seconds("timeout", self.timeout):
+        if self.timeout is not None and seconds >= check_seconds("timeout", self.timeout):
             raise InvalidTask(
                 f"Option soft_timeout: expected less than the timeout ({self.timeout!r}), so that the task has time to "
                 f"clean up; found {self.soft_timeout!r}."
@@ -203,7 +204,7 @@ class CallOptions:
 
     @property
     def timeout_seconds(self) -> float | None:
-        return None if self.timeout is None else _seconds("timeout", self.timeout)
+        return None if self.timeout is None else check_seconds("timeout", self.timeout)
 
     @property
     def delay_seconds(self) -> float:
@@ -213,7 +214,7 @@ class CallOptions:
 
     @cached_property
     def _delay(self) -> float:
-        return _seconds("delay", self.delay)
+        return check_seconds("delay", self.delay)
 
     @property
     def expiry_seconds(self) -> float | None:
@@ -221,7 +222,7 @@ class CallOptions:
             return None
         if isinstance(self.expires, datetime):
             return max(0.0, self.expires.timestamp() - time.time())
-        return _seconds("expires", self.expires)
+        return check_seconds("expires", self.expires)
 
     @property
     def is_computed(self) -> bool:
@@ -248,7 +249,7 @@ class CallOptions:
             total_rate=check_rate("total_rate", self.total_rate),
             store_result=self.store_result,
             weight=DEFAULT_OPTIONS.weight if weight == DEFAULT_OPTIONS.weight else weight,  # msgspec omits by identity
-            soft_timeout=None if self.soft_timeout is None else _seconds("soft_timeout", self.soft_timeout),
+            soft_timeout=None if self.soft_timeout is None else check_seconds("soft_timeout", self.soft_timeout),
             redact=tuple(self.redact) or DEFAULT_OPTIONS.redact,
             executor=self.executor_call,
         )
@@ -260,13 +261,13 @@ class CallOptions:
 
     def placed(self, task: str, arguments: Mapping[str, Any], idempotency_period: float) -> Placed:
         """Return what a call's arguments decide: its lane, its key, and the options that travel with it."""
-        weight = _weight(_compute(self.weight, arguments))
+        weight = check_weight(_compute(self.weight, arguments))
         key = _compute(self.concurrency_key, arguments)
         unique = self._unique(task, arguments, idempotency_period)
         options = self.travelling(weight)
         if unique is not None and unique.scope != "period":
             options = msgspec.structs.replace(options, unique_for=unique.scope)
-        lane = lane_name(task, None if key is None else _key("concurrency_key", key), options)
+        lane = lane_name(task, None if key is None else check_key("concurrency_key", key), options)
         return Placed(
             lane=lane,
             unique=unique,
@@ -279,15 +280,15 @@ class CallOptions:
         computed = _compute(self.unique_key, arguments)
         if computed is None:
             return None
-        key = f"unique:{task}:{_key('unique_key', computed)}"
+        key = f"unique:{task}:{check_key('unique_key', computed)}"
         if isinstance(self.unique_for, str):
             return UniqueKey(key, self.unique_for, None, self.on_duplicate)
-        return UniqueKey(key, "period", _seconds("unique_for", self.unique_for), self.on_duplicate)
+        return UniqueKey(key, "period", check_seconds("unique_for", self.unique_for), self.on_duplicate)
 
 
 def once(task: str, key: object, period: float) -> UniqueKey:
     """Return an idempotency key as a task has it."""
-    return UniqueKey(f"once:{task}:{_key('idempotency_key', key)}", "period", period, same_call=True)
+    return UniqueKey(f"once:{task}:{check_key('idempotency_key', key)}", "period", period, same_call=True)
 
 
 class Placed(NamedTuple):
@@ -307,124 +308,5 @@ def with_options(base: CallOptions, given: Mapping[str, Any]) -> CallOptions:
     return dataclasses.replace(base, **given)
 
 
-def check_options(what: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse an option that does not exist, and suggest the nearest."""
-    for name in given:
-        if name not in known:
-            raise UnknownOption(
-                f"Unknown {what} option {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}."
-            )
-
-
-def check_name(what: str, name: object) -> str:
-    """Refuse a name that could not be typed, logged or used as a key."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        article = "An" if what[0] in "aeio" else "A"
-        expected = f"{article} {what} name has 1 to 128 letters, digits, or any of _ . : / -"
-        raise InvalidTask(f"{expected}; found {shown(name)}.")
-    return name
-
-
-def check_tags(tags: object) -> tuple[str, ...]:
-    """Refuse tags that could not be stored and looked for."""
-    if not isinstance(tags, (list, tuple)) or len(tags) > _MOST_TAGS:
-        found = f"{len(tags):,}" if isinstance(tags, (list, tuple)) else shown(tags)
-        raise InvalidWorkflow(f"Option tags: expected a list of at most {_MOST_TAGS} texts, found {found}.")
-    return tuple(check_label("tag", tag) for tag in tags)
-
-
-def check_label(what: str, text: object) -> str:
-    """Refuse a key or tag that could not be stored, looked for and shown; any other text will do."""
-    if not isinstance(text, str) or not 1 <= len(text) <= _LONGEST_LABEL or not text.isprintable():
-        raise InvalidWorkflow(
-            f"A {what} is a text of 1 to {_LONGEST_LABEL} printable characters, in one line and without controls; "
-            f"found {shown(text)}."
-        )
-    return text
-
-
-def shown(value: object) -> str:
-    """Return a value for a message; of what may be endless, only the type."""
-    if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 10**20):
-        return repr(value)
-    if isinstance(value, str):
-        return ascii(value[:100]) + (f"… ({len(value):,} characters)" if len(value) > 100 else "")
-    return f"a value of type {type(value).__qualname__}"
-
-
-def _seconds(name: str, value: object) -> float:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not abs(seconds) <= _CENTURY:
-        raise InvalidTask(f"Option {name}: expected {SECONDS}, found {value!r}.{in_seconds(value)}")
-    return float(seconds)
-
-
-def in_seconds(value: object) -> str:
-    """Return what to write instead of a length of time that is given as text, or nothing."""
-    if not isinstance(value, str):
-        return ""
-    try:
-        seconds = float(value)
-    except ValueError:
-        found = parse_duration(value)
-        return "" if found is None else f" Write {found:g}."
-    return f" Write {seconds:g}." if math.isfinite(seconds) else ""
-
-
-def check_retention(name: str, value: object) -> float | None:
-    """Return for how many seconds ended tasks are kept, or refuse it."""
-    if value is None:
-        return None
-    seconds = _seconds(name, value)
-    if seconds != 0 and seconds < SHORTEST_RETENTION:
-        raise InvalidTask(
-            f"Option {name}: expected {SHORTEST_RETENTION:g} seconds or more, or 0 to keep for ever, found {value!r}."
-        )
-    return seconds
-
-
-def check_rate(name: str, value: object) -> Rate | None:
-    """Return a rate given as `Rate(...)` or as text like `10/s`, or refuse it."""
-    if value is None:
-        return None
-    rate = parse_rate(value) if isinstance(value, str) else value
-    if not isinstance(rate, Rate) or not _is_possible(rate):
-        raise InvalidTask(
-            f"Option {name}: expected a rate like '10/s', '100/minute' or Rate(10, per=60), found {value!r}."
-        )
-    return rate
-
-
-def _is_possible(rate: Rate) -> bool:
-    try:
-        msgspec.convert(msgspec.structs.astuple(rate), Rate)  # a struct does not check its arguments
-    except msgspec.ValidationError:
-        return False
-    return 0 < rate.count < 1e9 and 0 < rate.per < 1e9 and bucket_size(rate) < 1e9
-
-
 def _compute(value: Any, arguments: Mapping[str, Any]) -> Any:
     return value(**arguments) if callable(value) else value
-
-
-def _key(name: str, value: object) -> str:
-    """Return a key as text that can be stored, compared and shown."""
-    if (text := key_text(value)) is not None:
-        return text
-    raise InvalidTask(
-        f"Option {name}: expected printable text of 1 to {LONGEST_KEY} characters, a whole number or a UUID, "
-        f"found {value!r:.200}."
-    )
-
-
-def _weight(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.001 <= value <= 1000:
-        raise InvalidTask(f"Option weight: expected a number from 0.001 to 1000, found {value!r}.")
-    return float(value)
-
-
-def _zoned(name: str, value: object) -> None:
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        raise InvalidTask(
-            f"Option {name}: expected a datetime with a time zone, e.g. datetime.now(UTC), found {value!r}."
-        )

@@ -16,6 +16,7 @@ from orchestrator.domain.code.commands import CancelTask, ScheduleTask
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.task import NewTask, UniqueKey
 from orchestrator.errors import InvalidTask, NotDeterministic, OrchestratorError
+from orchestrator.sdk.checks import check_name, shown
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.futures import DurableFuture
@@ -26,7 +27,7 @@ from orchestrator.sdk.tasks.bodies import is_empty
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.given import GivenOptions
 from orchestrator.sdk.tasks.handle import Handle
-from orchestrator.sdk.tasks.options import CallOptions, Placed, check_name, shown, with_options
+from orchestrator.sdk.tasks.options import CallOptions, Placed, with_options
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import digest_call, encode_call

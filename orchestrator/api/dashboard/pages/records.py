@@ -18,7 +18,7 @@ from orchestrator.api.routes import audit as audit_routes
 from orchestrator.domain.access import Key, Scope, Secret
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.times import present
-from orchestrator.sdk.tasks.options import check_label, check_name
+from orchestrator.sdk.checks import check_label, check_name
 from orchestrator.store import keys
 
 routes = Routes("dashboard", "/ui")
