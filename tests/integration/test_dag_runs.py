@@ -257,3 +257,31 @@ def test_what_a_step_is_given_of_those_that_did_not_succeed(system: System) -> N
     assert steps["wrong"][0] == "failed"
     assert "'none'" in str(steps["wrong"][1])
     assert steps["after"] == ("skipped", "all_success: wrong failed")
+
+
+# -- runs that are planned in several ticks
+
+
+@pytest.mark.parametrize("forgotten_by", ["another leader", "a rollback"])
+def test_steps_that_had_to_wait_for_the_next_tick_start_whoever_plans_that(system: System, forgotten_by: str) -> None:
+    """Before, the report of a task came first, found no step left in a plan that was read again, and said so."""
+    worker = system.worker(slots=20)
+    system.pass_seconds()
+    plans = system.scheduler.term.runs.dags
+    plans._slice = 1  # so that of eight steps five begin in the first tick
+    steps = ", ".join(f"s{number}: {{task: job}}" for number in range(8))
+    apply(system, f"name: wide\ntasks: {{{steps}}}")
+    run = system.app.workflows["wide"].start()
+    system.tick_until(lambda: row(system, run)["expanding"])
+    first = worker.take()
+    assert 0 < len(first) < 8
+    if forgotten_by == "another leader":
+        system.lead()
+    else:
+        plans.rolled_back()
+    worker.succeed(first[0])
+    system.tick()
+    worker.succeed(*first[1:])
+    finish(system, worker)
+    assert run.status() == "success"
+    assert row(system, run)["success"] == 8

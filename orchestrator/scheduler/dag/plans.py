@@ -162,6 +162,8 @@ class Dags(Remembering):
             plan = Plan(compiled.graph, state)
             if row.cancelling:
                 plan.halt()
+            if row.expanding:  # whatever the run is told first, it has more to start than that
+                plan.resume()
             run = DagRun(row.id, compiled, row.params, info, plan, row.depth, row.root)
             found[row.id] = self._runs.put(row.id, run, _RUN_WEIGHT + len(compiled.graph.steps))
         return [run for run in found.values() if run is not None]

@@ -39,11 +39,14 @@ class WorkflowRun(NamedTuple):
     root: bytes = b""
     """The run at the beginning of those that started each other: it may be this one."""
     cancelling: bool = False
+    expanding: bool = False
+    """There was more to start, or to create, than one tick has room for."""
 
 
 _LOAD = Prepared[Row]("""
 SELECT /* dags.load */ r.id, r.workflow, r.version, r.params::text AS params, r.state,
-       coalesce(r.fire_time, r.created_at) AS fire_time, r.tags, r.depth, coalesce(r.root, r.id) AS root, r.cancelling
+       coalesce(r.fire_time, r.created_at) AS fire_time, r.tags, r.depth, coalesce(r.root, r.id) AS root, r.cancelling,
+       r.expanding
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  WHERE r.workflow IS NOT NULL AND NOT r.code AND NOT r.flow
