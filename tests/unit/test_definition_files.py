@@ -26,7 +26,8 @@ from orchestrator.domain.schedules.schedule import Schedule
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.dag import definitions, document
 from orchestrator.sdk.dag.builder import Defaults, StepOptions, WorkflowOptions
-from orchestrator.sdk.dag.definitions import from_data, load, loads, to_yaml
+from orchestrator.sdk.dag.definitions import from_data, load, loads
+from orchestrator.sdk.dag.writing import to_yaml
 from orchestrator.sdk.schedules import Times
 
 NIGHTLY = """\

@@ -11,8 +11,9 @@ import pytest
 
 from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, TaskContext
 from orchestrator.domain.dag.definition import Definition, Hook, Registered, Step
-from orchestrator.sdk.dag.definitions import completed, loads, to_yaml
+from orchestrator.sdk.dag.definitions import completed, loads
 from orchestrator.sdk.dag.registered import take_over
+from orchestrator.sdk.dag.writing import to_yaml
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from orchestrator.domain.dag.conditions import Condition
 from orchestrator.domain.dag.definition import Definition, content_hash
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState
 from orchestrator.sdk.checks import check_label, check_name, check_tags
-from orchestrator.sdk.dag import definitions
+from orchestrator.sdk.dag import definitions, writing
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
 from orchestrator.sdk.values.payload import encode_call
@@ -162,7 +162,7 @@ def plain(definition: Definition) -> dict[str, Any]:
     """Return a definition as a file would have it, as data."""
     import yaml
 
-    found: dict[str, Any] = yaml.safe_load(definitions.to_yaml(definition))
+    found: dict[str, Any] = yaml.safe_load(writing.to_yaml(definition))
     return found
 
 
@@ -280,7 +280,7 @@ def diff_workflow(api: Api, body: Document, reach: Reach) -> Difference:
     check_workflow(reach, definition.name)
     with api.reading() as connection:
         stored = workflows.latest(connection, definition.name)
-    before, after = definitions.compared(None if stored is None else stored.definition, definition)
+    before, after = writing.compared(None if stored is None else stored.definition, definition)
     return Difference(before != after, stored.version if stored else None, before, after)
 
 

@@ -24,7 +24,7 @@ from orchestrator.errors import (
 )
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
-from orchestrator.sdk.dag import definitions
+from orchestrator.sdk.dag import definitions, writing
 from orchestrator.sdk.dag.registered import take_over
 from orchestrator.settings import load_settings
 from orchestrator.store.dag.workflows import Stored
@@ -183,7 +183,7 @@ def show(name: str, version: int | None, as_json: bool) -> None:
     if as_json:
         print_json(_summary(stored) | {"hash": stored.hash, "definition": stored.definition})
     else:
-        echo(definitions.to_yaml(stored.definition), nl=False)
+        echo(writing.to_yaml(stored.definition), nl=False)
 
 
 @command.command()
@@ -328,7 +328,7 @@ _DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def _diff(stored: Stored | None, definition: Definition, file: str) -> list[str]:
-    before, after = definitions.compared(None if stored is None else stored.definition, definition)
+    before, after = writing.compared(None if stored is None else stored.definition, definition)
     label = "/dev/null" if stored is None else f"{stored.name} version {stored.version}"
     return list(
         difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), label, str(file))

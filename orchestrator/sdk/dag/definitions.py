@@ -1,4 +1,4 @@
-"""Workflow definitions in files: YAML or JSON to a `Definition`, and back.
+"""Workflow definitions in files: YAML or JSON to a `Definition`.
 
 Everything that is wrong with a file is reported at once, each with its line:
 
@@ -7,21 +7,18 @@ Everything that is wrong with a file is reported at once, each with its line:
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from orchestrator.domain.dag.checks import IDENTIFIER, RESERVED, STEP_NAME, Problem, check
 from orchestrator.domain.dag.checks import Path as Place
 from orchestrator.domain.dag.definition import Concurrency, Definition, EventTrigger, Hook, Param, Step, Trigger
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.dag.operators import KEYWORDS, shortened
-from orchestrator.domain.durations import format_duration
 from orchestrator.domain.executors.registry import BUILT_IN, IN_WORKER
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.dag import document
@@ -38,12 +35,9 @@ from orchestrator.sdk.dag.fields import (
     plain_object,
     table_of,
 )
+from orchestrator.sdk.dag.problems import holds, line_of, refusal, words
 from orchestrator.sdk.dag.schedule_fields import FIELD as SCHEDULE
 from orchestrator.sdk.tasks.executors import find_problems
-
-_MOST_PROBLEMS = 50
-_LONGEST_SHOWN = 128
-
 
 Further = Callable[[Definition], tuple[Definition, list[Problem]]]
 """Completes a definition, and says what is wrong with that."""
@@ -65,16 +59,16 @@ def loads(text: str, source: str = "<text>", further: Further | None = None) -> 
     root, flaws = document.read(text)
     lines = [(flaw.line, f"{source}:{flaw.line}: {flaw.message}") for flaw in flaws]
     if root is None:
-        raise _refusal(line for _, line in lines or [(1, f"{source}:1: expected a workflow, found nothing.")])
+        raise refusal(line for _, line in lines or [(1, f"{source}:1: expected a workflow, found nothing.")])
     definition, problems = _read(root)
     if further is not None:
         definition, more = further(_sound(definition, problems))
         problems += _known(more, problems)
     for problem in problems:
-        line = _line(root, problem.path)
-        lines.append((line, f"{source}:{line}: {_words(problem)}"))
+        line = line_of(root, problem.path)
+        lines.append((line, f"{source}:{line}: {words(problem)}"))
     if lines:
-        raise _refusal(line for _, line in sorted(lines, key=lambda pair: pair[0]))
+        raise refusal(line for _, line in sorted(lines, key=lambda pair: pair[0]))
     return definition
 
 
@@ -86,14 +80,14 @@ def from_data(data: Any, source: str = "workflow") -> Definition:
         raise InvalidWorkflow(f"{source}: {error}") from None
     definition, problems = _read(root)
     if problems:
-        raise _refusal(f"{source}: {_words(problem)}" for problem in problems)
+        raise refusal(f"{source}: {words(problem)}" for problem in problems)
     return definition
 
 
 def checked(definition: Definition) -> Definition:
     """Return a definition that was made by hand, or say everything that is wrong with it."""
     if problems := check(definition):
-        raise _refusal(f"workflow {shortened(definition.name)}: {_words(problem)}" for problem in problems)
+        raise refusal(f"workflow {shortened(definition.name)}: {words(problem)}" for problem in problems)
     return definition
 
 
@@ -101,38 +95,8 @@ def completed(definition: Definition, source: str, further: Further) -> Definiti
     """Return a definition with what is to be added to it, or say everything that is wrong with that."""
     definition, problems = further(definition)
     if problems:
-        raise _refusal(f"{source}: {_words(problem)}" for problem in problems)
+        raise refusal(f"{source}: {words(problem)}" for problem in problems)
     return definition
-
-
-def to_yaml(definition: Definition, *, registered: bool = False) -> str:
-    """Return a definition as a file that would give it again; with `registered`, also what the file cannot say."""
-    data = msgspec.to_builtins(definition)
-    steps = data.pop("steps", [])
-    for part in () if registered else (*steps, *data.get("on_failure", ()), *data.get("on_success", ())):
-        part.pop("registered", None)
-    for part in (data, data.get("schedule", {}), *steps):
-        for key in ("timeout", "every", "jitter"):
-            if part.get(key) is not None:
-                part[key] = format_duration(part[key])
-    data["tasks"] = {step.pop("name"): step for step in steps}
-    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
-    return text
-
-
-def compared(stored: Definition | None, given: Definition) -> tuple[str, str]:
-    """Return two definitions as texts that are equal where applying the second would change nothing."""
-    if stored is None:
-        return "", _comparable(given)
-    if given.version is None:  # then the version of the other is not of its author's making
-        stored = msgspec.structs.replace(stored, version=None)
-    return _comparable(stored), _comparable(given)
-
-
-def _comparable(definition: Definition) -> str:
-    """Return a definition with its mappings in order of their keys: the database does not keep theirs."""
-    ordered = msgspec.json.decode(msgspec.json.encode(definition, order="deterministic"), type=Definition)
-    return to_yaml(ordered, registered=True)
 
 
 def schema() -> Schema:
@@ -313,8 +277,8 @@ def _consequences(root: Node, definition: Definition, known: list[Problem]) -> I
     said: set[Problem] = set()
     for problem in check(definition):
         path = problem.path
-        if len(path) == 3 and path[0] == "tasks" and path[2] in _DEFAULTS and not _holds(root, path):
-            path = ("defaults", path[2]) if _holds(root, ("defaults", path[2])) else path
+        if len(path) == 3 and path[0] == "tasks" and path[2] in _DEFAULTS and not holds(root, path):
+            path = ("defaults", path[2]) if holds(root, ("defaults", path[2])) else path
         found = Problem(path, problem.message)
         inside_bad = any(path[:length] in bad for length in range(len(path) + 1))
         if path not in around_bad and not inside_bad and found not in said:
@@ -362,65 +326,3 @@ def _known(more: Iterable[Problem], problems: Iterable[Problem]) -> list[Problem
         if problem.path not in around
         and not any(problem.path[:length] in bad for length in range(len(problem.path) + 1))
     ]
-
-
-# -- where things are
-
-
-def _follow(root: Node, path: Place) -> Iterator[tuple[Node, int]]:
-    """Yield each part on the way to a place, with its line, as far as the way goes."""
-    node = root
-    for key in path:
-        if isinstance(node.value, dict) and key in node.value:
-            entry = node.value[str(key)]
-            node = entry.node
-            yield node, entry.line if isinstance(node.value, (dict, list)) else node.line
-        elif isinstance(node.value, list) and isinstance(key, int) and key < len(node.value):
-            node = node.value[key]
-            yield node, node.line
-        elif isinstance(key, int):
-            yield node, node.line  # one alone, where a list could stand
-        else:
-            return
-
-
-def _line(root: Node, path: Place) -> int:
-    line = root.line
-    for _, line in _follow(root, path):  # noqa: B007
-        pass
-    return line
-
-
-def _holds(root: Node, path: Place) -> bool:
-    return sum(1 for _ in _follow(root, path)) == len(path)
-
-
-def _words(problem: Problem) -> str:
-    """Return a problem as people read it. A last index is left out: the message names the value itself."""
-    path = problem.path[:-1] if problem.path and isinstance(problem.path[-1], int) else problem.path
-    names = (f"[{key}]" if isinstance(key, int) else f".{_shown(key)}" for key in path)
-    place = "".join(names).removeprefix(".")
-    return f"{place}: {problem.message}" if place else problem.message
-
-
-def _shown(key: str) -> str:
-    return key if key.isprintable() and len(key) <= _LONGEST_SHOWN else shortened(key, _LONGEST_SHOWN)
-
-
-def _refusal(lines: Iterable[str]) -> InvalidWorkflow:
-    every = list(lines)
-    more = [f"… and {len(every) - _MOST_PROBLEMS} more."] if len(every) > _MOST_PROBLEMS else []
-    return InvalidWorkflow("\n".join(every[:_MOST_PROBLEMS] + more))
-
-
-# -- writing
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes what either YAML 1.1 or 1.2 would take for something other than a string."""
-
-    def ignore_aliases(self, _data: Any) -> bool:
-        return True
-
-
-_Dumper.add_implicit_resolver("!not-a-string", re.compile(rf"(?:{document.NOT_A_STRING.pattern})\Z"), None)
