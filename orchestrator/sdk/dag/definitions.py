@@ -45,13 +45,7 @@ Further = Callable[[Definition], tuple[Definition, list[Problem]]]
 
 def load(path: str | Path, further: Further | None = None) -> Definition:
     """Read a workflow from a file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InvalidWorkflow(f"{path}: cannot be read: {error.strerror or error}.") from None
-    except UnicodeDecodeError as error:
-        raise InvalidWorkflow(f"{path}: not a text in UTF-8: {error.reason} at byte {error.start}.") from None
-    return loads(text, str(path), further)
+    return loads(document.text_of(path), str(path), further)
 
 
 def loads(text: str, source: str = "<text>", further: Further | None = None) -> Definition:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -61,6 +62,16 @@ class Flaw(NamedTuple):
 
     line: int
     message: str
+
+
+def text_of(path: str | Path) -> str:
+    """Return the text of a file, or say why it has none."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InvalidWorkflow(f"{path}: cannot be read: {error.strerror or error}.") from None
+    except UnicodeDecodeError as error:
+        raise InvalidWorkflow(f"{path}: not a text in UTF-8: {error.reason} at byte {error.start}.") from None
 
 
 def read(text: str) -> tuple[Node | None, list[Flaw]]:

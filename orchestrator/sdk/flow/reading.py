@@ -18,8 +18,8 @@ from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.dag import document, schedule_fields
 from orchestrator.sdk.dag.document import Node
 from orchestrator.sdk.dag.fields import Bad, Fields
+from orchestrator.sdk.dag.problems import refusal
 
-_MOST_PROBLEMS = 50
 _DEEPEST = 20
 
 Find = Callable[[str, int | None], tuple[int, dict[str, Any]] | None]
@@ -28,13 +28,7 @@ Find = Callable[[str, int | None], tuple[int, dict[str, Any]] | None]
 
 def load(path: str | Path, known: Known = ANYTHING, find: Find | None = None) -> Flow:
     """Read a flow from a file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InvalidWorkflow(f"{path}: cannot be read: {error.strerror or error}.") from None
-    except UnicodeDecodeError as error:
-        raise InvalidWorkflow(f"{path}: not a text in UTF-8: {error.reason} at byte {error.start}.") from None
-    return loads(text, str(path), known, find)
+    return loads(document.text_of(path), str(path), known, find)
 
 
 def loads(text: str, source: str = "<text>", known: Known = ANYTHING, find: Find | None = None) -> Flow:
@@ -42,14 +36,14 @@ def loads(text: str, source: str = "<text>", known: Known = ANYTHING, find: Find
     root, unreadable = document.read(text)
     lines = [(flaw.line, f"{source}:{flaw.line}: {flaw.message}") for flaw in unreadable]
     if root is None:
-        raise _refusal([line for _, line in lines] or [f"{source}:1: expected a flow, found nothing."])
+        raise refusal([line for _, line in lines] or [f"{source}:1: expected a flow, found nothing."])
     plain, known = _looked_up(root.plain(), known, find)
     plain, unfit = _with_schedule(plain)
     for flaw in [*checks.flaws(plain, known), *unfit]:
         line = _line(root, flaw)
         lines.append((line, f"{source}:{line}: {flaw.message}"))
     if lines:
-        raise _refusal([line for _, line in sorted(lines, key=lambda pair: pair[0])])
+        raise refusal([line for _, line in sorted(lines, key=lambda pair: pair[0])])
     return checks.definition(plain)
 
 
@@ -63,7 +57,7 @@ def from_data(plain: Any, source: str = "flow", known: Known = ANYTHING, find: F
     plain, unfit = _with_schedule(plain)
     found = [f"{source}: {flaw.message}" for flaw in [*checks.flaws(plain, known), *unfit]]
     if found:
-        raise _refusal(found)
+        raise refusal(found)
     return checks.definition(plain)
 
 
@@ -71,7 +65,7 @@ def checked(flow: Flow) -> Flow:
     """Return a flow that was made elsewhere, or say everything that is wrong with it, its schedule left out."""
     plain = body_of(msgspec.structs.replace(flow, schedule=None))
     if found := [f"flow: {flaw.message}" for flaw in checks.flaws(plain)]:
-        raise _refusal(found)
+        raise refusal(found)
     return flow
 
 
@@ -134,9 +128,3 @@ def _line(root: Node, flaw: Flaw) -> int:
         else:
             break
     return line
-
-
-def _refusal(lines: list[str]) -> InvalidWorkflow:
-    more = len(lines) - _MOST_PROBLEMS
-    shown = lines[:_MOST_PROBLEMS] + ([f"… and {more} more."] if more > 0 else [])
-    return InvalidWorkflow("\n".join(shown))
