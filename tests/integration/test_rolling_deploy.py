@@ -200,24 +200,45 @@ def test_a_task_waits_at_the_one_worker_that_knows_it_until_another_has_room(
     assert raw(placed) in [task.id for task in newer.take()]
 
 
-def test_what_expires_while_it_waits_at_the_one_worker_that_knows_it_is_asked_for(
-    system: System, old: Worker, new: Worker
+@pytest.mark.parametrize("known_by", ["one", "all"])
+@pytest.mark.parametrize("received", [False, True])
+def test_what_expires_at_a_worker_that_does_not_begin_it_fails(
+    system: System, old: Worker, new: Worker, known_by: str, received: bool
 ) -> None:
+    """Before, it began whenever the worker went on; `expires` says not after."""
     system.pass_seconds()
-    (handle,) = enqueue(system, 1, expires=3600)
+    (handle,) = enqueue(system, 1, "fresh" if known_by == "one" else "job", expires=3600)
     system.pass_seconds()
-    (task,) = new.take()
+    taken = new.take() if received else []
+    assert len(taken) == received
     system.make_old()
     system.pass_seconds()
     assert [order for order in new.orders() if order.spare] == []
+    assert handle.status() == "dispatched"
     system.sql("UPDATE orchestrator.tasks SET expires_at = now() - interval '1 second'")
     system.pass_seconds()
-    (attempt,) = [one for order in new.orders() for one in order.spare]
-    assert (attempt.id, attempt.attempt) == (task.id, 1)
-    new.report(Returned(task.id, 1, "others have room"))
-    system.pass_seconds(2)
+    if received:
+        (attempt,) = [one for order in new.orders() for one in order.spare]
+        assert (attempt.id, attempt.attempt) == (taken[0].id, 1)
+        new.report(Returned(taken[0].id, 1, "others have room"))
+        system.pass_seconds()
     with pytest.raises(TaskFailed, match="TaskExpired"):
         handle.result(timeout=5)
+    assert new.take() == old.take() == []
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_what_nobody_knows_keeps_nobody_from_theirs(system: System, old: Worker, mixed: bool) -> None:
+    """Before, as many were put away in a tick as there were free slots, and the next tick came half a second later."""
+    if mixed:
+        system.worker("other", slots=4, knows=["job", "something else"])
+    system.pass_seconds()
+    unknown = enqueue(system, 500, "unheard")
+    known = enqueue(system, 3, "job")
+    system.tick(3)
+    taken = [task.id for worker in system.workers for task in worker.take()]
+    assert sorted(taken) == sorted(map(raw, known))
+    assert {system.row(handle)["hold"] for handle in unknown} == {"unknown"}
 
 
 def test_what_a_worker_has_received_is_not_taken_back(system: System, old: Worker, new: Worker) -> None:

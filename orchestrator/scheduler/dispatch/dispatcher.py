@@ -147,6 +147,8 @@ class Dispatcher(Remembering):
         else:
             found = self._known(found, unknown)
             news.outgoing.claimed += found
+        if unknown:
+            self._hold_others(tx, unknown, unknown_timeout)
         kept = [(task, "unknown") for task in unknown] + [(task, crowd.hold) for task, crowd in crowded]
         kept += [(task, hold_for_key(PAYLOAD_STORE)) for task in unreadable]
         if kept:
@@ -220,6 +222,12 @@ class Dispatcher(Remembering):
                 crowd = Crowd(task.queue, task.name, wanted)
                 crowded.append((task, crowd))
                 news.capacity.crowds[crowd] = capabilities.grows = True
+
+    def _hold_others(self, tx: Transaction, unknown: Sequence[Claimed], unknown_timeout: float) -> None:
+        """Take more tasks that nobody knows from the front of their queues, so that others come to their turn."""
+        names = {(task.queue, task.name, "unknown") for task in unknown}
+        waiting.keep_back(tx.connection, sorted(names), tx.now + timedelta(seconds=unknown_timeout), self._batch)
+        self._fleet.capabilities.grows = True
 
     def _readable(self, news: News, found: list[Claimed], unreadable: list[Claimed]) -> list[Claimed]:
         """Return tasks without those whose arguments are stored where no worker of their queue can read them."""

@@ -67,8 +67,7 @@ class FleetCheck:
             in_flight = waiting.in_flight(connection)
         self._count_at = began + _COUNT_PAUSE * (self.monotonic() - began)
         self.dispatcher.recount(in_flight)
-        if self.fleet.capabilities.mixed:
-            self.watch.ask_back(in_flight)
+        self.watch.ask_back(in_flight)
         away = [task for task in in_flight if not self.paging.holds(task.id, task.attempt)]
         return self.reconciler.suspects(self.streams.queues, self.generations.cursor.generation, away, sweep)
 

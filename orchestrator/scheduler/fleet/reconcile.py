@@ -6,7 +6,7 @@ back in the events. What is nowhere was lost. The order of looking matters: firs
 make harmless for everything that moved in between.
 
     held by a live worker                   leave it alone, however long it runs
-    message not received by anyone          leave it alone: a backlog is not a loss
+    message not received by anyone          leave it alone: a backlog is not a loss; unless its task has expired
     message to one worker that does not
       receive it, for two seconds           it is busy or gone: take the message back, free; a task only if it can
                                             be made sure that the worker does not receive it after all, and if
@@ -114,7 +114,9 @@ class Reconciler:
             queue, message = suspicion.where.get((task.id, task.attempt), ("", None))
             if message is None or message.consumer is not None or task.is_turn_task:
                 continue
-            if is_private(queue) and task.age > _UNRECEIVED_AFTER:
+            if task.has_expired:
+                entries[queue].add(message.entry)
+            elif is_private(queue) and task.age > _UNRECEIVED_AFTER:
                 place = Place(worker_of(queue), task.queue, (suspicion.names[task.id, task.attempt],))
                 if not self._fleet.capabilities.is_of_use(place):
                     entries[queue].add(message.entry)

@@ -154,13 +154,19 @@ class FleetWatch(Remembering):
 
     def ask_back(self, in_flight: Sequence[InFlight]) -> None:
         """Have workers give back what they have not begun: where others have free slots for it, or it has expired."""
-        attempts = {task.id: task.attempt for task in in_flight if task.status == "dispatched" and task.age > _SOON}
-        wanted = self._fleet.capabilities.better_elsewhere(attempts)
-        for task in in_flight:
-            if task.has_expired and task.id in attempts and (worker := self._fleet.capabilities.holder(task.id)):
-                wanted.setdefault(worker, []).append(task.id)
-        for worker, tasks in wanted.items():
-            self._order(worker, spare=[Attempt(task, attempts[task]) for task in tasks])
+        expired = {(task.id, task.attempt) for task in in_flight if task.has_expired and task.status == "dispatched"}
+        if not expired and not self._fleet.capabilities.mixed:
+            return
+        waiting = {task.id: task.attempt for task in in_flight if task.status == "dispatched" and task.age > _SOON}
+        wanted = {
+            worker: [(task, waiting[task]) for task in tasks]
+            for worker, tasks in self._fleet.capabilities.better_elsewhere(waiting).items()
+        }
+        for beat in self._fleet.beats.values() if expired else ():
+            if late := expired.intersection(unpack_attempts(beat.held)):
+                wanted[beat.worker] = sorted(late.union(wanted.get(beat.worker, ())))
+        for worker, attempts in wanted.items():
+            self._order(worker, spare=[Attempt(*attempt) for attempt in attempts])
 
     def doubt_all(self) -> None:
         """For a while, see for every worker which of its attempts are still current."""

@@ -126,10 +126,11 @@ WITH /* waiting.keep_back */ kept AS (
       FROM (SELECT front.ctid AS place, crowd.hold
               FROM (SELECT DISTINCT queue FROM {_CROWD}) AS asked
              CROSS JOIN LATERAL (
-                   SELECT ctid, name FROM orchestrator.tasks
+                   SELECT ctid, name, coalesce(options ? 'executor', false) AS is_execution FROM orchestrator.tasks
                     WHERE queue = asked.queue AND {READY_PLAIN}
                     ORDER BY priority DESC, seq LIMIT %(limit)s) AS front
-              JOIN {_CROWD} ON crowd.queue = asked.queue AND crowd.name = front.name) AS found
+              JOIN {_CROWD} ON crowd.queue = asked.queue AND crowd.name = front.name
+               AND NOT (front.is_execution AND crowd.hold = 'unknown')) AS found
      WHERE t.ctid = found.place
     RETURNING 1
 )
