@@ -36,6 +36,8 @@ class BureauHarness(BehindDoor):
         super().__init__(folder)
         self.works: dict[str, _Work] = {}
         self.begun: list[str] = []
+        self._let_go: dict[str, dict[str, Any]] = {}
+        """How work ends that is held no more, by the word that tells it."""
         self.released: list[str] = []
         self.crash: dict[str, Any] = {}
         """By verb, what is called when it is asked for, before it is done (`before …`), answered, or after that."""
@@ -60,7 +62,8 @@ class BureauHarness(BehindDoor):
         return any(work.input.get("id") == id and work.end is None for work in self.works.values())
 
     def let_go(self, id: str, value: Any = None) -> None:
-        self._end(id, {"result": value})
+        self._let_go[id] = {"result": value}
+        self._end(id, self._let_go[id])
 
     def lose(self, id: str) -> None:
         self._end(id, {"gone": True})
@@ -121,7 +124,9 @@ class BureauHarness(BehindDoor):
 
     def _do(self, work: _Work) -> None:
         do = work.input.get("do")
-        if do == "return":
+        if do == "hold":
+            work.end = self._let_go.get(work.input["id"])
+        elif do == "return":
             work.end = {"result": work.input.get("value")}
         elif do == "fail":
             work.end = {"error": work.input["message"], "retryable": work.input.get("retryable", True)}

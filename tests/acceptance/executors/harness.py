@@ -72,7 +72,10 @@ class Harness(ABC):
 
     @abstractmethod
     def let_go(self, id: str, value: Any = None) -> None:
-        """Let work that is held return this value."""
+        """Let work that is held return this value, also where it begins only now, or once more.
+
+        A task that is `running` is watched; a service may be asked, or may ask, a moment after that.
+        """
 
     def go_down(self) -> None:
         """Make the remote side unreachable; what it does goes on."""
@@ -87,7 +90,7 @@ class Harness(ABC):
         raise NotImplementedError
 
     def lose(self, id: str) -> None:
-        """Make the remote side forget that work, which ends."""
+        """Make the remote side forget that work, which has begun and ends."""
         raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027
@@ -150,13 +153,19 @@ class Stage:
 
     def hold(self, **options: Any) -> tuple[Handle[Any], str]:
         """Enqueue work that is held; return once it is begun and watched."""
-        handle, id = self.enqueue("hold", options)
-        self.is_begun(id)
-        self.is_watched(handle)
+        ((handle, id),) = self.hold_many(1, **options)
         return handle, id
 
+    def hold_many(self, count: int, **options: Any) -> list[tuple[Handle[Any], str]]:
+        """Enqueue work that is held, all at once; return when all of it is begun and watched."""
+        held = [self.enqueue("hold", options) for _ in range(count)]
+        for handle, id in held:
+            self.is_begun(id)
+            self.is_watched(handle)
+        return held
+
     def is_begun(self, id: str) -> None:
-        eventually(lambda: self.harness.started(id) == 1, f"{id} is begun")
+        eventually(lambda: self.harness.started(id) >= 1, f"{id} is begun")
 
     def is_watched(self, handle: Handle[Any]) -> None:
         eventually(lambda: handle.status() == "running", f"{handle.id} runs")

@@ -36,6 +36,8 @@ class HttpHarness(BehindDoor):
         super().__init__(folder)
         self._works: dict[str, _Work] = {}
         self._begun: list[str] = []
+        self._let_go: dict[str, dict[str, Any]] = {}
+        """How work ends that is held no more, by the word that tells it."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -60,10 +62,24 @@ class HttpHarness(BehindDoor):
         return any(work.input.get("id") == id and work.end is None for work in list(self._works.values()))
 
     def let_go(self, id: str, value: Any = None) -> None:
-        self._end(id, {"result": value, "error": ""})
+        end = {"result": value, "error": ""}
+
+        async def tell() -> None:
+            self._let_go[id] = end
+            for _, work in self._held(id):
+                work.end = end
+                work.changed.set()
+
+        self._call(tell())
 
     def lose(self, id: str) -> None:
-        self._end(id, None)
+        async def tell() -> None:
+            for name, work in self._held(id):
+                work.end, work.is_lost = {}, True
+                work.changed.set()
+                del self._works[name]
+
+        self._call(tell())
 
     def close(self) -> None:
         self.door.shut()
@@ -79,16 +95,8 @@ class HttpHarness(BehindDoor):
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
-    def _end(self, id: str, end: dict[str, Any] | None) -> None:
-        async def tell() -> None:
-            for name, work in list(self._works.items()):
-                if work.input.get("id") == id and work.end is None:
-                    work.end, work.is_lost = end or {}, end is None
-                    work.changed.set()
-                    if work.is_lost:
-                        del self._works[name]
-
-        self._call(tell())
+    def _held(self, id: str) -> list[tuple[str, _Work]]:
+        return [(name, one) for name, one in self._works.items() if one.input.get("id") == id and one.end is None]
 
     def _call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
@@ -118,6 +126,8 @@ class HttpHarness(BehindDoor):
             work = self._works[name] = _Work(input)
             self._begun.append(input["id"])
             _begin(work)
+            if input["do"] == "hold":
+                work.end = self._let_go.get(input["id"])
         if input["do"] == "garbage":
             work.end = {}
             return b"\x00\xff no HTTP at all\r\n\r\n"

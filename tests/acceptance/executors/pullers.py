@@ -19,7 +19,6 @@ class _Work:
         self.work = work
         self.input: dict[str, Any] = work["input"]
         self.ended = threading.Event()
-        self.value: Any = None
         self.is_lost = False
         self.is_over = False
 
@@ -34,6 +33,8 @@ class PullHarness(Harness):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._works: list[_Work] = []
+        self._let_go: dict[str, Any] = {}
+        """What work returns that is held no more, by the word that tells it."""
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -52,8 +53,8 @@ class PullHarness(Harness):
         return any(work.input["id"] == id and not work.is_over for work in list(self._works))
 
     def let_go(self, id: str, value: Any = None) -> None:
+        self._let_go[id] = value
         for work in self._of(id):
-            work.value = value
             work.ended.set()
 
     def lose(self, id: str) -> None:
@@ -92,11 +93,11 @@ class PullHarness(Harness):
         do, id = work.input["do"], work.work["queue_id"]
         said: dict[str, Any] = {"result": work.input.get("value")}
         if do == "hold":
-            while not work.ended.wait(0.3):
+            while work.input["id"] not in self._let_go and not work.ended.wait(0.3):
                 answer = self._ask("heartbeat", {"queue_id": id})
                 if answer is not None and answer.status_code != 200:
                     break
-            said = {"result": work.value}
+            said = {"result": self._let_go.get(work.input["id"])}
         elif do == "fail":
             said = {"error": {"kind": "Failure", "message": work.input["message"]}}
         elif do == "say":

@@ -146,9 +146,7 @@ def _pass(seconds: float) -> None:
 
 def test_many_at_once_need_no_slots(stage: Stage) -> None:
     stage.worker("--concurrency", "1")
-    held = [stage.enqueue("hold") for _ in range(12)]
-    for handle, _ in held:
-        stage.is_watched(handle)
+    held = stage.hold_many(12)
     assert project.add.enqueue(1, 2).result(30) == 3, "and plain tasks go on beside them"
     for place, (handle, id) in enumerate(held):
         stage.harness.let_go(id, place)
