@@ -119,6 +119,9 @@ def make_ready(house: House, endpoint: Endpoint) -> None:
         " started_at, seen_at, parent) VALUES ('x', 'x', 7, '{}', '{}', 1, 0, 'live', now(), now(), gen_random_uuid())"
         " ON CONFLICT DO NOTHING",
         "resume_schedule": "UPDATE orchestrator.schedules SET paused = true, next_fire = NULL, due_at = NULL",
+        "pause_queue": "DELETE FROM orchestrator.queues",
+        "resume_queue": "INSERT INTO orchestrator.queues (name, paused) VALUES ('mail.out', true)"
+        " ON CONFLICT (name) DO UPDATE SET paused = true",
     }
     with house.engine.connect() as connection:
         if endpoint.call.__name__ in statements:
@@ -265,6 +268,16 @@ def test_what_changes_nothing_has_no_line(house: House) -> None:
         backend.schedules.resume("mail-flow/default")
     backend.close()
     assert lines(house) == []
+
+
+def test_a_queue_that_is_paused_or_resumed_twice_has_one_line_of_each(house: House) -> None:
+    forget(house)
+    for verb in ("resume", "pause", "pause", "resume", "resume"):
+        assert house.send("POST", f"/api/v1/queues/mail.out/{verb}").status_code == 200
+    with house.engine.connect() as connection:
+        asked = connection.exec_driver_sql("SELECT count(*) FROM orchestrator.inbox WHERE kind = 'queues'")
+        assert asked.scalar() == 2, "and the leader is told of what has changed alone"
+    assert [line.act for line in lines(house)] == ["resume", "pause"]
 
 
 def test_the_log_is_listed_over_http_page_by_page(house: House) -> None:

@@ -18,9 +18,11 @@ class QueueBackend:
     def pause(self, name: str, paused: bool) -> None:
         """Keep a queue's tasks from being handed out, or let them go again."""
         with self._connections.writing(f"queue {name!r} was paused or resumed", transaction=True) as connection:
-            queues.set_paused(connection, name, paused)
-            self._connections.record(connection, "pause" if paused else "resume", "queue", name)
-        self._connections.nudge()
+            has_changed = queues.set_paused(connection, name, paused)
+            if has_changed:
+                self._connections.record(connection, "pause" if paused else "resume", "queue", name)
+        if has_changed:
+            self._connections.nudge()
 
     def limit(self, name: str, concurrency: int | None, rate: Rate | None) -> None:
         """Set or lift a queue's limits."""

@@ -73,15 +73,20 @@ def of_workflows(connection: Connection) -> set[str]:
 
 
 _PAUSE = Statement[None]("""
-INSERT /* queues.pause */ INTO orchestrator.queues (name, paused) VALUES (%(name)s, %(paused)s)
-    ON CONFLICT (name) DO UPDATE SET paused = excluded.paused
+INSERT /* queues.pause */ INTO orchestrator.queues AS queue (name, paused) VALUES (%(name)s, true)
+    ON CONFLICT (name) DO UPDATE SET paused = true WHERE NOT queue.paused
 """)
+_RESUME = Statement[None](
+    "UPDATE /* queues.resume */ orchestrator.queues SET paused = false WHERE name = %(name)s AND paused"
+)
 
 
-def set_paused(connection: Connection, name: str, paused: bool) -> None:
-    """Pause or resume a queue; needs a transaction."""
-    _PAUSE(connection, name=name, paused=paused)
+def set_paused(connection: Connection, name: str, paused: bool) -> bool:
+    """Pause or resume a queue; say whether that has changed anything. Needs a transaction."""
+    if not (_PAUSE if paused else _RESUME).count(connection, name=name):
+        return False
     inbox.add(connection, RequestKind.QUEUES, _NOBODY)
+    return True
 
 
 _LIMIT = Statement[None]("""
