@@ -132,8 +132,16 @@ def test_too_much_memory_is_refused() -> None:
 def test_too_much_of_the_cpu_is_ended() -> None:
     found = outcome(execution("/bin/sh", "-c", "while :; do :; done", cpu=1))
     assert isinstance(found, Broken)
-    assert found.kind == "Killed"
-    assert found.message in ("The command was ended by SIGKILL.", "The command was ended by SIGXCPU.")
+    assert (found.kind, found.message) == (
+        "Killed",
+        "The command was ended by SIGXCPU: its processor time is used up, of which each process has 1 s (option cpu).",
+    )
+
+
+def test_who_goes_on_without_time_of_the_cpu_is_killed_a_second_later() -> None:
+    found = outcome(execution("/bin/sh", "-c", "trap '' XCPU; while :; do :; done", cpu=1))
+    assert isinstance(found, Broken)
+    assert (found.kind, found.message) == ("Killed", "The command was ended by SIGKILL.")
 
 
 def test_too_many_files_are_refused() -> None:

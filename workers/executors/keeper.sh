@@ -13,7 +13,8 @@ exec 3>&-
 (
   trap - TERM INT HUP
   cd "$place" || exit 126
-  [ "$cpu" = - ] || ulimit -t "$cpu" || exit 126
+  # A second more until SIGKILL, where the system allows it: SIGXCPU tells what it died of, and SIGKILL does not.
+  [ "$cpu" = - ] || { { ulimit -t $((cpu + 1)) 2>/dev/null || ulimit -t "$cpu"; } && ulimit -S -t "$cpu"; } || exit 126
   [ "$memory" = - ] || ulimit -v "$memory" || exit 126
   [ "$files" = - ] || ulimit -n "$files" || exit 126
   exec "$@"

@@ -280,6 +280,8 @@ def _failure(options: Process, spool: Spool, code: int) -> Broken:
     retryable = options.retry_on is None or code in options.retry_on
     if code > 128:
         with contextlib.suppress(ValueError):
-            name = signal.Signals(code - 128).name
-            return Broken("Killed", f"The command was ended by {name}.", retryable, spool.last_words())
+            name, why = signal.Signals(code - 128).name, ""
+            if options.cpu is not None and code - 128 == signal.SIGXCPU:
+                why = f": its processor time is used up, of which each process has {options.cpu:,} s (option cpu)"
+            return Broken("Killed", f"The command was ended by {name}{why}.", retryable, spool.last_words())
     return Broken("ExitCode", f"The command ended with exit code {code}.", retryable, spool.last_words())
