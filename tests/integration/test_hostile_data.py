@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from orchestrator import Orchestrator, OrchestratorError, RunHandle
+from orchestrator.domain.plain import is_same
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.store import insights
@@ -254,6 +255,18 @@ def test_an_event_that_does_not_fit_stops_nothing(system: System) -> None:
     system.pass_seconds(3)
     assert system.count("inbox") == 0
     assert system.count("runs") == 1
+
+
+def test_an_event_arrives_as_it_was_posted(system: System) -> None:
+    """Also with numbers that jsonb would change, and with texts that look like such: so does every other id."""
+    text = CHILD.replace("{task: job}", '{task: job, input: {number: "${params.value}"}}')
+    system.app.workflows.apply(loads(text + 'on: [{event: arrived, params: {value: "${event}"}}]\n'))
+    posted = {"id": "0199b2f4-1e77-7a3e-9c41-5b0d6f2a8e17", "2e5": [1e20, -1.5e18, 2.0, 12345678901234567]}
+    system.app.post_event("arrived", posted)
+    system.pass_seconds(3)
+    (task,) = system.workers[0].take()
+    given = msgspec.msgpack.decode(task.payload)[1]["number"]
+    assert is_same(given, posted), given
 
 
 def test_a_filter_that_does_not_fit_an_event_is_told_with_its_workflow(

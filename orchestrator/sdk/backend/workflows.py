@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
 from orchestrator.domain.dag.conditions import ALWAYS, Condition
 from orchestrator.domain.dag.definition import Definition, check_size, resolve_params
 from orchestrator.domain.ids import to_text
@@ -120,15 +118,14 @@ class WorkflowBackend:
         """Tell the leader that something happened."""
         if problem := unstorable(payload):
             raise PayloadError(f"The payload of event {name!r} cannot be kept as JSON: {problem}.")
-        content = stored_json(payload)
-        body = stored_json({"name": name, "payload": msgspec.Raw(content.encode())})
+        body = stored_json({"name": name, "payload": payload})
         if len(body) > self._limit:
             raise PayloadError(
                 f"The payload of event {name!r} has {len(body):,} bytes, and at most {self._limit:,} are allowed. "
                 f"Pass a reference to the data instead, or raise the setting max_payload."
             )
         if self._vault is not None:
-            body = stored_json({"name": name, "payload": self._vault.seal_text(content)})
+            body = stored_json({"name": name, "payload": self._vault.seal_text(stored_json(payload))})
         with self._connections.writing(f"event {name!r} was stored") as connection:
             inbox.add(connection, RequestKind.EVENT, event_id, body)
         self._connections.nudge()
