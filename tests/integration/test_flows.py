@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -313,6 +315,20 @@ def test_a_flow_stands_in_another_by_its_name_and_keeps_its_version_there(stage:
     assert stage.run(run) == "success"
     assert run.result() == {"sub": {"x": 8}}
     assert flows["outer"].definition().nodes["s"].subflow.version == 2  # type: ignore[union-attr]
+
+
+def test_nodes_of_the_longest_names_run(stage: Stage) -> None:
+    """Random characters of four bytes each, which no index can compress."""
+    chance = random.Random(1)
+    keys = ["".join(chr(chance.randrange(0x20000, 0x2A000)) for _ in range(124)) for _ in range(4)]
+    flow: dict[str, Any] = {"start": keys[0], "nodes": {keys[0]: executor("route")}}
+    for key in keys[1:]:
+        flow = {"start": key, "nodes": {key: {"kind": "subflow", "subflow": flow}}}
+    stage.system.app.flows.publish("long", flow)
+    run = stage.system.app.flows["long"].start()
+    assert stage.run(run) == "success"
+    (row,) = stage.system.sql("SELECT step FROM orchestrator.ended_tasks")
+    assert row["step"] == "flow:" + "/".join(reversed(keys))
 
 
 def test_tasks_keep_their_own_limits_retries_and_queue(stage: Stage) -> None:

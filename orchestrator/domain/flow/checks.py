@@ -21,6 +21,10 @@ KINDS: tuple[str, ...] = get_args(Kind)
 MOST_NODES = 10_000
 DEEPEST = 20
 """Flows that stand in each other's nodes."""
+LONGEST_KEY = 128
+"""Characters of the key of a node."""
+_LONGEST_PATH = 2_000
+"""Bytes of the key of a node, with those of the nodes above it: an index has to take it."""
 
 
 class Known(NamedTuple):
@@ -66,10 +70,20 @@ def flaws(plain: Any, known: Known = ANYTHING, *, place: Place = (), depth: int 
         if not isinstance(node, dict):
             yield Flaw(at, f"node {key!r} is a mapping with a kind; found {shown(node)}.")
         else:
-            if not str(key) or "/" in str(key):
-                yield Flaw(at, f"a node cannot be called {key!r}: its key is a text without `/`.")
-            yield from (Flaw(flaw.place, f"node {key!r}: {flaw.message}") for flaw in _node(node, known, at, depth))
+            if not 1 <= len(str(key)) <= LONGEST_KEY or "/" in str(key):
+                told = f"its key is a text of 1 to {LONGEST_KEY} characters without `/`."
+                yield Flaw(at, f"a node cannot be called {shown(key)}: {told}")
+            elif _path_size(at) > _LONGEST_PATH:
+                told = f"have {_path_size(at):,} bytes together, and at most {_LONGEST_PATH:,} are allowed."
+                yield Flaw(at, f"node {key!r}: its key and those of the nodes in whose subflows it stands {told}")
+            name = f"{key!r:.140}"
+            yield from (Flaw(flaw.place, f"node {name}: {flaw.message}") for flaw in _node(node, known, at, depth))
     yield from of_edges(plain, nodes, place)
+
+
+def _path_size(place: Place) -> int:
+    """Return how many bytes the key of a node has, with those of the nodes above it, as it stands in rows of tasks."""
+    return len("/".join(str(key) for key in place[1::3]).encode(errors="replace"))
 
 
 # -- nodes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,6 +129,10 @@ FLAWS = [
         "    - {action: y, expr: {gt: [1, 2]}}",
         "7: node 'a': case 1 (y) is never reached",
     ),
+    (
+        f"start: {'k' * 129}\nnodes:\n  {'k' * 129}: {{service: s}}",
+        "kkkk…: its key is a text of 1 to 128 characters without `/`.",
+    ),
 ]
 
 
@@ -141,6 +146,19 @@ def test_each_flaw_names_its_node_and_line(text: str, words: str) -> None:
     (told,) = str(caught.value).splitlines()
     assert words in told, "one mistake is told once"
     assert re.match(r"f\.yaml:\d+: ", told)
+
+
+@pytest.mark.parametrize(("levels", "fits"), [(15, True), (16, False)])
+def test_keys_of_subflows_in_each_other_fit_an_index_together(levels: int, fits: bool) -> None:
+    key = "é" * 64
+    flow: dict[str, Any] = {"start": key, "nodes": {key: {"kind": "approval"}}}
+    for _ in range(levels - 1):
+        flow = {"start": key, "nodes": {key: {"kind": "subflow", "subflow": flow}}}
+    if fits:
+        assert reading.from_data(flow).start == key
+    else:
+        with pytest.raises(InvalidWorkflow, match="have 2,063 bytes together, and at most 2,000 are allowed"):
+            reading.from_data(flow)
 
 
 def test_an_edge_that_no_run_ever_takes_does_no_harm_where_others_lead_to_its_node() -> None:
