@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 from uuid import UUID
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from orchestrator import RunHandle, WorkflowContext, WrongState
+from orchestrator.cli import main
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import CancelTask, Command, StartTimer
 from orchestrator.domain.dag.definition import Definition, Hook, Param, Step
+from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store import inbox
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.schedules import fires
@@ -249,6 +254,63 @@ def test_runs_whose_definition_cannot_be_read_do_not_keep_others_from_beginning(
     poisoned.retry()
     work(system, worker)
     assert counters(system, poisoned) == (5, 0, 5, 0, 0, 0)
+
+
+@pytest.mark.parametrize("how", ["cancelled with its parent", "waits for itself"])
+def test_what_cannot_follow_the_end_of_a_run_that_never_began_stops_nobody(
+    system: System, worker: Worker, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Whatever goes wrong with it: here, what no check foresees."""
+    original = Triggers.runs_ended
+
+    def runs_ended(self: Triggers, tx: Any, news: Any, ended: Any) -> None:
+        if any(run.workflow == "single" for run in ended):
+            raise ZeroDivisionError("a defect")
+        original(self, tx, news, ended)
+
+    monkeypatch.setattr(Triggers, "runs_ended", runs_ended)
+    text = "name: single\nconcurrency: 1\nparams: {deep: {default: true}}\ntasks:\n"
+    text += "  a: {task: job}\n  b: {workflow: single, when: 'not params.deep'}\n"
+    for one in (text, "name: above\ntasks: {a: {workflow: single}}"):
+        system.app.workflows.apply(loads(one))
+    system.app.workflows["single"].start(deep=how == "cancelled with its parent")
+    system.pass_seconds(2)
+    above = system.app.workflows["above"].start()
+    system.pass_seconds(2)
+    above.cancel()
+    system.pass_seconds(2)
+    other, cancelled = start(system), start(system)
+    system.pass_seconds(2)
+    cancelled.cancel()
+    work(system, worker)
+    assert [row_of(system, run)["status"] for run in (above, other, cancelled)] == ["cancelled", "success", "cancelled"]
+
+
+@pytest.mark.usefixtures("in_empty_folder")
+@pytest.mark.parametrize(("unreadable", "kind"), [("plan", "DecodeError"), ("definition", "ValidationError")])
+def test_people_are_told_which_run_is_stuck_and_why(system: System, worker: Worker, unreadable: str, kind: str) -> None:
+    def said(*words: str) -> str:
+        return " ".join(CliRunner().invoke(main, words).output.split())
+
+    system.app.workflows.apply(Definition(name="told", steps=CHAIN.steps))
+    poisoned = system.app.workflows["told"].start()
+    if unreadable == "definition":
+        system.sql("UPDATE orchestrator.workflows SET definition = '{\"name\": 5}' WHERE name = 'told'")
+    else:
+        system.pass_seconds(2)
+        tasks = worker.take()
+        corrupt(system, poisoned)
+        worker.succeed(*tasks)
+    system.pass_seconds(3)
+    try:
+        shown = said("runs", "show", poisoned.id)
+        assert f"stuck {kind}: " in shown, shown
+        assert f"or: orchestrator runs retry {poisoned.id}" in shown
+        assert json.loads(said("runs", "show", poisoned.id, "--json"))["stuck"]["kind"] == kind
+        assert poisoned.id[:8] in said("runs", "list", "--stuck")
+        assert f"1 run cannot go on; the newest: {poisoned.id}: {kind}: " in said("status")
+    finally:
+        system.sql("DELETE FROM orchestrator.workflows WHERE name = 'told'")
 
 
 def test_a_stuck_child_is_not_the_fault_of_its_parent(system: System, worker: Worker) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from orchestrator.domain.code.ends import child_outcome, run_error, task_outcome
 from orchestrator.domain.code.history import Fact, Outcome
 from orchestrator.domain.flow.definition import is_node
-from orchestrator.domain.ids import is_derived
+from orchestrator.domain.ids import is_derived, to_text
 from orchestrator.domain.runs.changes import RunChanges, Steps, TurnTaskEnd, total
 from orchestrator.domain.runs.verdict import TIMED_OUT, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, run_sources_of
@@ -34,8 +34,10 @@ from orchestrator.store.runs import ancestry
 from orchestrator.store.runs import life as runs
 from orchestrator.store.runs.life import RunRow
 from orchestrator.store.runs.untold import Waited
+from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Ended
 
+log = get_logger("scheduler")
 Deltas = dict[bytes, dict[str, int]]
 Facts = dict[bytes, list[Fact]]
 RunAndChanges = tuple[bytes, Sequence[RunChanges]]
@@ -69,7 +71,7 @@ class Runs:
 
     def _begin(self, tx: Transaction, news: News, ids: Sequence[bytes], limit: int) -> None:
         begun, waiting, cancelled = runs.begin_or_park(tx.connection, tx.now, ids)
-        self.follow_ends(tx, news, cancelled, silent={row.id for row in cancelled})
+        self.follow_each(tx, news, cancelled, silent={row.id for row in cancelled})
         self._refuse_cycles(tx, news, [row.id for row in waiting if row.parent_run is not None], limit)
         news.outgoing.runs += begun
         self.conclude(tx, news, [row for row in begun if not row.is_planned])
@@ -82,7 +84,7 @@ class Runs:
         found = ancestry.waiting_for_themselves(tx.connection, waiting, limit) if waiting else {}
         if found:
             ends = [(run, RunState.FAILED, WAITS_FOR_ITSELF.format(number)) for run, number in found.items()]
-            self.follow_ends(tx, news, runs.end(tx.connection, ends, tx.now))
+            self.follow_each(tx, news, runs.end(tx.connection, ends, tx.now))
 
     def advance(self, tx: Transaction, news: News, *, resetting: Container[bytes] = ()) -> None:
         """Count the tasks that moved, once per run, and go on with the runs that they belong to.
@@ -238,6 +240,20 @@ class Runs:
     def _end_code(self, tx: Transaction, news: News, ends: Sequence[RunEnd]) -> None:
         """End runs with their turn tasks."""
         self.follow_ends(tx, news, end_runs(tx, news, ends), {end.turn_task.id: end.turn_task for end in ends})
+
+    def follow_each(
+        self, tx: Transaction, news: News, ended: Sequence[RunRow], *, silent: Container[bytes] = ()
+    ) -> None:
+        """Follow ends of runs that were never planned; nothing but the parent is told of one with which that fails."""
+
+        def leave_out(row: RunRow, error: Exception) -> None:
+            whose = {"run_id": to_text(row.id)}
+            log.error(
+                "run %s has ended, and what is to follow it is left out", *whose.values(), exc_info=error, extra=whose
+            )
+            self.follow_ends(tx, news, [row], hooks=False, silent=silent)
+
+        isolate(tx, news, ended, lambda fresh, some: self.follow_ends(tx, fresh, some, silent=silent), leave_out)
 
     def follow_ends(
         self,

@@ -55,7 +55,7 @@ class Cancels:
         below = cancels.mark_below(tx.connection, ids, tx.now, _MARKED)
         self.runs.forget([row.id for row in below])
         ended = [row for row in below if row.state is RunState.CANCELLED]
-        self.runs.follow_ends(tx, news, ended, silent={row.id for row in ended})
+        self.runs.follow_each(tx, news, ended, silent={row.id for row in ended})
         ids = [*ids, *(row.id for row in below if row.state is not RunState.CANCELLED)]
         tasks = cancels.open_tasks(tx.connection, ids, limit)
         if tasks:

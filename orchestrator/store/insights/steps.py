@@ -91,12 +91,15 @@ SELECT NULL, NULL, step, started_at, ended_at,
 
 
 def list_steps(connection: Connection, run: UUID, *, definition: Definition | None = None) -> list[StepView]:
-    """Return the steps of a run in the order of its definition; none if it has no definition, or a plan that cannot be
-    read: it is stuck then, and says so.
+    """Return the steps of a run in the order of its definition; none if it has no definition, or if that or its plan
+    cannot be read: it is stuck then, and says so.
 
     The definition of a run never changes: whoever looks again and again may pass it.
     """
-    definition = definition or workflows.of_run(connection, run.bytes)
+    try:
+        definition = definition or workflows.of_run(connection, run.bytes)
+    except msgspec.DecodeError:
+        return []
     if definition is None:
         return []
     whole, *rows = _STEPS(connection, run=run.hex)
