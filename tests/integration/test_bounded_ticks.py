@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from sqlalchemy import Engine
 
@@ -18,6 +19,7 @@ from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.store.dag import plans as dags
+from orchestrator.store.dag import workflows
 from orchestrator.store.insights import list_steps
 from orchestrator.transport.connection import connect
 from orchestrator.transport.leader.streams import LeaderStreams
@@ -149,6 +151,68 @@ def test_an_output_of_too_many_values_fails_the_step_that_reads_it(system: Syste
     assert run.progress().status == "failed"
     (row,) = system.sql("SELECT state FROM orchestrator.runs")
     assert b"6 values" in bytes(row["state"])
+
+
+def test_children_are_created_slice_by_slice_and_their_workflow_is_read_once_for_each(
+    engine: Engine, system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read, and worked out, for each child: of a thousand that have five hundred steps, longer than a lease."""
+    reads = 0
+    original = workflows.latest
+
+    def counting(connection: Any, name: str) -> Any:
+        nonlocal reads
+        reads += 1
+        return original(connection, name)
+
+    system.app.workflows.apply(wide("child", 1))
+    system.app.workflows.apply(Definition(name="many", steps=(Step(name="each", workflow="child", parallel=60),)))
+    small = System(engine, system.redis, Settings(**{**vars(system.settings), "batch": 10}))
+    run = small.app.workflows["many"].start()
+    small.lead()
+    monkeypatch.setattr(workflows, "latest", counting)
+    created: list[int] = []
+    while not created or created[-1] < 61:
+        small.tick()
+        created.append(small.count("runs"))
+        assert len(created) < 60
+    assert created[0] < 61, "not all at once"
+    assert reads <= 20
+    assert counter(system, run, "open") == 60
+    small.close()
+
+
+def test_a_fan_out_that_goes_on_bit_by_bit_reads_its_list_once(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `concurrency`, it was read from Postgres in every tick in which a task of it ended."""
+    first = Step(name="first", task="job")
+    each = Step(
+        name="each", task="job", depends_on=("first",), foreach="first", concurrency=2, input={"number": "${item}"}
+    )
+    system.app.workflows.apply(Definition(name="narrow", steps=(first, each)))
+    worker = system.worker()
+    run = system.app.workflows["narrow"].start()
+    system.pass_seconds()
+    reads: list[Any] = []
+    original = dags.outputs
+
+    def noting(connection: Any, keys: Any) -> Any:
+        reads.extend(keys)
+        return original(connection, keys)
+
+    monkeypatch.setattr(dags, "outputs", noting)
+    worker.succeed(*worker.take(), result=msgspec.msgpack.encode(list(range(20))))
+    given: list[int] = []
+    for _ in range(60):
+        system.pass_seconds()
+        taken = worker.take()
+        assert len(taken) <= 2
+        given += [msgspec.msgpack.decode(task.payload)[1]["number"] for task in taken]
+        worker.succeed(*taken)
+        if run.progress().status == "success":
+            break
+    assert run.progress().status == "success"
+    assert sorted(given) == list(range(20))
+    assert len(reads) <= 2, "to decide how many there are, and to create the first"
 
 
 def test_what_starts_workflows_is_read_without_their_definitions(

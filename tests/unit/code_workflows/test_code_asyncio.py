@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -288,6 +289,40 @@ def test_a_future_made_by_hand_has_no_order_and_is_refused() -> None:
             await run.result()
 
     started(by_hand, look)
+
+
+LABELS = "abcdefghijklmnopqrst"
+
+
+async def branch(label: str) -> str:
+    return await work.schedule(label)
+
+
+@app.workflow(name="branches")
+async def branches(ctx: WorkflowContext, way: str) -> list[str]:
+    if way == "as completed":
+        return [await one for one in asyncio.as_completed([branch(label) for label in LABELS])]
+    done, _ = await asyncio.wait([asyncio.gather(work.schedule(label)) for label in LABELS])
+    return [label for one in done for label in one.result()]
+
+
+@pytest.mark.parametrize("way", ["wait for gathered", "as completed"])
+def test_what_asyncio_puts_into_sets_has_the_order_of_creation(way: str) -> None:
+    """By address it has another one in every process, and after a replay results would belong to other branches."""
+
+    async def play() -> list[str]:
+        gathering, here = asyncio.tasks._GatheringFuture, asyncio.get_running_loop()  # type: ignore[attr-defined]
+        litter = [gathering([], loop=here) for _ in range(500)]
+        coroutines = [branch("") for _ in range(500)]
+        for some in (litter, coroutines):
+            random.Random(1).shuffle(some)
+        for coroutine in coroutines:
+            coroutine.close()
+        del litter[:400], coroutines[:400]  # so that the next ones of that size get addresses in no order
+        async with WorkflowTest() as test:
+            return await test.run(branches, way, mocks=ECHO)
+
+    assert asyncio.run(play()) == list(LABELS)
 
 
 def test_futures_outside_of_workflows_are_as_ever() -> None:

@@ -146,6 +146,32 @@ def test_a_second_cancel_does_not_interrupt_the_clean_up() -> None:
 
 
 @app.workflow
+async def undoes_slowly(ctx: WorkflowContext, fails: bool) -> None:
+    for step in ("first", "second"):
+        ctx.compensate(undo, step)
+    if fails:
+        raise ValueError("no")
+    await ctx.sleep(days=1)
+
+
+@pytest.mark.parametrize(("fails", "end"), [(True, "ValueError: no"), (False, "was cancelled")])
+def test_a_cancel_does_not_interrupt_what_is_being_undone(fails: bool, end: str) -> None:
+    undone: list[str] = []
+
+    async def cancel(run: TestedRun[None], test: WorkflowTest) -> None:
+        if not fails:
+            await run.cancel()
+        for _ in range(2):
+            await test.skip(1)
+            await run.cancel()
+        await run.result()
+
+    with pytest.raises(RunFailed, match=end):
+        started(undoes_slowly, cancel, fails, mocks={undo: After(60, undone.append)})
+    assert undone == ["second", "first"]
+
+
+@app.workflow
 async def takes_it_back(ctx: WorkflowContext) -> int:
     for times in range(2):
         try:
