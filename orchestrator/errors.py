@@ -286,14 +286,24 @@ def from_problem(type_: str, text: str, data: Mapping[str, Any]) -> Orchestrator
 
 
 _MOST_COMPARED = 1_000
-"""Names among which the nearest is looked for: each takes some microseconds, and long ones more."""
+"""Names among which the nearest is looked for."""
 _LONGEST_COMPARED = 200
+_MOST_WORK = 300_000
+"""Pairs of characters that are compared on the way: names of 17 characters with a thousand others, or long ones with
+few. A million take some 0.1 seconds, and the leader may be the one who looks."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ` Did you mean 'x'?` for the nearest known name, or nothing."""
     if len(name) > _LONGEST_COMPARED:
         return ""
-    some = [other for other in itertools.islice(known, _MOST_COMPARED) if len(other) <= _LONGEST_COMPARED]
+    some: list[str] = []
+    work = 0
+    for other in itertools.islice(known, _MOST_COMPARED):
+        work += len(name) * min(len(other), _LONGEST_COMPARED)
+        if work > _MOST_WORK:
+            break
+        if len(other) <= _LONGEST_COMPARED:
+            some.append(other)
     nearest = difflib.get_close_matches(name, some, n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""

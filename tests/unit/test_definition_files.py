@@ -14,6 +14,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.domain.dag.checks import MOST_PROBLEMS
 from orchestrator.domain.dag.definition import (
     Concurrency,
     Definition,
@@ -24,7 +25,7 @@ from orchestrator.domain.dag.definition import (
 )
 from orchestrator.domain.schedules.schedule import Schedule
 from orchestrator.errors import InvalidWorkflow
-from orchestrator.sdk.dag import definitions, document
+from orchestrator.sdk.dag import definitions, document, fields
 from orchestrator.sdk.dag.builder import Defaults, StepOptions, WorkflowOptions
 from orchestrator.sdk.dag.definitions import from_data, load, loads
 from orchestrator.sdk.dag.writing import to_yaml
@@ -499,6 +500,19 @@ def test_very_many_problems_are_cut_off() -> None:
     lines = refusal("name: x\ntasks:\n" + "".join(f"  a{n}: {{task: t, depends_on: [b]}}\n" for n in range(100)))
     assert len(lines) == 51
     assert lines[-1] == "… and 50 more."
+
+
+def test_of_thousands_of_unknown_keys_the_first_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    def looking(name: str, _: object) -> str:
+        looked.append(name)
+        return ""
+
+    monkeypatch.setattr(fields, "did_you_mean", looking)
+    lines = refusal("name: x\ntasks: {a: {task: t}}\n" + "".join(f"k{n}: 1\n" for n in range(1_000)))
+    assert lines[-1] == "… and 950 more."
+    assert len(looked) <= MOST_PROBLEMS
 
 
 def test_the_parser_in_python_gives_the_same_tree(monkeypatch: pytest.MonkeyPatch) -> None:

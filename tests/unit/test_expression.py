@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from random import Random
 from typing import Any
 
 import pytest
@@ -416,3 +418,13 @@ def test_a_default_does_not_look_for_the_nearest_name() -> None:
     assert parse("default(params.missing, 1)").evaluate({"params": Unlisted(other=2)}) == 1
     with pytest.raises(ExpressionError, match="Did you mean 'other'?"):
         parse("x.othr").evaluate({"x": {"other": 2}})
+
+
+def test_a_field_that_is_missing_is_compared_with_few_long_ones() -> None:
+    """The leader looks for the nearest; among a thousand long names, that took several seconds."""
+    random = Random(1)
+    wanted, *others = ("".join(random.choices("ab", k=199)) for _ in range(1_001))
+    began = time.process_time()
+    with pytest.raises(ExpressionError, match="has no field"):
+        parse(f"x.{wanted}").evaluate({"x": dict.fromkeys(others)})
+    assert time.process_time() - began < 1

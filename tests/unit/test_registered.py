@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, TaskContext
+from orchestrator.domain.dag.checks import MOST_PROBLEMS
 from orchestrator.domain.dag.definition import Definition, Hook, Registered, Step
+from orchestrator.sdk.dag import registered as registered_module
 from orchestrator.sdk.dag.definitions import completed, loads
 from orchestrator.sdk.dag.registered import take_over
 from orchestrator.sdk.dag.writing import to_yaml
@@ -175,6 +177,23 @@ def test_everything_that_cannot_be_kept_is_told_at_once(app: Orchestrator) -> No
     with pytest.raises(InvalidWorkflow) as caught:
         take(app, Step(name="a", task="t"), Step(name="b", task="t"), on_failure=(Hook(task="h"),))
     assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["tasks.a", "tasks.b", "on_failure"]
+
+
+def test_of_thousands_of_unknown_tasks_the_first_are_looked_for(
+    app: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.task(name="plain")(lambda: None)
+    looked: list[str] = []
+
+    def looking(name: str, _: object) -> str:
+        looked.append(name)
+        return ""
+
+    monkeypatch.setattr(registered_module, "did_you_mean", looking)
+    steps = tuple(Step(name=f"s{number}", task=f"t{number}") for number in range(5_000))
+    with pytest.raises(InvalidWorkflow, match=r"the application has no task 't0'(?s:.*)… and \d+ more\."):
+        take(app, *steps)
+    assert len(looked) <= MOST_PROBLEMS
 
 
 def test_a_hook_is_patient_unless_its_task_says_otherwise(app: Orchestrator) -> None:

@@ -7,6 +7,7 @@ node can be reached and left.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from itertools import islice
 from typing import Any, NamedTuple, get_args
 
 import msgspec
@@ -19,6 +20,8 @@ from orchestrator.errors import ExpressionError, InvalidWorkflow, did_you_mean
 
 KINDS: tuple[str, ...] = get_args(Kind)
 MOST_NODES = 10_000
+MOST_FLAWS = 100
+"""Flaws that are told at once: nobody reads more, and looking for the nearest of thousands of names takes long."""
 DEEPEST = 20
 """Flows that stand in each other's nodes."""
 LONGEST_KEY = 128
@@ -47,6 +50,14 @@ _STRUCTS: dict[str, tuple[str, ...]] = {
     "script": Script.__struct_fields__,
 }
 _EXECS = ("parallel_execs", "foreach_execs", "subflow_execs")
+
+
+def first_flaws(plain: Any, known: Known = ANYTHING) -> list[Flaw]:
+    """Return everything that is wrong with a flow as it was written; of very much, the first part."""
+    found = list(islice(flaws(plain, known), MOST_FLAWS + 1))
+    if len(found) > MOST_FLAWS:
+        found[-1] = Flaw((), f"there is more that is wrong: these are the first {MOST_FLAWS}.")
+    return found
 
 
 def flaws(plain: Any, known: Known = ANYTHING, *, place: Place = (), depth: int = 0) -> Iterator[Flaw]:
@@ -272,7 +283,7 @@ def _execs(node: dict[str, Any], name: str, known: Known, place: Place) -> Itera
         if not isinstance(one, dict):
             yield Flaw(at, f"{name}: expected a mapping; found {shown(one)}.")
             continue
-        unknown = [*unknown_keys(one, Exec.__struct_fields__, at, name)]
+        unknown = [*islice(unknown_keys(one, Exec.__struct_fields__, at, name), MOST_FLAWS)]
         yield from unknown
         yield from _mapping(one, at)
         try:

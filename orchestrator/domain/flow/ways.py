@@ -19,6 +19,12 @@ class Flaw(NamedTuple):
 
 
 _EDGE_KEYS = ("from", "action", "to")
+_ALWAYS = frozenset((DEFAULT, ERROR, TIMEOUT))
+"""Actions for which any node may have an edge."""
+_MOST_NAMED = 20
+_MOST_WORK = 1_000_000
+"""Pairs of characters that are compared in one flow, of the actions of edges that no run takes and of those that they
+may have meant: a million take some 0.1 seconds."""
 
 
 def unknown_keys(plain: Mapping[str, Any], keys: Collection[str], place: Place, what: str) -> Iterator[Flaw]:
@@ -45,9 +51,11 @@ def of_edges(plain: dict[str, Any], nodes: dict[str, Any], place: Place) -> Iter
         yield Flaw((*place, "edges"), "edges is a list of {from, action, to}.")
         return
     ways: dict[str, list[str]] = {}
-    never: dict[tuple[str, str, str], Flaw] = {}
+    never: dict[tuple[str, str, str], Place] = {}
     """Edges that no run ever takes: to, from, action."""
     seen: dict[tuple[str, str], int] = {}
+    endings: dict[str, set[str] | None] = {}
+    """The actions that nodes can end with, worked out once for all edges that lead from them."""
     for number, edge in enumerate(edges):
         at = (*place, "edges", number)
         found = edge if isinstance(edge, dict) else {}
@@ -64,16 +72,15 @@ def of_edges(plain: dict[str, Any], nodes: dict[str, Any], place: Place) -> Iter
         if (source, action) in seen:
             yield Flaw(at, f"node {source!r} has two edges for the action {action!r}.")
         seen[source, action] = number
-        possible = _actions(nodes.get(source))
-        if possible is not None and action not in (*possible, DEFAULT, ERROR, TIMEOUT):
-            said = ", ".join(sorted(map(repr, possible)))
-            never[to, source, action] = Flaw(
-                at, f"node {source!r} never ends with the action {action!r}: it ends with {said}."
-            )
+        if source not in endings:
+            endings[source] = _actions(nodes.get(source))
+        possible = endings[source]
+        if possible is not None and action not in possible and action not in _ALWAYS:
+            never[to, source, action] = at
             continue
         ways.setdefault(source, []).append(to if to in nodes else "")  # one mistake is enough: it leads out
     if isinstance(start, str) and start in nodes:
-        yield from _reachable(nodes, start, ways, seen, never, place)
+        yield from _reachable(nodes, start, ways, seen, never, endings, place)
 
 
 def _actions(node: Any) -> set[str] | None:
@@ -99,7 +106,8 @@ def _reachable(
     start: str,
     ways: Mapping[str, list[str]],
     seen: Mapping[tuple[str, str], int],
-    never: Mapping[tuple[str, str, str], Flaw],
+    never: Mapping[tuple[str, str, str], Place],
+    endings: Mapping[str, set[str] | None],
     place: Place,
 ) -> Iterator[Flaw]:
     """Yield nodes that no run comes to, and of the edges that none ever takes those that are mistakes.
@@ -108,11 +116,20 @@ def _reachable(
     """
     reached = _closure([start], ways)
     missed = set()
-    for (to, source, action), flaw in never.items():
-        without = [one for one in _actions(nodes[source]) or () if (source, one) not in seen]
-        if (to in nodes and to not in reached) or did_you_mean(action, without):
+    without: dict[str, tuple[list[str], int]] = {}
+    """Actions of nodes for which they have no edge, and the characters of these."""
+    work = 0
+    for (to, source, action), at in never.items():
+        possible = endings[source] or set()
+        if source not in without:
+            names = sorted(one for one in possible if (source, one) not in seen)
+            without[source] = names, sum(map(len, names))
+        others, characters = without[source]
+        work += len(action) * characters
+        is_like_one = work <= _MOST_WORK and bool(did_you_mean(action, others))
+        if (to in nodes and to not in reached) or is_like_one:
             missed.add(to)
-            yield flaw
+            yield Flaw(at, f"node {source!r} never ends with the action {action!r}: it ends with {_some(possible)}.")
     for key in nodes:
         if key not in reached and key not in missed:
             yield Flaw((*place, "nodes", key), f"node {key!r} is never reached: no way leads to it from {start!r}.")
@@ -132,6 +149,12 @@ def _reachable(
                 f"that has no edge, or that leads out.",
             )
             return
+
+
+def _some(actions: Collection[str]) -> str:
+    """Return actions as they stand in a message, or the first of very many."""
+    said = ", ".join(map(repr, sorted(actions)[:_MOST_NAMED]))
+    return f"{said} and {len(actions) - _MOST_NAMED:,} more" if len(actions) > _MOST_NAMED else said
 
 
 def _may_end(node: Any, key: str, seen: Mapping[tuple[str, str], int]) -> bool:

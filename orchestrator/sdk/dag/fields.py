@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from orchestrator.domain.dag.checks import NAME, Path, Problem
+from orchestrator.domain.dag.checks import MOST_PROBLEMS, NAME, Path, Problem
 from orchestrator.domain.dag.expression import unwrap
 from orchestrator.domain.dag.operators import describe
 from orchestrator.domain.durations import DURATION, parse_duration
@@ -50,7 +50,8 @@ class Fields:
         values: dict[str, Any] = {}
         for key, entry in self.mapping(node, path, expected).items():
             if key not in table:
-                advice = did_you_mean(key, table) or f" Known: {', '.join(table)}."
+                is_told = len(self.problems) < MOST_PROBLEMS
+                advice = (did_you_mean(key, table) or f" Known: {', '.join(table)}.") if is_told else ""
                 self.problem((*path, key), f"unknown key.{advice}")
                 continue
             value = table[key].read(self, entry.node, (*path, key))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from orchestrator.domain.dag.checks import Path, Problem
+from orchestrator.domain.dag.checks import MOST_PROBLEMS, Path, Problem
 from orchestrator.domain.dag.definition import Definition, Hook, Registered, Step
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.dag.placement import HOOK_OPTIONS, WEBHOOK_TASK
@@ -30,7 +30,7 @@ _SAYS_NOTHING_TO_A_HOOK = Registered(options=msgspec.to_builtins(HOOK_OPTIONS))
 def take_over(
     definition: Definition, tasks: Mapping[str, Task[..., Any]], elsewhere: Iterable[str] = ()
 ) -> tuple[Definition, list[Problem]]:
-    """Return a definition in which steps and hooks carry what these tasks say, and all that does not fit them.
+    """Return a definition in which steps and hooks carry what these tasks say, and what does not fit them.
 
     Where there are any, a step that names none of them is wrong, unless its task is `elsewhere`: another application's.
     """
@@ -38,6 +38,8 @@ def take_over(
     known = {*tasks, *elsewhere, WEBHOOK_TASK} if tasks else None
     steps = []
     for step in definition.steps:
+        if len(problems) >= MOST_PROBLEMS:
+            break  # it is refused, and nobody reads more
         place: Path = ("tasks", step.name)
         steps.append(step)
         problems += _unknown(step.task, known, place)

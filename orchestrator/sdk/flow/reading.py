@@ -39,7 +39,7 @@ def loads(text: str, source: str = "<text>", known: Known = ANYTHING, find: Find
         raise refusal([line for _, line in lines] or [f"{source}:1: expected a flow, found nothing."])
     plain, known = _looked_up(root.plain(), known, find)
     plain, unfit = _with_schedule(plain)
-    for flaw in [*checks.flaws(plain, known), *unfit]:
+    for flaw in [*checks.first_flaws(plain, known), *unfit]:
         line = _line(root, flaw)
         lines.append((line, f"{source}:{line}: {flaw.message}"))
     if lines:
@@ -55,7 +55,7 @@ def from_data(plain: Any, source: str = "flow", known: Known = ANYTHING, find: F
         raise InvalidWorkflow(f"{source}: {error}") from None
     plain, known = _looked_up(plain, known, find)
     plain, unfit = _with_schedule(plain)
-    found = [f"{source}: {flaw.message}" for flaw in [*checks.flaws(plain, known), *unfit]]
+    found = [f"{source}: {flaw.message}" for flaw in [*checks.first_flaws(plain, known), *unfit]]
     if found:
         raise refusal(found)
     return checks.definition(plain)
@@ -64,7 +64,7 @@ def from_data(plain: Any, source: str = "flow", known: Known = ANYTHING, find: F
 def checked(flow: Flow) -> Flow:
     """Return a flow that was made elsewhere, or say everything that is wrong with it, its schedule left out."""
     plain = body_of(msgspec.structs.replace(flow, schedule=None))
-    if found := [f"flow: {flaw.message}" for flaw in checks.flaws(plain)]:
+    if found := [f"flow: {flaw.message}" for flaw in checks.first_flaws(plain)]:
         raise refusal(found)
     return flow
 

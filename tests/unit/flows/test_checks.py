@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.domain.flow.checks import Known
+from orchestrator.domain.flow import ways
+from orchestrator.domain.flow.checks import MOST_FLAWS, Known, first_flaws
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.flow import reading
 from orchestrator.sdk.flow.builder import FlowGraph
@@ -182,6 +184,37 @@ def test_everything_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidWorkflow) as caught:
         reading.load(file)
     assert [line.split(": ")[0].rpartition(":")[2] for line in str(caught.value).splitlines()] == ["3", "4", "4"]
+
+
+def test_of_very_many_flaws_the_first_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node that is not there is compared with a thousand others: a file of ten thousand took minutes."""
+    looked: list[str] = []
+
+    def looking(name: str, _: object) -> str:
+        looked.append(name)
+        return ""
+
+    monkeypatch.setattr(ways, "did_you_mean", looking)
+    edges = [{"from": "a", "action": f"x{number}", "to": f"n{number}"} for number in range(5_000)]
+    plain = {"start": "a", "nodes": {"a": {"kind": "approval"}}, "edges": edges}
+    found = first_flaws(plain)
+    assert found[0].message.startswith("edge 'x0' from 'a' leads to 'n0': there is no such node.")
+    assert found[MOST_FLAWS:] == [((), f"there is more that is wrong: these are the first {MOST_FLAWS}.")]
+    assert len(looked) <= MOST_FLAWS + 1
+    with pytest.raises(InvalidWorkflow, match=r"… and 51 more\.$"):
+        reading.from_data(plain)
+
+
+@pytest.mark.parametrize("name", ["case{}", "other{}"], ids=["each taken", "none taken"])
+def test_edges_of_a_choice_with_thousands_of_cases_are_checked_in_linear_time(name: str) -> None:
+    many = range(4_000)
+    cases = [{"action": f"case{number}", "expr": {"eq": ["$shared.x", number]}} for number in many]
+    edges = [{"from": "a", "action": name.format(number), "to": "b"} for number in many]
+    nodes: dict[str, Any] = {"a": {"kind": "choice", "choice_cases": cases}, "b": {"service": "s"}}
+    began = time.process_time()
+    found = first_flaws({"start": "a", "nodes": nodes, "edges": [*edges, {"from": "a", "to": "b"}]})
+    assert time.process_time() - began < 2
+    assert found == []
 
 
 def test_fields_that_are_empty_are_as_good_as_left_out() -> None:
