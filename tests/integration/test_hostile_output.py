@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -14,15 +16,17 @@ from sqlalchemy.exc import DBAPIError
 
 from orchestrator.cli import main
 from orchestrator.cli.runs.progress import watch_run
+from orchestrator.cli.system import audit
 from orchestrator.domain.tasks.task import Failed, TaskError
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store import insights
+from orchestrator.store.audit import AuditEntry
 from orchestrator.transport import journal
 from orchestrator.transport.codec import LogLine, ProgressMark
 from orchestrator.transport.quarantine import Refused
 from tests.integration.stage import KEYS, System, raw
 from tests.said import say
-from tests.unit.test_cli_help import ALL, READS
+from tests.unit.test_cli_help import ALL, READS, READS_TOO
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b5n\r\x08\x7f\u202e[/red][bold]\u2028"
 FORGED = "\n12:00:00 INFO    forged"
@@ -41,10 +45,21 @@ tasks:
 """
 
 
+FLOW = """
+start: "evil \\e[2J"
+nodes: {"evil \\e[2J": {exec_type: local_func, func: job}}
+"""
+
+
 @pytest.fixture
-def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...]]:
-    """A system whose every field is hostile; return the arguments of each command that shows it."""
+def places(system: System, in_empty_folder: Path) -> Iterator[dict[str, tuple[object, ...]]]:
+    """A system whose every field is hostile; yield the arguments of each command that shows it."""
+    for table in ("flows", "api_keys"):  # or a name that is poisoned could be there already
+        system.sql(f"DELETE FROM orchestrator.{table}")
     system.app.workflows.apply(loads(WORKFLOW))
+    Path("flow.yaml").write_text(FLOW, encoding="utf-8")
+    system.app.flows.publish("hostile-flow", Path("flow.yaml"))
+    assert invoke("keys", "create", "hostile").exit_code == 0
     assert invoke("schedules", "set", "hostile", "--name", "nightly", "--cron", "0 3 * * *").exit_code == 0
     worker = system.worker()
     failed, won = system.dispatch(2)
@@ -53,8 +68,14 @@ def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...
     worker.report(Failed(raw(failed), tasks[raw(failed)].attempt, 0.1, error, False))
     worker.succeed(tasks[raw(won)], result=msgspec.msgpack.encode([HOSTILE, {HOSTILE: HOSTILE}]))
     run = system.app.workflows["hostile"].start(any=HOSTILE)
-    system.pass_seconds()
-    worker.report(*(Failed(task.id, task.attempt, 0.1, error, False) for task in worker.take()))
+    flow = system.app.flows["hostile-flow"].start(any=HOSTILE)
+
+    def all_fail() -> bool:
+        if tasks := worker.take():
+            worker.report(*(Failed(task.id, task.attempt, 0.1, error, False) for task in tasks))
+        return flow.status() == run.progress().status == "failed"
+
+    system.tick_until(all_fail)
     many = system.app.start_many(system.job, [HOSTILE])
     system.pass_seconds()
     marks = {raw(won): ProgressMark(1, 0.5, HOSTILE)}
@@ -66,8 +87,10 @@ def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...
     message = json.loads(invoke("quarantine", "list", "--json").stdout)["messages"][0]["id"]
     Path("hostile.yaml").write_text(WORKFLOW.replace("job", "jobs"), encoding="utf-8")
     Path("bad.yaml").write_text(WORKFLOW + "  \u202ethird\x9b: 3\n", encoding="utf-8")
+    Path("bad_flow.yaml").write_text(FLOW.replace("local_func, func", "local_func, fnc"), encoding="utf-8")
+    Path("replayed.py").write_text("from orchestrator import Orchestrator\napp = Orchestrator()\n", encoding="utf-8")
     poison(system)
-    return {
+    yield {
         "db check": (),
         "tasks list": (),
         "tasks show": (failed.id,),
@@ -92,7 +115,18 @@ def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...
         "top": (),
         "quarantine list": (),
         "quarantine show": (message,),
+        "audit": (),
+        "flows list": (),
+        "flows runs": (),
+        "flows show": (flow.id,),
+        "flows validate": ("bad_flow.yaml",),
+        "flows watch": (flow.id,),
+        "keys list": (),
+        "search": ("evil",),
+        "workflows replay-check": ("--app", "replayed:app"),
     }
+    for table in ("flows", "api_keys"):
+        system.sql(f"DELETE FROM orchestrator.{table}")
 
 
 def poison(system: System) -> None:
@@ -117,6 +151,7 @@ def poison(system: System) -> None:
         except DBAPIError:
             continue  # a rule of the table
     assert {"tasks.name", "runs.tags", "runs.name", "workers.host", "schedules.error", "ended_tasks.reason"} <= changed
+    assert {"flows.name", "node_runs.error", "api_keys.name", "audit.who"} <= changed
 
 
 def invoke(*words: object, terminal: bool = False) -> Result:
@@ -131,10 +166,10 @@ def commands_in(shown: str) -> set[str]:
 def test_no_command_lets_data_speak_to_the_terminal(
     places: dict[str, tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert set(places) == READS
+    assert set(places) == READS | READS_TOO | {"flows watch"}
     seen = 0
     for name, arguments in places.items():
-        for more in ([], ["--json"]):
+        for more in ([], ["--json"]) if name in READS | READS_TOO else ([],):
             for terminal in (True, False):
                 result = invoke(*name.split(), *arguments, *more, terminal=terminal)
                 assert result.exception is None or isinstance(result.exception, SystemExit), (name, result.exception)
@@ -147,10 +182,21 @@ def test_no_command_lets_data_speak_to_the_terminal(
 
 
 def test_tables_and_logs_have_no_forged_lines(places: dict[str, tuple[object, ...]]) -> None:
-    for name in ("tasks list", "tasks logs", "runs list", "schedules list", "workers", "quarantine list", "queues"):
+    tables = ("tasks list", "runs list", "schedules list", "workers", "quarantine list", "queues")
+    others = ("audit", "flows list", "flows runs", "flows show", "flows watch", "keys list", "search")
+    for name in (*tables, *others, "tasks logs", "runs logs"):
         result = invoke(*name.split(), *places[name])
         assert "evil" in result.stdout, name
         assert not [line for line in result.stdout.splitlines() if line.startswith("12:00:00")], (name, result.stdout)
+
+
+def test_who_follows_the_audit_log_is_shown_no_forged_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    words = dict.fromkeys(("who", "origin", "act", "kind", "target"), HOSTILE)
+    told = AuditEntry(id=7, at=datetime(2026, 1, 1, tzinfo=UTC), detail={HOSTILE: HOSTILE}, **words)
+    audit._print(told, as_json=False)
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) == 1
+    assert commands_in(shown) == set()
 
 
 def test_programs_read_what_it_was(places: dict[str, tuple[object, ...]]) -> None:
@@ -196,6 +242,13 @@ def test_no_command_prints_past_the_one_door() -> None:
         r"click\.s?echo\(|(?<![\w.])print\(|rich\.console import [^\n]*\bConsole\b|TextColumn\("
         r"|sys\.std(out|err)\.write"
     )
-    found = {path.name for path in folder.glob("*.py") if doors.search(path.read_text(encoding="utf-8"))}
-    assert found <= {"output.py", "children.py"}
-    assert set(ALL) >= READS
+    files = list(folder.rglob("*.py"))
+    found = {str(path.relative_to(folder)) for path in files if doors.search(path.read_text(encoding="utf-8"))}
+    assert found == {
+        "terminal/output.py",
+        "dev/children.py",  # lines of others, of which the styles are kept
+        "top/live.py",  # paints lines of the frame, in which there is nothing else
+        "system/rotation.py",  # a bar with names of tables
+    }
+    assert len(files) > 50, "it looks where commands are"
+    assert set(ALL) >= READS | READS_TOO

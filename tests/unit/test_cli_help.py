@@ -39,6 +39,29 @@ READS = {
     "quarantine list",
     "quarantine show",
 }
+READS_TOO = {
+    "audit",
+    "flows list",
+    "flows runs",
+    "flows show",
+    "flows validate",
+    "keys list",
+    "search",
+    "workflows replay-check",
+}
+"""They read what `tests.integration.filled` does not make, and have tests of their own."""
+ACTS = {
+    "enqueue",
+    "flows publish",
+    "flows start",
+    "keys create",
+    "rq import",
+    "runs reset",
+    "runs start",
+    "schedules apply",
+    "workflows apply",
+}
+"""They say in JSON what they have done."""
 
 
 def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
@@ -88,6 +111,12 @@ def test_help_explains_every_option_and_gives_an_example(name: str) -> None:
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.help, parameter.name
+
+
+def test_a_command_that_speaks_json_is_known_to_read_or_to_act() -> None:
+    """So that whatever holds for all that read is tried with the next one, too."""
+    speaking = {name for name, command in ALL.items() if any("--json" in one.opts for one in command.params)}
+    assert speaking == READS | READS_TOO | ACTS
 
 
 @pytest.mark.parametrize("name", sorted(READS))

@@ -83,6 +83,8 @@ def test_tags_and_keys_with_controls_are_refused(text: str) -> None:
     for give in (
         lambda: app.workflows["nightly"].options(tags=[text]),
         lambda: app.workflows["nightly"].options(key=text),
+        lambda: app.flows["order"].options(tags=[text]),
+        lambda: app.flows["order"].options(key=text),
         lambda: code.starting(id=text),
         lambda: code.starting(tags=[text]),
     ):

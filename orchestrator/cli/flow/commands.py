@@ -25,6 +25,7 @@ from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.errors import InvalidWorkflow, NotFound, did_you_mean
+from orchestrator.harmless import indented, one_line
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.flow import reading
@@ -280,14 +281,14 @@ def _follow(run: UUID) -> int:
                 branch = "" if visit.branch is None else f" [{visit.branch}]"
                 error = f": {visit.error}" if visit.error else ""
                 action = f" → {visit.action}" if visit.action else ""
-                echo(f"{visit.ended_at:%H:%M:%S}  {visit.node}{branch}  {visit.status}{action}{error}")
+                echo(indented(f"{visit.ended_at:%H:%M:%S}  {visit.node}{branch}  {visit.status}{action}{error}"))
             if RunState(view.status) in ENDED_RUN_STATES:
                 reason = f": {view.reason}" if view.reason else ""
-                echo(f"{view.status}{reason}", err=True)
+                echo(indented(f"{view.status}{reason}"), err=True)
                 return 0 if view.status == RunState.SUCCESS else 1
             waits = waiting_for(view) if view.waits == "signal" else ""
             if waits and waits != told:
-                echo(f"{view.cursor} waits for {waits}", err=True)
+                echo(one_line(f"{view.cursor} waits for {waits}"), err=True)
             told = waits
             time.sleep(_PAUSE)
             changes.wait(_LOOK_AGAIN)

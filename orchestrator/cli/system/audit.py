@@ -12,6 +12,7 @@ from orchestrator.cli.terminal.options import json_option, moment
 from orchestrator.cli.terminal.output import echo, echo_json, print_json, print_table
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.domain.plain import stored_json
+from orchestrator.harmless import one_line
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.store.audit import AuditEntry, AuditFilter
 
@@ -96,9 +97,8 @@ def _print(one: AuditEntry, as_json: bool) -> None:
     if as_json:
         echo_json(msgspec.json.encode(one).decode())
         return
-    echo(
-        f"{one.at:%Y-%m-%d %H:%M:%S} {one.who} ({one.origin}): {one.act} {one.kind} {one.target} {_detail(one)}".strip()
-    )
+    told = f"{one.at:%Y-%m-%d %H:%M:%S} {one.who} ({one.origin}): {one.act} {one.kind} {one.target} {_detail(one)}"
+    echo(one_line(told.strip()))
 
 
 def _detail(one: AuditEntry) -> str:
