@@ -42,6 +42,17 @@ async def nap(seconds: float, file: str = "") -> str:
     return "woken"
 
 
+@app.task(name="stubborn", timeout=0.3)
+async def stubborn(how: str) -> str:
+    """Catch what ends it when its time is up."""
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError as late:
+        if how == "raises":
+            raise ValueError("something else") from late
+    return "did it"
+
+
 @app.task(name="fail")
 def fail(message: str, final: bool = False) -> None:
     raise GiveUp(message) if final else ValueError(message)

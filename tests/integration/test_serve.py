@@ -139,6 +139,12 @@ def test_the_timeout_of_a_task_holds_for_its_service(service: str) -> None:
     assert (found["kind"], found["error"]) == ("TaskTimeout", "Task 'shop/größe' ran for more than 0.5 s.")
 
 
+@pytest.mark.parametrize("how", ["returns", "raises"])
+def test_what_a_function_does_after_its_timeout_changes_nothing(service: str, how: str) -> None:
+    found = ask(service, "stubborn", {"input": how})
+    assert (found["result"], found["kind"]) == (None, "TaskTimeout")
+
+
 def test_a_connection_that_was_idle_for_too_long_is_made_anew(caplog: pytest.LogCaptureFixture) -> None:
     """The registry closes it in the moment in which the next heartbeat is sent."""
     listener = socket.create_server(("127.0.0.1", 0))

@@ -126,16 +126,24 @@ class Executions:
 
 
 async def _in_time(task: Task[..., Any], call: Callable[[], Awaitable[Any]]) -> Any:
-    """Return what an asynchronous function returns, within the timeout of its task."""
+    """Return what an asynchronous function returns, within the timeout of its task.
+
+    What it returns or raises when it was cancelled for that, and has caught it, changes nothing.
+    """
     seconds = task._call_options.timeout_seconds
     limit = asyncio.timeout(seconds)
+    value: Any = None
+    late: Exception | None = None
     try:
         async with limit:
-            return await call()
-    except TimeoutError:
-        if limit.expired():
-            raise TaskTimeout(f"Task {task.name!r} ran for more than {seconds:g} s.") from None
-        raise
+            value = await call()
+    except Exception as error:
+        if not limit.expired():
+            raise
+        late = None if isinstance(error, TimeoutError) else error
+    if limit.expired():
+        raise TaskTimeout(f"Task {task.name!r} ran for more than {seconds:g} s.") from late
+    return value
 
 
 async def _outcome(going: asyncio.Task[Said]) -> Said:
