@@ -6,6 +6,7 @@ import base64
 import http.client
 import http.server
 import json
+import os
 import secrets
 import socket
 import subprocess
@@ -453,6 +454,46 @@ def stranger(status: int, content_type: str, body: bytes, **headers: str) -> Ite
         yield f"http://127.0.0.1:{server.server_address[1]}", asked
         server.shutdown()
         thread.join()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_has_connections_of_its_own() -> None:
+    used: list[tuple[str, int]] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            used.append((self.path, self.client_address[1]))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        line = remote_http.Http(Settings(api_url=f"http://127.0.0.1:{server.server_address[1]}"))
+        line.post("/parent", b"{}", 30.0)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                line.post("/child", b"{}", 30.0)
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        line.post("/parent", b"{}", 30.0)
+        line.close()
+        server.shutdown()
+        thread.join()
+    (_, first), (_, other), (_, last) = used
+    assert [path for path, _ in used] == ["/parent", "/child", "/parent"]
+    assert first == last != other
 
 
 @pytest.mark.parametrize(

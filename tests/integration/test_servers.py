@@ -17,7 +17,7 @@ from orchestrator.embedded.postgres import EmbeddedPostgres
 from orchestrator.embedded.programs import find_redis
 from orchestrator.errors import ConfigurationError
 from orchestrator.store import database
-from orchestrator.transport.connection import check_server, connect
+from orchestrator.transport.connection import awaited, connect
 from tests.waiting import eventually
 
 
@@ -93,8 +93,10 @@ def test_a_node_of_a_cluster_is_refused(tmp_path: Path) -> None:
     redis = connect(f"unix://{socket}")
     try:
         eventually(socket.exists, "the server listens")
-        with pytest.raises(ConfigurationError, match="redis_url: this is a node of a Redis Cluster"):
-            check_server(redis)
+        needed = awaited(redis)  # which schedulers and workers ask when they start
+        with pytest.raises(ConfigurationError, match="redis_url: this is a node of a Redis Cluster") as caught:
+            needed.check()
+        assert needed.outage(caught.value) is None, "waiting does not mend it"
     finally:
         redis.close()
         process.kill()
