@@ -170,7 +170,9 @@ def _open(descriptor: int) -> _Output:
         except OSError:  # another system, or another user's
             return _Output(lambda data: _write_if_ready(descriptor, data))
         return _Output(lambda data: os.write(again, data), lambda: os.close(again))
-    return _Output(lambda data: os.write(descriptor, data))
+    # A copy: a task that closes the descriptor itself may make it that of a connection, in which no line may stand.
+    copy = os.dup(descriptor)
+    return _Output(lambda data: os.write(copy, data), lambda: os.close(copy))
 
 
 def _write_if_ready(descriptor: int, data: bytes) -> int:

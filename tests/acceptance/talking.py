@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import sys
 import time
@@ -20,6 +21,14 @@ def speaks(word: str) -> None:
     log.info("logged %s", word)
     log.debug("murmured %s", word)
     print("unfinished", word, end="")
+
+
+@app.task
+def closes() -> None:
+    """Do what scripts do to have UTF-8, and at their end."""
+    io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8")
+    sys.stdout.close()
+    sys.stderr.detach()  # type: ignore[union-attr]
 
 
 @app.task

@@ -39,6 +39,7 @@ def failure(handle: Handle[Any]) -> TaskFailed:
 
 def test_what_tasks_say_comes_out_with_their_names_and_ids(life: Stack) -> None:
     worker = life.worker(*APP)
+    talking.closes.enqueue().result(timeout=30)  # which is no concern of those after it
     for task in (talking.speaks, talking.speaks_async, talking.speaks_apart):
         handle = task.enqueue("rye")
         handle.result(timeout=30)

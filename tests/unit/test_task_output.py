@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -17,7 +18,8 @@ from orchestrator.log_format import JsonFormatter, TextFormatter
 from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.telemetry import LOGGER_NAME
 from orchestrator.unblocked import UnblockedHandler
-from orchestrator.workers.reporting.task_output import TaskFields, TaskOutput, end_lines
+from orchestrator.workers.reporting import task_output
+from orchestrator.workers.reporting.task_output import TaskFields, TaskOutput, TaskStream, end_lines
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.task_runtime import JobRuntime
 
@@ -48,8 +50,7 @@ def printed() -> Iterator[Printed]:
         except BlockingIOError:
             return []
 
-    stream = io.TextIOWrapper(TaskOutput("stdout", handler), encoding="utf-8", newline="\n", write_through=True)
-    yield stream, lines
+    yield TaskStream(TaskOutput("stdout", handler)), lines
     logger.handlers[:], logger.propagate = before, True
     handler.close()
     os.close(reader)
@@ -117,6 +118,52 @@ def test_bytes_and_long_pieces_come_out(printed: Printed, job: Job) -> None:
     first, second = lines()
     assert first.endswith("] raw \\xff")
     assert second.endswith("x" * 20_000)
+
+
+def _wrap(stream: io.TextIOWrapper) -> None:
+    print("wrapped", file=io.TextIOWrapper(stream.buffer, encoding="utf-8"))  # which is collected, and so closed
+
+
+def _leave(stream: io.TextIOWrapper) -> None:
+    with stream:
+        print("left", file=stream)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda stream: stream.close(),
+        lambda stream: stream.buffer.close(),
+        lambda stream: stream.detach().close(),
+        lambda stream: io.BufferedWriter(stream.buffer).close(),
+        lambda stream: stream.reconfigure(encoding="ascii", errors="strict"),
+        _wrap,
+        _leave,
+    ],
+    ids=["close", "buffer", "detach", "buffered", "reconfigure", "wrap", "leave"],
+)
+def test_no_task_ends_what_others_print_to(
+    printed: Printed, job: Job, end: Callable[[io.TextIOWrapper], object]
+) -> None:
+    stream, lines = printed
+    end(stream)
+    print("still here: ö", file=stream)
+    stream.buffer.write(b"and here\n")
+    assert not stream.closed
+    assert [line.rpartition("] ")[2] for line in lines()][-2:] == ["still here: ö", "and here"]
+
+
+def test_a_closed_file_does_not_stay_in_the_place_of_standard_output(
+    printed: Printed, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, _ = printed
+    monkeypatch.setattr(task_output, "_streams", {"stdout": stream})
+    monkeypatch.setattr(sys, "stdout", other := io.StringIO())
+    end_lines(job)
+    assert sys.stdout is other, "an open one may be what the application has chosen"
+    other.close()
+    end_lines(job)
+    assert sys.stdout is stream
 
 
 def test_colours_are_painted_around_what_others_wrote() -> None:

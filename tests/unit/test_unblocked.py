@@ -116,3 +116,16 @@ def test_a_file_is_written_where_others_write_too(tmp_path: Path) -> None:
     first, second, third, fourth = path.read_text().splitlines()
     assert (first, second, fourth) == ("first", "second \\udcff", "fourth")
     assert third.startswith("a line of this log cannot be shown: '%d': TypeError")
+
+
+def test_lines_go_where_they_went_though_somebody_closes_the_descriptor(tmp_path: Path) -> None:
+    given = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    handler = UnblockedHandler(given)
+    other = os.open(tmp_path / "other", os.O_WRONLY | os.O_CREAT)
+    os.dup2(other, given)  # closed, and opened by somebody else
+    logger_of(handler).warning("a line")
+    handler.close()
+    os.close(given)
+    os.close(other)
+    assert (tmp_path / "log").read_text() == "a line\n"
+    assert (tmp_path / "other").read_text() == ""

@@ -2,7 +2,8 @@
 
 In a process that runs tasks, `sys.stdout` and `sys.stderr` lead here before the application is imported. A line that a
 task prints becomes a record of the log; all else, and what log handlers of the application write, passes as it is.
-Nobody hangs on a reader who does not read, and nobody dies of one who is gone. `TaskFields` tells each log handler
+Nobody hangs on a reader who does not read, and nobody dies of one who is gone. What a task does to the two holds for
+all tasks of the process, so none can close them. `TaskFields` tells each log handler
 whose a record is. What tasks print and log is also handed to whoever keeps the lines of attempts (`share_log`).
 """
 
@@ -39,6 +40,8 @@ _unfinished: dict[tuple[Job | int, TaskOutput], str] = {}
 Keep = Callable[[Job, LogLine], None]
 _keepers: list[Keep] = []
 """Who keeps the lines of attempts, if anybody does."""
+_streams: dict[str, TaskStream] = {}
+"""What was made `sys.stdout` and `sys.stderr`, by name."""
 
 
 def capture_output() -> None:
@@ -49,8 +52,8 @@ def capture_output() -> None:
             output = TaskOutput(name, unblocked(getattr(sys, name).fileno()))
         except (OSError, AttributeError, ValueError):  # closed, or no file
             continue
-        stream = io.TextIOWrapper(output, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True)
-        setattr(sys, name, stream)
+        _streams[name] = TaskStream(output)
+        setattr(sys, name, _streams[name])
 
 
 def share_log(keep: Keep | None = None) -> None:
@@ -162,6 +165,22 @@ class KeptRecords(logging.Handler):
         _keep(job, record.levelname.lower(), text, record.name)
 
 
+class TaskStream(io.TextIOWrapper):
+    """What tasks have as `sys.stdout` or `sys.stderr`: all tasks of the process share it, and none can end it."""
+
+    def __init__(self, output: TaskOutput) -> None:
+        super().__init__(output, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True)
+
+    def detach(self) -> Any:
+        """Return what it writes to, and go on writing there."""
+        self.flush()
+        return self.buffer
+
+    def reconfigure(self, **_: Any) -> None:
+        """Keep it as it is: it takes every character already, and hides no line that has ended."""
+        self.flush()
+
+
 class TaskOutput(io.RawIOBase):
     """What `sys.stdout` or `sys.stderr` writes to."""
 
@@ -204,6 +223,10 @@ class TaskOutput(io.RawIOBase):
             self.end(job)
         self._passed_on.retry()
 
+    def close(self) -> None:
+        """Write what is there, and stay open: a task that closes it, or a wrapper around it, has no other in mind."""
+        self.flush()
+
     def end(self, job: Job) -> None:
         """Tell the line that a job has left unfinished."""
         if rest := _unfinished.pop((job, self), ""):
@@ -223,10 +246,17 @@ class TaskOutput(io.RawIOBase):
 
 
 def end_lines(job: Job) -> None:
-    """Tell what a job has printed without ending the line: its code has ended."""
+    """Tell what a job has printed without ending the line: its code has ended.
+
+    A closed file that a task has put in place of `sys.stdout` or `sys.stderr` is taken away again.
+    """
     for owner, output in list(_unfinished) if _unfinished else ():
         if owner is job:
             output.end(job)
+    for name, stream in _streams.items():
+        now = getattr(sys, name)
+        if now is not stream and getattr(now, "closed", False):
+            setattr(sys, name, stream)
 
 
 def _is_logging() -> bool:
