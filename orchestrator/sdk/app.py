@@ -188,8 +188,8 @@ class Orchestrator:
     def enqueue_many(self, task: Task[..., R], calls: Iterable[Call]) -> list[Handle[R]]:
         """Enqueue any number of calls in one transaction: all of them or, if one is refused, none.
 
-        A call is a tuple or list of arguments, or a mapping of named ones:
-        `app.enqueue_many(resize, [("a.png", 50), {"path": "b.png"}])`.
+        A call is a tuple or list of arguments, or a mapping of named ones, also where there is a single one:
+        `app.enqueue_many(resize, [("a.png", 50), ("c.png",), {"path": "b.png"}])`.
         """
         with sending("enqueue", task.name, task.queue):
             trace = current_trace()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import enum
 import inspect
 import itertools
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -383,6 +385,33 @@ def test_bad_arguments(
     if not (keywords and "path" in keywords):
         with pytest.raises(error):
             app.enqueue_many(task, [("good.png",), call_as_data])
+
+
+@pytest.mark.parametrize(
+    "bad", ["de", b"de", bytearray(b"de"), 7, None, {"de"}, iter(["de"])], ids=lambda bad: type(bad).__name__
+)
+def test_what_is_no_call_is_refused_with_its_place(app: Orchestrator, bad: Any) -> None:
+    task = app.task(name="spread")(lambda *names: names)
+    wanted = r"Task 'spread', calls\[2\]: expected the arguments of one call, .*; found .*\(value,\)\."
+    with pytest.raises(InvalidTask, match=wanted):
+        app.enqueue_many(task, [("a",), ["b"], bad])
+    with pytest.raises(InvalidTask, match=wanted):
+        asyncio.run(app.aenqueue_many(task, [("a",), {}, bad]))
+    calls: list[Any] = [("a",), range(2), bad]
+    inside = app.task(name="inside")(lambda: str(app.enqueue_many(task, calls)))
+    report = Runner(app, KeptOutbox(), Allowed(app, [])).run(job_for(inside._new((), {})))
+    assert isinstance(report, Failed)
+    assert re.search(wanted, report.error.message)
+
+
+def test_calls_that_cannot_be_gone_through_are_refused(app: Orchestrator) -> None:
+    task: Any = app.task(name="spread")(lambda *names: names)
+    calls: Any = 7
+    numbered: Any = {1: 2}
+    with pytest.raises(InvalidTask, match="Task 'spread': expected a list of calls, .* found 7"):
+        app.enqueue_many(task, calls)
+    with pytest.raises(InvalidTask, match=r"Task 'spread': keywords must be strings"):
+        app.enqueue_many(task, [numbered])
 
 
 def test_a_keyword_that_is_no_text_is_refused(app: Orchestrator) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import InvalidTask
+from orchestrator.sdk.checks import shown
 from orchestrator.sdk.ids import new_ids
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.task import Task
@@ -25,9 +27,13 @@ def new_tasks(
 
     Nothing is written but arguments that are kept outside.
     """
+    if not isinstance(calls, Iterable):
+        raise InvalidTask(
+            f"Task {task.name!r}: expected a list of calls, or anything else to go through; found {shown(calls)}."
+        )
     rest = enumerate(calls)
     for position, call in rest:
-        args, kwargs = _arguments(call)
+        args, kwargs = _arguments(task, position, call)
         first = task._new(args, kwargs, run_id, None if run_id is None else position, trace)
         yield first
         if _is_pattern(task, first):
@@ -53,7 +59,7 @@ def _alike(task: Task[..., Any], first: NewTask, calls: Iterable[tuple[int, Call
     name, queue, run_id = first.name, first.queue, first.run_id
     shared = (first.lane, first.expires, None, first.callbacks, first.trace)
     for (position, call), identifier in zip(calls, new_ids(), strict=False):
-        args, kwargs = _arguments(call)
+        args, kwargs = _arguments(task, position, call)
         check(args, kwargs)
         payload = encode_call(name, args, kwargs, largest)
         check_types(args, kwargs, payload)
@@ -64,10 +70,19 @@ def _alike(task: Task[..., Any], first: NewTask, calls: Iterable[tuple[int, Call
         yield left_task(new, store) if store is not None and len(payload) > inline else new
 
 
-def _arguments(call: Call) -> tuple[Sequence[Any], Mapping[str, Any]]:
+def _arguments(task: Task[..., Any], position: int, call: Call) -> tuple[Sequence[Any], Mapping[str, Any]]:
     if type(call) is tuple:
         return call, _NONE
-    return ((), call) if isinstance(call, Mapping) else (tuple(call), _NONE)
+    if isinstance(call, Mapping):
+        return (), call
+    if isinstance(call, Sequence) and not isinstance(call, _TEXTS):  # such as a row of a query
+        return tuple(call), _NONE
+    raise InvalidTask(
+        f"Task {task.name!r}, calls[{position}]: expected the arguments of one call, as a tuple or as a mapping of "
+        f"named ones; found {shown(call)}. A call with a single argument is a tuple of one: (value,)."
+    )
 
 
 _NONE: Mapping[str, Any] = {}
+_TEXTS = (str, bytes, bytearray, memoryview)
+"""Sequences that are meant as one value."""

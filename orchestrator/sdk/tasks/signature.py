@@ -94,7 +94,7 @@ class Signature:
         """Say what was meant by an argument that the function does not have."""
         known = self._signature.parameters
         unknown = None if self._double_star else next((name for name in keywords if name not in known), None)
-        if unknown is None:
+        if not isinstance(unknown, str):
             return ""
         if unknown in self._options:
             return f" That is an option: give it with .options({unknown}=…)."
