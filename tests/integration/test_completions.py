@@ -448,6 +448,58 @@ def test_a_block_does_not_commit_by_itself(running: Running, connection: Connect
     assert ledger(connection) == ["after the savepoint", "session"]
 
 
+@pytest.mark.parametrize(
+    "sql",
+    ["COMMIT", " -- done\n/* so */ commit", "END;", "ROLLBACK", "abort", "rollback work", "PREPARE TRANSACTION 'x'"],
+)
+def test_a_statement_that_would_end_the_transaction_is_not_run(
+    running: Running, connection: Connection, sql: str
+) -> None:
+    refused = pytest.raises(WrongState, match="It was not run: the block commits by itself")
+    with refused, running.ctx.transaction() as transaction:
+        write(transaction, "never")
+        transaction.execute(text(sql))
+    assert ledger(connection) == []
+    assert outcome(connection, running.job.dispatch.id)[2] is None
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["SELECT 1; COMMIT", "SELECT 1; COMMIT AND CHAIN", "SELECT 1; COMMIT; BEGIN", "SELECT 1; ROLLBACK", "cursor"],
+)
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_transaction_that_was_ended_in_sql_does_not_complete_the_task(
+    running: Running, connection: Connection, end: str, goes_on: bool
+) -> None:
+    noticed = pytest.raises(WrongState, match="has ended its transaction .* Leave it out")
+    with noticed, running.ctx.transaction() as transaction:
+        write(transaction, "committed")
+        if end == "cursor":
+            transaction.connection.cursor().execute("COMMIT")
+        else:
+            transaction.exec_driver_sql(end)
+        if goes_on:
+            transaction.exec_driver_sql("SELECT 1")
+    assert ledger(connection) == ([] if "ROLLBACK" in end else ["committed"])
+    assert outcome(connection, running.job.dispatch.id) == ("dispatched", 1, None)
+    with running.ctx.transaction() as transaction:
+        write(transaction, "another try")
+    assert "another try" in ledger(connection)
+    assert outcome(connection, running.job.dispatch.id)[2] == b"\xc0"
+
+
+def test_a_block_may_roll_back_and_go_on(running: Running, connection: Connection) -> None:
+    with running.ctx.transaction() as transaction:
+        write(transaction, "never")
+        transaction.rollback()
+        transaction.exec_driver_sql("SAVEPOINT mine")
+        write(transaction, "nor this")
+        transaction.exec_driver_sql("ROLLBACK TO SAVEPOINT mine")
+        write(transaction, "kept")
+    assert ledger(connection) == ["kept"]
+    assert outcome(connection, running.job.dispatch.id)[2] == b"\xc0"
+
+
 def test_an_attempt_that_is_over_says_so(app: Orchestrator, running: Running, connection: Connection) -> None:
     task = running.job.dispatch.id
     late = pytest.raises(AttemptOver, match="Attempt 1 of task .* no longer counts")

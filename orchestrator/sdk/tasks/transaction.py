@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 
@@ -22,6 +24,12 @@ _KEY_TIMEOUT = 10.0
 """Seconds to wait for a unique key that another transaction may be taking."""
 _POOL = 5
 """Connections that the tasks of one worker process share; one that needs another waits for it."""
+_ENDS = re.compile(
+    r"\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*(COMMIT|END|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A statement that ends its transaction."""
+_INSTEAD = "For a part that may be undone by itself, use connection.begin_nested()."
 
 
 class Transactions:
@@ -42,10 +50,13 @@ class Transactions:
         """Open a transaction for an attempt, which must still count; what is not committed is rolled back."""
         with self._engine().connect() as connection:
             with borrowed(connection, self._namespace):
-                if not completions.begin(connection, task, attempt):
+                began = completions.begin(connection, task, attempt)
+                if began is None:
                     raise _attempt_over(task, attempt)
+            transaction = TaskTransaction(connection, self._namespace, task, attempt, began)
+            event.listen(connection, "rollback", transaction.note_rollback)
             try:
-                yield TaskTransaction(connection, self._namespace, task, attempt)
+                yield transaction
             except BaseException:
                 connection.invalidate()  # whatever the block has done to it, Postgres rolls back what it held
                 raise
@@ -55,17 +66,23 @@ def _engine(settings: Settings) -> Engine:
     url = settings.require_database()
     engine = database.engine_for(url, pool_size=_POOL, max_overflow=0, name="orchestrator task")
     event.listen(engine, "commit", _refuse_commit)
+    event.listen(engine, "before_cursor_execute", _refuse_end)
     return engine
 
 
 class TaskTransaction:
     """An open transaction, and the attempt that it completes."""
 
-    def __init__(self, connection: Connection, namespace: str, task: bytes, attempt: int) -> None:
+    def __init__(self, connection: Connection, namespace: str, task: bytes, attempt: int, began: int) -> None:
         self.connection = connection
         self._namespace = namespace
         self._task = task
         self._attempt = attempt
+        self._began: int | None = began
+
+    def note_rollback(self, _: Connection) -> None:
+        """Go on in another transaction: connection.rollback() takes back what was done so far, and begins one."""
+        self._began = None
 
     def enqueue(self, tasks: Sequence[NewTask]) -> dict[bytes, bytes]:
         """Create tasks, which exist only if the transaction commits; return the ids of those that have their keys."""
@@ -111,7 +128,15 @@ class TaskTransaction:
     def commit(self, result: bytes, duration: float) -> None:
         """Commit, and complete the task with it, if its attempt still counts."""
         with borrowed(self.connection, self._namespace):
-            if not completions.commit(self.connection, self._task, self._attempt, result, duration):
+            try:
+                done = completions.commit(self.connection, self._task, self._attempt, result, duration, self._began)
+            except completions.TransactionEnded:
+                raise WrongState(
+                    "A statement inside the block of ctx.transaction() has ended its transaction (COMMIT or ROLLBACK, "
+                    "in SQL). What was committed so is kept, and written again whenever the task runs again; what came "
+                    f"after it was rolled back. Leave it out: the block commits by itself, with the task. {_INSTEAD}"
+                ) from None
+            if not done:
                 raise _attempt_over(self._task, self._attempt)
 
 
@@ -124,6 +149,14 @@ def _attempt_over(task: bytes, attempt: int) -> AttemptOver:
 
 def _refuse_commit(_: Connection) -> None:
     raise WrongState(
-        "The connection of ctx.transaction() commits at the end of its block, together with the task. For a part that "
-        "may be undone by itself, use connection.begin_nested()."
+        f"The connection of ctx.transaction() commits at the end of its block, together with the task. {_INSTEAD}"
     )
+
+
+def _refuse_end(_: Connection, _cursor: object, statement: str, *_rest: Any) -> None:
+    if found := _ENDS.match(statement):
+        raise WrongState(
+            f"{' '.join(found[1].split()).upper()} inside the block of ctx.transaction() would end the transaction "
+            f"that completes the task. It was not run: the block commits by itself, and is rolled back if it raises. "
+            f"{_INSTEAD}"
+        )

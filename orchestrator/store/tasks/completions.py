@@ -25,23 +25,36 @@ stands on the same one."""
 _OVER = "OR001"
 """The error code by which Postgres says that the attempt does not count."""
 
+_ENDED = "OR002"
+"""The error code by which Postgres says that the transaction is another than the one that was begun."""
+_NOW = "(extract(epoch FROM transaction_timestamp()) * 1000000)::bigint"
+"""When the transaction began: each has its own moment, whatever ends one and begins another."""
+
 _COUNTS = "status IN ({}) AND completion IS NULL".format(", ".join(f"'{state}'" for state in IN_FLIGHT_STATES))
 
 _BEGIN = Statement[Row](f"""
 SELECT /* completions.begin */ set_config('idle_in_transaction_session_timeout', '{_IDLE}', true) AS idle,
-       set_config('tcp_user_timeout', '{_IDLE}', true) AS unread, EXISTS (
+       set_config('tcp_user_timeout', '{_IDLE}', true) AS unread, {_NOW} AS began, EXISTS (
        SELECT FROM orchestrator.tasks WHERE id = %(id)s::uuid AND attempt = %(attempt)s AND {_COUNTS}) AS counts
 """)
 
 
-def begin(connection: Connection, task: bytes, attempt: int) -> bool:
-    """Begin the transaction of an attempt; say whether it still counts."""
-    return bool(_BEGIN.one(connection, id=task, attempt=attempt).counts)
+class TransactionEnded(Exception):
+    """The transaction that was begun has been committed or rolled back by one of the task's own statements."""
+
+
+def begin(connection: Connection, task: bytes, attempt: int) -> int | None:
+    """Begin the transaction of an attempt; return its moment, by which it is known, if the attempt still counts."""
+    found = _BEGIN.one(connection, id=task, attempt=attempt)
+    return found.began if found.counts else None
 
 
 # Several statements in one message cannot have parameters, so the values stand in the text: numbers and hexadecimal.
 _COMMIT = Statement[None](f"""
 DO /* completions.commit */ $complete$ BEGIN
+    IF {_NOW} <> {{began}} THEN
+        RAISE EXCEPTION 'the transaction is another' USING ERRCODE = '{_ENDED}';
+    END IF;
     UPDATE orchestrator.tasks SET completion = '\\x{{result}}'
      WHERE id = '{{task}}' AND attempt = {{attempt:d}} AND {_COUNTS};
     IF NOT FOUND THEN
@@ -54,14 +67,23 @@ COMMIT
 """)
 
 
-def commit(connection: Connection, task: bytes, attempt: int, result: bytes, duration: float) -> bool:
-    """Complete the task and commit what was written; False, and nothing is kept, if its attempt does not count."""
-    sql = _COMMIT.sql.format(task=task.hex(), attempt=attempt, result=result.hex(), duration=duration)
+def commit(
+    connection: Connection, task: bytes, attempt: int, result: bytes, duration: float, began: int | None = None
+) -> bool:
+    """Complete the task and commit what was written; False, and nothing is kept, if its attempt does not count.
+
+    Raises `TransactionEnded`, and keeps nothing, in another transaction than the one that began at the given moment.
+    """
+    moment = "NULL" if began is None else f"{began:d}"
+    sql = _COMMIT.sql.format(task=task.hex(), attempt=attempt, result=result.hex(), duration=duration, began=moment)
     try:
         connection.exec_driver_sql(sql)
     except exc.DBAPIError as error:
-        if getattr(error.orig, "pgcode", None) == _OVER or getattr(error.orig, "sqlstate", None) == _OVER:
+        code = getattr(error.orig, "pgcode", None) or getattr(error.orig, "sqlstate", None)
+        if code == _OVER:
             return False
+        if code == _ENDED:
+            raise TransactionEnded from error
         raise
     return True
 
