@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestrator.domain.fleet.announced import WITH_DATABASE
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
 
 EVERY_QUEUE = "*"
-WITH_DATABASE = "--database"
-"""Published with the names that a worker knows, so that it is of another kind than one without."""
 
 
 @dataclass(frozen=True, kw_only=True)

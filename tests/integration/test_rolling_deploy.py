@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator import Handle, ResultTimeout, Task, TaskFailed, WorkflowContext
 from orchestrator.domain.code.activation import Activated, Violation
+from orchestrator.domain.fleet.announced import WITH_DATABASE
 from orchestrator.domain.tasks.task import Dispatch, Returned
 from orchestrator.monitoring.trouble import of_the_system as trouble_of
 from orchestrator.sdk.code.engine import Engine
@@ -17,7 +18,6 @@ from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store.insights import overview
 from orchestrator.transport.keys import private_queue
 from orchestrator.transport.leader.streams import LeaderStreams
-from orchestrator.workers.spec import WITH_DATABASE
 from tests.integration.code_stage import act, activation, run_row
 from tests.integration.stage import KEYS, System, Worker, raw
 

@@ -95,7 +95,8 @@ def test_a_task_whose_data_key_nobody_has_for_long_fails_and_names_it(system: Sy
 
 
 def test_what_no_worker_has_known_for_long_fails_with_the_names_that_are_known(system: System) -> None:
-    system.worker(knows=["job", "jobs.more"])
+    beside = ["--database", "*:*", "@executor:process", key_name("old"), "orchestrator.webhook", "trip", "trip@2"]
+    system.worker(knows=["job", "jobs.more", *beside])
     system.worker("w2", knows=["job", "elsewhere"], queue="elsewhere")
     handle = system.app.task(name="other")(lambda: None).enqueue()
     system.pass_seconds(2)

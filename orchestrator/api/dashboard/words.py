@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from orchestrator.domain.fleet.announced import count_known
 from orchestrator.harmless import harmless
 from orchestrator.monitoring.times import ago, counted, duration, present
 from orchestrator.store.insights import QueueCounts
@@ -161,5 +162,6 @@ FILTERS = {
     "data": data,
     "duration": duration,
     "counted": counted,
+    "known": count_known,
     "plain": plain,
 }

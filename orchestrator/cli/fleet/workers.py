@@ -8,6 +8,7 @@ from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import echo, print_json, print_table, state
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.times import ago, present
+from orchestrator.domain.fleet.announced import count_known
 from orchestrator.monitoring.trouble import stands_still
 from orchestrator.workers.parent.memory import format_memory
 
@@ -48,7 +49,7 @@ def _show(as_json: bool) -> None:
                 ago(worker.seen_at, now),
                 "" if worker.memory is None else format_memory(worker.memory),
                 ago(worker.started_at, now),
-                len(worker.names),
+                count_known(worker.names),
                 worker.host,
                 worker.pid,
             )

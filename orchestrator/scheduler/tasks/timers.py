@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from orchestrator.domain.code.activation import Violation
-from orchestrator.domain.executors.call import announced, is_announced
+from orchestrator.domain.executors.call import announced
+from orchestrator.domain.fleet.announced import tasks_among, workflows_among
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.obstacles import executor_of_hold, key_of_hold, no_data_key, no_database, no_executor
 from orchestrator.domain.tasks.task import TaskError
@@ -14,10 +15,13 @@ from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.tasks.creation import error_json, log_failed
 from orchestrator.scheduler.transaction import Transaction
-from orchestrator.sealing import key_name, key_of_name
+from orchestrator.sealing import key_name
 from orchestrator.store.runs import stuck
 from orchestrator.store.tasks import transitions, waiting
 from orchestrator.store.tasks.transitions import AttemptEnd
+
+_MOST_NAMED = 100
+"""Names that an error lists."""
 
 
 def fire_due(tx: Transaction, limit: int) -> None:
@@ -53,15 +57,11 @@ def fail_unknown(tx: Transaction, news: News, fleet: Fleet, limit: int) -> None:
             if not fleet.knows(queue, announced(wants)):
                 errors[task] = TaskError("ConfigurationError", f"{no_executor(queue, repr(name), wants)}.")
         elif not fleet.knows(queue, name):
-            known = [one for one in fleet.known_on(queue) if key_of_name(one) is None and not is_announced(one)]
+            known = fleet.known_on(queue)
             errors[task] = (
                 TaskError("ConfigurationError", no_database(queue, repr(name)))
                 if name in known and not is_turn
-                else TaskError(
-                    "UnknownTask",
-                    f"No live worker of queue {queue!r} knows the {'workflow' if is_turn else 'task'} {name!r}. "
-                    f"They know: {', '.join(known) or 'nothing'}.",
-                )
+                else TaskError("UnknownTask", _unknown(queue, name, known, is_turn=is_turn))
             )
     if errors:
         # Code that has begun is not failed because nobody has it at the moment: its run waits for somebody who has.
@@ -73,6 +73,15 @@ def fail_unknown(tx: Transaction, news: News, fleet: Fleet, limit: int) -> None:
         ]
         news.note(transitions.end(tx.connection, TaskState.FAILED, endings, tx.now), errors=errors)
         log_failed(tx, errors)
+
+
+def _unknown(queue: str, name: str, known: Sequence[str], *, is_turn: bool) -> str:
+    what, names = ("workflow", workflows_among(known)) if is_turn else ("task", tasks_among(known))
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return (
+        f"No live worker of queue {queue!r} knows the {what} {name!r}. "
+        f"They know: {', '.join(names[:_MOST_NAMED]) or f'no {what}'}{more}."
+    )
 
 
 def _stuck(error: TaskError) -> str:
