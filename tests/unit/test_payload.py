@@ -16,6 +16,7 @@ from datetime import time as time_of_day
 from decimal import Decimal
 from typing import Any, Literal, Optional
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pydantic
@@ -43,7 +44,7 @@ from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values import payload
-from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
+from orchestrator.sdk.values.payload import convert, decode_value, encode_call, encode_value
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running import task_runtime as runtime
 from orchestrator.workers.running.job import Bundle, Job
@@ -402,6 +403,34 @@ def test_what_is_no_call_is_refused_with_its_place(app: Orchestrator, bad: Any) 
     report = Runner(app, KeptOutbox(), Allowed(app, [])).run(job_for(inside._new((), {})))
     assert isinstance(report, Failed)
     assert re.search(wanted, report.error.message)
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        time_of_day(1, tzinfo=BERLIN),
+        [time_of_day(1, 2, 3, 4, tzinfo=BERLIN)],
+        {"a": {"b": (time_of_day(1, tzinfo=BERLIN),)}},
+    ],
+    ids=["time", "microseconds", "nested"],
+)
+def test_a_time_of_day_that_would_lose_its_zone_is_refused(app: Orchestrator, value: Any) -> None:
+    task = app.task(name="opens")(lambda at: at)
+    with pytest.raises(PayloadError, match=r"Argument 1 of task 'opens'.* has the zone Europe/Berlin.* a datetime, or"):
+        task.enqueue(value)
+    with pytest.raises(PayloadError, match=r"The result.* has the zone Europe/Berlin"):
+        encode_value(value, "The result", 1_000)
+
+
+@pytest.mark.parametrize(
+    "value", [time_of_day(1), time_of_day(1, tzinfo=UTC), time_of_day(1, 2, 3, 4, timezone(timedelta(hours=2)))]
+)
+def test_other_times_of_day_travel(value: time_of_day) -> None:
+    assert convert(decode_value(encode_value(value, "it", 1_000)), time_of_day) == value
+    assert decode_value(encode_value({"01:00:00": [value, "01:00:00"]}, "it", 1_000))["01:00:00"][1] == "01:00:00"
 
 
 def test_calls_that_cannot_be_gone_through_are_refused(app: Orchestrator) -> None:

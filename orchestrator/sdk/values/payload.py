@@ -7,8 +7,9 @@ names.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, time
 from typing import Any
 
 import msgspec
@@ -86,6 +87,9 @@ _decoder = msgspec.msgpack.Decoder(ext_hook=_restore)
 _IN_TIMES = b"\xff"
 """A byte that stands in every timestamp, and rarely in anything else."""
 _WITH_TIMES = (bytes, bytearray, datetime)
+_bare_time = re.compile(rb"\xa8\d\d:\d\d:\d\d").search
+_bare_microseconds = re.compile(rb"\xaf\d\d:\d\d:\d\d\.\d{6}").search
+"""How a time of day without an offset is written. So may be a text; but without one of these there is no such time."""
 _parts = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
 
 
@@ -113,6 +117,8 @@ def encode_call(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
         data = _encoder.encode((arguments, keywords))
         if _IN_TIMES in data:
             data = _with_zones(data, (arguments, keywords))
+        if b":" in data:
+            _refuse_lost_zones(data, (arguments, keywords))
     except REFUSALS:
         for place, value in [*enumerate(arguments, 1), *keywords.items()]:
             encode_value(value, f"Argument {place} of task {name!r}", limit)
@@ -138,6 +144,8 @@ def encode_value(value: Any, what: str, limit: int) -> bytes:
         data = _encoder.encode(value)
         if _IN_TIMES in data:
             data = _with_zones(data, value)
+        if b":" in data:
+            _refuse_lost_zones(data, value)
     except REFUSALS as error:
         raise PayloadError(
             f"{what} cannot be serialised: {error}. Pass plain data: JSON types, bytes, datetime, UUID, Decimal, "
@@ -152,6 +160,27 @@ def _with_zones(data: bytes, value: Any) -> bytes:
         return data
     plain = msgspec.to_builtins(value, builtin_types=_WITH_TIMES, enc_hook=encode_other)
     return _encoder.encode(zoned.with_zones(plain))
+
+
+def _refuse_lost_zones(data: bytes, value: Any) -> None:
+    """Refuse a time of day whose zone would be lost: without a date, one with a name has no offset to be written."""
+    if not _bare_time(data) and not _bare_microseconds(data):
+        return
+    try:
+        left = [msgspec.to_builtins(value, builtin_types=(*_WITH_TIMES, time), enc_hook=encode_other)]
+    except REFUSALS:  # it can be encoded all the same: a mapping by tuples, for example
+        return
+    while left:
+        item = left.pop()
+        if isinstance(item, time) and item.tzinfo is not None and item.utcoffset() is None:
+            raise ValueError(
+                f"the time {item.isoformat()} has the zone {item.tzinfo}, which has no offset without a date and would "
+                f"be lost; pass a datetime, or the time without its zone and the name of the zone beside it"
+            )
+        if isinstance(item, dict):
+            left += [*item, *item.values()]
+        elif isinstance(item, (list, tuple, set, frozenset)):
+            left += item
 
 
 def _checked(data: bytes, what: str, limit: int) -> bytes:
