@@ -164,6 +164,13 @@ def test_a_closed_file_does_not_stay_in_the_place_of_standard_output(
     other.close()
     end_lines(job)
     assert sys.stdout is stream
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+    sys.stdout.detach()
+    end_lines(job)
+    assert sys.stdout is stream
+    monkeypatch.delattr(sys, "stdout")
+    end_lines(job)
+    assert sys.stdout is stream
 
 
 def test_colours_are_painted_around_what_others_wrote() -> None:

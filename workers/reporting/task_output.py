@@ -248,15 +248,22 @@ class TaskOutput(io.RawIOBase):
 def end_lines(job: Job) -> None:
     """Tell what a job has printed without ending the line: its code has ended.
 
-    A closed file that a task has put in place of `sys.stdout` or `sys.stderr` is taken away again.
+    A file that a task has put in place of `sys.stdout` or `sys.stderr` is taken away again if it is closed.
     """
     for owner, output in list(_unfinished) if _unfinished else ():
         if owner is job:
             output.end(job)
     for name, stream in _streams.items():
-        now = getattr(sys, name)
-        if now is not stream and getattr(now, "closed", False):
+        if getattr(sys, name, None) is not stream and _is_useless(name):
             setattr(sys, name, stream)
+
+
+def _is_useless(name: str) -> bool:
+    """Say whether nobody can write to what a task has left as standard output or error."""
+    try:
+        return bool(getattr(getattr(sys, name), "closed", False))
+    except Exception:  # noqa: BLE001  # there is none, or it is a wrapper that was detached
+        return True
 
 
 def _is_logging() -> bool:
