@@ -168,7 +168,7 @@ class LaneService(Remembering):
     def refuse(self, task: Claimed) -> None:
         """A claimed task was put back at once."""
         if task.lane is not None:
-            self._lanes.landed(task.lane)
+            self._lanes.refuse(task.queue, task.lane)
 
     def save(self, tx: Transaction) -> None:
         """Save the rates that were used."""

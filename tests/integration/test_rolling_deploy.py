@@ -88,6 +88,18 @@ def test_what_finds_no_place_keeps_nobody_from_theirs(system: System, old: Worke
     assert system.row(common[0])["status"] == "dispatched"
 
 
+def test_crowds_that_wait_for_the_same_worker_share_its_places(system: System, old: Worker, new: Worker) -> None:
+    """Before, each was given all of them, and what found none was claimed and kept back again, in every tick."""
+    new.learn("fresh2", "fresh3", "fresh4")
+    system.pass_seconds()
+    handles = [handle for name in ("fresh", "fresh2", "fresh3", "fresh4") for handle in enqueue(system, 40, name)]
+    system.pass_seconds()
+    done = work(system, old, new)
+    assert sum(done.values()) == 160
+    assert max(system.row(handle)["attempt"] for handle in handles) <= 6, "they went round"
+    assert sum(system.row(handle)["attempt"] for handle in handles) <= 2 * 160
+
+
 def test_priority_and_lanes_hold_there_too(system: System, old: Worker, new: Worker) -> None:
     system.pass_seconds()
     handles = enqueue(system, 30, concurrency=2)

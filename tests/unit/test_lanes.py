@@ -302,6 +302,21 @@ def test_a_lane_is_asked_for_unless_postgres_has_just_said_that_it_has_nothing_e
     assert not lanes.has("q")
 
 
+def test_a_lane_of_which_a_task_was_put_back_is_asked_for() -> None:
+    """The task may be ready again, unannounced, and be claimed in place of another: that one was forgotten."""
+    lanes = Lanes(Buckets())
+    lanes.learn("q", "mail|", Stock(0, 2, Rest.NOTHING), TaskOptions(concurrency=1))
+    for _ in range(2):
+        assert [share.turns for share in lanes.allot("q", 1, None, NOW)] == [1]
+        lanes.refuse("q", "mail|")
+    assert lanes.in_doubt("q", 10) == ["mail|"]
+    lanes.learn("q", "mail|", Stock(0, 1, Rest.NOTHING))
+    assert [share.turns for share in lanes.allot("q", 1, None, NOW)] == [1]
+    lanes.landed("mail|")
+    assert lanes.in_doubt("q", 10) == []
+    assert not lanes.has("q")
+
+
 def test_a_lane_that_had_less_than_was_known_is_asked_for() -> None:
     lanes = Lanes(Buckets())
     lanes.learn("q", "|a", Stock(0, 5, Rest.NOTHING), TaskOptions(concurrency=5))

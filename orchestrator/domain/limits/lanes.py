@@ -323,6 +323,17 @@ class Lanes:
         self._doubt(lane, Rest.SOMETHING)
         self._release(lane.name)
 
+    def refuse(self, queue: str, name: str) -> None:
+        """Take note that a task which was given a turn was put back at once.
+
+        It may be ready again before anybody tells of it, and take the turn of another that was counted: so what
+        Postgres has said of the lane holds no more.
+        """
+        self.landed(name)
+        lane = self._lanes.get((queue, name))
+        if lane is not None and lane.rest is Rest.NOTHING:
+            lane.rest = Rest.PERHAPS
+
     def next_due(self, now: float) -> float | None:
         """Return when a rate will next allow something that waits for it."""
         times = [time for time, _, _ in self._asleep[:1]]

@@ -186,6 +186,24 @@ class Capabilities:
         kinds = self.who(crowd.queue, crowd.wanted or crowd.name) if crowd.queue in self.mixed else None
         return self.places(crowd.queue, kinds) if kinds else None
 
+    def rooms(self) -> dict[Crowd, int | None]:
+        """Return for each crowd how many of those that are kept back may try now; None if they need not wait for any.
+
+        Crowds that wait for the same workers share their places: more than these would only be kept back again.
+        """
+        rivals: Counter[object] = Counter(self._awaited(crowd) for crowd in self.crowds)
+        found: dict[Crowd, int | None] = {}
+        for crowd in self.crowds:
+            room = self.room(crowd)
+            found[crowd] = room and -(-room // rivals[self._awaited(crowd)])
+        return found
+
+    def _awaited(self, crowd: Crowd) -> object:
+        """Return whose places a crowd waits for."""
+        if is_announced(crowd.wanted):
+            return crowd.queue, crowd.wanted
+        return crowd.queue, self.who(crowd.queue, crowd.wanted or crowd.name)
+
     def place(self, queue: str, kinds: Kinds) -> str | None:
         """Return the worker of these kinds that seems to have most room, and count the task; None if all are full."""
         line = self._lines.get((queue, kinds))

@@ -112,8 +112,8 @@ def release_crowded(tx: Transaction, news: News, fleet: Fleet, over: Iterable[by
     """Make tasks ready again that only some workers know, as many as these have places for now that some are over."""
     capabilities = fleet.capabilities
     capabilities.begin(over)
-    rooms = {crowd: capabilities.room(crowd) for crowd in capabilities.crowds}
-    wanted = {crowd: limit if room is None else min(limit, room) for crowd, room in rooms.items() if room != 0}
+    rooms = capabilities.rooms().items()
+    wanted = {crowd: limit if room is None else min(limit, room) for crowd, room in rooms if room != 0}
     if wanted:
         released = waiting.release_crowded(
             tx.connection, [(crowd.queue, crowd.name, crowd.hold, places) for crowd, places in wanted.items()]
