@@ -5,6 +5,7 @@ from __future__ import annotations
 _LARGE = (
     "acceptance/executors/test_conformance.py::test_a_remote_side_that_is_away_for_minutes",
     "acceptance/executors/test_conformance.py::test_time_runs_while_the_remote_side_is_away",
+    "acceptance/executors/test_killed_watchers.py::test_a_full_worker_receives_executions_after_redis_has_lost_everything",
     "acceptance/executors/test_killed_watchers.py::test_a_watcher_may_die_before_it_clears_away",
     "acceptance/executors/test_killed_watchers.py::test_work_that_is_slow_to_start_has_not_begun_and_is_begun_once",
     "acceptance/executors/test_stumbling_watchers.py",

@@ -106,8 +106,10 @@ class Receiver:
             if room > 0 and not self._closed.is_set():
                 asked_at = time.monotonic()
                 handed_back += self._take_in(self._receive(room), asked_at)
-            elif self._executing is None and not self._closed.is_set():  # executions need no slot
-                handed_back += self._take_in(self._left_over(), time.monotonic())
+            elif not self._closed.is_set():  # executions need no slot
+                self._follow()
+                if self._executing is None:
+                    handed_back += self._take_in(self._left_over(), time.monotonic())
             self._age.check()
         handed_back += self._pool.let_go()
         if self._executing is not None:
@@ -157,6 +159,17 @@ class Receiver:
         if not self._reporter.generation:
             self._reporter.generation = generation
         return generation
+
+    def _follow(self) -> None:
+        """Join another generation that has begun while nothing is received here: its executions need no slot."""
+        try:
+            if self._streams.generation() != self._joined:
+                self._joined = ""
+                self._join()
+            self._redis.worked()
+        except UNAVAILABLE as error:
+            self._redis.failed(describe(error))
+            self._joined = ""
 
     def _left_over(self) -> list[Received]:
         """Receive what was sent to this worker alone: nobody else would."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import project
 import pytest
 
 from tests.acceptance.conftest import fresh_stack
@@ -103,4 +104,23 @@ def test_work_that_is_slow_to_start_has_not_begun_and_is_begun_once(scene: Stage
         assert (bureau.started(id), scene.failures(work)) == (1, 0)
     finally:
         begun.set()
+        scene.leave()
+
+
+def test_a_full_worker_receives_executions_after_redis_has_lost_everything(
+    scene: Stage, bureau: BureauHarness, tmp_path: Path
+) -> None:
+    """They have a queue of their own, since both kinds would stand in one line before the leader."""
+    scene.worker("--concurrency", "1", "--queues", "default,outside")
+    try:
+        full = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
+        eventually(lambda: full.status() == "running", "the only slot is taken")
+        for number in (1, 2):  # before there is a thread that receives executions alone, and after
+            scene.stack.redis.flushall()
+            work, id = scene.enqueue("return", {"queue": "outside"}, value=number)
+            assert work.result(60) == number
+            assert bureau.started(id) == 1
+        assert full.status() == "running"
+    finally:
+        (tmp_path / "go").touch()
         scene.leave()
