@@ -20,10 +20,15 @@ SHARE = 0.1
 """Of the lease, the time in which a tick plans runs. Whoever has work to be handed out waits for it."""
 SLICE = 2_000
 """Steps that are planned between two looks at the clock."""
-COST = 2
+COST = 6
 """What it costs to tell a run anything, as a number of steps that are planned."""
 _MOST_DATA = 4_000_000
 """Bytes of input that are created in one tick, and a little more: they are written to Postgres with it."""
+_MOST_CHILDREN = 1_000
+"""Child runs that are created in one tick, and some more of trees of which there were none yet: a row of a run takes
+Postgres longer than all else that a tick does with it."""
+_CHILDREN_OF_NEXT = 100
+"""How many of them such a tree gets, however little time or room others have left."""
 _TOO_LONG = 0.4
 """Of the lease, how much time of the processor is too much for one run."""
 _STRIKES = 2
@@ -50,6 +55,8 @@ class TickBudget:
     """Bytes of the inputs of tasks and child runs that have been created."""
     _served: set[bytes] = field(default_factory=set)
     """Trees of runs for which some were."""
+    _children: Counter[bytes] = field(default_factory=Counter)
+    """Child runs that have been created, by tree."""
     busy_with: list[bytes] = field(default_factory=list)
     """The runs that are being planned, or the requests that are applied, at this moment."""
     _began: float = 0.0
@@ -70,6 +77,31 @@ class TickBudget:
         """Take note of the input of something that was created for a run."""
         self._data += size
         self._served.add(tree_of(run))
+
+    def room_for_children(self, run: bytes) -> int:
+        """Return how many more child runs of a run may be created in this tick.
+
+        A tree of runs that has few yet does not wait for what others have created, nor for a tick with more time: if
+        nothing else, it gets one. So no tree keeps another from going on, whichever is served first.
+        """
+        created = self._children.total()
+        if created < _MOST_CHILDREN and not self.is_spent:
+            return _MOST_CHILDREN - created
+        own = self._children[tree_of(run)]
+        return max(0, (_CHILDREN_OF_NEXT if created < 2 * _MOST_CHILDREN else 1) - own)
+
+    def created_child(self, run: bytes, size: int) -> None:
+        """Take note of a child run that was created for a run, and of its input."""
+        self.created(run, size)
+        self._children[tree_of(run)] += 1
+
+    def spent_on_rows(self) -> tuple[int, set[bytes], Counter[bytes]]:
+        """Return what has been created so far, for `undo`."""
+        return self._data, set(self._served), Counter(self._children)
+
+    def undo(self, before: tuple[int, set[bytes], Counter[bytes]]) -> None:
+        """Have as much room again as before something that was rolled back."""
+        self._data, self._served, self._children = before
 
     @contextmanager
     def charging(self, whom: Iterable[bytes]) -> Iterator[None]:

@@ -67,7 +67,7 @@ def attempt(tx: Transaction, news: News, what: str, do: Callable[[News], object]
 def _failure(tx: Transaction, news: News, do: Callable[[News], object]) -> Exception | None:
     """Do something whole or not at all, and merge its news if it is done; return what is wrong with it."""
     for left in reversed(range(_TRIES)):
-        fresh = News()
+        fresh, before = News(), tx.budget.spent_on_rows()
         try:
             with savepoint(tx.connection):
                 do(fresh)
@@ -76,6 +76,7 @@ def _failure(tx: Transaction, news: News, do: Callable[[News], object]) -> Excep
             if is_about_all(error):
                 raise
             tx.budget.busy_with = []
+            tx.budget.undo(before)
             if not left or not remove_doubles(tx, news, error):
                 return error
         else:

@@ -251,14 +251,16 @@ class Dags(Remembering):
         work = Work()
         for run, place in found.readable:
             names, fan = found.names[run.id], run.plan.fan(place)
+            is_child = run.compiled.graph.steps[place].workflow is not None
+            most = tx.budget.room_for_children(run.id) if is_child else self._slice
             with work.on(names.budget) as may_be_done:
-                if not may_be_done or not tx.budget.has_room_for_data(run.id):
+                if not may_be_done or not most or not tx.budget.has_room_for_data(run.id):
                     found.late.append((run, place))
                 elif fan is None:
                     self._instantiate(tx, run, place, range(1), None, names, tasks, children, failed)
                 else:
                     room -= reopen_held(tx, news, run.id, run.plan, place, min(self._slice, room))
-                    positions = run.plan.create(place, min(self._slice, room))
+                    positions = run.plan.create(place, min(self._slice, room, most))
                     room -= len(positions)
                     if positions:
                         self._instantiate(tx, run, place, positions, fan.total, names, tasks, children, failed)
@@ -314,7 +316,7 @@ class Dags(Remembering):
             for position, (given, key) in zip(positions, instances, strict=False):
                 if step.workflow is not None:
                     new_runs.append(self._child(tx, run, step.workflow, step.name, position, given))
-                    tx.budget.created(run.id, len(new_runs[-1].params or ""))
+                    tx.budget.created_child(run.id, len(new_runs[-1].params or ""))
                 else:
                     new_tasks.append(self._task(run, place, position, count, given, key))
                     tx.budget.created(run.id, len(new_tasks[-1].payload))

@@ -63,7 +63,7 @@ class Runs:
             {run.id: (run.workflow, run.version) for run in pending if run.workflow and run.version and not run.flow}
         )
         for number, slice_ in enumerate(_slices(tx, [run.id for run in pending], steps)):
-            if number and tx.budget.is_spent:
+            if tx.budget.is_spent and not _is_due(number, slice_):
                 news.wakeups.runs_to_begin = True
                 break
             self._begin(tx, news, slice_, limit)
@@ -165,7 +165,7 @@ class Runs:
         steps = self.dags.sizes(dags.versions(tx.connection, long) if long else {})
         for number, slice_ in enumerate(_slices(tx, list(planned), steps)):
             part = [planned[run] for run in slice_]
-            if tx.budget.is_spent and not (is_urgent and number == 0):
+            if tx.budget.is_spent and not (is_urgent and _is_due(number, slice_)):
                 late += part
             else:
                 self._tell_some(tx, news, part)
@@ -360,6 +360,15 @@ def _slices(tx: Transaction, some: Sequence[bytes], steps: Callable[[bytes], int
         slice_.append(run)
     if slice_:
         yield slice_
+
+
+def _is_due(number: int, slice_: Sequence[bytes]) -> bool:
+    """Say whether a slice is worked on however little time there is: the first, and a run that stands alone behind it.
+
+    Its definition may be one that has not been worked out yet. Behind those of a tree that takes all the time, tick
+    after tick, it never would be.
+    """
+    return number == 0 or (number == 1 and len(slice_) == 1)
 
 
 def _fold(news: News) -> dict[bytes, RunChanges]:

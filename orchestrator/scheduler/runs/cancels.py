@@ -21,8 +21,10 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.runs import cancels, stuck
 from orchestrator.store.runs import life as runs
 
-_MARKED = 2_000
-"""Runs below others that are marked at once."""
+_MARKED = 1_000
+"""Runs below others that are marked between two looks at the clock."""
+_COST = 2
+"""What it costs to cancel a run, as a number of steps that are planned."""
 
 
 @dataclass
@@ -43,15 +45,22 @@ class Cancels:
         return [run.id for run in late if run.is_told]
 
     def go_on(self, tx: Transaction, news: News, limit: int) -> None:
-        """Cancel what is below runs that are being cancelled, and end those of which nothing is open."""
-        while ids := self.backlog.cancelling(tx, tx.budget.slice):
+        """Cancel what is below runs that are being cancelled, and end those of which nothing is open.
+
+        It goes on as long as there is time, but some are cancelled however little there is.
+        """
+        size = max(1, tx.budget.slice // _COST)
+        while ids := self.backlog.cancelling(tx, size):
             with tx.budget.charging(ids):
-                self._cancel_slice(tx, news, ids, limit)
-            if len(ids) < tx.budget.slice or tx.budget.is_spent:
+                has_more = self._cancel_slice(tx, news, ids, limit)
+            if tx.budget.is_spent or not (has_more or len(ids) == size):
                 break
 
-    def _cancel_slice(self, tx: Transaction, news: News, ids: Sequence[bytes], limit: int) -> None:
-        """Cancel some of what is below these runs, and some of their tasks; end those that have neither."""
+    def _cancel_slice(self, tx: Transaction, news: News, ids: Sequence[bytes], limit: int) -> bool:
+        """Cancel some of what is below these runs, and some of their tasks; end those that have neither.
+
+        Return whether there may be more below them.
+        """
         below = cancels.mark_below(tx.connection, ids, tx.now, _MARKED)
         self.runs.forget([row.id for row in below])
         ended = [row for row in below if row.state is RunState.CANCELLED]
@@ -73,6 +82,7 @@ class Cancels:
         self.runs.advance(tx, news)  # a stuck run is to be told of the children that have ended just now
         waiting = self.backlog.waiting(tx, ids)  # and those of which this was found out just now
         self._close_stuck(tx, news, [run for run in ids if run in waiting])
+        return len(below) == _MARKED
 
     def _end(self, tx: Transaction, news: News, left: Sequence[bytes]) -> None:
         """End runs from below, as far as there is time."""
