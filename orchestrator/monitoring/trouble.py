@@ -70,7 +70,8 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
             about=worker.id,
             message=f"Worker {worker.id} (process {worker.pid} on {worker.host}) {stands_still(worker)}: code of a "
             f"task keeps the interpreter to itself, or somebody has stopped the process. When a task of it comes to "
-            f"its timeout or is cancelled, the process is replaced: orchestrator tasks cancel ID",
+            f"its timeout or is cancelled, the process is replaced: orchestrator tasks cancel ID, or, for a run of a "
+            f"workflow as code, orchestrator runs terminate ID",
         )
     if overview.stuck_runs:
         yield Trouble(

@@ -40,6 +40,9 @@ from orchestrator.store.tasks import completions, redrive, transitions, unique
 from orchestrator.store.tasks.redrive import FailedFilter
 from orchestrator.transport.quarantine import Refused
 
+_ASKED = "somebody asked for it"
+"""Why code is cancelled, for its history."""
+
 
 @dataclass
 class Requests:
@@ -81,10 +84,10 @@ class Requests:
                 same = [item._replace(target=last[item.target]) for item in same]
             ids = [item.target for item in same]
             if kind == RequestKind.CANCEL_TASK:
-                cancel_tasks(tx, news, ids)
+                cancel_asked(tx, news, ids)
             elif kind == RequestKind.CANCEL_RUN:
                 self.cancels.mark(tx, ids)
-                ask_to_cancel(tx, ids, "somebody asked for it")
+                ask_to_cancel(tx, ids, _ASKED)
             elif kind == RequestKind.TERMINATE:
                 self.cancels.mark(tx, ids, code=True)
             elif kind == RequestKind.RESET:
@@ -144,6 +147,15 @@ def _refuse(tx: Transaction, news: News, item: inbox.Request, error: Exception) 
     inbox.remove(tx.connection, [item.id])
 
 
+def cancel_asked(tx: Transaction, news: News, ids: list[bytes]) -> None:
+    """Cancel tasks that somebody names. The task of a run of code stands for the run, whose code hears of it."""
+    of_code = code_runs.of_code(tx.connection, ids)
+    if of_code:
+        latest = code_runs.latest(tx.connection, of_code)
+        ask_to_cancel(tx, dict.fromkeys(latest.values()), _ASKED)
+    cancel_tasks(tx, news, [task for task in ids if task not in of_code])
+
+
 def complete_tasks(tx: Transaction, news: News, items: list[inbox.Request]) -> None:
     """End tasks that completed in transactions of their own; their workers' reports may have done so already."""
     completed = completions.find(tx.connection, items)
@@ -158,7 +170,7 @@ def purge(tx: Transaction, news: News, runs: Runs, item: inbox.Request, limit: i
     after = bytes.fromhex(item.body.get("after", "00" * 16))
     found = queues.waiting_tasks(tx.connection, item.body["queue"], asked_at, after, limit)
     if found.waiting:
-        cancel_tasks(tx, news, found.waiting)
+        cancel_asked(tx, news, found.waiting)
         runs.advance(tx, news)
     if found.last is not None:
         inbox.go_on(tx.connection, item.id, msgspec.json.encode({"after": found.last.hex()}).decode())

@@ -116,6 +116,7 @@ STATEMENTS: dict[str, Call] = {
     "closed": lambda leader: lambda c: code_runs.closed(c, leader.ids),
     "predecessors": lambda leader: lambda c: code_runs.predecessors(c, leader.ids, NOW),
     "pass_keys": lambda leader: lambda c: run_keys.pass_on(c, pairs(leader)),
+    "of_code": lambda leader: lambda c: code_runs.of_code(c, leader.ids),
     "latest": lambda leader: lambda c: code_runs.latest(c, leader.ids),
     "count": lambda leader: lambda c: runs.count(c, {run: {"total": 1, "opened": 1} for run in leader.ids}),
     "time_out": lambda _: lambda c: cancels.time_out(c, NOW, BATCH, 60.0),

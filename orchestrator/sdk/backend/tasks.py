@@ -201,6 +201,9 @@ class TaskBackend:
         state = self.status(task)
         with self._connections.reading() as connection:
             run = run_retries.run_first(connection, task)
+            told = run_retries.code_told(connection, task)
+        if told is not None:
+            raise WrongState(_told(to_text(task), told))
         if run is not None:
             raise WrongState(
                 f"Cannot retry task {to_text(task)} by itself: its run has ended, and timed out, has a limit of its "
@@ -367,3 +370,17 @@ def _insert_in(connection: Connection, task: NewTask, within: str = "") -> bytes
         return task.id
     unique.wait_for_key(connection, task.unique)
     return unique.insert_unique(connection, task, task.unique, within)
+
+
+def _told(task: str, run: str) -> str:
+    """Say what can be done in the place of retrying a task whose end the code of a run has been told."""
+    if task == run:
+        return (
+            f"Cannot retry task {task}: it stands for a run of a workflow as code, which has ended. To do all of it "
+            f"again: orchestrator runs rerun {run}; to keep what was done up to an event: "
+            f"orchestrator runs reset {run} --to EVENT"
+        )
+    return (
+        f"Cannot retry task {task}: the code of its run has been told how it ended. To do it again, reset the run to "
+        f"an event before: orchestrator runs reset {run} --to EVENT"
+    )

@@ -139,6 +139,17 @@ def predecessors(connection: Connection, runs: Sequence[bytes], now: datetime) -
     return _CONTINUED(connection, ids=runs, now=now)
 
 
+_OF_CODE = Prepared[bytes]("""
+SELECT /* code_runs.of_code */ wanted.id FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (SELECT FROM orchestrator.runs WHERE id = wanted.id AND code LIMIT 1) AS r
+""")
+
+
+def of_code(connection: Connection, ids: Sequence[bytes]) -> set[bytes]:
+    """Return those of these ids of tasks that are runs of code: the turn task of a run has its id."""
+    return set(_OF_CODE(connection, ids=ids))
+
+
 _FURTHEST = 256
 """Runs of a chain that are looked at together: one that continues all the time has thousands."""
 _CONTINUING = Prepared[bytes](f"""

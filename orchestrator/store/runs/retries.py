@@ -81,6 +81,18 @@ def run_first(connection: Connection, task: bytes) -> str | None:
     return _RUN_FIRST.first(connection, task=task)
 
 
+_CODE_TOLD = Statement[str]("""
+SELECT /* run_retries.code_told */ e.run_id::text
+  FROM orchestrator.ended_tasks e JOIN orchestrator.runs r ON r.id = e.run_id
+ WHERE e.id = %(task)s::uuid AND r.code
+""")
+
+
+def code_told(connection: Connection, task: bytes) -> str | None:
+    """Return the run whose code knows how an ended task did, or that ended with it: then it cannot end otherwise."""
+    return _CODE_TOLD.first(connection, task=task)
+
+
 _UNFINISHED = Prepared[bytes]("""
 SELECT /* run_retries.unfinished */ id FROM orchestrator.ended_tasks
  WHERE run_id = %(run)s::uuid AND step = %(step)s AND status IN ('failed', 'cancelled', 'skipped')
