@@ -134,8 +134,12 @@ class CodeNews(_Mergeable):
 
     asked: list[tuple[bytes, Query]] = []
     """Runs, and what is asked of their code."""
-    heard: list[bytes] = []
-    """Runs whose code is being shown what was asked, or will not be."""
+    passed_on: list[bytes] = []
+    """Runs that have ended, and of which others are asked, or those who asked were told."""
+    sent: dict[bytes, int] = {}
+    """Runs whose code is being asked, and in which attempt."""
+    reported: list[bytes] = []
+    """Runs whose code need not be asked again what it was sent."""
     freed: tuple[frozenset[str], bytes] | None = None
     """For which workers stuck runs were freed, and up to which run; empty if all were."""
 

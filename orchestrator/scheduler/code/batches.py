@@ -55,19 +55,22 @@ def apply_activations(
             turns.append(_turn(worker, report))
             batches[report.id] = report.commands
     accepted: set[bytes] = set()
+    answers = [answer for _, report in reports for answer in report.answers]
     if turns:
         moved = histories.suspend(tx.connection, turns, tx.now)
         news.note(moved, by_worker=True)
         accepted.update(task.id for task in moved)
+        code.took_turn(tx, news, [task.id for task in moved], {answer.id for answer in answers})
     if ends:
         accepted |= _end_turn_tasks(tx, news, ends, inline_result)
     if absent:
+        code.queries.not_shown(news, ((row.id, row.attempt) for row in absent))
         news.wakeups.delayed |= any(row.delay > 0 for row in absent)
         news.note(transitions.requeue(tx.connection, absent, tx.now), by_worker=True)
     if stuck:
+        code.queries.forget(news, [run for run, _, _ in stuck])
         mark_stuck(tx, news, stuck)
     _carry_out(tx, news, code.nesting, {run: batch for run, batch in batches.items() if run in accepted})
-    answers = [answer for _, report in reports for answer in report.answers]
     reply(tx, news, [Answered(answer.id, answer.result, answer.error) for answer in answers])
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -21,6 +21,7 @@ from orchestrator.domain.runs.verdict import CONTINUED, TIMED_OUT
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.paging import Paging
+from orchestrator.scheduler.code.queries import Asked, Queries
 from orchestrator.scheduler.fleet.capabilities import Crowd
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.isolation import isolate
@@ -48,10 +49,6 @@ _PAUSE = 1.0
 """Seconds before pages are sent again that a worker did not find: they may be many megabytes, every time."""
 
 
-_Asked = Mapping[bytes, Mapping[bytes, Query]]
-"""By run and its own id, what is asked of code."""
-
-
 class CodeRuns(Remembering):
     """What the leader remembers of runs of code between two ticks: queries on their way, and who was there."""
 
@@ -60,7 +57,7 @@ class CodeRuns(Remembering):
         self._backlog = backlog
         self.nesting = nesting or Nesting()
         self.paging = Paging()
-        self._queries: dict[bytes, dict[bytes, Query]] = {}
+        self.queries = Queries()
         self._members: frozenset[str] = frozenset()
         self._freeing = b""
         """Up to which run the stuck ones have been freed; nothing where all have."""
@@ -68,14 +65,14 @@ class CodeRuns(Remembering):
     def committed(self, news: News) -> None:
         """Keep what was asked until the code has heard it, and who was there when stuck runs were freed."""
         self.paging.committed(news)
-        for run, query in news.code.asked:
-            self._queries.setdefault(run, {})[query.id] = query
-        for run in news.code.heard:
-            self._queries.pop(run, None)
+        self.queries.committed(news)
         self._members, self._freeing = news.code.freed or (self._members, self._freeing)
 
     def ask(self, tx: Transaction, news: News, queries: Iterable[tuple[bytes, Query]]) -> None:
-        """Have queries answered by the code of runs. One may be lost with a worker; who gets no answer asks again."""
+        """Have queries answered by the code of runs, in a turn for which it is woken, or that follows the present one.
+
+        One may be lost with a worker or a leader; who gets no answer asks again.
+        """
         asked = list(queries)
         free = stuck.wake(tx.connection, [run for run, _ in asked])
         refused: list[Answered] = []
@@ -87,23 +84,20 @@ class CodeRuns(Remembering):
                 refused.append(Answered(query.id, None, error))
         reply(tx, news, refused)
 
+    def took_turn(self, tx: Transaction, news: News, runs: Sequence[bytes], answered: Container[bytes]) -> None:
+        """Let runs whose code has taken a turn take another if they were asked something else meanwhile."""
+        if late := self.queries.shown(news, runs, answered):
+            stuck.wake(tx.connection, late)
+
     def ended(self, tx: Transaction, news: News, runs: Sequence[RunRow]) -> None:
         """Pass queries that no code has heard to the runs in which others go on; those who asked others are told."""
-        asked = self._asked(news)
+        asked = self.queries.waiting(news)
+        self.queries.forget(news, [run.id for run in runs])
         successors = {run.id: successor_id(run.id) if run.reason == CONTINUED else run.id for run in runs}
         waiting = [(successors[run], query) for run in successors for query in asked.get(run, {}).values()]
         if waiting:
-            news.code.heard.extend(successors)
+            news.code.passed_on.extend(successors)
             self.ask(tx, news, waiting)
-
-    def _asked(self, news: News) -> _Asked:
-        """Return, by run, what code is asked and has not been shown."""
-        if not news.code.asked:
-            return self._queries
-        asked = {run: dict(queries) for run, queries in self._queries.items()}
-        for run, query in news.code.asked:
-            asked.setdefault(run, {})[query.id] = query
-        return asked
 
     def free_stuck(self, tx: Transaction, news: News, limit: int) -> None:
         """Let stuck runs try again whenever a worker has come or gone: the code may be another now."""
@@ -126,7 +120,7 @@ class CodeRuns(Remembering):
         claimed = [task for task in news.outgoing.claimed if task.run_id is not None and task.is_turn_task]
         if not claimed:
             return
-        asked = self._asked(news)
+        asked = self.queries.waiting(news)
         with_events: dict[bytes, Claimed] = {}
         isolate(
             tx,
@@ -141,7 +135,7 @@ class CodeRuns(Remembering):
             if task.id in with_events or not task.is_turn_task
         ]
 
-    def _with_events(self, tx: Transaction, news: News, some: Sequence[Claimed], asked: _Asked) -> dict[bytes, Claimed]:
+    def _with_events(self, tx: Transaction, news: News, some: Sequence[Claimed], asked: Asked) -> dict[bytes, Claimed]:
         """Return those of the claimed activations that go in one message, with their events."""
         claimed = {task.id: task for task in some}
         at_home = {run: self._is_at_home(task) for run, task in claimed.items()}
@@ -159,8 +153,8 @@ class CodeRuns(Remembering):
                 continue
             task = placed
             delivery = budget.delivery(run.size)
-            if delivery is not Delivery.LATER and run.id in asked:
-                news.code.heard.append(run.id)
+            if delivery is not Delivery.LATER:
+                self.queries.send(news, asked, run.id, task.attempt)
             if delivery is Delivery.MESSAGE:
                 small[run.id] = task, run
             elif delivery is Delivery.PAGES:
@@ -220,7 +214,7 @@ class CodeRuns(Remembering):
         return beat is not None and not (beat.draining or beat.doubtful) and beat.running < beat.slots
 
 
-def _activation(run: Unshown, events: list[Event], asked: _Asked) -> Activation:
+def _activation(run: Unshown, events: list[Event], asked: Asked) -> Activation:
     queries = list(asked.get(run.id, {}).values())
     return Activation(run.id, run.workflow, run.version, run.after, run.through, events, run.cached, queries)
 

@@ -142,6 +142,7 @@ class Reports:
                 again.append(Requeue(report.id, report.attempt))
             elif isinstance(report, Returned):
                 again.append(Requeue(report.id, report.attempt, report.delay))
+                self.code.queries.not_shown(news, [(report.id, report.attempt)])
                 if report.unknown:
                     news.capacity.denied.append((worker, report.unknown))
             else:

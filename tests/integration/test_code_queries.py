@@ -1,0 +1,130 @@
+"""Queries of runs whose code a worker does not have as the leader thinks: they are answered, without being asked again.
+
+A client asks again after five seconds. None does here: each query stands in the inbox once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator import WorkflowContext, WorkflowHandle
+from orchestrator.domain.code.activation import Activated
+from orchestrator.domain.tasks.task import Lost, Returned
+from orchestrator.sdk.backend.code_requests import add_request
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.sdk.ids import new_id
+from orchestrator.store.code import expectations
+from orchestrator.store.inbox import RequestKind
+from tests.integration.code_stage import act, activation, rest
+from tests.integration.stage import System, Worker, raw
+
+NO_ARGUMENTS = b"\x92\x90\x80"
+FORBIDDEN = b"\x92\x91\xc3\x80"
+"""With True."""
+
+
+@pytest.fixture
+def basket(system: System) -> CodeWorkflow[..., Any]:
+    @system.app.workflow(name="basket")
+    async def basket(ctx: WorkflowContext) -> None:
+        @ctx.query
+        def look(random: bool = False) -> float:
+            return ctx.random.random() if random else 7
+
+        await ctx.signals("end").get()
+
+    return basket
+
+
+@pytest.fixture
+def worker(system: System) -> Worker:
+    return system.worker(knows=("job", "basket"))
+
+
+def ask(system: System, handle: WorkflowHandle[Any], arguments: bytes = NO_ARGUMENTS) -> bytes:
+    request = new_id()
+    with system.engine.begin() as connection:
+        add_request(connection, RequestKind.QUERY, raw(handle), request=request, name="look", value=arguments)
+    return request
+
+
+def answer(system: System, request: bytes) -> expectations.Answered | None:
+    with system.engine.connect() as connection:
+        return expectations.find_answer(connection, request)
+
+
+def test_a_query_that_comes_while_a_turn_is_out_has_the_next(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    handle = basket.start()
+    system.pass_seconds()
+    (first,) = worker.take()
+    request = ask(system, handle)
+    system.pass_seconds()
+    worker.report(act(engine_, first))
+    rest(system, worker, engine_)
+    assert answer(system, request) == expectations.Answered(request, b"\x07")
+
+
+def test_a_query_of_code_that_is_no_longer_in_memory(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    handle = basket.start()
+    rest(system, worker, engine_)
+    engine_.evict(raw(handle))
+    requests = [ask(system, handle), ask(system, handle)]
+    rest(system, worker, engine_)
+    assert [answer(system, request) for request in requests] == [
+        expectations.Answered(request, b"\x07") for request in requests
+    ]
+
+
+def test_a_query_after_one_that_was_refused(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    handle = basket.start()
+    rest(system, worker, engine_)
+    refused = ask(system, handle, FORBIDDEN)
+    rest(system, worker, engine_)
+    error = answer(system, refused)
+    assert error is not None
+    assert error.error is not None
+    request = ask(system, handle)
+    rest(system, worker, engine_)
+    assert answer(system, request) == expectations.Answered(request, b"\x07")
+
+
+def test_a_query_that_is_handed_back_is_asked_elsewhere(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    handle = basket.start()
+    rest(system, worker, engine_)
+    request = ask(system, handle)
+    system.pass_seconds()
+    (turn,) = worker.take()
+    worker.report(Returned(turn.id, turn.attempt, "draining"))
+    rest(system, worker, engine_)
+    assert answer(system, request) == expectations.Answered(request, b"\x07")
+
+
+def test_a_query_that_is_lost_with_its_worker_is_not_sent_to_the_next(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    handle = basket.start()
+    rest(system, worker, engine_)
+    ask(system, handle)
+    system.pass_seconds()
+    (turn,) = worker.take()
+    assert activation(turn).queries
+    worker.report(Lost(turn.id, turn.attempt, alone=turn.alone))
+    system.pass_seconds()
+    (again,) = worker.take()
+    assert again.id == raw(handle)
+    assert not activation(again).queries, "it may have taken the worker down"
+    worker.report(Activated(again.id, again.attempt, 0.1, missing=True))
+    system.pass_seconds()
+    (third,) = worker.take()
+    assert not activation(third).queries
