@@ -12,6 +12,7 @@ from sqlalchemy import exc
 from orchestrator.errors import (
     ConfigurationError,
     Duplicate,
+    Forbidden,
     InvalidTask,
     InvalidWorkflow,
     NotFound,
@@ -99,6 +100,7 @@ def misfit(error: msgspec.ValidationError, mark: str = "#/") -> Refused:
 
 
 _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
+    (Forbidden, 403, "The key may not do this"),
     (NotFound, 404, "It was not found"),
     (Duplicate, 409, "The key is taken"),
     (WrongState, 409, "It is not in a state for this"),

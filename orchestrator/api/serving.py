@@ -25,9 +25,10 @@ from orchestrator.api.reach import WHOLE, OutOfReach
 from orchestrator.api.refusals import Refusals
 from orchestrator.api.turns import Turns, perform, read_body, wait_for
 from orchestrator.domain.access import Reach, Ticket, masked
+from orchestrator.domain.access import Scope as Permission
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.exposition import OTHER
-from orchestrator.sdk.acting import Actor, served
+from orchestrator.sdk.acting import Actor, may_operate, served
 from orchestrator.sealing import describe_json
 from orchestrator.telemetry import get_logger
 from orchestrator.tracing.entry import serving
@@ -65,6 +66,7 @@ class ServedPath:
             )
             caller = (await admit())._replace(again=admit)
             served.set(caller.actor)
+            may_operate.set(caller.scope.includes(Permission.OPERATE))
             if endpoint.is_live:
                 response = await self._listen(endpoint, request, caller.reach, admit)
             else:

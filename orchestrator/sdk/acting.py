@@ -21,6 +21,9 @@ class Actor(NamedTuple):
 served: ContextVar[Actor | None] = ContextVar("orchestrator_served", default=None)
 """For whom this is done; None where the process acts for itself."""
 
+may_operate: ContextVar[bool] = ContextVar("orchestrator_may_operate", default=True)
+"""Whether whoever this is done for may act upon what is under way, and not only start things."""
+
 
 def current(called: str) -> Actor:
     """Return who acts; a process may be `called` something by its settings."""

@@ -14,7 +14,7 @@ from orchestrator.api.client_lists import is_list
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Scope
-from orchestrator.domain.code.history import RunStarted
+from orchestrator.domain.code.history import RunStarted, SignalReceived
 from orchestrator.domain.executors.call import ExecutorCall
 from orchestrator.domain.executors.registry import call_of
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
@@ -251,3 +251,26 @@ def test_who_may_only_enqueue_brings_no_executor(house: House, call: str, queues
         found[scope] = stored(house, task.id)
     assert found[Scope.ENQUEUE] == (None, [None, None], TaskOptions(timeout=7.0))
     assert found[Scope.OPERATE] == (brought, [brought, brought], TaskOptions(timeout=7.0, executor=brought))
+
+
+def test_who_may_only_enqueue_starts_runs_with_a_signal_and_signals_none_that_is_open(house: House) -> None:
+    started = RunStarted("mail-code", 1, encode_call("a", [], {}, 1_000), "mail.out")
+    signal = SignalReceived("approval", b"\xc0")
+
+    def start(scope: Scope) -> tuple[int, str, int]:
+        """Return how it is answered, and how many signals are on their way by then."""
+        given = PLAIN | {"run_id": data(new_id()), "started": started, "tags": "[]", "key": "vip", "signal": signal}
+        wanted = {name: given[name] for name in ("run_id", "started", "timeout", "tags", "key", "signal", "pinned")}
+        call = msgspec.json.encode(wanted | {"on_conflict": "return"})
+        answer = house.send("POST", "/api/v1/client/code/start", house.make_key(None, None, scope), content=call)
+        with house.engine.connect() as connection:
+            query = "SELECT count(*) FROM orchestrator.inbox WHERE kind = 'signal'"
+            return answer.status_code, answer.text, connection.exec_driver_sql(query).scalar_one()
+
+    status, text, before = start(Scope.ENQUEUE)
+    assert status == 200, text
+    status, text, signals = start(Scope.ENQUEUE)
+    assert (status, signals) == (403, before), text
+    assert "to signal one that is there needs the scope operate" in text
+    status, text, signals = start(Scope.OPERATE)
+    assert (status, signals) == (200, before + 1), text

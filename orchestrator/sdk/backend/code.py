@@ -9,7 +9,8 @@ from orchestrator.domain.code import history
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.tasks.starts import OnConflict
-from orchestrator.errors import Duplicate, Uncertain, WrongState
+from orchestrator.errors import Duplicate, Forbidden, Uncertain, WrongState
+from orchestrator.sdk.acting import may_operate
 from orchestrator.sdk.backend.code_requests import CodeRequests, add_request
 from orchestrator.sealing import CALL, VALUE
 from orchestrator.store.code import keys as run_keys
@@ -61,6 +62,11 @@ class CodeBackend(CodeRequests):
             if held is None:
                 creation.create(connection, [run])
             elif signal is not None:
+                if not may_operate.get():
+                    raise Forbidden(
+                        f"Signal {signal.name!r}: a run is open under the id {key!r}, and to signal one that is there "
+                        f"needs the scope operate. The scope enqueue is enough to start a run with a signal."
+                    )
                 start = {"key": full_key, "id": run_id, "timeout": timeout, "tags": tags, "pinned": pinned}
                 start |= {name: getattr(started, name) for name in ("workflow", "version", "payload", "queue")}
                 start |= {} if run.trace is None else {"trace": run.trace}
