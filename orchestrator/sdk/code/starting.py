@@ -10,7 +10,7 @@ import msgspec
 from orchestrator.domain.code import history
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.tasks.starts import OnConflict, StartCode, as_task
-from orchestrator.errors import InvalidWorkflow, OrchestratorError
+from orchestrator.errors import InvalidWorkflow, NotDeterministic
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.handle import WorkflowHandle
@@ -68,8 +68,9 @@ class Starting(Generic[P, R]):
         """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
         client, name = self._client, self._signature.name
         if inside_workflow():
-            raise OrchestratorError(
-                f"A run of workflow {name!r} cannot be started inside a workflow. Use {name}.schedule(…)."
+            raise NotDeterministic(
+                f"A run of workflow {name!r} was started inside a workflow, and would be so again on every replay. "
+                f"Use `await {name}.schedule(…)`; with options(detached=True) it outlives this one."
             )
         started = self._begin(*args, **kwargs)
         with sending("start", name, started.queue) as traced:

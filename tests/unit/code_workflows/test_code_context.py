@@ -113,6 +113,8 @@ def test_a_task_inherits_the_queue_and_is_retried_unless_it_says_otherwise(
         (lambda: price(Item("tea", 1)), "called like a function inside a workflow"),
         (lambda: price.enqueue(Item("tea", 1)), "enqueued inside a workflow"),
         (lambda: typed(Item("tea", 1)), "called like a function"),
+        (lambda: typed.start(Item("tea", 1)), r"was started inside a workflow.* Use `await .*\.schedule"),
+        (lambda: typed.starting(id="mine").start(Item("tea", 1)), "was started inside a workflow"),
     ],
 )
 def test_a_plain_call_inside_a_workflow_says_what_to_do_and_sticks(code: Any, error: str) -> None:
