@@ -15,7 +15,7 @@ from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
 from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.continuing import ContinueAsNew, continuation
-from orchestrator.sdk.code.eviction import UNSTOPPABLE
+from orchestrator.sdk.code.eviction import UNSTOPPABLE, EndTurn
 from orchestrator.sdk.code.read_only import read_only
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.tasks.signature import Signature
@@ -75,7 +75,13 @@ class Handlers:
                 value = handler.function(*arguments, **keywords)
                 if self._commander.spoilt:
                     self._commander.check_unseen("what it tried, although it caught the error")
-            return Answer(query.id, encode_value(value, f"The answer to query {query.name!r}", self._commander.limit))
+            data = encode_value(value, f"The answer to query {query.name!r}", self._commander.limit)
+            handler.signature.check_result(value, data)
+            return Answer(query.id, data)
+        except EndTurn as error:
+            return Answer(
+                query.id, error=TaskError("TurnTooLong", f"{error} (setting turn_timeout). A query only looks.")
+            )
         except BaseException as error:  # noqa: BLE001  # whatever it raises is the answer, SystemExit too
             return Answer(query.id, error=describe(error))
         finally:
@@ -128,9 +134,13 @@ class Handlers:
     ) -> None:
         try:
             value = handler.function(*arguments, **keywords)
+            is_promised = inspect.isawaitable(value) and not inspect.iscoroutinefunction(handler.function)
             if inspect.isawaitable(value):
                 value = await value
             data = encode_value(value, f"The answer to update {request.name!r}", self._commander.limit)
+            told = self._commander.ledger.answer(request.id)
+            if not is_promised and (told is None or told.error is not None):  # older releases gave answers of any type
+                handler.signature.check_result(value, data)
             answer = AnswerUpdate(request.id, data)
         except UNSTOPPABLE:
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -178,3 +178,42 @@ def test_validators_only_look() -> None:
         return await run.result()
 
     assert started(validated, play) is False
+
+
+def test_answers_are_held_against_their_annotations_and_the_run_goes_on() -> None:
+    app = Orchestrator()
+
+    @app.workflow(name="typed-answers")
+    async def typed(ctx: WorkflowContext) -> list[str]:
+        seen: list[str] = []
+
+        @ctx.query
+        def number(fits: bool) -> int:
+            return 7 if fits else "seven"  # type: ignore[return-value]
+
+        @ctx.update
+        async def add(text: str, fits: bool) -> int:
+            seen.append(text)
+            return len(seen) if fits else "many"  # type: ignore[return-value]
+
+        @ctx.update
+        def later(text: str) -> Awaitable[int]:
+            return add(text, True)
+
+        await ctx.signals("end").get()
+        return seen
+
+    async def play(run: TestedRun[Any], _: WorkflowTest) -> Any:
+        assert await run.query("number", True) == 7
+        with pytest.raises(
+            OrchestratorError, match="result of query 'number' does not fit its annotation: expected int"
+        ):
+            await run.query("number", False)
+        assert await run.update("add", "a", True) == 1
+        with pytest.raises(OrchestratorError, match="result of update 'add' does not fit its annotation: expected int"):
+            await run.update("add", "b", False)
+        assert await run.update("later", "c") == 3
+        await run.signal("end")
+        return await run.result()  # which replays it
+
+    assert started(typed, play) == ["a", "b", "c"]
