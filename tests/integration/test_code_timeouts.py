@@ -112,3 +112,31 @@ def test_code_that_hangs_in_a_turn_is_ended(
     system.lead(offset=TIMEOUT + GRACE + 5)
     system.pass_seconds(3)
     assert handle.status() == "failed"
+
+
+@pytest.mark.parametrize(
+    ("does", "status", "error"), [("return", "success", ""), ("raise", "failed", "ValueError: no")]
+)
+def test_code_that_catches_it_decides_how_the_run_ends(
+    system: System, engine_: Engine, does: str, status: str, error: str
+) -> None:
+    @system.app.workflow(name="decides", timeout=TIMEOUT)
+    async def decides(ctx: WorkflowContext) -> str:
+        try:
+            await ctx.sleep(days=30)
+        except asyncio.CancelledError:
+            if does == "raise":
+                raise ValueError("no") from None
+        return "what there was"
+
+    handle = decides.start()
+    worker = system.worker(knows=("job", "decides"))
+    turns(system, worker, engine_)
+    system.lead(offset=TIMEOUT + 1)
+    turns(system, worker, engine_)
+    assert handle.status() == status
+    if error:
+        with pytest.raises(RunFailed, match=error):
+            handle.result(0)
+    else:
+        assert handle.result(0) == "what there was"
