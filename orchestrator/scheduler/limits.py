@@ -5,18 +5,21 @@ the rows any more but keeps its place in its lane until no worker lists it: unti
 
 What is remembered here can be had from Postgres at any time, and is when a leader takes over or a tick is rolled back:
 lanes by looking through an index, what is in flight by counting it, rates from the table of buckets. The limits are
-exact because nobody but the leader claims.
+exact because nobody but the leader claims. Of a task that was handed out under a rate it has to be heard that it has
+begun (`domain/limits/unheard.py`); which have not is what the rows say: they are dispatched, and not running.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence, Set
 from datetime import datetime, timedelta
 
-from orchestrator.domain.limits.buckets import Buckets
+from orchestrator.domain.limits.buckets import Buckets, Rate
 from orchestrator.domain.limits.lanes import Lanes, Share
-from orchestrator.domain.tasks.task import parse_options
+from orchestrator.domain.limits.names import queue_bucket
+from orchestrator.domain.limits.unheard import Attempt, Handed, Unheard, is_heard_of, lane_buckets
+from orchestrator.domain.tasks.task import executor_of, parse_options
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.remembering import Remembering
@@ -24,8 +27,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.limits import lanes as store
 from orchestrator.store.tasks import waiting
 from orchestrator.store.tasks.claims import Claimed
-
-Attempt = tuple[bytes, int]
+from orchestrator.store.tasks.waiting import InFlight
 
 _ROUNDS = 4
 """How often a tick goes round the lanes, if less than half of the room was used, before it lets the next one go on."""
@@ -42,12 +44,15 @@ class LaneService(Remembering):
 
     def __init__(self) -> None:
         self._last_claim: datetime | None = None
+        self.queue_rates: dict[str, Rate] = {}
+        """Rates of whole queues."""
         self.rolled_back()
 
     def rolled_back(self) -> None:
         """Start again from what Postgres says. So does a leader that has just begun."""
         self.buckets = Buckets()
         self._lanes = Lanes(self.buckets)
+        self._unheard = Unheard(self.buckets)
         self._is_stale = True
         self._read_after: tuple[str, str] | None = ("", "")
         """After which lane reading goes on; None once all have been read."""
@@ -57,9 +62,29 @@ class LaneService(Remembering):
 
     # -- what is ready and what is in flight
 
-    def recount(self, in_flight: Iterable[str]) -> None:
-        """Start from what is in flight: the lane of each such task."""
-        self._lanes.recount([*in_flight, *(self._lingering or {}).values()])
+    def recount(self, in_flight: Sequence[InFlight]) -> None:
+        """Start from what is in flight of lanes and of queues with rates."""
+        lanes = [task.lane for task in in_flight if task.lane is not None]
+        unknown = {lane for lane in set(lanes) if self._lanes.options_of(lane) is None}
+        not_begun = list(self._not_begun(in_flight, unknown))
+        if not_begun or self._unheard:
+            self._unheard.recount(not_begun, unknown)
+        self._lanes.recount([*lanes, *(self._lingering or {}).values()])
+
+    def _not_begun(self, in_flight: Sequence[InFlight], unknown: Set[str]) -> Iterator[tuple[Attempt, Handed]]:
+        """Yield what was handed out under a rate and has not begun, or may have been."""
+        now = 0.0 if self._last_claim is None else self._last_claim.timestamp()
+        for task in in_flight:
+            if task.status != "dispatched" or task.is_execution:
+                continue
+            options = None if task.lane is None else self._lanes.options_of(task.lane, task.queue)
+            buckets: tuple[tuple[str, Rate], ...] = ()
+            if task.lane is not None and options is not None and is_heard_of(options):
+                buckets = lane_buckets(task.lane, options)
+            if task.queue in self.queue_rates:
+                buckets = (*buckets, (queue_bucket(task.queue), self.queue_rates[task.queue]))
+            if buckets or task.lane in unknown:
+                yield (task.id, task.attempt), Handed(now - task.age, task.lane, buckets)
 
     def release_stopped(self, tx: Transaction, fleet: Fleet) -> None:
         """After a look at the fleet: let go of the attempts whose code has stopped, and of rates that allow all again.
@@ -95,10 +120,11 @@ class LaneService(Remembering):
         self._last_claim = tx.now
         if self._is_stale:
             self.buckets.due.update(store.buckets(tx.connection))
-            self.recount(task.lane for task in waiting.in_flight(tx.connection) if task.lane is not None)
+            self.recount(waiting.in_flight(tx.connection))
             self._is_stale = False
             news.capacity.left_lanes.clear()
             news.capacity.lingering.clear()
+        self._hear(news, tx.now.timestamp())
         self.committed(news)
         if self._read_after is None and self._lanes.should_read():
             self.read_all()
@@ -107,9 +133,12 @@ class LaneService(Remembering):
             for head in heads:
                 self._lanes.learn(head.queue, head.lane, head.stock, parse_options(head.options))
             self._read_after = (heads[-1].queue, heads[-1].lane) if len(heads) == _SLICE else None
+        if self._unheard:
+            self._unheard.complete(self._lanes.options_of)
 
     def committed(self, news: News) -> None:
         """Count what is no longer in flight, unless that was done before claiming."""
+        self._hear(news)
         if not (news.capacity.left_lanes or news.capacity.lingering):
             return
         for lane, number in Counter(news.capacity.left_lanes).items():
@@ -121,6 +150,16 @@ class LaneService(Remembering):
             else:
                 self._lingering[task, attempt] = lane
         news.capacity.lingering.clear()
+
+    def _hear(self, news: News, now: float | None = None) -> None:
+        """Take note of what has begun, or is no longer in flight."""
+        if not self._unheard:
+            return
+        ended = ((task.id, task.attempt) for task in news.outgoing.moved if task.state != "dispatched")
+        for attempt in (*news.capacity.begun, *ended):
+            lane = self._unheard.hear(attempt, now)
+            if lane is not None:
+                self._lanes.heard(lane)
 
     # -- claiming
 
@@ -139,6 +178,7 @@ class LaneService(Remembering):
             if len(found) < sum(share.turns for share in shares):
                 self._take_back(shares, found, now)
             claimed.extend(found)
+            self._expect(found, now)
             for queue, count in Counter(task.queue for task in found).items():
                 rooms[queue] -= count
             self._has_more = any(room > 0 and self._lanes.has_next(queue, now) for queue, room in rooms.items())
@@ -165,9 +205,29 @@ class LaneService(Remembering):
             if share.lane is not None and unused:
                 self._lanes.give_back(share.queue, share.lane, unused, now)
 
+    def _expect(self, found: Sequence[Claimed], now: float) -> None:
+        """Take note of the tasks of which it has to be heard that they have begun."""
+        if not self.buckets.unheard:
+            return
+        for task in found:
+            options = None if task.lane is None else self._lanes.options_of(task.lane, task.queue)
+            if task.lane is not None and options is not None and is_heard_of(options):
+                handed = Handed(now, task.lane, lane_buckets(task.lane, options))
+                self._unheard.add((task.id, task.attempt), handed)
+
+    def spend_of_queue(self, queue: str, tasks: Sequence[Claimed], now: float) -> None:
+        """Note that so many tasks of a queue that has a rate are handed out."""
+        bucket, rate = queue_bucket(queue), self.queue_rates[queue]
+        self.buckets.spend(bucket, rate, now, len(tasks))
+        for task in tasks:
+            if executor_of(task.options) is None:
+                self.buckets.count_unheard(bucket, 1)
+                self._unheard.add((task.id, task.attempt), Handed(now, task.lane, ((bucket, rate),)))
+
     def refuse(self, task: Claimed) -> None:
         """A claimed task was put back at once."""
         if task.lane is not None:
+            self._unheard.hear((task.id, task.attempt))
             self._lanes.refuse(task.queue, task.lane)
 
     def save(self, tx: Transaction) -> None:

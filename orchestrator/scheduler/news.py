@@ -98,6 +98,8 @@ class Capacity(_Mergeable):
     """By queue, how many tasks a worker finished."""
     left_lanes: list[str] = []
     """Lanes, once for each of their tasks that is no longer in flight."""
+    begun: list[tuple[bytes, int]] = []
+    """Attempts that are said to have begun."""
     lingering: list[tuple[bytes, int, str]] = []
     """Attempts, with their lanes, that have ended and whose code may still run."""
     turns_over: list[tuple[bytes, int]] = []

@@ -230,7 +230,9 @@ def test_a_rate_is_kept_and_survives_its_leader(system: System) -> None:
     mail = by_customer(system, rate=Rate(3, per=3_600))
     worker = system.worker(knows=["mail"], slots=50)
     system.app.enqueue_many(mail, [(customer, number) for customer in "ab" for number in range(10)])
-    assert customers(take(system, worker)) == {"a": 3, "b": 3}
+    first = take(system, worker)
+    assert customers(first) == {"a": 3, "b": 3}
+    worker.start(*first)
     system.lead()
     system.settle()
     assert take(system, worker) == []
@@ -247,9 +249,62 @@ def test_the_leader_wakes_when_a_rate_allows_more(system: System) -> None:
     system.tick(3)
     tasks = worker.take()
     while len(tasks) < 3:  # each tick blocks until the rate allows one more
+        worker.start(*tasks)
         system.tick()
         tasks += worker.take()
     assert len(tasks) == 3
+
+
+@pytest.mark.parametrize("limit", ["rate", "total_rate", "queue"])
+def test_what_has_not_begun_does_not_gather(system: System, limit: str) -> None:
+    """Whoever leads: a worker that stands still, or has died, would begin all of it at once."""
+    rate = Rate(100, per=1, burst=2)
+    most = 25 if limit == "queue" else 10
+    options: Any = {} if limit == "queue" else {limit: rate}
+    mail = by_customer(system, **options)
+    if limit == "queue":
+        system.app.queue("default").limit(rate=rate)
+    worker = system.worker(knows=["mail"], slots=500)
+    system.app.enqueue_many(mail, [("a", number) for number in range(200)])
+
+    def handed_out() -> int:
+        return int(system.sql("SELECT count(*) FROM orchestrator.tasks WHERE status = 'dispatched'")[0]["count"])
+
+    def wait_in_vain() -> None:
+        """Ticks until what may go out has gone out, and some more, at later and later times."""
+        eventually(lambda: [system.pass_seconds(), handed_out() >= most][-1], "as much as may be unheard of")
+        system.pass_seconds(5)
+        assert handed_out() == most
+
+    wait_in_vain()
+    system.lead(offset=3_600)
+    system.settle()
+    system.pass_seconds(5)
+    assert handed_out() == most
+    taken = worker.take()
+    assert len(taken) == most
+    worker.start(*taken)
+    wait_in_vain()
+    worker.report(*(Returned(task.id, task.attempt, "no free slot") for task in worker.take()))
+    wait_in_vain()
+
+
+def test_what_begins_late_uses_what_has_come_in_meanwhile(system: System) -> None:
+    mail = by_customer(system, rate=Rate(5, per=1_000))
+    worker = system.worker(knows=["mail"], slots=50)
+    system.app.enqueue_many(mail, [("a", number) for number in range(50)])
+    first = take(system, worker)
+    assert len(first) == 5
+    system.lead(offset=10_000)
+    system.settle()
+    system.pass_seconds(5)
+    assert worker.take() == [], "five are unheard of, and the bucket is full again"
+    worker.start(*first)
+    system.pass_seconds(5)
+    assert worker.take() == [], "five have begun just now"
+    system.lead(offset=10_500)
+    system.settle()
+    assert len(take(system, worker)) == 2
 
 
 def test_a_rate_goes_on_when_the_clock_of_postgres_is_set_back(system: System) -> None:
@@ -260,13 +315,17 @@ def test_a_rate_goes_on_when_the_clock_of_postgres_is_set_back(system: System) -
     system.app.enqueue_many(mail, [("a", number) for number in range(10)])
     system.app.enqueue_many(shared, [()] * 10)
     system.pass_seconds()
-    assert worker.take()
+    first = worker.take()
+    assert first
+    worker.start(*first)
     system.scheduler._leadership._clock_offset = timedelta(hours=-1)
     started: Counter[str] = Counter()
 
     def go_on() -> bool:
         system.tick()
-        started.update(task.name for task in worker.take())
+        if tasks := worker.take():
+            started.update(task.name for task in tasks)
+            worker.start(*tasks)
         return min(started["mail"], started["shared"]) >= 3
 
     eventually(go_on, "both go on")

@@ -23,7 +23,8 @@ class Bench:
     """Lanes, and the tasks that stand in them as Postgres would hold them."""
 
     def __init__(self) -> None:
-        self.lanes = Lanes(Buckets())
+        self.buckets = Buckets()
+        self.lanes = Lanes(self.buckets)
         self.ready: dict[str | None, list[int]] = defaultdict(list)
         """By lane, the priorities of its tasks."""
         self.now = NOW
@@ -35,6 +36,12 @@ class Bench:
         self.ready[lane].sort(reverse=True)
         if lane is not None:
             self.lanes.arrive("q", lane, priority, options, is_first=count > 1)
+
+    def hear(self, *names: str) -> None:
+        """Let all that was handed out begin."""
+        self.buckets.unheard.clear()
+        for name in names:
+            self.lanes.heard(name)
 
     def look(self) -> None:
         """Count what is ready in lanes of which that is not known,"""
@@ -165,12 +172,28 @@ def test_rates_of_a_key_and_of_a_task() -> None:
         bench.add(f"mail|{key}", 50, options=TaskOptions(rate=Rate(2, 1), total_rate=Rate(5, 1)))
     assert Counter(bench.serve(100)) == {"mail|a": 2, "mail|b": 2, "mail|c": 1}
     assert bench.serve(100) == []
+    assert bench.lanes.next_due(bench.now) is None, "the time of nobody has to come: five are unheard of"
+    bench.hear("mail|a", "mail|b", "mail|c")
     due = bench.lanes.next_due(bench.now)
     assert due == pytest.approx(NOW + 0.2)
     bench.now = NOW + 0.2
     assert bench.serve(100) == ["mail|c"]
+    bench.hear("mail|c")
     bench.now = NOW + 10
     assert len(bench.serve(100)) == 5
+
+
+def test_what_is_unheard_of_keeps_the_rest_back_however_late_it_is() -> None:
+    bench = Bench()
+    bench.add("mail|a", 50, options=TaskOptions(rate=Rate(10, 1, burst=1)))
+    bench.add("post|a", 50, options=TaskOptions(total_rate=Rate(100, 1, burst=1)))
+    given = Counter[str | None]()
+    for _ in range(100):
+        given.update(bench.serve(100))
+        bench.now += 1.0
+    assert given == {"mail|a": 1, "post|a": 10}, "no more than a tenth of a second of the rate"
+    bench.hear("mail|a", "post|a")
+    assert Counter(bench.serve(100)) == {"mail|a": 1, "post|a": 1}
 
 
 def test_a_full_lane_and_a_closed_gate_cost_nothing() -> None:
@@ -329,7 +352,8 @@ def test_a_lane_that_had_less_than_was_known_is_asked_for() -> None:
 
 @pytest.mark.parametrize("options", [TaskOptions(concurrency=1), TaskOptions(rate=Rate(1, 3600.0))])
 def test_a_lane_waits_for_its_limits_once_whatever_arrives(options: TaskOptions) -> None:
-    lanes = Lanes(Buckets())
+    buckets = Buckets()
+    lanes = Lanes(buckets)
     lanes.learn("q", "mail|a", Stock(0, 5, Rest.SOMETHING), options)
     assert [share.turns for share in lanes.allot("q", 10, None, NOW)] == [1]
     for number in range(100):
@@ -337,6 +361,7 @@ def test_a_lane_waits_for_its_limits_once_whatever_arrives(options: TaskOptions)
         lanes.arrive("q", "mail|a", number % 3, options)
         assert lanes.allot("q", 10, None, NOW) == []
     assert len(lanes._asleep) + sum(map(len, lanes._full.values())) == 1
+    buckets.unheard.clear()
     lanes.landed("mail|a")
     later = NOW + (3601.0 if options.rate else 0.0)
     assert [share.turns for share in lanes.allot("q", 10, None, later)] == [1]

@@ -209,11 +209,23 @@ class Pool:
             return False
         if job.deadline is not None:
             self._limit(job)
+        self._tell_of_rated(job, now)
         return True
 
+    def _tell_of_rated(self, job: Job, now: float) -> None:
+        """Say at once that a task with a rate has begun, once its code does: the leader waits for it with others."""
+        if not job.starting and (job.options.rate is not None or job.options.total_rate is not None):
+            self._announce(job, now)
+
+    def _announce(self, job: Job, now: float) -> None:
+        job.announced = True
+        self._reporter.report(Started(job.dispatch.id, job.dispatch.attempt, now - job.started_at))
+
     def _start_clock(self, job: Job) -> None:
-        job.start_clock(time.monotonic())
+        now = time.monotonic()
+        job.start_clock(now)
         self._limit(job)
+        self._tell_of_rated(job, now)
 
     def _limit(self, job: Job) -> None:
         if job.deadline is not None and job.options.timeout is not None:
@@ -293,8 +305,7 @@ class Pool:
 
     def _check_running(self, job: Job, now: float) -> None:
         if not job.announced and not job.starting and now - job.started_at > _ANNOUNCE_AFTER:
-            job.announced = True
-            self._reporter.report(Started(job.dispatch.id, job.dispatch.attempt, now - job.started_at))
+            self._announce(job, now)
         self._reporter.note(job)
         if job.soft_deadline is not None and now > job.soft_deadline:
             job.warn()

@@ -6,12 +6,18 @@ the bucket is full; and a bucket that is full need not be remembered at all.
 
 Nobody starts anything at the very moment at which it is due. What is late by less than `_LATE` keeps its place in the
 even rate, as if it had been on time, so that a bucket of one token, too, gives what its rate says.
+
+A token is spent when a task is handed out, and the task begins when a worker has come to it. Where that takes long,
+what has been handed out would gather, and begin all at once. So a bucket also knows how many are *unheard* of
+(`unheard.py`), and admits no more while those are as many as may begin at once. When one of them turns out to have
+begun late, the bucket holds what it would hold if all of them had been handed out only then.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 
 import msgspec
 
@@ -21,6 +27,8 @@ _ROUNDING = 1e-6
 """Share of an interval by which arithmetic may be off."""
 _LATE = 0.05
 """Seconds by which a start may be late and still count as one on time: the leader has other things to do."""
+AHEAD = 0.1
+"""Seconds of a rate that may be handed out before anybody has heard of a start, where that is more than the burst."""
 
 
 class Rate(msgspec.Struct, frozen=True, array_like=True):
@@ -49,6 +57,11 @@ def lateness(rate: Rate) -> float:
     return max(0.0, _LATE - (bucket_size(rate) - 1) * interval(rate))
 
 
+def most_unheard(rate: Rate, ahead: float = AHEAD) -> int:
+    """Return how many may have been handed out of which nobody has heard: what may start at once."""
+    return max(bucket_size(rate), math.ceil(ahead / interval(rate) - _ROUNDING))
+
+
 def parse_rate(text: str) -> Rate | None:
     """Return a rate written as `10/s`, `100/minute` or `5/10s`; None if it is not one."""
     found = _RATE.fullmatch(text.replace(" ", ""))
@@ -59,22 +72,47 @@ def parse_rate(text: str) -> Rate | None:
 
 
 class Buckets:
-    """Every bucket that is not full."""
+    """Every bucket that is not full, and what is unheard of each."""
 
     def __init__(self) -> None:
         self.due: dict[str, float] = {}
         """By name, when everything admitted so far would be due at the even rate."""
         self.changed: set[str] = set()
         """Buckets that have been used since they were last saved."""
+        self.unheard: Counter[str] = Counter()
+        """By name, how many were handed out of which nobody has heard that they have begun."""
 
-    def admits(self, name: str, rate: Rate, now: float) -> int:
-        """Return how many may start now."""
-        return max(0, bucket_size(rate) - math.ceil(self._ahead(name, rate, now) - _ROUNDING))
+    def admits(self, name: str, rate: Rate, now: float, ahead: float = AHEAD) -> int:
+        """Return how many may be handed out now."""
+        tokens = bucket_size(rate) - math.ceil(self._ahead(name, rate, now) - _ROUNDING)
+        return max(0, min(tokens, most_unheard(rate, ahead) - self.unheard[name]))
 
-    def spend(self, name: str, rate: Rate, now: float, count: int = 1) -> None:
-        """Note that so many start; fewer than none gives tokens back."""
+    def is_unheard(self, name: str, rate: Rate, ahead: float = AHEAD) -> bool:
+        """Say whether nothing may be handed out before something is heard of what has been, whatever the time."""
+        return self.unheard[name] >= most_unheard(rate, ahead)
+
+    def began_late(self, name: str, rate: Rate, now: float) -> None:
+        """Note that one that is unheard of begins now, long after its token was spent: so may all the others.
+
+        The tokens that have come in meanwhile are theirs, as far as the bucket had no room for more.
+        """
+        due = now + min(self.unheard[name], bucket_size(rate)) * interval(rate)
+        if due > self.due.get(name, 0.0):
+            self.due[name] = due
+            self.changed.add(name)
+
+    def spend(self, name: str, rate: Rate, now: float, count: int = 1, *, unheard: bool = False) -> None:
+        """Note that so many are handed out; fewer than none gives tokens back. `unheard`: it will be heard of them."""
         self.due[name] = now + (self._ahead(name, rate, now) + count) * interval(rate)
         self.changed.add(name)
+        if unheard:
+            self.count_unheard(name, count)
+
+    def count_unheard(self, name: str, count: int) -> None:
+        """Note that so many more, or fewer, are unheard of."""
+        self.unheard[name] += count
+        if self.unheard[name] <= 0:
+            del self.unheard[name]
 
     def next_admission(self, name: str, rate: Rate, now: float) -> float:
         """Return when one more may start."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from orchestrator.domain.limits.buckets import Buckets
 from orchestrator.domain.limits.names import gate_bucket, gate_of, lane_bucket
+from orchestrator.domain.limits.unheard import is_heard_of
 from orchestrator.domain.tasks.task import TaskOptions
 
 
@@ -15,7 +16,7 @@ class Granted(NamedTuple):
 
     turns: int
     is_full: bool
-    """Fewer than were wanted: more are allowed when one of its tasks has landed."""
+    """Fewer than were wanted: more are allowed when one of its tasks has landed, or has been heard of."""
     until: float | None
     """Fewer than were wanted: when its rate allows one more."""
 
@@ -45,8 +46,10 @@ class LaneLimits:
                 counts.pop(name, None)
 
     def is_full(self, lane: str, options: TaskOptions) -> bool:
-        """Say whether a lane has as many in flight as it may have."""
-        return options.concurrency is not None and self._in_flight.get(lane, 0) >= options.concurrency
+        """Say whether a lane has as many in flight, or unheard of, as it may have."""
+        if options.concurrency is not None and self._in_flight.get(lane, 0) >= options.concurrency:
+            return True
+        return options.rate is not None and self._buckets.is_unheard(lane_bucket(lane), options.rate)
 
     def is_open(self, gate: str, options: TaskOptions, now: float) -> bool:
         """Say whether one more may start of all lanes of a gate together."""
@@ -55,9 +58,11 @@ class LaneLimits:
         return options.total_rate is None or self._buckets.admits(gate_bucket(gate), options.total_rate, now) > 0
 
     def opens_at(self, gate: str, options: TaskOptions, now: float) -> float | None:
-        """Return when the rate that lanes of a gate share allows one more; None if it does now, or there is none."""
+        """Return when the rate that lanes of a gate share allows one more; None if no time has to pass for that."""
         rate = options.total_rate
         if rate is None or self._buckets.admits(gate_bucket(gate), rate, now):
+            return None
+        if self._buckets.is_unheard(gate_bucket(gate), rate):
             return None
         return self._buckets.next_admission(gate_bucket(gate), rate, now)
 
@@ -71,6 +76,8 @@ class LaneLimits:
             return Granted(turns, turns < wanted, None)
         admitted = self._buckets.admits(lane_bucket(lane), options.rate, now)
         self.spend(lane, options, now, min(turns, admitted))
+        if admitted < turns and self._buckets.is_unheard(lane_bucket(lane), options.rate):
+            return Granted(admitted, True, None)
         if admitted < turns:
             return Granted(admitted, False, self._buckets.next_admission(lane_bucket(lane), options.rate, now))
         return Granted(turns, turns < wanted, None)
@@ -80,7 +87,8 @@ class LaneLimits:
         if number == 0:
             return
         self.count(lane, number)
+        unheard = is_heard_of(options)
         if options.rate is not None:
-            self._buckets.spend(lane_bucket(lane), options.rate, now, number)
+            self._buckets.spend(lane_bucket(lane), options.rate, now, number, unheard=unheard)
         if options.total_rate is not None:
-            self._buckets.spend(gate_bucket(gate_of(lane)), options.total_rate, now, number)
+            self._buckets.spend(gate_bucket(gate_of(lane)), options.total_rate, now, number, unheard=unheard)

@@ -213,6 +213,11 @@ class Lanes:
         lane.rest = rest
         self._queues[lane.queue].in_doubt[lane.name] = lane
 
+    def options_of(self, name: str, queue: str = "") -> TaskOptions | None:
+        """Return the options of a lane of a queue, or of its gate; None if they are not known yet."""
+        lane = self._lanes.get((queue, name))
+        return self._gates.get(gate_of(name)) if lane is None else lane.options
+
     def should_read(self) -> bool:
         """Say, once, that lanes should be read again: not all could be remembered, and now there is room."""
         if not self._is_partial or len(self._lanes) > MOST_LANES // 2:
@@ -236,6 +241,10 @@ class Lanes:
     def landed(self, lane: str, number: int = 1) -> None:
         """Take note that tasks of a lane are no longer in flight."""
         self._limits.count(lane, -number)
+        self._release(lane)
+
+    def heard(self, lane: str) -> None:
+        """Take note that it was heard of a task of a lane: its rate may allow more now."""
         self._release(lane)
 
     def _release(self, name: str) -> None:

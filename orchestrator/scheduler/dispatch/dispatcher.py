@@ -36,6 +36,9 @@ from orchestrator.transport.keys import private_queue
 
 BUNDLE_BYTES = 1_000_000
 """Most bytes of payload in one message, unless one task alone has more."""
+_QUEUE_AHEAD = 0.25
+"""Seconds of a queue's rate that may be handed out before anybody has heard of a start: a worker does not know the
+rates of queues, and says of a task that it has begun only when that has run for a while."""
 _SHORTEST = 0.01
 """Seconds between two looks at a rate that allows one task now and then."""
 
@@ -109,12 +112,14 @@ class Dispatcher(Remembering):
         self._fleet.capabilities.executions.recount(
             {task.id: (task.queue, task.worker) for task in in_flight if task.is_execution}
         )
-        self._lanes.recount(task.lane for task in in_flight if task.lane is not None)
+        rated = self._lanes.queue_rates
+        self._lanes.recount([task for task in in_flight if task.lane is not None or task.queue in rated])
 
     def claim(self, tx: Transaction, news: News, unknown_timeout: float) -> None:
         """Claim what fits each queue's window. What no live worker knows is held back until one does."""
         if self._settings is None or news.wakeups.queues_changed:
             self._settings = {row.name: row for row in queues.read(tx.connection)}
+            self._lanes.queue_rates = {row.name: row.rate for row in self._settings.values() if row.rate is not None}
         self._lanes.refresh(tx, news)
         self._has_executions = self._has_more = self._fleet.capabilities.grows = self.has_drained = False
         rooms = self._rooms(tx, news)
@@ -291,16 +296,15 @@ class Dispatcher(Remembering):
             return 0
         allowed = self._batch if limits.concurrency is None else limits.concurrency - outstanding
         if limits.rate is not None:
-            allowed = min(allowed, self._lanes.buckets.admits(queue_bucket(limits.name), limits.rate, now))
+            admitted = self._lanes.buckets.admits(queue_bucket(limits.name), limits.rate, now, _QUEUE_AHEAD)
+            allowed = min(allowed, admitted)
         return allowed
 
     def _spend(self, tx: Transaction, news: News) -> None:
-        if not self._settings:
-            return
-        for queue, count in Counter(task.queue for task in news.outgoing.claimed).items():
-            limits = self._settings.get(queue)
-            if limits is not None and limits.rate is not None:
-                self._lanes.buckets.spend(queue_bucket(queue), limits.rate, tx.now.timestamp(), count)
+        for queue in self._lanes.queue_rates:
+            tasks = [task for task in news.outgoing.claimed if task.queue == queue]
+            if tasks:
+                self._lanes.spend_of_queue(queue, tasks, tx.now.timestamp())
 
     def due_in(self, now: datetime) -> float:
         """Return how many seconds may pass before a rate allows more; infinite if none is waited for."""
@@ -311,7 +315,9 @@ class Dispatcher(Remembering):
         for limits in (self._settings or {}).values():
             if limits.rate is not None and not limits.paused:
                 bucket, moment = queue_bucket(limits.name), now.timestamp()
-                if not self._lanes.buckets.admits(bucket, limits.rate, moment):
+                if self._lanes.buckets.is_unheard(bucket, limits.rate, _QUEUE_AHEAD):
+                    continue  # until a report tells of one
+                if not self._lanes.buckets.admits(bucket, limits.rate, moment, _QUEUE_AHEAD):
                     times.append(self._lanes.buckets.next_admission(bucket, limits.rate, moment) - moment)
         return max(_SHORTEST, min(times, default=math.inf)) if min(times, default=1.0) > 0 else 0.0
 

@@ -154,6 +154,7 @@ class Reports:
         if succeeded:
             _succeed(tx, news, succeeded, self.inline_result)
         if started:
+            news.capacity.begun += [(start.id, start.attempt) for start in started]
             news.outgoing.moved += transitions.start(tx.connection, started, tx.now, told=tx.is_watched)
         if activated:
             apply_activations(tx, news, self.code, activated, self.inline_result)
