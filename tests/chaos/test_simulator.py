@@ -58,6 +58,11 @@ def test_the_promises_hold(simulated: SimulatedDatabase, seeds: range, request: 
     assert not failures, "\n\n".join(["", *failures])
 
 
+def test_what_has_been_found_once_is_looked_for_in_every_build(simulated: SimulatedDatabase) -> None:
+    """575: of several runs without a plan that are told something in one tick, one takes too long."""
+    assert explain(simulated, 575) is None
+
+
 @pytest.mark.parametrize("seed", [3, 11, 71, 153])
 def test_a_seed_means_the_same_every_time(simulated: SimulatedDatabase, seed: int) -> None:
     assert simulate(simulated, plan_for(seed)) == simulate(simulated, plan_for(seed))

@@ -17,7 +17,7 @@ from orchestrator.domain.ids import is_derived, to_text
 from orchestrator.domain.runs.changes import RunChanges, Steps, TurnTaskEnd, total
 from orchestrator.domain.runs.verdict import TIMED_OUT, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, run_sources_of
-from orchestrator.scheduler.budget import COST, TooSlow
+from orchestrator.scheduler.budget import COST, SLICE, TooSlow
 from orchestrator.scheduler.code.ends import RunEnd, end_runs
 from orchestrator.scheduler.code.runs import CodeRuns, append_facts
 from orchestrator.scheduler.dag.plans import Dags, Saved
@@ -160,7 +160,9 @@ class Runs:
             some = [told for told in some if told[0] not in waiting]
         some = [told for told in some if not self.is_refused(tx, news, *told)]
         planned = {told[0]: told for told in some if _is_for_plan(told)}
-        self._tell_some(tx, news, [told for told in some if told[0] not in planned])
+        quick = [told for told in some if told[0] not in planned]
+        for part in [quick] if tx.budget.slice == SLICE else [[told] for told in quick]:
+            self._tell_some(tx, news, part)
         long = [run for run, (_, changes) in planned.items() if any(one.is_for_all_steps for one in changes)]
         steps = self.dags.sizes(dags.versions(tx.connection, long) if long else {})
         for number, slice_ in enumerate(_slices(tx, list(planned), steps)):
