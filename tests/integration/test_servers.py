@@ -9,6 +9,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
@@ -82,6 +84,13 @@ def test_a_task_in_a_transaction_of_two_phases(postgres: EmbeddedPostgres, redis
     app.close()
 
 
+def _answers(redis: Redis) -> bool:
+    try:
+        return bool(redis.ping())
+    except ConnectionError:
+        return False
+
+
 def test_a_node_of_a_cluster_is_refused(tmp_path: Path) -> None:
     found = find_redis()
     if found is None:
@@ -92,7 +101,7 @@ def test_a_node_of_a_cluster_is_refused(tmp_path: Path) -> None:
     process = subprocess.Popen([found.path, str(tmp_path / "redis.conf")], stdout=subprocess.DEVNULL, env=os.environ)
     redis = connect(f"unix://{socket}")
     try:
-        eventually(socket.exists, "the server listens")
+        eventually(lambda: _answers(redis), "the server answers")  # its socket stands there before it listens
         needed = awaited(redis)  # which schedulers and workers ask when they start
         with pytest.raises(ConfigurationError, match="redis_url: this is a node of a Redis Cluster") as caught:
             needed.check()
