@@ -294,6 +294,22 @@ def test_keys_of_different_tasks_and_computed_keys(system: System) -> None:
     assert first.id != second.id
 
 
+def _with(option: str, value: str) -> Any:
+    return {option: value}
+
+
+@pytest.mark.parametrize("option", ["unique_key", "idempotency_key"])
+def test_names_and_keys_that_read_alike_together_are_two(system: System, option: str) -> None:
+    short, long = (system.app.task(name=name)(lambda: None) for name in ("a", "a:b"))
+    first = short.options(**_with(option, "b:c")).enqueue()
+    second = long.options(**_with(option, "c")).enqueue()
+    assert second != first
+    assert long.options(**_with(option, "c")).enqueue() == second
+    long.options(unique_key="d").enqueue()
+    with pytest.raises(Duplicate, match="the key 'd'"):
+        long.options(unique_key="d", on_duplicate="raise").enqueue()
+
+
 def test_an_idempotency_key_enqueues_once_even_after_the_end(system: System) -> None:
     worker = system.worker()
     task = system.job.options(idempotency_key="order-1")

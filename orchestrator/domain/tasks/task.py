@@ -99,12 +99,23 @@ class KeyHolder(msgspec.Struct, frozen=True, array_like=True):
     """Why there is nothing under this id, if so."""
 
 
+def own_key(kind: Literal["once", "unique"], task: str, key: str) -> str:
+    """Return a key of one task as it stands among those of all; no two that differ give the same."""
+    return f"{_before_key(kind, task)}{key}"
+
+
 def given_key(task: str, key: str) -> str:
     """Return the key of a task as it was given, without what keeps it apart from others."""
-    for prefix in (f"once:{task}:", f"unique:{task}:", "once::"):
+    for prefix in (_before_key("once", task), _before_key("unique", task), _before_key("once", "")):
         if key.startswith(prefix):
             return key[len(prefix) :]
     return key
+
+
+def _before_key(kind: str, task: str) -> str:
+    if ":" in task:  # of which `a:b` and `c` would read like `a` and `b:c`; no name has this separator
+        return f"{kind}|{task}|"
+    return f"{kind}:{task}:"
 
 
 class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):

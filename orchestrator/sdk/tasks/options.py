@@ -19,7 +19,7 @@ from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.domain.limits.names import lane_name
 from orchestrator.domain.tasks.retry import RetryPolicy
-from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, DuplicatePolicy, Isolation, TaskOptions, UniqueKey
+from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, DuplicatePolicy, Isolation, TaskOptions, UniqueKey, own_key
 from orchestrator.errors import InvalidTask, did_you_mean
 from orchestrator.sdk.checks import (
     check_key,
@@ -280,7 +280,7 @@ class CallOptions:
         computed = _compute(self.unique_key, arguments)
         if computed is None:
             return None
-        key = f"unique:{task}:{check_key('unique_key', computed)}"
+        key = own_key("unique", task, check_key("unique_key", computed))
         if isinstance(self.unique_for, str):
             return UniqueKey(key, self.unique_for, None, self.on_duplicate)
         return UniqueKey(key, "period", check_seconds("unique_for", self.unique_for), self.on_duplicate)
@@ -288,7 +288,8 @@ class CallOptions:
 
 def once(task: str, key: object, period: float) -> UniqueKey:
     """Return an idempotency key as a task has it."""
-    return UniqueKey(f"once:{task}:{check_key('idempotency_key', key)}", "period", period, same_call=True)
+    full = own_key("once", task, check_key("idempotency_key", key))
+    return UniqueKey(full, "period", period, same_call=True)
 
 
 class Placed(NamedTuple):
