@@ -108,6 +108,9 @@ def test_a_failed_run_goes_on_from_its_failed_node_when_a_person_retries_it(stag
     stage.failures = 1
     run = flows["two"].start(val=1)
     assert stage.run(run) == "failed"
+    (failed,) = stage.system.sql("SELECT id FROM orchestrator.ended_tasks WHERE name = 'flaky'")
+    with pytest.raises(WrongState, match=f"Cannot retry task .* by itself: .* orchestrator runs retry {run.id}"):
+        stage.system.app.handle(failed["id"]).retry()  # which was accepted, and did nothing
     run.retry()
     assert stage.run(run) == "success"
     assert run.result() == {"a": 2, "b": "worked"}

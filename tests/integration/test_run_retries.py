@@ -166,6 +166,23 @@ def test_what_a_person_cancelled_of_a_run_of_many_is_tried_again(system: System)
     assert counts(run) == ("success", 3, 3, 0, 0, 0)
 
 
+@pytest.mark.parametrize("of_many", [False, True])
+def test_a_failed_task_of_a_run_that_was_cancelled_is_not_tried_again(system: System, of_many: bool) -> None:
+    worker = system.worker()
+    if of_many:
+        run, advice = system.app.start_many(system.job, range(2)), "Enqueue it again"
+        system.pass_seconds()
+    else:
+        run, advice = begin(system, "name: two\ntasks: {a: {task: job}, b: {task: job}}"), "orchestrator runs rerun"
+    failed, _ = worker.take()
+    worker.fail(failed)
+    system.tick()
+    run.cancel()
+    system.tick_until(lambda: run.progress().status == "cancelled")
+    with pytest.raises(WrongState, match=f"Cannot retry task .*: its run was cancelled. .*{advice}"):
+        system.app.handle(str(uuid.UUID(bytes=failed.id))).retry()  # which was accepted, and did nothing
+
+
 def test_a_fan_out_opens_no_more_tasks_again_than_it_may_have(system: System) -> None:
     worker = system.worker()
     run = begin(system, "name: narrow\ntasks: {a: {task: job, foreach: '[1, 2, 3, 4, 5]', concurrency: 2}}")

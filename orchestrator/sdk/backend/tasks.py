@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.sealed import reveal_error
-from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
+from orchestrator.domain.states import ENDED_TASK_STATES, RunState, TaskState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import Duplicate, InvalidTask, NotFound, PayloadError, WrongState
 from orchestrator.payloads.objects import Reading
@@ -34,6 +34,7 @@ from orchestrator.sealing import reveal
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.namespaces import borrowed
 from orchestrator.store.runs import retries as run_retries
+from orchestrator.store.runs.retries import EndedIn
 from orchestrator.store.tasks import enqueue, redrive, results, revival, shared, unique
 from orchestrator.store.tasks.redrive import FailedFilter, Group
 from orchestrator.transport.codec import Ended
@@ -200,15 +201,9 @@ class TaskBackend:
         """Ask the leader to open a failed task again, unless another has taken its key meanwhile."""
         state = self.status(task)
         with self._connections.reading() as connection:
-            run = run_retries.run_first(connection, task)
-            told = run_retries.code_told(connection, task)
-        if told is not None:
-            raise WrongState(_told(to_text(task), told))
-        if run is not None:
-            raise WrongState(
-                f"Cannot retry task {to_text(task)} by itself: its run has ended, and timed out, has a limit of its "
-                f"workflow or is a step of another run. Retry the run: orchestrator runs retry {run}"
-            )
+            run = run_retries.ended_in(connection, task)
+        if run is not None and (run.is_code or state in _RETRIED) and (reason := _bound(to_text(task), run)):
+            raise WrongState(f"Cannot retry task {to_text(task)}{reason}")
         check_state(RequestKind.RETRY_TASK, task, state, allowed=state in _RETRIED)
         what = f"the request to {RequestKind.RETRY_TASK} {to_text(task)} was stored"
         with self._connections.writing(what, transaction=True) as connection:
@@ -372,15 +367,32 @@ def _insert_in(connection: Connection, task: NewTask, within: str = "") -> bytes
     return unique.insert_unique(connection, task, task.unique, within)
 
 
-def _told(task: str, run: str) -> str:
-    """Say what can be done in the place of retrying a task whose end the code of a run has been told."""
-    if task == run:
+def _bound(task: str, run: EndedIn) -> str:
+    """Say what keeps an ended task from being opened again by itself, and what can be done in the place of it."""
+    if run.is_code and task == run.run:
         return (
-            f"Cannot retry task {task}: it stands for a run of a workflow as code, which has ended. To do all of it "
-            f"again: orchestrator runs rerun {run}; to keep what was done up to an event: "
-            f"orchestrator runs reset {run} --to EVENT"
+            f": it stands for a run of a workflow as code, which has ended. To do all of it again: "
+            f"orchestrator runs rerun {run.run}; to keep what was done up to an event: "
+            f"orchestrator runs reset {run.run} --to EVENT"
         )
-    return (
-        f"Cannot retry task {task}: the code of its run has been told how it ended. To do it again, reset the run to "
-        f"an event before: orchestrator runs reset {run} --to EVENT"
-    )
+    if run.is_code:
+        return (
+            f": the code of its run has been told how it ended. To do it again, reset the run to an event before: "
+            f"orchestrator runs reset {run.run} --to EVENT"
+        )
+    if run.is_flow:
+        return (
+            f" by itself: the flow of its run has gone on with how it ended. A run that has failed goes on at the "
+            f"node that failed: orchestrator runs retry {run.run}"
+        )
+    if run.status == RunState.FAILED and run.is_whole:
+        return (
+            f" by itself: its run has ended, and timed out, has a limit of its workflow or is a step of another run. "
+            f"Retry the run: orchestrator runs retry {run.run}"
+        )
+    again = f"To do all of it again: orchestrator runs rerun {run.run}" if run.has_workflow else "Enqueue it again."
+    if run.is_cancelled:
+        return f": its run was cancelled. {again}"
+    if run.status not in (RunState.RUNNING, RunState.FAILED):
+        return f": its run has ended ({run.status}) without it. {again}"
+    return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
@@ -68,29 +69,31 @@ def parent_of(connection: Connection, run: bytes) -> tuple[str, str] | None:
     return _PARENT.first(connection, run=run)
 
 
-_RUN_FIRST = Statement[str]("""
-SELECT /* run_retries.run_first */ e.run_id::text
+class EndedIn(NamedTuple):
+    """The run of an ended task, as far as it says whether that can be opened again by itself (see `revival`)."""
+
+    run: str
+    status: str
+    is_code: bool
+    is_flow: bool
+    is_cancelled: bool
+    has_workflow: bool
+    is_whole: bool
+    """If it has failed, it is retried as a whole: it timed out, stands in line for a limit or is a step of another."""
+
+
+_ENDED_IN = Statement[EndedIn]("""
+SELECT /* run_retries.ended_in */ e.run_id::text AS run, r.status, r.code AS is_code, r.flow AS is_flow,
+       r.cancelling AS is_cancelled, r.workflow IS NOT NULL AS has_workflow,
+       r.lane IS NOT NULL OR r.parent_step IS NOT NULL OR (r.cancelling AND r.workflow IS NOT NULL) AS is_whole
   FROM orchestrator.ended_tasks e JOIN orchestrator.runs r ON r.id = e.run_id
- WHERE e.id = %(task)s::uuid AND r.status = 'failed'
-       AND (r.lane IS NOT NULL OR r.parent_step IS NOT NULL OR (r.cancelling AND r.workflow IS NOT NULL AND NOT r.code))
+ WHERE e.id = %(task)s::uuid
 """)
 
 
-def run_first(connection: Connection, task: bytes) -> str | None:
-    """Return the run that is to be retried in the place of one of its tasks."""
-    return _RUN_FIRST.first(connection, task=task)
-
-
-_CODE_TOLD = Statement[str]("""
-SELECT /* run_retries.code_told */ e.run_id::text
-  FROM orchestrator.ended_tasks e JOIN orchestrator.runs r ON r.id = e.run_id
- WHERE e.id = %(task)s::uuid AND r.code
-""")
-
-
-def code_told(connection: Connection, task: bytes) -> str | None:
-    """Return the run whose code knows how an ended task did, or that ended with it: then it cannot end otherwise."""
-    return _CODE_TOLD.first(connection, task=task)
+def ended_in(connection: Connection, task: bytes) -> EndedIn | None:
+    """Return the run of a task that has ended."""
+    return _ENDED_IN.first(connection, task=task)
 
 
 _UNFINISHED = Prepared[bytes]("""
