@@ -109,3 +109,9 @@ def leaks(size: int) -> int:
 async def spins(ctx: WorkflowContext) -> None:
     while True:
         pass
+
+
+@app.workflow
+async def keeps_all(ctx: WorkflowContext) -> None:
+    """C code that never lets go, where a workflow decides."""
+    re.match(r"(a+)+$", "a" * 60 + "b")

@@ -434,3 +434,20 @@ def test_a_workflow_that_never_comes_back_is_stuck_and_frees_its_slot(life: Stac
     assert life.sql(statement, id=handle.id)[0][0]["kind"] == "TurnTooLong"
     handle.terminate()
     eventually(lambda: handle.status() == "cancelled", "it has ended")
+
+
+def test_a_workflow_that_keeps_the_interpreter_to_itself_leaves_others_alone(life: Stack, tmp_path: Path) -> None:
+    worker = life.worker(*APP, "--concurrency", "2")
+    neighbour = stubborn.held.enqueue(str(tmp_path / "neighbour"), str(tmp_path / "go"))
+    old = pids(tmp_path / "neighbour")[0]
+    handle = stubborn.keeps_all.start()
+    pids(tmp_path / "neighbour", 2)
+    assert worker.logged(f"process {old} is killed: code of a workflow does not come back")
+    (tmp_path / "go").touch()
+    neighbour.result(30)
+    assert charges(life, neighbour) == (0, 0)
+    alone = "SELECT losses FROM orchestrator.tasks WHERE id = CAST(:id AS uuid) AND status = 'running' AND attempt > 1"
+    eventually(lambda: life.sql(alone, id=handle.id), "it is tried in a process of its own, which may last")
+    assert stubborn.pid.enqueue().result(30) != old
+    handle.terminate()
+    eventually(lambda: handle.status() == "cancelled", "it has ended")

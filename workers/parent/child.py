@@ -26,12 +26,17 @@ from orchestrator.workers.parent.first_word import FirstWord
 from orchestrator.workers.parent.held import Farewell, HeldAttempts, Limit
 from orchestrator.workers.parent.messages import Command, Hello, Leaving
 from orchestrator.workers.parent.parent_death import die_with
+from orchestrator.workers.parent.processor_time import thread_time
 from orchestrator.workers.parent.scaling import ChildState
 from orchestrator.workers.process import main as run_process
 from orchestrator.workers.running.forks import watch_forks
 from orchestrator.workers.spec import WorkerSpec
 
 log = get_logger("worker")
+
+_KEPT_FOR = 1.0
+"""Seconds of processor time that a turn uses while its process stands still, if it is the one that keeps it."""
+_STOPPED = "the code of a neighbour stopped its process"
 
 
 @dataclass
@@ -78,6 +83,10 @@ class Child:
         self._left_at = 0.0
         """When it was told to end, if it was."""
         self._overdue: list[Limit] = []
+        self._turn_times: dict[tuple[bytes, int], float] = {}
+        """The processor time of the threads of turns, as it was when the process was first seen to stand still."""
+        self._kept_by: set[tuple[bytes, int]] = set()
+        """The turns whose code keeps the interpreter to itself."""
 
     @property
     def state(self) -> ChildState:
@@ -189,6 +198,21 @@ class Child:
         self._frozen_looks = self._frozen_looks + 1 if must_end and is_frozen else 0
         return self._frozen_looks > 1
 
+    def is_kept_by_a_turn(self) -> bool:
+        """Say whether the process stands still because code of a workflow keeps the interpreter to itself.
+
+        A task may compute for as long as it likes, a turn may not; and what its process cannot interrupt ends with it.
+        Whoever uses the processor while the clock of the process stands is the one: all others wait for it.
+        """
+        if not self.is_still:
+            self._turn_times.clear()
+            return False
+        for id, attempt, thread in self.held.turns():
+            used = thread_time(self.pid, thread)
+            if used - self._turn_times.setdefault((id, attempt), used) >= _KEPT_FOR:
+                self._kept_by.add((id, attempt))
+        return bool(self._kept_by)
+
     # -- its end
 
     def last_words(self, now: float, died_of: str) -> list[Report]:
@@ -197,12 +221,17 @@ class Child:
         Nobody is charged for its death: whoever brought it down, others may have been in it.
         """
         left = self.held.unended()
+        if self._kept_by:
+            return [
+                Lost(*attempt, alone=False, reason="the code of its workflow kept the whole process to itself")
+                if attempt in self._kept_by
+                else Returned(*attempt, _STOPPED)
+                for attempt in left
+            ]
         if self._frozen_looks > 1:
             overdue = {(limit.id, limit.attempt): limit for limit in self._overdue}
             return [
-                _timed_out(overdue[attempt], now)
-                if attempt in overdue
-                else Returned(*attempt, "the code of a neighbour stopped its process")
+                _timed_out(overdue[attempt], now) if attempt in overdue else Returned(*attempt, _STOPPED)
                 for attempt in left
             ]
         if self.held.farewell is Farewell.UNFINISHED or self.dismissed:

@@ -41,6 +41,8 @@ _ENDED = -1.0
 """In place of the time: the attempt has ended as far as the leader is concerned, and only its code goes on."""
 _BLOCKING = -2.0
 """In place of the time: its code keeps others from going on: it blocks the event loop, or may have closed it."""
+_TURN = -3.0
+"""In place of the time: code of a workflow decides, in the thread whose number stands in place of the timeout."""
 
 
 class Farewell(IntEnum):
@@ -115,6 +117,10 @@ class HeldAttempts:
     def limit(self, slot: int, deadline: float, timeout: float, *, retryable: bool) -> None:
         """Say until when the attempt in a slot may run, and whether it may be tried again after that."""
         self._write_limit(slot, deadline, timeout, retryable=retryable)
+
+    def show_turn(self, slot: int, thread: int) -> None:
+        """Say in which thread the turn in a slot runs, by the number that the system gives it."""
+        self._write_limit(slot, _TURN, float(thread))
 
     def unlimit(self, slot: int) -> None:
         """Its end has been seen to."""
@@ -212,6 +218,14 @@ class HeldAttempts:
     def blocking(self) -> set[tuple[bytes, int]]:
         """Return the attempts whose code kept their neighbours from going on."""
         return set(unpack_attempts(b"".join(slot for slot, (deadline, *_) in self._table() if deadline == _BLOCKING)))
+
+    def turns(self) -> list[tuple[bytes, int, int]]:
+        """Return the turns that run, each with its thread."""
+        return [
+            (slot[:16], int.from_bytes(slot[16:], "big"), int(thread))
+            for slot, (deadline, thread, _) in self._table()
+            if deadline == _TURN
+        ]
 
     def pulse(self) -> tuple[float, float]:
         """Return when the child's clock last ticked (0.0: not yet), and how full the process has been of late."""

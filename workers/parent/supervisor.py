@@ -274,6 +274,12 @@ class Supervisor:
                 log.error("process %d is killed: a task must end, and holds up the whole process", child.pid)
                 child.dismissed = True
                 child.kill()
+            elif heard and child.is_kept_by_a_turn():
+                log.error(
+                    "process %d is killed: code of a workflow does not come back, and holds up all else", child.pid
+                )
+                child.dismissed = True
+                child.kill()
 
     def _reap(self, now: float) -> None:
         while self._children:

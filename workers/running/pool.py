@@ -209,6 +209,8 @@ class Pool:
             return False
         if job.deadline is not None:
             self._limit(job)
+        elif job.dispatch.is_turn_task and not job.is_isolated:
+            self._held.show_turn(job.slot, threading.get_native_id())
         self._tell_of_rated(job, now)
         return True
 
@@ -235,7 +237,7 @@ class Pool:
     def _end(self, job: Job, report: AttemptReport) -> None:
         report = self._turns.verdict(job) or report
         if job.finish():
-            if job.deadline is not None:
+            if job.deadline is not None or job.dispatch.is_turn_task:
                 self._held.unlimit(job.slot)
             if job.span is not None:
                 self._spans.ended(job, report)
