@@ -71,7 +71,7 @@ def test_one_that_several_begin_with_names_them(here: System) -> None:
     assert "The ids of several tasks begin with 0199b2f4-7d. Write more of it:" in refused.stderr
     named = [line for line in refused.stderr.splitlines() if line.startswith("  0199")]
     assert [line.split()[0] for line in named] == ALIKE[:1:-1], "the newest"
-    assert named[0].endswith("many, success, 0s ago")
+    assert re.search(r"many, success, \d+s ago$", named[0])
     assert refused.stderr.splitlines()[-1] == "  …"
 
 
@@ -201,6 +201,7 @@ def test_no_row_is_longer_than_the_terminal_is_wide(here: System, monkeypatch: p
     for name in ("sometimes", "on-a-tuesday-in-the-summer-of-next-year"):
         assert invoke("schedules", "set", "steps", "--name", name, "--cron", "15 3,9,12 * 1-6 2").exit_code == 0
     assert invoke("schedules", "backfill", "steps/default", "--from", "2026-01-01", "--to", "2026-02-01").exit_code == 0
+    here.sql("UPDATE orchestrator.workers SET seen_at = now() + interval '1 hour'")  # however long this takes
     counts = {words: rows_of(words) for words in LISTS if words not in (("status",), ("top",), ("db", "check"))}
     for width in (60, 61, 80, 100, 140, 400):
         widen(monkeypatch, width)

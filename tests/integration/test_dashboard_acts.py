@@ -147,10 +147,11 @@ def test_a_backfill_that_started_nothing_is_not_drawn_as_if_all_had_succeeded(ho
 
 def test_failures_are_drawn_over_time(house: House) -> None:
     with house.engine.connect() as connection:
-        connection.exec_driver_sql(
-            "UPDATE orchestrator.ended_tasks SET ended_at = now() - interval '29 minutes' WHERE id = %s",
-            (house.failed["mail"].hex,),
-        )
+        for name, minutes in (("mail", 29), ("bank", 0)):
+            connection.exec_driver_sql(
+                "UPDATE orchestrator.ended_tasks SET ended_at = now() - %s * interval '1 minute' WHERE id = %s",
+                (minutes, house.failed[name].hex),
+            )
     page = Visitor(house.app).get("/ui/failures?within=1h").text
     charts = re.findall(r'<svg class="bars"[^>]*aria-label="E over the last 1h">.*?</svg>', page, re.DOTALL)
     bars = [re.findall(r'<rect class="s-failed" x="([\d.]+)"', chart) for chart in charts]
@@ -161,6 +162,7 @@ def make_worker(house: House, name: str, parent: str | None, memory: int | None 
     row = WorkerRow(name, "web", 7, ["default"], [], 10, 1, "live", 0.0, parent=parent, memory=memory)
     with house.engine.connect() as connection:
         fleet.mirror(connection, [row], datetime.now(UTC))
+        connection.exec_driver_sql("UPDATE orchestrator.workers SET seen_at = now() + interval '1 hour'")
 
 
 def test_a_worker_is_drained_after_a_question_by_who_may(house: House) -> None:

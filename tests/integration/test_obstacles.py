@@ -17,6 +17,7 @@ from orchestrator.sdk.backend import waiting
 from orchestrator.store import fleet
 from orchestrator.store.fleet import WorkerRow
 from tests.integration.stage import System
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -28,16 +29,23 @@ def app(system: System) -> Orchestrator:
 
 
 def wait_for_long(system: System) -> None:
-    system.sql("UPDATE orchestrator.tasks SET created_at = created_at - interval '1 minute'")
+    system.sql("UPDATE orchestrator.tasks SET created_at = now() - interval '1 minute'")
+
+
+def stay_young(system: System) -> None:
+    """Let no task be taken for one that waits for long, however long this test takes."""
+    system.sql("UPDATE orchestrator.tasks SET created_at = now() + interval '1 hour'")
 
 
 def serve(system: System, queue: str) -> None:
     with system.engine.begin() as connection:
         fleet.mirror(connection, [WorkerRow("w", "here", 7, [queue], [], 10, 0, "live", 0.0)], datetime.now(UTC))
+        connection.exec_driver_sql("UPDATE orchestrator.workers SET seen_at = now() + interval '1 hour'")
 
 
 def test_a_wait_for_a_task_tells_what_is_in_the_way(system: System, app: Orchestrator) -> None:
     handle = app.enqueue("ship")
+    stay_young(system)
     with pytest.raises(ResultTimeout, match="It goes on; ask again"):
         handle.result(timeout=0)
     wait_for_long(system)
@@ -80,11 +88,19 @@ def test_whoever_waits_without_a_limit_finds_it_in_the_log(
     monkeypatch.setattr(waiting, "_LOOK_AGAIN", 0.05)
     handles = [app.enqueue("ship") for _ in range(2)]
     system.sql("UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'")
-    for wait in (lambda: handles[0].result(timeout=0.3), lambda: gather(handles, timeout=0.3)):
+
+    def said() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "No scheduler leads" in record.getMessage()]
+
+    def wait() -> list[str]:
         with pytest.raises(ResultTimeout):
-            wait()
-    said = [record.getMessage() for record in caplog.records if "No scheduler leads" in record.getMessage()]
-    assert said == [f"waiting for {handles[0].id}: {NO_LEADER}"], "and once, while it stays so"
+            handles[0].result(timeout=0.3)
+        return said()
+
+    eventually(wait, "it is told")
+    with pytest.raises(ResultTimeout):
+        gather(handles, timeout=0.3)
+    assert said() == [f"waiting for {handles[0].id}: {NO_LEADER}"], "and once, while it stays so"
 
 
 @pytest.mark.parametrize("words", [("enqueue", "far.away", "--wait"), ("runs", "start", "flow", "--watch")])
