@@ -77,9 +77,13 @@ def odd() -> Any:
 def elsewhere(text: str) -> int: ...
 
 
-@app.task(name="shop/größe", timeout=0.5)
-async def size(number: float, seconds: float = 0.0) -> float:
+@app.task(name="hasty", timeout=0.3)
+async def hasty(seconds: float) -> None:
     await asyncio.sleep(seconds)
+
+
+@app.task(name="shop/größe")
+async def size(number: float) -> float:
     return number
 
 

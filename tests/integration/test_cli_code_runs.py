@@ -305,12 +305,14 @@ def test_who_waits_for_an_update_is_told_that_nobody_answers_it(system: System, 
     handle = order.start()
     turn(system, worker, engine_)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(system.app.workflow_run(handle.id).update, "ad", "tea", timeout=1.5)
+        asked = pool.submit(system.app.workflow_run(handle.id).update, "ad", "tea", timeout=90)
         eventually(lambda: system.count("inbox") > 0)
         turn(system, worker, engine_)
         with pytest.raises(ResultTimeout, match=r"update ad, for which the code has no handler yet \(it has: add"):
-            asked.result(20)
-    assert "update ad, for which the code has no handler yet" in show(handle.id)
+            system.app.workflow_run(handle.id).update("ad", "tea", timeout=0.1)
+        assert "update ad, for which the code has no handler yet" in show(handle.id)
+        handle.terminate()
+        eventually(lambda: system.pass_seconds() or asked.done(), "who asked first is told that it has ended")
 
 
 def test_a_cancelled_run_has_no_error_to_show(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:

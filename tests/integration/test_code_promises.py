@@ -70,7 +70,7 @@ class Stage:
         """Ask for something, and have the leader answer."""
         asked = self.sent(ask)
         self.system.pass_seconds()
-        asked.result(10)
+        asked.result(60)
 
     def sent(self, ask: Callable[[], object]) -> Future[object]:
         before = self.system.count("inbox")
@@ -194,7 +194,7 @@ def test_several_of_a_tick_are_told_apart(stage: Stage, waits: CodeWorkflow[...,
     asked = [stage.sent(partial(handle.resolve, name, name)) for name in ("a", "b")]
     stage.system.pass_seconds()
     for one in asked:
-        one.result(10)
+        one.result(60)
     stage.go(handle, "on", "on", "on", "on")
     assert handle.result(0) == ["a", "b"]
 
@@ -229,7 +229,7 @@ def test_a_run_that_has_ended_keeps_nothing(stage: Stage, waits: CodeWorkflow[..
     stage.worker.report(Activated(turn.id, turn.attempt, 0.1, through=1, commands=[CompleteRun(ONE)]))
     stage.system.pass_seconds()
     with pytest.raises(WrongState, match="has ended"):
-        asked.result(10)
+        asked.result(60)
     assert stage.system.count("resolutions") == 0
 
 
@@ -258,7 +258,7 @@ def test_what_is_said_of_a_promise_that_the_code_gives_up_meanwhile_reaches_the_
         first = ctx.promise("approval")
         other = ctx.promise("approval") if waits_for_another else None
         try:
-            await asyncio.wait_for(first, timeout=5)
+            await asyncio.wait_for(first, timeout=3_600)
         except TimeoutError:
             await ctx.signals("go").get()
         return [await (other or ctx.promise("approval")), await ctx.promise("late")]

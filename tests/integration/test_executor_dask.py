@@ -19,7 +19,6 @@ from distributed import Client
 
 from orchestrator.domain.executors.dask import Dask
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
-from orchestrator.workers.executors import dask
 from orchestrator.workers.executors.dask import DaskExecutor
 from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
 from tests.integration.dask_cluster import Cluster
@@ -209,10 +208,7 @@ def test_the_work_of_a_killed_worker_is_done_by_another(cluster: Cluster, tmp_pa
     cluster.add_worker()
 
 
-def test_a_scheduler_that_dies_is_unreachable_and_has_forgotten_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dask, "_CONNECTING", 1.0)
+def test_a_scheduler_that_dies_is_unreachable_and_has_forgotten_everything(tmp_path: Path) -> None:
     alone = Cluster(tmp_path)
     asked = execution(alone, "double", 1)
 
@@ -221,6 +217,7 @@ def test_a_scheduler_that_dies_is_unreachable_and_has_forgotten_everything(
         watching = asyncio.create_task(executor.watch(asked, name, Heard()))
         await asyncio.sleep(0)
         alone.stop()
+        executor._timeout = 1.0
         with pytest.raises(Unreachable):
             await watching
         with pytest.raises(Unreachable):

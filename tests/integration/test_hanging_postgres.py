@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from tests.stores import backend_of
 from tests.waiting import eventually
 
 _LIMIT = 0.5
+_PATIENCE = 4.0
+"""Seconds for a Postgres that does answer, on a busy machine."""
 
 
 @pytest.fixture
@@ -39,63 +41,71 @@ def line(database_url: str) -> Iterator[Cutting]:
 
 @pytest.fixture
 def app(line: Cutting, redis_url: str) -> Iterator[Orchestrator]:
-    app = Orchestrator(database_url=line.url, redis_url=redis_url, database_timeout=_LIMIT)
+    app = Orchestrator(database_url=line.url, redis_url=redis_url, database_timeout=_PATIENCE)
     yield app
     app.close()
+
+
+@contextmanager
+def hanging(app: Orchestrator, line: Cutting) -> Iterator[None]:
+    """Have Postgres say nothing any more, and be waited for only briefly as long as it does not."""
+    deadlines = backend_of(app).connections._links().deadlines
+    line.hang()
+    deadlines.seconds = deadlines._late = _LIMIT
+    try:
+        yield
+    finally:
+        deadlines.seconds = deadlines._late = _PATIENCE
+        line.go_on()
 
 
 def test_every_call_ends(app: Orchestrator, line: Cutting) -> None:
     task = app.task(name="job")(lambda: None)
     many = app.enqueue_many(task, [()])  # and so there are connections, with and without transactions
     handle = task.enqueue()
-    line.hang()
-    begun = time.monotonic()
-    with pytest.raises(
-        Uncertain, match=rf"whether task .* was stored: no answer within {_LIMIT} s .*orchestrator status"
-    ):
-        task.enqueue()
-    with pytest.raises(Uncertain, match=r"all of them or none: no answer within"):
-        app.enqueue_many(task, [()])
-    with pytest.raises(Unavailable, match="timeout expired"):  # a new connection
-        task.enqueue()
-    assert time.monotonic() - begun < 15
-    line.go_on()
+    with hanging(app, line):
+        with pytest.raises(
+            Uncertain, match=rf"whether task .* was stored: no answer within {_LIMIT} s .*orchestrator status"
+        ):
+            task.enqueue()
+        with pytest.raises(Uncertain, match=r"all of them or none: no answer within"):
+            app.enqueue_many(task, [()])
+        with pytest.raises(Unavailable, match="timeout expired"):  # a new connection
+            task.enqueue()
     assert handle.status() == many[0].status() == "pending"
     task.enqueue()
-    line.hang()
-    with pytest.raises(Unavailable, match="no answer within"):
+    with hanging(app, line), pytest.raises(Unavailable, match="no answer within"):
         handle.status()
 
 
 def test_a_key_and_a_request_end_too(app: Orchestrator, line: Cutting) -> None:
     task = app.task(name="job")(lambda: None)
     handle = task.enqueue()
-    line.hang()
-    with pytest.raises(Uncertain, match="no answer within"):
+    with hanging(app, line), pytest.raises(Uncertain, match="no answer within"):
         task.options(unique_key="a").enqueue()
-    line.go_on()
     handle.cancel()
 
 
 def test_a_commit_that_is_not_answered_is_uncertain(app: Orchestrator, line: Cutting) -> None:
     task = app.task(name="job")(lambda number: number)
     writing = backend_of(app).connections.writing("run 7 was stored", transaction=True)
-    with pytest.raises(Uncertain, match=r"run 7 was stored: no answer within"), writing as connection:
+    uncertain = pytest.raises(Uncertain, match=r"run 7 was stored: no answer within")
+    with ExitStack() as stack, uncertain, writing as connection:
         connection.exec_driver_sql("SELECT 1")
-        line.hang()
-    line.go_on()
+        stack.enter_context(hanging(app, line))
     assert app.start_many(task, [1]).progress().counters.total == 1
 
 
-def test_a_statement_just_within_the_limit_is_left_alone(app: Orchestrator) -> None:
-    for _ in range(5):
-        with backend_of(app).connections.reading() as connection:
-            connection.exec_driver_sql(f"SELECT pg_sleep({_LIMIT * 0.5})")
-            connection.exec_driver_sql(f"SELECT pg_sleep({_LIMIT * 0.5})")
+def test_statements_within_the_limit_are_left_alone(line: Cutting, redis_url: str) -> None:
+    app = Orchestrator(database_url=line.url, redis_url=redis_url, database_timeout=2.5)
+    with app, backend_of(app).connections.reading() as connection:
+        for _ in range(6):  # together they take longer than one may
+            connection.exec_driver_sql("SELECT pg_sleep(0.45)")
             assert connection.exec_driver_sql("SELECT 1").scalar() == 1
 
 
-def test_async_calls_leave_the_threads_of_the_event_loop_alone(app: Orchestrator, line: Cutting) -> None:
+def test_async_calls_leave_the_threads_of_the_event_loop_alone(line: Cutting, redis_url: str) -> None:
+    app = Orchestrator(database_url=line.url, redis_url=redis_url, database_timeout=600)
     task = app.task(name="job")(lambda: None)
     handle = task.enqueue()
 
@@ -104,9 +114,7 @@ def test_async_calls_leave_the_threads_of_the_event_loop_alone(app: Orchestrator
         stuck: list[asyncio.Task[Any]] = [asyncio.create_task(task.aenqueue()) for _ in range(40)]
         stuck += [asyncio.create_task(handle.aresult(1)) for _ in range(40)]
         await asyncio.sleep(0)
-        began = time.monotonic()
-        await asyncio.gather(*(asyncio.to_thread(time.monotonic) for _ in range(10)))
-        assert time.monotonic() - began < _LIMIT
+        await asyncio.wait_for(asyncio.gather(*(asyncio.to_thread(time.monotonic) for _ in range(10))), 60)
         line.go_on()
         for one in stuck:
             with suppress(Exception):
@@ -114,6 +122,7 @@ def test_async_calls_leave_the_threads_of_the_event_loop_alone(app: Orchestrator
 
     asyncio.run(main())
     assert asyncio.run(task.aenqueue()).status() == "pending"
+    app.close()
 
 
 def test_a_leader_says_that_it_gets_no_answer_and_when_it_is_back(
@@ -123,14 +132,12 @@ def test_a_leader_says_that_it_gets_no_answer_and_when_it_is_back(
     settings = Settings(database_url=line.url, redis_url=redis_url, lease=1.0)
     with _leading(settings, late=1.0, most=60.0):
         eventually(lambda: "leading, term" in caplog.text, "it leads")
-        words = "Postgres cannot be used; nothing moves, and reports wait: it has not answered for 1."
-        for number in (1, 2):  # each time
-            line.hang()
-            eventually(partial(lambda count: caplog.text.count(words) == count, number), "it says so")
-            line.go_on()
-            eventually(
-                partial(lambda count: caplog.text.count("Postgres can be used again") == count, number), "it is over"
-            )
+        away = "Postgres cannot be used; nothing moves, and reports wait: it has not answered for "
+        for _ in range(2):  # each time
+            for change, words in ((line.hang, away), (line.go_on, "Postgres can be used again")):
+                before = caplog.text.count(words)
+                change()
+                eventually(partial(lambda said, count: caplog.text.count(said) > count, words, before), words)
 
 
 def test_a_leader_gives_up_who_does_not_answer_for_long(

@@ -27,7 +27,7 @@ APPLICATION = "tests.acceptance.project"
 
 @pytest.fixture
 def isolation() -> Iterator[Isolation]:
-    isolation = Isolation(WorkerSpec(app=f"{APPLICATION}:app"), ClosedOutbox(), kept_warm=2.0)
+    isolation = Isolation(WorkerSpec(app=f"{APPLICATION}:app"), ClosedOutbox(), kept_warm=600.0)
     yield isolation
     isolation.close()
 
@@ -60,14 +60,19 @@ def children() -> set[int]:
     return found
 
 
-def test_children_are_used_again_and_then_retire(isolation: Isolation) -> None:
+def test_children_are_used_again(isolation: Isolation) -> None:
     first = run(isolation)
     assert run(isolation) == first
+
+
+def test_children_that_were_idle_for_long_retire() -> None:
+    isolation = Isolation(WorkerSpec(app=f"{APPLICATION}:app"), ClosedOutbox(), kept_warm=0.5)
     with ThreadPoolExecutor(3) as threads:
         used = set(threads.map(lambda _: run(isolation), range(3)))
     eventually(lambda: not children(), "every child has ended", 60)
     assert run(isolation) not in used, "another one is started when there is work again"
     eventually(lambda: not children(), "every child has ended", 60)
+    isolation.close()
 
 
 def test_the_first_children_do_the_work_of_those_that_would_have_to_start(

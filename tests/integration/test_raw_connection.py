@@ -40,18 +40,18 @@ def test_answers_come_as_they_are(line: RawConnection) -> None:
 
 def test_a_refused_command_leaves_the_line_as_it_was(redis: Redis, line: RawConnection) -> None:
     line.call("SET", "line:a", "text")
-    connections = redis.info("clients")["connected_clients"]
+    before = line.call("CLIENT", "ID")
     with pytest.raises(ResponseError, match="WRONGTYPE"):
         line.call("XLEN", "line:a")
     assert line.call("GET", "line:a") == b"text"
-    assert redis.info("clients")["connected_clients"] == connections
+    assert line.call("CLIENT", "ID") == before
 
 
 def test_an_answer_that_came_too_late_is_not_taken_for_the_next_one(redis_url: str) -> None:
-    with connect(redis_url, timeout=0.2) as hasty:
+    with connect(redis_url, timeout=1.0) as hasty:
         line = RawConnection(hasty)
         with pytest.raises(TimeoutError):
-            line.call("BLPOP", "line:a", 1)
+            line.call("BLPOP", "line:a", 60)
         assert line.call("ECHO", "mine") == b"mine"
         line.close()
 

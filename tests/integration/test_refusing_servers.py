@@ -102,7 +102,7 @@ def test_a_scheduler_waits_for_a_read_only_postgres(
     database_url: str, redis_url: str, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "orchestrator")
-    settings = Settings(database_url=database_url, redis_url=redis_url, lease=1.0, worker_ttl=0.1)
+    settings = Settings(database_url=database_url, redis_url=redis_url, lease=30.0, worker_ttl=0.1)
     engine = database.engine_for(database_url)
     redis = connect(redis_url)
     streams = LeaderStreams(redis, KEYS)
@@ -112,6 +112,8 @@ def test_a_scheduler_waits_for_a_read_only_postgres(
     try:
         eventually(scheduler.leading.is_set, "it leads")
         with read_only(database_url):
+            expire = "UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'"
+            execute(database_url, "SET default_transaction_read_only = off", expire)  # as it does after a while
             told = eventually(
                 lambda: (
                     found if "no leader" in (found := run("status", "--json").stdout) and "read-only" in found else ""
