@@ -20,6 +20,7 @@ from orchestrator.cli import main
 from orchestrator.cli.tasks.rq_jobs import WaitingJobs
 from tests.integration.rq_jobs import double, fail
 from tests.integration.stage import System
+from tests.waiting import eventually
 
 DOUBLE = "tests.integration.rq_jobs.double"
 
@@ -149,10 +150,12 @@ def test_workers_of_rq_and_an_import_share_the_jobs(system: System, rq: Queue, r
         while (dequeued := Queue.dequeue_any([rq], None, connection=rq.connection)) is not None:
             ran.append(dequeued[0].id)
             begun.set()
+            if len(ran) == 100:  # however slow the other side is, something is left for it
+                eventually(lambda: stored(system), "the import has begun")
 
     thread = threading.Thread(target=work)
     thread.start()
-    begun.wait(10)
+    assert begun.wait(60)
     result = json.loads(run("--json").output)
     thread.join()
 

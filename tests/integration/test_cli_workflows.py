@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -495,12 +496,20 @@ SELECT gen_random_uuid(), n, 'n', 'q', 0, CASE WHEN n %% 2 = 0 THEN 'failed' ELS
 """
 
 
+_ROWS_READ = """
+SELECT pg_stat_get_xact_tuples_returned(found) + pg_stat_get_xact_tuples_fetched(found)
+  FROM CAST('orchestrator.ended_tasks' AS regclass) AS found
+"""
+
+
 def test_ten_thousand_tasks_are_told_quickly(connection: Connection) -> None:
+    """What that takes is counted: a busy machine takes any time for it."""
     night = Night(connection, "large")
     connection.exec_driver_sql(_MANY_TASKS, {"run": night.id.hex(), "error": ERROR})
-    before = datetime.now(UTC)
+    before, began = connection.exec_driver_sql(_ROWS_READ).scalar_one(), time.thread_time()
     steps = {step.name: step for step in insights.list_steps(connection, night.uuid)}
-    assert datetime.now(UTC) - before < timedelta(seconds=1)
+    assert time.thread_time() - began < 1
+    assert connection.exec_driver_sql(_ROWS_READ).scalar_one() - before < 5 * 10_000
     error = steps["process"].error
     assert error is not None
     assert error.message == "oh no"

@@ -117,10 +117,15 @@ def announced(system: System, handle: WorkflowHandle[Any], worker: Worker, *ends
     heard: list[Ended] = []
     listener = system.redis.pubsub()  # type: ignore[no-untyped-call]
     listener.subscribe(KEYS.done(raw(handle)))
-    eventually(lambda: listener.get_message(timeout=0.01))  # the subscription stands
+
+    def next_message() -> Any:
+        return eventually(lambda: listener.get_message(timeout=0.01), "a message")
+
+    next_message()  # the subscription stands
     play(system, worker, *ends)
-    while message := listener.get_message(timeout=0.1):
-        heard += decode(list[Ended], message["data"])
+    system.redis.publish(KEYS.done(raw(handle)), b"that is all")
+    while (said := next_message()["data"]) != b"that is all":
+        heard += decode(list[Ended], said)
     listener.close()
     return [(item.state, item.result or (item.error and item.error.kind)) for item in heard if item.id == raw(handle)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -47,23 +46,26 @@ def add(redis: Redis, body: bytes, generation: str = G) -> str:
 
 
 def test_a_wait_is_as_long_as_was_asked_for(streams: LeaderStreams) -> None:
-    waits: list[float] = []
-    for _ in range(21):
+    def is_short() -> bool:
         began = time.monotonic()
         assert streams.read(G, "0-0", 10, 0.005).entries == []
-        waits.append(time.monotonic() - began)
-    assert min(waits) >= 0.005
-    assert statistics.median(waits) < 0.03, "Redis alone would take up to a tenth of a second"
+        waited = time.monotonic() - began
+        assert waited >= 0.005
+        return waited < 0.05
+
+    for _ in range(10):  # on a busy machine, others come between
+        eventually(is_short, "a short wait; by the timer of Redis alone, one after another would take 0.1 s", every=0.0)
 
 
 def test_what_comes_while_nobody_waits_is_found_by_whoever_waits_next(redis: Redis, streams: LeaderStreams) -> None:
     assert streams.read(G, "0-0", 10, 0.001).entries == []
     first = add(redis, b"a")
-    assert streams.read(G, "0-0", 10, 5.0).entries == [(first, b"a")]
+    assert streams.read(G, "0-0", 10, 30.0).entries == [(first, b"a")]
     assert streams.read(G, first, 10, 0.001).entries == []
     second, third = add(redis, b"b"), add(redis, b"c")
-    found = [*streams.read(G, first, 10, 5.0).entries]
-    found += streams.read(G, found[-1][0], 10, 0.1).entries
+    found = [*streams.read(G, first, 10, 30.0).entries]
+    while len(found) < 2:
+        found += streams.read(G, found[-1][0], 10, 30.0).entries
     assert found == [(second, b"b"), (third, b"c")]
 
 
@@ -76,15 +78,15 @@ def test_what_was_read_without_waiting_is_not_found_again(redis: Redis, streams:
     later = streams.read(G, entry, 10, 0.05)
     assert (later.entries, later.nudged) == ([], False)
     last = add(redis, b"b")
-    assert streams.read(G, entry, 10, 5.0).entries == [(last, b"b")]
+    assert streams.read(G, entry, 10, 30.0).entries == [(last, b"b")]
 
 
 def test_a_wait_ends_when_something_comes(redis: Redis, streams: LeaderStreams) -> None:
     timer = threading.Timer(0.05, add, (redis, b"a"))
     timer.start()
     began = time.monotonic()
-    assert [body for _, body in streams.read(G, "0-0", 10, 10.0).entries] == [b"a"]
-    assert time.monotonic() - began < 5
+    assert [body for _, body in streams.read(G, "0-0", 10, 90.0).entries] == [b"a"]
+    assert time.monotonic() - began < 60
     timer.join()
 
 
@@ -93,7 +95,7 @@ def test_a_new_generation_asks_a_new_question(redis: Redis, streams: LeaderStrea
     streams.terms.begin(1, "1-2-b", life(redis))
     add(redis, b"old")
     entry = add(redis, b"new", "1-2-b")
-    assert streams.read("1-2-b", "0-0", 10, 5.0).entries == [(entry, b"new")]
+    assert streams.read("1-2-b", "0-0", 10, 30.0).entries == [(entry, b"new")]
 
 
 def test_a_connection_that_breaks_is_an_outage_once(redis: Redis, streams: LeaderStreams) -> None:
@@ -102,27 +104,28 @@ def test_a_connection_that_breaks_is_an_outage_once(redis: Redis, streams: Leade
     with pytest.raises(ConnectionError):
         eventually(lambda: streams.read(G, "0-0", 10, 0.01).entries, "it is told")
     entry = add(redis, b"a")
-    assert streams.read(G, "0-0", 10, 5.0).entries == [(entry, b"a")]
+    assert streams.read(G, "0-0", 10, 30.0).entries == [(entry, b"a")]
 
 
 def test_another_server_is_asked_only_when_a_leader_has_begun_on_it(redis: Redis, streams: LeaderStreams) -> None:
     add(redis, b"of before")
     redis.set(KEYS.server, "another life")
     with pytest.raises(ConnectionError, match="no leader has begun on it yet"):
-        streams.read(G, "0-0", 10, 5.0)
+        streams.read(G, "0-0", 10, 30.0)
     with pytest.raises(ConnectionError, match="no leader has begun on it yet"):
         streams.read(G, "0-0", 10, 0.0)
     assert [body for _, body in streams.leftover(G, "0-0", 10).entries] == [b"of before"]
     streams.terms.begin(1, "1-2-b", life(redis))
     entry = add(redis, b"new", "1-2-b")
-    assert streams.read("1-2-b", "0-0", 10, 5.0).entries == [(entry, b"new")]
+    assert streams.read("1-2-b", "0-0", 10, 30.0).entries == [(entry, b"new")]
 
 
 def test_a_question_that_is_never_answered_is_given_up(streams: LeaderStreams, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somewhere between here and Redis, a connection was forgotten without a word."""
+    assert streams.read(G, "0-0", 10, 0.0005).entries == []
     monkeypatch.setattr("orchestrator.transport.listening._LONGEST", 0.001)
     monkeypatch.setattr("orchestrator.transport.listening._ANSWER_TIMEOUT", 0.02)
-    assert streams.read(G, "0-0", 10, 0.0005).entries == []
+    streams._listening.close()  # so that the next question is one of these
     monkeypatch.setattr(streams._listening, "_has_come", lambda seconds: bool(time.sleep(seconds)))
     with pytest.raises(TimeoutError):
-        eventually(lambda: streams.read(G, "0-0", 10, 0.01).entries, "it is given up", 5)
+        eventually(lambda: streams.read(G, "0-0", 10, 0.01).entries, "it is given up")
