@@ -26,8 +26,10 @@ class Cluster:
         self.address = eventually(self._address, "its address")
 
     def _address(self) -> str:
-        text = self._file.read_text()
-        return str(json.loads(text)["address"]) if text else ""
+        try:
+            return str(json.loads(self._file.read_text())["address"])
+        except ValueError:  # it is being written
+            return ""
 
     def add_worker(self, threads: int = 2) -> subprocess.Popen[bytes]:
         return self._start("worker", "--host", "127.0.0.1", "--nthreads", str(threads), "--no-nanny", "--no-dashboard")

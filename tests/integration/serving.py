@@ -35,5 +35,5 @@ def serving(settings: Settings, **options: Any) -> Iterator[str]:
         yield f"{'https' if options else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(40)
         listener.close()

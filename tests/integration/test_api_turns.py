@@ -36,5 +36,5 @@ def test_too_many_who_enqueue_at_once_are_told_to_come_again(
             return [await request for request in requests]
 
     answers = asyncio.run(asyncio.wait_for(main(), 60))
-    assert [answer.status_code for answer in answers] == [201, 201, 201, 429, 429]
-    assert answers[-1].headers["Retry-After"]
+    assert sorted(answer.status_code for answer in answers) == [201, 201, 201, 429, 429]
+    assert all("Retry-After" in answer.headers for answer in answers if answer.status_code == 429)

@@ -238,7 +238,7 @@ def beside(call: Callable[[], Any], connection: Connection, release: Callable[[]
             eventually(waits, "one waits for the other")
         finally:
             release()
-        return future.result(10)
+        return future.result(60)
 
 
 # -- how the leader learns of it
@@ -590,7 +590,7 @@ def test_a_timeout_during_the_commit_is_raised_after_it(
         job.stop_with(TaskTimeout, 1.0)
         assert (raised, job.completion) == ([], None)
         other.rollback()
-    thread.join(20)
+    thread.join(60)
     assert (raised, job.completion) == ([TaskTimeout], b"\xc0")
     assert ledger(connection) == ["in time"]
 

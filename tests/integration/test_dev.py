@@ -50,7 +50,10 @@ class Project:
         self.write("shop.py", SHOP)
 
     def write(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text, encoding="utf-8")
+        """Write a file, which is there as a whole or not at all: `dev` watches it."""
+        beside = self.folder / f"{name}.new"
+        beside.write_text(text, encoding="utf-8")
+        beside.rename(self.folder / name)
 
     def run(self, *words: str) -> str:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
@@ -60,7 +63,7 @@ class Project:
             env={**inherited, **self.environment},
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=150,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -182,5 +185,5 @@ def test_a_worker_says_what_it_does_not_serve(project: Project) -> None:
         assert worker.stderr is not None
         lines = iter(worker.stderr.readline, "")
         assert "queues default, 10 at once" in next(line for line in lines if "ready" in line)
-        assert "not served: images, mail, which the application names too" in next(lines)
+        assert "images, mail, which the application names too" in next(line for line in lines if "not served" in line)
         worker.terminate()

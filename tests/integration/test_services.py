@@ -53,7 +53,7 @@ def redis(redis_url: str) -> Iterator[Redis]:
 
 @pytest.fixture
 def http(address: str, engine: Engine, redis: Redis) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address) as client:
+    with httpx.Client(base_url=address, timeout=60) as client:
         yield client
 
 

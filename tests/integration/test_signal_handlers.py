@@ -29,7 +29,6 @@ def engine(database_url: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("opens", [False, True], ids=["a connection of the pool", "a new connection"])
 def test_enqueue_in_a_signal_handler_that_interrupts_enqueue(
     database_url: str, redis_url: str, engine: Engine, opens: bool
@@ -121,7 +120,7 @@ def test_enqueue_in_a_signal_handler_that_interrupts_the_first_enqueue(
 ) -> None:
     """Which loads what it needs, module by module."""
     program = [sys.executable, "-c", _FIRST, database_url, redis_url, module]
-    ended = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
     made = set(json.loads(ended.stdout))
     with engine.connect() as connection:

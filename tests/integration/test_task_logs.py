@@ -93,7 +93,7 @@ def test_whoever_follows_is_woken(system: System) -> None:
     found: list[str] = []
 
     def follow() -> None:
-        page = system.app._client.backend.tasks.log(raw(handle), "", 20.0)
+        page = system.app._client.backend.tasks.log(raw(handle), "", 60.0)
         found.extend(line.text for line in page.lines)
 
     thread = threading.Thread(target=follow)
@@ -103,7 +103,7 @@ def test_whoever_follows_is_woken(system: System) -> None:
     keeping(system).store()
     speaking(system, raw(handle), "hello")
     keeping(system).store()
-    thread.join(10)
+    thread.join(90)
     assert found == ["hello"]
 
 
