@@ -56,7 +56,7 @@ def test_code_that_will_not_end_is_ended(
     system.lead(offset=TIMEOUT + 1)
     turns(system, worker, engine_)
     assert handle.status() == "running"
-    system.lead(offset=TIMEOUT + GRACE - 5)
+    system.lead(offset=TIMEOUT + GRACE - 150)
     turns(system, worker, engine_)
     assert handle.status() == "running"
     system.lead(offset=TIMEOUT + GRACE + 5)

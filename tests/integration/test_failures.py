@@ -13,25 +13,25 @@ from tests.integration.stage import System
 
 def test_a_failure_is_tried_again_after_its_backoff(system: System) -> None:
     worker = system.worker()
-    (handle,) = system.dispatch(retries=Retry(max=3, base=60, jitter=0))
+    (handle,) = system.dispatch(retries=Retry(max=3, base=300, jitter=0))
     worker.fail(*worker.take())
     system.pass_seconds(3)
     row = system.row(handle)
     assert (row["status"], row["attempt"], row["failures"]) == ("pending", 1, 1)
     (attempt,) = system.sql("SELECT *, CAST(:id AS uuid) FROM orchestrator.attempts", id=handle.id)
     assert (attempt["attempt"], attempt["outcome"], attempt["error"]["kind"]) == (1, "failed", "ValueError")
-    assert row["wake_at"] - attempt["ended_at"] == timedelta(seconds=60)
-    system.lead(offset=59)
+    assert row["wake_at"] - attempt["ended_at"] == timedelta(seconds=300)
+    system.lead(offset=200)
     system.pass_seconds()
     assert handle.status() == "pending"
-    system.lead(offset=61)
+    system.lead(offset=301)
     system.pass_seconds()
     row = system.row(handle)
     assert (row["status"], row["attempt"], row["failures"]) == ("dispatched", 2, 1)
     worker.fail(*worker.take())
     system.tick()
     (_, second) = system.sql("SELECT ended_at FROM orchestrator.attempts ORDER BY attempt")
-    assert system.row(handle)["wake_at"] - second["ended_at"] == timedelta(seconds=120)
+    assert system.row(handle)["wake_at"] - second["ended_at"] == timedelta(seconds=600)
 
 
 def test_a_task_fails_when_its_tries_are_used_up(system: System) -> None:

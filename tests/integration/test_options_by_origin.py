@@ -174,7 +174,7 @@ def test_what_the_step_says_goes_first(system: System, mail: Task[..., Any]) -> 
 
 
 def test_a_step_waits_for_its_delay_and_expires(system: System) -> None:
-    task = system.app.task(name="late", delay=10, expires=20, concurrency=1)(lambda: None)
+    task = system.app.task(name="late", delay=1_000, expires=2_000, concurrency=1)(lambda: None)
     system.app.queue("default").pause()
     flow = Workflow("flow")
     flow.task("late", task)
@@ -182,10 +182,10 @@ def test_a_step_waits_for_its_delay_and_expires(system: System) -> None:
     run = system.app.workflows["flow"].start()
     system.pass_seconds(2)
     assert system.sql("SELECT wake_at FROM orchestrator.tasks") != [{"wake_at": None}]
-    system.lead(offset=15.0)
+    system.lead(offset=1_500.0)
     system.pass_seconds(2)
     assert system.sql("SELECT wake_at FROM orchestrator.tasks") == [{"wake_at": None}]
-    system.lead(offset=25.0)
+    system.lead(offset=2_500.0)
     system.pass_seconds(2)
     assert run.progress().status == "failed"
     assert system.sql("SELECT reason FROM orchestrator.ended_tasks") == [{"reason": "expired"}]

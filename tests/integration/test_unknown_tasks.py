@@ -84,7 +84,7 @@ def test_a_task_whose_data_key_nobody_has_for_long_fails_and_names_it(system: Sy
     (task,) = worker.take()
     worker.report(Returned(task.id, task.attempt, "no data key", 0.5, data_key="stray"))
     system.tick()
-    system.lead(offset=system.settings.unknown_task_timeout - 10)
+    system.lead(offset=system.settings.unknown_task_timeout - 100)
     system.pass_seconds(2)
     assert stray.status() == "pending"
     system.lead(offset=system.settings.unknown_task_timeout + 10)
@@ -100,7 +100,7 @@ def test_what_no_worker_has_known_for_long_fails_with_the_names_that_are_known(s
     system.worker("w2", knows=["job", "elsewhere"], queue="elsewhere")
     handle = system.app.task(name="other")(lambda: None).enqueue()
     system.pass_seconds(2)
-    system.lead(offset=system.settings.unknown_task_timeout - 10)
+    system.lead(offset=system.settings.unknown_task_timeout - 100)
     system.pass_seconds(2)
     assert handle.status() == "pending"
     system.lead(offset=system.settings.unknown_task_timeout + 10)
