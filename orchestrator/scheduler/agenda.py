@@ -103,7 +103,7 @@ class Agenda(Remembering):
                 do("fail unknown tasks", lambda fresh: fail_unknown(tx, fresh, fleet, limit))
             runs.advance(tx, news)
         busy = agenda.is_busy or _is_due(agenda.next_due, tx.now)
-        if busy or wakeups.delayed or wakeups.has_requests or wakeups.runs_to_begin:
+        if busy or wakeups.delayed or wakeups.has_requests or wakeups.runs_to_begin or wakeups.runs_to_expand:
             agenda = waiting.probe_agenda(tx.connection)
         self._agenda = agenda
         return max(self._until_next(agenda, tx.now), _CONTESTED if wakeups.contested else 0.0)
@@ -114,6 +114,7 @@ class Agenda(Remembering):
         asked = (
             wakeups.has_requests or wakeups.runs_to_begin or wakeups.delayed or wakeups.contested or wakeups.handed_back
         )
+        asked |= wakeups.runs_to_expand
         waits = agenda.is_busy or _is_due(agenda.next_due, now) or bool(self.fleet.capabilities.crowds)
         return not (asked or waits or news.tasks.moved or news.runs)
 

@@ -127,6 +127,8 @@ class WakeUps(_Mergeable):
     """Somebody has paused, resumed or limited a queue."""
     runs_to_begin: bool = False
     """Runs have come up since the agenda was read: children, those that an event started, those that are unparked."""
+    runs_to_expand: bool = False
+    """Runs have more to start than there was room for. They go on in the next tick, and do not wait for a look."""
     has_advanced: bool = False
     """Runs were counted or planned, and may wait for the leader in some other way now."""
 

@@ -23,6 +23,8 @@ _INDEXED = 32
 """Items from which on it pays to look into a list through an index."""
 _COPIED_AT_ONCE = 16
 """Characters or items that are copied or searched in the time of a unit."""
+_COMPARED_AT_ONCE = 32
+"""Characters of two texts that are compared in the time of a unit."""
 _A_NUMBER = 4
 """Bytes that a number may take, on average."""
 _LONG = (str, list, tuple, dict)
@@ -62,7 +64,9 @@ class EvaluationBudget:
 
     def compare(self, left: Any, right: Any) -> None:
         """Charge a comparison, which may go through the smaller of two values."""
-        if isinstance(left, _LONG) and isinstance(right, _LONG):
+        if isinstance(left, str) and isinstance(right, str):
+            self.spend(1 + min(len(left), len(right)) // _COMPARED_AT_ONCE)
+        elif isinstance(left, _LONG) and isinstance(right, _LONG):
             self.spend(1 + min(self.weight(left), self.weight(right)) // _A_NUMBER)
 
     def weight(self, value: Any) -> int:

@@ -70,13 +70,16 @@ class StepProgram:
         ignored = step.registered.ignored if step.registered is not None else ()
         self._merged = tuple(name for name in step.depends_on if name not in source and name not in ignored)
         self._with_item = step.foreach is not None and step.runs_task and "item" not in ignored
-        roots = {*self._input.roots, *self._key.roots, *source, *(self._when.roots if self._when else ())} - _NOT_STEPS
         self.decision_needs = tuple(
             graph.index[name] for name in sorted({*source, *(self._when.roots if self._when else ())} - _NOT_STEPS)
         )
         """Steps whose outputs the decision reads."""
-        self.needs = tuple(graph.index[name] for name in sorted({*roots, *(self._merged if step.runs_task else ())}))
-        """Steps whose outputs anything here reads."""
+        items = self._foreach.roots if self._foreach is not None else frozenset()
+        roots = {*self._input.roots, *self._key.roots, *items} - _NOT_STEPS
+        self.creation_needs = tuple(
+            graph.index[name] for name in sorted({*roots, *(self._merged if step.runs_task else ())})
+        )
+        """Steps whose outputs its tasks, or child runs, are made from."""
 
     def decide(self, names: Scope) -> Skip | Single | FanOut:
         """Evaluate the condition and the fan-out."""

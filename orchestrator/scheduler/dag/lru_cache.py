@@ -37,8 +37,9 @@ class LruCache(Generic[K, V]):
         self._kept[key] = value, weight
         self._weight += weight
         while self._weight > self._most and len(self._kept) > 1:
-            _, (_, lighter) = self._kept.popitem(last=False)
+            oldest, (_, lighter) = self._kept.popitem(last=False)
             self._weight -= lighter
+            self._dropped(oldest)
         return value
 
     def drop(self, key: K) -> None:
@@ -46,6 +47,10 @@ class LruCache(Generic[K, V]):
         found = self._kept.pop(key, None)
         if found is not None:
             self._weight -= found[1]
+            self._dropped(key)
+
+    def _dropped(self, key: K) -> None:
+        """Something is no longer kept."""
 
     def clear(self) -> None:
         """Forget everything."""

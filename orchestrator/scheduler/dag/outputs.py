@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 from sqlalchemy import Connection
@@ -14,7 +13,7 @@ from orchestrator.domain import zoned
 from orchestrator.domain.dag.scope import EvaluationBudget, Scope
 from orchestrator.domain.dag.state import StepState, step_output
 from orchestrator.domain.dag.steps import StepProgram
-from orchestrator.scheduler.dag.lru_cache import LruCache
+from orchestrator.scheduler.dag.kept_outputs import KeptOutputs
 from orchestrator.scheduler.dag.planned import DagRun
 from orchestrator.sealing import Sealed
 from orchestrator.store.dag import plans as dags
@@ -24,8 +23,10 @@ _MOST_OUTPUTS = 100_000
 """Values that the steps of a run may read at once."""
 _MOST_PAYLOADS = 20
 """Of the largest size, how much is read at once."""
+_MOST_NAMED = 200_000
+"""How often outputs are named by all steps that read at once, whether they name the same ones or others."""
 _KEPT_BYTES = 16_000_000
-"""Of outputs that are kept in memory for fan-outs that read them again and again."""
+"""Of outputs that are kept in memory, because they are read again and again; or as much as can be read at once."""
 _decode = zoned.decode
 
 
@@ -46,12 +47,25 @@ class StepOutputs:
 
 
 class Outputs:
-    """Reads outputs, and keeps those that are read again when more tasks of a fan-out are created."""
+    """Reads outputs, and keeps those that are read again.
+
+    A fan-out reads when more of its tasks are created, so what it reads is kept. A step reads when its condition is
+    evaluated, when its task is created, and again in the next tick if there is no room for it in this one; so what it
+    reads is kept until no step of the run waits for that.
+    """
 
     def __init__(self, max_payload: int) -> None:
         self._max_payload = max_payload
         self._most_bytes = _MOST_PAYLOADS * max_payload
-        self._kept: LruCache[Key, Any] = LruCache(_KEPT_BYTES)
+        self._kept = KeptOutputs(max(_KEPT_BYTES, self._most_bytes))
+
+    def settled(self, run: bytes) -> None:
+        """No step of a run waits for room."""
+        self._kept.drop_passing(run)
+
+    def drop(self, run: bytes) -> None:
+        """A run has ended, or nothing more of it starts."""
+        self._kept.drop_run(run)
 
     def forget(self) -> None:
         """A tick failed: what ended in it may end otherwise."""
@@ -76,7 +90,11 @@ class Outputs:
         found = StepOutputs({})
         of_steps: list[tuple[Place, list[Key]]] = []
         rooms: dict[bytes, int] = defaultdict(lambda: _MOST_OUTPUTS)
+        named = 0
         for run, place in wanted:
+            if named > _MOST_NAMED and not is_urgent:
+                found.late.append((run, place))
+                continue
             if run.id not in found.names:
                 found.names[run.id] = Scope(
                     {"params": run.params, "run": run.info},
@@ -86,6 +104,7 @@ class Outputs:
             keys: list[Key] = []
             for other in [place] if needs is None else needs(run.compiled.programs[place]):
                 key = run.id, run.compiled.graph.steps[other].name
+                named += 1
                 if needs is not None and run.plan.fan(place) is not None:
                     again.add(key)
                 if key not in needed:
@@ -117,7 +136,8 @@ class Outputs:
                 total += more
                 read.update(keys)
                 found.readable.append(step)
-        self._read(connection, {key: where for key, where in needed.items() if key in read}, known, again, found.names)
+        needed = {key: where for key, where in needed.items() if key in read}
+        self._read(connection, needed, known, None if needs is None else again, found.names)
         return found
 
     def _sizes(self, connection: Connection, needed: dict[Key, Place]) -> dict[Key, int]:
@@ -139,12 +159,15 @@ class Outputs:
         connection: Connection,
         needed: dict[Key, Place],
         known: Mapping[Key, bytes],
-        again: set[Key],
+        again: set[Key] | None,
         names: dict[bytes, Scope],
     ) -> None:
+        """Read outputs, or take those that are kept; nothing is kept of what nobody will read `again`."""
         for key in needed:
             if key in self._kept:
                 names[key[0]][key[1]] = self._kept.get(key)
+                if again and key in again:
+                    self._kept.keep_longer(key)
         found: dict[Key, Results] = {key: [(0, known[key])] for key in needed if key in known and key not in self._kept}
         of_tasks, of_runs = _by_kind(
             {key: where for key, where in needed.items() if key not in self._kept and key not in known}
@@ -165,8 +188,9 @@ class Outputs:
                 names[run.id].stored.add(key[1])
             if zoned.unopened.number != before:
                 names[run.id].sealed.add(key[1])
-            elif zoned.unopened.stored == stored and key in again and state is StepState.SUCCESS:
-                self._kept.put(key, value, sum(len(result or b"") for _, result in results))
+            elif zoned.unopened.stored == stored and again is not None and state is StepState.SUCCESS:
+                weight = sum(len(result or b"") for _, result in results)
+                self._kept.keep(key, value, weight, is_passing=key not in again)
 
 
 def _values(run: DagRun, place: int) -> int:

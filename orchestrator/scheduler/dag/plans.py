@@ -90,6 +90,7 @@ class Dags(Remembering):
         """Forget the plans of runs."""
         for run in ids:
             self._runs.drop(run)
+            self._outputs.drop(run)
 
     # -- events
 
@@ -105,6 +106,8 @@ class Dags(Remembering):
         for run in runs:
             for one in changes[run.id]:
                 _apply_to_plan(run, one)
+                if one.reopened or one.is_retried:
+                    self._outputs.drop(run.id)
             if not any(one.is_retried for one in changes[run.id]) or self._retry(tx, news, run):
                 settled.append(run)
         self._settle(tx, news, settled)
@@ -190,10 +193,14 @@ class Dags(Remembering):
         What there is no room for stays with the plans, and goes on in the next tick.
         """
         room = _FANS * self._slice
-        while runs and room:
-            singles, room = self._decide(tx, news, runs, room)
-            fans = [(run, place) for run in runs for place in list(run.plan.fans_with_room)]
-            runs = self._create(tx, news, singles, fans, max(room, self._slice)) if singles or fans else []
+        unsettled = runs
+        while unsettled and room:
+            singles, room = self._decide(tx, news, unsettled, room)
+            fans = [(run, place) for run in unsettled for place in list(run.plan.fans_with_room)]
+            unsettled = self._create(tx, news, singles, fans, max(room, self._slice)) if singles or fans else []
+        for run in runs:
+            if not run.plan.has_more:
+                self._outputs.settled(run.id)
 
     def _decide(self, tx: Transaction, news: News, runs: Sequence[DagRun], room: int) -> tuple[list[Place], int]:
         """Evaluate what candidates become; return those that are single tasks, and how much room is left."""
@@ -242,7 +249,7 @@ class Dags(Remembering):
     def _create(self, tx: Transaction, news: News, singles: list[Place], fans: list[Place], room: int) -> list[DagRun]:
         """Create tasks and child runs; return the runs of which some could not be created."""
         found = self._outputs.names(
-            tx.connection, [*singles, *fans], lambda program: program.needs, known=news.tasks.results
+            tx.connection, [*singles, *fans], lambda program: program.creation_needs, known=news.tasks.results
         )
         self._latest.clear()
         tasks: list[NewTask] = []

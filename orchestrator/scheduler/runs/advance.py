@@ -312,6 +312,7 @@ class Runs:
         if not deltas:
             return
         news.wakeups.has_advanced = True
+        news.wakeups.runs_to_expand |= any(plan.expanding for plan in saved.values())
         news.outgoing.counted.extend(deltas)
         # What code waits for has a derived id, and so has a step of a plan. One statement tells and counts; runs that
         # turn out to be none of code, or to have ended, are counted like all others.
