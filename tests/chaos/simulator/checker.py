@@ -15,7 +15,7 @@ from orchestrator.domain.flow.definition import is_node
 from orchestrator.domain.flow.state import FlowState
 from orchestrator.domain.runs.verdict import RunCounters, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, TASK_TRANSITIONS
-from tests.chaos.simulator.clients import DAG
+from tests.chaos.simulator.clients import DAG, WIDE
 from tests.chaos.simulator.flows import check_flows
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 _ALLOWED = {(str(transition.source), str(transition.target)) for transition in TASK_TRANSITIONS}
 _ENDED = {str(state) for state in ENDED_TASK_STATES}
-_GRAPH = Graph(DAG)
+_GRAPHS = {definition.name: Graph(definition) for definition in (DAG, WIDE)}
+_GRAPH_OF = {step.name: graph for graph in _GRAPHS.values() for step in graph.steps}
+"""By step: no two definitions have one of the same name."""
 
 
 def check(world: World) -> list[str]:
@@ -150,8 +152,9 @@ def _check_order(audit: list[Any]) -> Iterator[str]:
             continue
         run, step, task = row["run_id"].bytes, row["step"], row["id"].bytes
         if task not in states[run, step]:
-            for place in _GRAPH.upstream[_GRAPH.index[step]]:
-                upstream = _GRAPH.steps[place].name
+            graph = _GRAPH_OF[step]
+            for place in graph.upstream[graph.index[step]]:
+                upstream = graph.steps[place].name
                 unfinished = [other for other, state in states[run, upstream].items() if state not in _ENDED]
                 if unfinished:
                     yield f"step {step} of run {run.hex()} began before {upstream} had ended"
@@ -197,7 +200,7 @@ def _without_tasks(row: Any, tasks: list[Any]) -> Counter[str]:
     state = msgspec.msgpack.decode(bytes(row["state"]), type=DagState)
     created = Counter(task["step"] for task in tasks)
     found: Counter[str] = Counter()
-    for place, step in enumerate(_GRAPH.steps):
+    for place, step in enumerate(_GRAPHS[row["workflow"]].steps):
         fan = state.fans.get(place)
         missing = (fan.total if fan is not None else 1) - created[step.name]
         if missing:

@@ -52,6 +52,22 @@ DAG = Definition(
     ),
 )
 
+_SOME = "${len(source) > 1 and source[1] != 'nobody'}"
+WIDE = Definition(
+    name="wide",
+    params={"fails": Param(type="number")},
+    steps=(
+        *(Step(name=f"beside {n}", task="job", input={"seconds": 0.02, "fails": "${params.fails}"}) for n in range(20)),
+        Step(name="source", task="job", input={"seconds": 0.05}),
+        *(
+            Step(name=f"below {n}", task="job", depends_on=("source",), when=_SOME, input={"seconds": 0.02})
+            for n in range(12)
+        ),
+        Step(name="end", task="job", depends_on=tuple(f"below {n}" for n in range(12)), trigger="all_ended"),
+    ),
+)
+"""More steps than the tick of a small batch has room for: it is planned in several, both when it begins and below."""
+
 
 class Clients:
     """All programs that use the queue, taken together."""
@@ -67,7 +83,7 @@ class Clients:
         self.asked: set[tuple[RequestKind, bytes]] = set()
         """What was ever asked for, of which task or run."""
         with world.database.engine.begin() as connection:
-            self._definition = workflows.apply(connection, DAG)
+            self._versions = {one.name: workflows.apply(connection, one).version for one in (DAG, WIDE)}
 
     def act(self, action: Action) -> None:
         """Do one thing, and nudge the leader."""
@@ -146,8 +162,16 @@ class Clients:
         self.runs.append(run)
 
     def _dag(self, size: int) -> None:
-        params = {"items": list(range(size - 1)), "fails": self._random.choice((0.0, 0.3))}
-        run = dags.new_run(DAG, self._definition.version, self._id(), params)
+        self._start(DAG, self._id(), {"items": list(range(size - 1)), "fails": self._random.choice((0.0, 0.3))})
+
+    def _wide(self, size: int) -> None:
+        del size
+        random = Random(f"{self._world.plan.seed} wide {len(self.runs)}")
+        identifier = time_ordered_id(int(1.9e12 + self._world.now * 1000), random.randbytes(10))
+        self._start(WIDE, identifier, {"fails": random.choice((0.0, 0.1))})
+
+    def _start(self, definition: Definition, identifier: bytes, params: dict[str, Any]) -> None:
+        run = dags.new_run(definition, self._versions[definition.name], identifier, params)
         creation.create(self._world.database.connection, [run])
         self.runs.append(run.id)
 

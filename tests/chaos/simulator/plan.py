@@ -6,7 +6,7 @@ the world it strikes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, NamedTuple
 
@@ -82,6 +82,15 @@ _THEMES = {
     "poison": ("poison", "poison", "poison", "scheduler", "worker", "call"),
 }
 """Faults of a kind come together: two that meet find more than two that do not."""
+_WHILE_PLANNING = (
+    ("commit refused", "yes"),
+    ("before commit", "4.0"),
+    ("after commit", "4.0"),
+    ("after commit", "crash"),
+)
+"""What makes a leader forget what it has planned, or another one take over."""
+_WIDE_SEEDS = 6
+"""The last figure of seeds in which a run has more steps than a tick has room for."""
 _ONLY_WRITES_COME_LATE = ("flush", "publish", "withdraw", "take", "order")
 
 
@@ -97,7 +106,7 @@ def plan_for(seed: int) -> Plan:
     actions += [Action(world.uniform(1.0, FAULT_TIME), world.choice(requests), 1) for _ in range(world.randint(0, 4))]
     if seed % 5 in (1, 2, 3):
         actions += [Action(flows.uniform(0.0, WORK_TIME), "flow", 1) for _ in range(flows.randint(1, 3))]
-    return Plan(
+    plan = Plan(
         seed=seed,
         schedulers=world.choice((1, 1, 2, 3)),
         workers=world.choice((1, 2, 2, 3, 4)),
@@ -105,6 +114,23 @@ def plan_for(seed: int) -> Plan:
         batch=world.choice((3, 10, 1000, 1000)),
         actions=tuple(sorted(actions)),
         faults=_faults(faults),
+    )
+    return _with_wide_run(plan) if seed % 10 == _WIDE_SEEDS else plan
+
+
+def _with_wide_run(plan: Plan) -> Plan:
+    """Return a plan in which a run is planned in several ticks, and leaders fail or change in between."""
+    random = Random(f"{plan.seed} wide")
+    at = random.uniform(0.0, WORK_TIME)
+    faults = [
+        Fault(round(at + random.uniform(0.0, spread), 3), "strike", random.choice(_WHILE_PLANNING))
+        for spread in (0.1, 0.3, 2.0)
+    ]
+    return replace(
+        plan,
+        batch=2,
+        actions=tuple(sorted([*plan.actions, Action(at, "wide", 1)])),
+        faults=tuple(sorted([*plan.faults, *faults])),
     )
 
 
