@@ -50,7 +50,6 @@ ERROR = json.dumps({"kind": "ValueError", "message": "oh [no]", "traceback": "Tr
 NOBODY = "00000000-0000-7000-8000-000000000000"
 SHOP = """
 from orchestrator import Orchestrator
-from tests.integration.serving import both_ways  # noqa: F401
 app = Orchestrator()
 
 @app.task(queue="typed", retries=2)
@@ -227,7 +226,7 @@ def test_a_task_that_waits_for_its_next_try_says_which(engine: Engine, run: Call
         task = tale.claimed("a.png")
         transitions.requeue(tale.connection, [Requeue(task, 1, 60.0, failures=1)], tale.now)
     for words in (("list", "--queue", "tries"), ("show", text(task))):
-        assert "pending (try 2 in 5" in run("tasks", *words).output
+        assert re.search(r"pending \(try 2 in \d+s\)", run("tasks", *words).output)
 
 
 def test_a_list_goes_back_page_by_page(engine: Engine, read: Callable[..., Any]) -> None:
@@ -575,6 +574,8 @@ def test_a_worker_that_stands_still_is_named_with_its_tasks(
 def test_status_tells_how_it_is_going_and_what_is_wrong(
     engine: Engine, run: Callable[..., Result], read: Callable[..., Any]
 ) -> None:
+    with engine.begin() as connection:  # what others have ended would leave the last minute meanwhile
+        connection.exec_driver_sql("UPDATE orchestrator.ended_tasks SET ended_at = ended_at - interval '2 hours'")
     before = read("status")
     with story(engine, "system") as tale:
         tale.failed()
@@ -625,11 +626,11 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
     assert "! No live worker of queue 'system' knows 'shop.unheard_of': 1 wait, the first fails in " in people
 
     with engine.begin() as connection:
-        term = leases.acquire(connection, 0, NOBODY, 30.0, "here:7")
+        term = leases.acquire(connection, 0, NOBODY, 600.0, "here:7")
         connection.exec_driver_sql("INSERT INTO orchestrator.cursors VALUES (0, '1-1', '5-0', 'server')")
     led = read("status")
     assert (led["leader"]["address"], led["leader"]["term"]) == ("here:7", term)
-    assert 20 < led["leader"]["lease_remaining"] <= 30
+    assert 400 < led["leader"]["lease_remaining"] <= 600
     assert led["events"] == {"generation": "1-1", "position": "5-0"}
     people = run("status").output
     assert f"here:7 leads in term {term}" in people
