@@ -143,7 +143,7 @@ class Announcements:
                 self._waiters.pop(identifier, None)
 
     def close(self) -> None:
-        """End the thread and its connection."""
+        """End the thread, which is not waited for for long, and its connection."""
         self._closed.set()
         with contextlib.suppress(*UNAVAILABLE):
             if self._thread is not None:
@@ -152,6 +152,13 @@ class Announcements:
             self._pubsub.close()
 
     def _run(self) -> None:
+        try:
+            self._listen()
+        except Exception:
+            if not self._closed.is_set():  # else its connection was closed under it, which the driver does not expect
+                raise
+
+    def _listen(self) -> None:
         pause = 0.05
         while not self._closed.is_set():
             try:

@@ -56,12 +56,19 @@ class PullNews:
                         self._waiting.pop(name, None)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread; it is not waited for for long, and its connection may be closed then."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join(2.0)
 
     def _run(self) -> None:
+        try:
+            self._listen()
+        except Exception:
+            if not self._closed.is_set():  # else its connection was closed under it, which the driver does not expect
+                raise
+
+    def _listen(self) -> None:
         pause = 0.05
         while not self._closed.is_set():
             pubsub = self._redis.pubsub(ignore_subscribe_messages=False)  # type: ignore[no-untyped-call]

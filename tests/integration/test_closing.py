@@ -1,0 +1,62 @@
+"""Who listens to Redis in a thread ends without a word where its connection is closed under it.
+
+Whoever closes waits for the thread, but not for long: a machine may stand still for longer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from redis import Redis
+
+from orchestrator.transport.client import Announcements
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys
+from orchestrator.transport.pull_news import PullNews
+from tests.integration.stage import ID
+
+KEYS = Keys()
+
+
+def hearing_of_offers(redis: Redis) -> Callable[[], threading.Thread | None]:
+    news = PullNews(redis, KEYS.pull_offers, one_by_one=True)
+    with news.listening(["sum"], lambda: None):
+        pass
+
+    def close() -> threading.Thread | None:
+        news._closed.set()
+        redis.close()
+        return news._thread
+
+    return close
+
+
+def hearing_of_ends(redis: Redis) -> Callable[[], threading.Thread | None]:
+    announcements = Announcements(redis, KEYS)
+    announcements.listen(ID, lambda _: None)
+
+    def close() -> threading.Thread | None:
+        announcements._closed.set()
+        announcements._pubsub.close()
+        redis.close()
+        return announcements._thread
+
+    return close
+
+
+@pytest.mark.parametrize("hearing", [hearing_of_offers, hearing_of_ends])
+def test_a_connection_that_is_closed_under_who_listens_is_no_defect(
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    hearing: Callable[[Redis], Callable[[], threading.Thread | None]],
+) -> None:
+    raised: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    threads = [close() for close in [hearing(connect(redis_url)) for _ in range(10)]]
+    for thread in threads:
+        assert thread is not None
+        thread.join(60)
+        assert not thread.is_alive()
+    assert raised == []
