@@ -239,6 +239,9 @@ class FakeKubernetes(http.server.ThreadingHTTPServer):
         if then_job:
             self.put("jobs", space, job, "DELETED")
 
+    def has_pods(self) -> bool:
+        return any(kind == "pods" for kind, _, _ in list(self.things))
+
     def has_news(self, reached: int, cut: int) -> bool:
         return self.version > reached or self.cut != cut
 

@@ -196,7 +196,7 @@ def test_a_job_is_deleted_with_its_pod_when_it_is_cancelled(cluster: FakeKuberne
     async def steps(executor: KubernetesExecutor) -> None:
         name = await executor.submit(asked)
         watching = asyncio.create_task(executor.watch(asked, name, Heard()))
-        await until((tmp_path / "began").exists)
+        await until(lambda: (tmp_path / "began").exists() and cluster.has_pods())  # its process is known there
         await executor.cancel(asked, "")
         assert cluster._processes[asked.name].poll() == -15
         assert not cluster.things

@@ -376,7 +376,7 @@ def test_the_next_watcher_finds_it_whatever_its_folder_is(folder: Path, monkeypa
     async def second(executor: ProcessExecutor) -> Outcome:
         assert not executor._spool(work).folder.exists()
         found = executor._spool(work, known).folder
-        eventually(lambda: any(b"one" in one.read_bytes() for one in found.iterdir() if one.is_file()), "it has begun")
+        eventually(lambda: b"one" in (found / "stderr").read_bytes(), "it has begun")
         found.parent.rename(folder / "unmounted")
         with pytest.raises(Unreachable, match="cannot be reached from here"):
             await executor.watch(work, known, Heard())
