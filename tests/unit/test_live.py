@@ -105,13 +105,13 @@ def test_many_are_answered_by_one_read_and_none_by_one_that_has_begun() -> None:
     def read(keys: Sequence[int]) -> dict[int, int]:
         reads.append(sorted(keys))
         begun.set()
-        assert go.wait(10)
+        assert go.wait(60)
         return {key: len(reads) for key in keys}
 
     async def ask() -> list[int]:
         batches = Batches(read)
         early = [asyncio.create_task(batches.get(key)) for key in (1, 2, 1)]
-        assert await asyncio.to_thread(begun.wait, 10)
+        assert await asyncio.to_thread(begun.wait, 60)
         late = asyncio.create_task(batches.get(1))
         await asyncio.sleep(0)
         go.set()

@@ -107,7 +107,7 @@ def server(subject: Subject) -> Iterator[Listener]:
 
 def connect(server: Listener) -> socket.socket:
     assert server._socket is not None
-    return socket.create_connection(server._socket.getsockname(), timeout=10)
+    return socket.create_connection(server._socket.getsockname(), timeout=60)
 
 
 def ask(server: Listener, request: str) -> tuple[int, str]:

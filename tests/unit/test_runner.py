@@ -176,7 +176,7 @@ def test_calls_can_be_watched_after_an_interruption_was_taken_back() -> None:
 
     thread = threading.Thread(target=take_back_and_watch, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

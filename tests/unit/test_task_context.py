@@ -136,8 +136,8 @@ def test_details_and_deadline_come_with_the_attempt(outbox: ClosedOutbox) -> Non
     assert ctx.details == {"line": 7}
     assert ctx.deadline is not None
     assert ctx.remaining is not None
-    assert abs(ctx.deadline - datetime.now(UTC) - timedelta(seconds=60)) < timedelta(seconds=5)
-    assert 50 < ctx.remaining <= 60
+    assert abs(ctx.deadline - datetime.now(UTC) - timedelta(seconds=60)) < timedelta(seconds=30)
+    assert 30 < ctx.remaining <= 60
 
 
 @pytest.mark.parametrize("reason", [TaskAborted, TaskTimeout])

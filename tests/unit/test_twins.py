@@ -110,7 +110,7 @@ def test_a_cancelled_wait_is_tidied_up_wherever_it_stands(door: Door) -> None:
     def slow() -> Steps[None]:
         try:
             started.set()
-            go_on.wait(10)
+            go_on.wait(60)
             yield Pause(60)
         finally:
             door.seen.append("slow closed")
@@ -118,7 +118,7 @@ def test_a_cancelled_wait_is_tidied_up_wherever_it_stands(door: Door) -> None:
     async def main() -> None:
         pausing = asyncio.create_task(door.await_())
         stepping = asyncio.create_task(door._client.threads.complete(slow()))
-        await asyncio.to_thread(started.wait, 10)
+        await asyncio.to_thread(started.wait, 60)
         while not door.threads:
             await asyncio.sleep(0.001)
         for task in (pausing, stepping):
@@ -128,7 +128,7 @@ def test_a_cancelled_wait_is_tidied_up_wherever_it_stands(door: Door) -> None:
         async for number in door.aeach(10_000):
             if number == 3:
                 break
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(door.seen) < 3 and time.monotonic() < deadline:
             await asyncio.sleep(0.001)
 
@@ -217,7 +217,7 @@ def test_a_call_that_is_cancelled_before_its_turn_is_not_made() -> None:
     made: list[int] = []
 
     async def main() -> None:
-        stuck = [asyncio.create_task(threads.run(go_on.wait, 30)) for _ in range(16)]
+        stuck = [asyncio.create_task(threads.run(go_on.wait, 60)) for _ in range(16)]
         late = [asyncio.create_task(threads.run(made.append, number)) for number in range(4)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
