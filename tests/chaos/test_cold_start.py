@@ -74,7 +74,7 @@ def test_processes_wait_for_the_servers(stack: Stack, servers: tuple[EmbeddedPos
     eventually(lambda: said(impatient[-1], "waiting for it:") == 1, "so does another")
     for process in impatient:
         process.signal(signal.SIGTERM)
-        assert process.wait(10) == 0, "who waits can be stopped"
+        assert process.wait(60) == 0, "who waits can be stopped"
     redis.start()
     eventually(lambda: worker.logged("ready:"), "a worker needs no more than Redis")
     eventually(lambda: scheduler.logged("Redis can be used again"), "the scheduler has seen it")
@@ -82,7 +82,7 @@ def test_processes_wait_for_the_servers(stack: Stack, servers: tuple[EmbeddedPos
     server.start()
     eventually(lambda: scheduler.logged("scheduler ready"), "the scheduler has all that it needs")
     eventually(lambda: api.logged("serving "), "so has the API")
-    assert project.add.enqueue(2, 3).result(30) == 5
+    assert project.add.enqueue(2, 3).result(60) == 5
     for process in (scheduler, worker):
         assert said(process, "Redis cannot be used;") == 1
         assert said(process, "Traceback") == 0

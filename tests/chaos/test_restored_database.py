@@ -52,7 +52,7 @@ def test_what_tasks_enqueue_while_commits_are_lost_is_not_lost(redis_url: str) -
         first.kill()
         stack.redis.flushall()
         second = stack.scheduler()
-        assert project.add.enqueue(1, 1).result(timeout=30) == 2
+        assert project.add.enqueue(1, 1).result(timeout=60) == 2
         forgotten = generation(stack)
         second.kill()
         Path(go).touch()
@@ -60,7 +60,7 @@ def test_what_tasks_enqueue_while_commits_are_lost_is_not_lost(redis_url: str) -
         eventually(lambda: stack.redis.xlen(events) >= 1, "what it enqueues stands in the stream")
         put_back(server, place / "copy")
         third = stack.scheduler()
-        assert len(handle.result(timeout=30)) == 5
+        assert len(handle.result(timeout=60)) == 5
         eventually(lambda: sorted(lines(Path(log))) == list("01234"), "all that it enqueued runs")
         assert generation(stack) != forgotten
         assert third.logged("Postgres has lost commits")

@@ -19,7 +19,7 @@ from tests.chaos.real.driver import Driver
 from tests.chaos.real.faults import left_out
 from tests.chaos.real.plan import Strike, chosen, plan_for
 
-READY_TIMEOUT = 60.0
+READY_TIMEOUT = 150.0
 REST_TIMEOUT = 120.0
 """Seconds, once everything is healed, in which all work must end. Far more than it takes; a busy machine is slow."""
 
