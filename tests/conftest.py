@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import httpx
 import psycopg2
 import pytest
 from hypothesis import settings
@@ -24,6 +25,10 @@ from tests.long import is_long
 for _number in (signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
+
+# By default httpx waits 5 s for an answer, which would say something of the machine, not of who is asked.
+for _part in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _part, 60.0)
 
 # The same examples in every run: a failure belongs to the commit that shows it.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)

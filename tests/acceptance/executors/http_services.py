@@ -99,7 +99,7 @@ class HttpHarness(BehindDoor):
         return [(name, one) for name, one in self._works.items() if one.input.get("id") == id and one.end is None]
 
     def _call(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

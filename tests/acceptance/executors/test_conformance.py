@@ -19,9 +19,9 @@ def test_work_succeeds_or_fails(stage: Stage) -> None:
     value = {"text": "grüße", "numbers": [1, 2.5, None]}
     good, first = stage.enqueue("return", value=value)
     bad, second = stage.enqueue("fail", message="no such thing")
-    assert good.result(30) == value
+    assert good.result(60) == value
     with pytest.raises(TaskFailed, match="no such thing"):
-        bad.result(30)
+        bad.result(60)
     assert (stage.harness.started(first), stage.harness.started(second)) == (1, 1)
 
 
@@ -29,17 +29,20 @@ def test_what_fails_is_tried_again_from_the_start(stage: Stage) -> None:
     stage.usual()
     bad, id = stage.enqueue("fail", {"retries": [0.1, 0.1]}, message="not this time")
     with pytest.raises(TaskFailed, match="not this time"):
-        bad.result(30)
+        bad.result(60)
     assert stage.harness.started(id) == 3
 
 
 def test_work_that_takes_too_long_is_ended(stage: Stage) -> None:
     stage.usual()
     soon = stage.harness.soon
-    slow, id = stage.enqueue("hold", {"timeout": soon})
-    with pytest.raises(TaskFailed, match=f"ran longer than its timeout of {soon:g} s"):
-        slow.result(90)
-    eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")
+    for limit in (soon, 4 * soon, 16 * soon):  # on a busy machine, the first may pass before it has begun
+        slow, id = stage.enqueue("hold", {"timeout": limit})
+        with pytest.raises(TaskFailed, match=f"ran longer than its timeout of {limit:g} s"):
+            slow.result(90)
+        eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")  # noqa: B023
+        if stage.harness.started(id):
+            break
     assert stage.harness.started(id) == 1
 
 
@@ -48,23 +51,23 @@ def test_cancelled_work_is_ended(stage: Stage) -> None:
     held, id = stage.hold()
     held.cancel()
     with pytest.raises(TaskCancelled):
-        held.result(30)
+        held.result(60)
     eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")
 
 
 def test_a_large_result_arrives_and_one_that_is_too_large_fails_with_a_reason(stage: Stage) -> None:
     stage.usual()
     large, _ = stage.enqueue("large", bytes=200_000)
-    assert large.result(30) == "x" * 200_000
+    assert large.result(60) == "x" * 200_000
     too_large, _ = stage.enqueue("large", bytes=stage.stack.settings.max_payload + 1)
     with pytest.raises(TaskFailed, match="bytes, and at most"):
-        too_large.result(30)
+        too_large.result(60)
 
 
 def test_what_the_work_says_is_in_the_log_of_its_task(stage: Stage) -> None:
     stage.usual()
     talking, _ = stage.enqueue("say", lines=20)
-    assert talking.result(30) == 20
+    assert talking.result(60) == 20
 
     def said() -> str:
         return CliRunner(env=stage.stack.environment).invoke(main, ["tasks", "logs", talking.id]).output
@@ -78,8 +81,8 @@ def test_garbage_is_a_failure_and_stops_nobody(stage: Stage) -> None:
     garbage, _ = stage.enqueue("garbage")
     good, _ = stage.enqueue("return", value=1)
     with pytest.raises(TaskFailed):
-        garbage.result(30)
-    assert good.result(30) == 1
+        garbage.result(60)
+    assert good.result(60) == 1
 
 
 def test_work_that_is_gone_is_a_failure_that_is_tried_again(stage: Stage) -> None:
@@ -88,7 +91,7 @@ def test_work_that_is_gone_is_a_failure_that_is_tried_again(stage: Stage) -> Non
     stage.harness.lose(id)
     eventually(lambda: stage.harness.started(id) == 2, "it is begun once more")
     stage.harness.let_go(id, "second")
-    assert held.result(30) == "second"
+    assert held.result(60) == "second"
 
 
 def test_a_remote_side_that_is_away_is_waited_for(stage: Stage) -> None:
@@ -99,8 +102,8 @@ def test_a_remote_side_that_is_away_is_waited_for(stage: Stage) -> None:
     eventually(lambda: worker.logged("cannot be reached"), "it is said")
     stage.harness.come_back()
     stage.harness.let_go(id, 1)
-    assert held.result(40) == 1
-    assert waiting.result(40) == 2
+    assert held.result(60) == 1
+    assert waiting.result(60) == 2
     assert (stage.harness.started(id), stage.harness.started(other)) == (1, 1)
 
 
@@ -147,10 +150,10 @@ def _pass(seconds: float) -> None:
 def test_many_at_once_need_no_slots(stage: Stage) -> None:
     stage.worker("--concurrency", "1")
     held = stage.hold_many(12)
-    assert project.add.enqueue(1, 2).result(30) == 3, "and plain tasks go on beside them"
+    assert project.add.enqueue(1, 2).result(60) == 3, "and plain tasks go on beside them"
     for place, (handle, id) in enumerate(held):
         stage.harness.let_go(id, place)
-        assert handle.result(30) == place
+        assert handle.result(60) == place
 
 
 def test_a_worker_that_stops_leaves_the_work_alone_and_another_goes_on(stage: Stage) -> None:
@@ -161,7 +164,7 @@ def test_a_worker_that_stops_leaves_the_work_alone_and_another_goes_on(stage: St
     stage.worker()
     stage.is_watched(held)
     stage.harness.let_go(id, "done")
-    assert held.result(30) == "done"
+    assert held.result(60) == "done"
     assert stage.harness.started(id) == 1
     assert stage.failures(held) == 0
 
@@ -174,7 +177,7 @@ def test_a_watcher_that_is_killed_is_replaced_and_the_work_goes_on(stage: Stage)
     eventually(lambda: stage.attempt(held) == 2, "another attempt watches it")
     stage.is_watched(held)
     stage.harness.let_go(id, "done")
-    assert held.result(30) == "done"
+    assert held.result(60) == "done"
     assert stage.harness.started(id) == 1
     assert stage.failures(held) == 0
 
@@ -187,8 +190,9 @@ def test_time_runs_from_the_start_and_not_from_the_last_watcher(stage: Stage) ->
     eventually(lambda: time.monotonic() - began > 2.0, "a part of its time has passed")
     stage.worker()
     with pytest.raises(TaskFailed, match="timeout"):
-        held.result(30)
-    assert time.monotonic() - began < 11.0
+        held.result(60)
+    ran = "SELECT ended_at - started_at < interval '6 s' FROM orchestrator.ended_tasks WHERE id = :id"
+    assert stage.stack.scalar(ran, id=held.id), "who watched it last did not give it the whole of its time once more"
     eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")
 
 
@@ -196,10 +200,10 @@ def test_work_that_is_cancelled_while_nobody_watches_is_ended_by_the_next_worker
     first = stage.worker()
     held, id = stage.hold()
     assert first.stop() == 0
-    assert held.status() == "pending"
+    eventually(lambda: held.status() == "pending", "it is handed back")
     held.cancel()
     with pytest.raises(TaskCancelled):
-        held.result(30)
+        held.result(60)
     assert stage.harness.is_running(id)
     stage.worker()
     eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")

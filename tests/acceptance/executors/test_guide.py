@@ -93,13 +93,13 @@ def run(text: str, /, **params: Any) -> Any:
     """Run a workflow of one step; return what that has brought."""
     definition = loads(text)
     project.app.workflows.apply(definition)
-    [output] = project.app.workflows[definition.name].start(**params).outputs(30).values()
+    [output] = project.app.workflows[definition.name].start(**params).outputs(60).values()
     return output
 
 
 @pytest.mark.parametrize("page", ["page_process"], indirect=True)
 def test_a_command(page: ModuleType) -> None:
-    assert page.count_words.enqueue("one two  three").result(30).strip() == "3"
+    assert page.count_words.enqueue("one two  three").result(60).strip() == "3"
     [workflow] = blocks("", "yaml")
     assert run(workflow, text="one two").strip() == "2"
 
@@ -113,8 +113,8 @@ def test_a_command_for_a_task_that_was_enqueued_by_its_name_alone(stack: Stack) 
     with pytest.raises(InvalidTask, match="no body"):
         project.weigh("abc")
     with using(stranger, stack):
-        weighed = stub.enqueue("abc").result(30)
-    assert weighed == project.weigh.enqueue("abc").result(30) == len('{"text":"abc","unit":"bytes"}')
+        weighed = stub.enqueue("abc").result(60)
+    assert weighed == project.weigh.enqueue("abc").result(60) == len('{"text":"abc","unit":"bytes"}')
 
 
 _STEP = """
@@ -142,16 +142,16 @@ def test_every_door_to_a_name_leads_to_the_executor(stack: Stack, api: str, tmp_
     by_command = command("enqueue", "project.weigh", "text=abc")["id"]
     command("workflows", "apply", str(file), "--app", "page_process:app", "--elsewhere", "project.weigh")
     run = project.app.workflows["weighing"].start()
-    assert project.app.handle(over_http).result(30) == weight
-    assert project.app.handle(by_command).result(30) == weight
-    assert run.outputs(30) == {"weighed": weight}
+    assert project.app.handle(over_http).result(60) == weight
+    assert project.app.handle(by_command).result(60) == weight
+    assert run.outputs(60) == {"weighed": weight}
 
 
 @pytest.mark.parametrize("page", ["page_http"], indirect=True)
 def test_a_service(page: ModuleType, api: str) -> None:
     [workflow] = blocks("http", "yaml")
     with served("services:app", REPOSITORY / "examples", "--registry", api):
-        assert page.add_up.enqueue([1.5, 2.5]).result(30) == 4
+        assert page.add_up.enqueue([1.5, 2.5]).result(60) == 4
         assert run(workflow) == 6
 
 
@@ -163,10 +163,10 @@ def test_somebody_who_asks(page: ModuleType, api: str) -> None:
         assert work["input"] == {"text": "one two"}
         handed_in = {"queue_id": work["queue_id"], "result": 2}
         client.post("/complete", json=handed_in).raise_for_status()
-        assert counted.result(30) == 2
+        assert counted.result(60) == 2
         began = time.monotonic()
         client.post("/complete", json=handed_in).raise_for_status()
-        assert time.monotonic() - began < 2.0, "who repeats it does not wait until the work is cleared away"
+        assert time.monotonic() - began < 4.5, "who repeats it does not wait until the work is cleared away"
 
 
 def test_one_of_ones_own(stack: Stack, packages: Path, tmp_path: Path) -> None:  # they are running
@@ -182,13 +182,13 @@ def test_one_of_ones_own(stack: Stack, packages: Path, tmp_path: Path) -> None: 
     assert json.loads(request.read_bytes()) == {"page": 7}
     request.with_suffix(".new").write_text('{"text": "grüße"}', encoding="utf-8")
     request.with_suffix(".new").rename(request.with_suffix(".answer"))
-    assert done.result(30) == {"text": "grüße"}
+    assert done.result(60) == {"text": "grüße"}
     eventually(lambda: not list(tmp_path.iterdir()), "it is cleared away")
     unwanted = work.enqueue(page=8)
     eventually(requests, "it is asked for")
     unwanted.cancel()
     with pytest.raises(TaskCancelled):
-        unwanted.result(30)
+        unwanted.result(60)
     eventually(lambda: not list(tmp_path.iterdir()), "it is ended")
 
 

@@ -43,10 +43,10 @@ def test_a_watcher_may_die_at_any_moment(scene: Stage, bureau: BureauHarness, mo
     first = scene.worker()
     bureau.crash[moment] = first.kill
     work, id = scene.enqueue("return", value=moment)
-    first.wait(20)
+    first.wait(60)
     scene.worker()
     try:
-        assert work.result(40) == moment
+        assert work.result(60) == moment
         assert bureau.started(id) == 1
         assert scene.failures(work) == 0
     finally:
@@ -62,10 +62,10 @@ def test_a_watcher_may_die_before_its_note_of_the_external_id_is_kept(scene: Sta
     bureau.crash |= {"submit": stop, "after submit": first.kill}
     work, id = scene.enqueue("return", value="kept by nobody")
     try:
-        first.wait(20)
+        first.wait(60)
         leader.signal_group(signal.SIGCONT)
         scene.worker()
-        assert work.result(40) == "kept by nobody"
+        assert work.result(60) == "kept by nobody"
         assert bureau.started(id) == 1
         assert scene.failures(work) == 0
     finally:
@@ -78,11 +78,11 @@ def test_a_watcher_may_die_before_it_clears_away(scene: Stage, bureau: BureauHar
     bureau.crash["before release"] = first.kill
     work, id = scene.enqueue("return", value=1)
     try:
-        assert work.result(20) == 1
-        first.wait(20)
+        assert work.result(60) == 1
+        first.wait(60)
         scene.worker()
         other, _ = scene.enqueue("return", value=2)
-        assert other.result(40) == 2
+        assert other.result(60) == 2
         assert (work.status(), bureau.started(id), scene.failures(work)) == ("success", 1, 0)
     finally:
         scene.leave()
@@ -91,7 +91,7 @@ def test_a_watcher_may_die_before_it_clears_away(scene: Stage, bureau: BureauHar
 def test_work_that_is_slow_to_start_has_not_begun_and_is_begun_once(scene: Stage, bureau: BureauHarness) -> None:
     scene.worker()
     begun = threading.Event()
-    bureau.crash["submit"] = lambda: begun.wait(30)
+    bureau.crash["submit"] = lambda: begun.wait(60)
     work, id = scene.enqueue("return", value="late")
     try:
         scene.is_begun(id)
@@ -100,7 +100,7 @@ def test_work_that_is_slow_to_start_has_not_begun_and_is_begun_once(scene: Stage
         eventually(lambda: time.monotonic() - asked > beats, "whoever is thought dead by then would be")
         assert work.status() == "dispatched", "it is nobody's, and has not started"
         begun.set()
-        assert work.result(30) == "late"
+        assert work.result(60) == "late"
         assert (bureau.started(id), scene.failures(work)) == (1, 0)
     finally:
         begun.set()

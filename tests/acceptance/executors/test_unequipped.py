@@ -33,7 +33,7 @@ def test_what_a_worker_lacks_is_told_and_costs_no_try(stack: Stack, tmp_path: Pa
         return CliRunner(env=stack.environment).invoke(main, ["status"]).output
 
     eventually(lambda: "kubeconfig" in said().lower() and "NOBODYS" in said(), "status says what is missing", every=0.5)
-    assert worker.logged("workers do not support")
+    eventually(lambda: worker.logged("workers do not support"), "the worker says so, too")
     for handle in (handed_back, unknown):
         row = stack.sql("SELECT status, failures, hold FROM orchestrator.tasks WHERE id = :id", id=handle.id)
         assert tuple(row[0])[:2] == ("pending", 0)
