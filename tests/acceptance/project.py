@@ -222,7 +222,7 @@ def parent_isolated(path: str, count: int) -> list[str]:
 
 
 def _same_key(key: str) -> list[str]:
-    first = add.options(unique_key=key, delay=1).enqueue(1, 1)
+    first = add.options(unique_key=key, delay=3600).enqueue(1, 1)
     many = app.enqueue_many(add.options(unique_key=key), [(2, 2), (2, 2)])
     return [first.id, *(handle.id for handle in many)]
 

@@ -51,7 +51,7 @@ class Process:
 
     def kill(self) -> None:
         self.signal_group(signal.SIGKILL)
-        self._process.wait(10)
+        self._process.wait(60)
 
     def is_running(self) -> bool:
         return self._process.poll() is None

@@ -256,7 +256,7 @@ def test_a_run_of_code_is_told_and_asked(http: httpx.Client, served: tuple[Stack
     assert "does not wait for 'aproval'; it waits for 'approval'" in kept.json()["note"]
     told = http.post(f"/api/v1/runs/{handle.id}/promises/approval/resolve", json={"value": "yes"})
     assert (told.status_code, told.json()["settled"], told.json()["waits"]) == (200, True, [])
-    assert handle.result(20) == "yes"
+    assert handle.result(60) == "yes"
     history = http.get(f"/api/v1/runs/{handle.id}/history").json()
     assert history["events"][0]["type"] == "run_started"
 
@@ -333,4 +333,4 @@ def test_a_wait_survives_the_death_of_the_api(served: tuple[Stack, str]) -> None
             add.enqueue(1, 3)
         stack.api(port)
         assert result.result() == 3
-        assert add.enqueue(1, 3).result(20) == 4
+        assert add.enqueue(1, 3).result(60) == 4

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from tests.waiting import eventually
 
 APP = ("--app", "crashing:app")
 application = crashing.app
-SETTINGS = {"worker_ttl": 2.0, "heartbeat": 0.5, "stop_grace": 0.5, "drain_timeout": 3.0, "loss_limit": 2}
+SETTINGS = {"worker_ttl": 4.0, "heartbeat": 0.5, "stop_grace": 30.0, "drain_timeout": 3.0, "loss_limit": 2}
+"""However slow the machine is, code that ends when it is told to is not taken for code that does not."""
 
 
 def lines(path: Path) -> list[str]:
@@ -85,7 +87,7 @@ def test_the_exit_code_of_a_task_means_nothing(life: Stack, tmp_path: Path, code
     (tmp_path / "go").touch()
     gather(neighbours, timeout=60)
     assert (charges(life, culprit), charges(life, *neighbours)) == ((0, SETTINGS["loss_limit"]), (0, 0))
-    assert worker.logged(f"died (exit code {code})")
+    eventually(lambda: worker.logged(f"died (exit code {code})"), "it is told")
     assert worker.is_running()
 
 
@@ -211,10 +213,10 @@ def test_an_event_loop_that_a_task_stops_or_empties_goes_on(life: Stack, tmp_pat
     (tmp_path / "go").touch()
     assert gather(neighbours, timeout=60) == [process] * 3
     assert charges(life, *neighbours) == (0, 0)
-    assert worker.logged("task crashing.stops_the_loop stopped the event loop")
+    eventually(lambda: worker.logged("task crashing.stops_the_loop stopped the event loop"), "it is told")
     assert crashing.stops_the_loop.options(isolation="process").enqueue().result(60) != process
-    assert worker.logged("task crashing.cancels_everything tried to cancel crashing.held_async")
-    assert worker.logged("SystemExit was raised in the event loop")
+    for words in ("cancels_everything tried to cancel crashing.held_async", "SystemExit was raised in the event loop"):
+        eventually(partial(worker.logged, words), f"it is told: {words}")
 
 
 def test_a_process_whose_event_loop_is_blocked_or_closed_is_replaced(life: Stack, tmp_path: Path) -> None:
@@ -224,8 +226,8 @@ def test_a_process_whose_event_loop_is_blocked_or_closed_is_replaced(life: Stack
     blocker = crashing.blocks.enqueue(str(tmp_path / "blocks"), str(tmp_path / "end"))
     assert starts(tmp_path / "blocks", 1) == [first]
     assert crashing.pid_async.enqueue().result(60) != first, "what comes later runs elsewhere"
-    assert worker.logged("task crashing.blocks[")
-    assert worker.logged("] has kept the event loop from running for 5 s, in wait_for")
+    for words in ("task crashing.blocks[", "] has kept the event loop from running for 5 s, in wait_for"):
+        eventually(partial(worker.logged, words), f"it is told: {words}")
     second = starts(tmp_path / "started", 2)[1]
     assert second != first
     alone = starts(tmp_path / "blocks", 2)[1]
@@ -234,7 +236,7 @@ def test_a_process_whose_event_loop_is_blocked_or_closed_is_replaced(life: Stack
     assert starts(tmp_path / "closes", 1) == [second]
     third = starts(tmp_path / "started", 3)[2]
     assert third != second
-    assert worker.logged("the event loop of this process was closed by a task")
+    eventually(lambda: worker.logged("the event loop of this process was closed by a task"), "it is told")
     (tmp_path / "go").touch()
     (tmp_path / "end").touch()
     gather([*victims, blocker], timeout=60)
@@ -265,13 +267,13 @@ def test_a_worker_whose_output_nobody_reads_lives_and_drains(life: Stack, tmp_pa
         os.kill(first[0], signal.SIGKILL)
         assert crashing.pid.enqueue().result(60) != first[0], "its parent tells of the death, and goes on"
         starts(tmp_path / "started", 2)
-        until = time.monotonic() + 2 * SETTINGS["worker_ttl"]
+        until = time.monotonic() + SETTINGS["worker_ttl"] + SETTINGS["heartbeat"]
         eventually(lambda: time.monotonic() > until, "it would count as dead by now")
         assert len(starts(tmp_path / "started", 2)) == 2, "it does not"
         worker.send_signal(signal.SIGTERM)
         (tmp_path / "go").touch()
         assert handle.result(60) > 0
-        assert worker.wait(30) == 0
+        assert worker.wait(60) == 0
     finally:
         worker.kill()
         worker.wait()

@@ -123,7 +123,7 @@ def test_a_graph_turns_green_while_one_looks(base: str, window: Watched, tmp_pat
     window.sees("g.node.s-success", "last")
     window.sees("h1 .s-success")
     window.sees(".gantt .name", "last")
-    assert window.page.locator("tr", has_text="Run from here").count() == 3
+    eventually(lambda: window.page.locator("tr", has_text="Run from here").count() == 3, "it can be run from each")
 
 
 def test_a_run_is_cancelled_after_a_question(base: str, window: Watched, tmp_path: Path) -> None:

@@ -81,17 +81,18 @@ def test_a_worker_that_stood_still_cannot_complete_what_another_has(bank_stack: 
     eventually(lambda: began.exists() and began.read_text(), "the first attempt")
     stopped.signal_group(signal.SIGSTOP)
     worker(bank_stack)
-    assert handle.result(60) == "attempt 2"
+    attempt = int(handle.result(60).removeprefix("attempt "))
+    assert attempt > 1
     (tmp_path / "go").touch()
     stopped.signal_group(signal.SIGCONT)
     eventually(over.exists, "the first attempt learns that it is over")
-    assert bank_stack.sql("SELECT transfer, attempt FROM ledger") == [(1, 2)]
+    assert bank_stack.sql("SELECT transfer, attempt FROM ledger") == [(1, attempt)]
     assert handle.status() == "success"
 
 
 def test_what_a_task_raises_after_its_commit_is_only_logged(bank_stack: Stack) -> None:
     process = bank_stack.worker("--app", "bank:app", "--database")
-    assert bank.raises_after.enqueue().result(20) == "done"
+    assert bank.raises_after.enqueue().result(60) == "done"
     eventually(lambda: process.logged("too late to fail"), "the error in the worker's log")
 
 
@@ -104,7 +105,7 @@ def test_a_worker_without_the_database_hands_transfers_on_to_one_that_has_it(ban
     with pytest.raises(ResultTimeout, match="which ctx.transaction.. needs .* --queues default --database"):
         handles[0].result(4)
     worker(bank_stack)
-    assert [handle.result(30) for handle in handles] == list(range(5))
+    assert [handle.result(60) for handle in handles] == list(range(5))
     assert bank_stack.scalar("SELECT count(*) FROM ledger") == 5
 
 
@@ -123,7 +124,7 @@ def test_code_that_goes_on_after_its_timeout_commits_nothing(
     bank.transfer.enqueue(str(tmp_path), 0, "never").result(60)  # loads and connects, which may take as long as 0.3 s
     handle = task.enqueue(str(tmp_path), 1, swallowed)
     with pytest.raises(TaskFailed, match="ran longer than its timeout of 0.3 s"):
-        handle.result(20)
+        handle.result(60)
     eventually((tmp_path / "refused").exists, "the block is refused")
     assert (tmp_path / "refused").read_text().split() == ["TaskTimeout"]
     assert bank_stack.sql("SELECT FROM ledger WHERE transfer = 1") == []

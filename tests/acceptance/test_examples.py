@@ -68,11 +68,11 @@ def test_approval(example: Path) -> None:
     with dev(example, "approval:app"):
         for order, approved in (("o-1", True), ("o-2", False)):
             assert "on its way" in run(example, sys.executable, "approval.py", order)
-            eventually(lambda order=order: "promise approval" in shown(order), "it waits for its approval", 30)  # type: ignore[misc]
+            eventually(lambda order=order: "promise approval" in shown(order), "it waits for its approval")  # type: ignore[misc]
             decision = json.dumps({"approved": approved, "by": "Ann"})
             run(example, COMMAND, "runs", "resolve", order, "approval", decision)
-        eventually(lambda: "parcel-of-o-1" in shown("o-1"), "it is shipped", 30)
-        eventually(lambda: "turned down by Ann" in shown("o-2"), "it is turned down", 30)
+        eventually(lambda: "parcel-of-o-1" in shown("o-1"), "it is shipped")
+        eventually(lambda: "turned down by Ann" in shown("o-2"), "it is turned down")
         refunds = run(example, COMMAND, "tasks", "list", "--name", "approval.refund", "--json")
         assert [task["status"] for task in json.loads(refunds)["tasks"]] == ["success"]
 
@@ -111,9 +111,8 @@ def test_per_customer(example: Path) -> None:
 
 @pytest.mark.parametrize("example", ["web"], indirect=True)
 def test_web(example: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    address = f"http://127.0.0.1:{port}/reports"
+    door = socket.create_server(("127.0.0.1", 0))
+    address = f"http://127.0.0.1:{door.getsockname()[1]}/reports"
 
     def ask(path: str, method: str) -> dict[str, object] | None:
         try:
@@ -124,16 +123,18 @@ def test_web(example: Path) -> None:
         except OSError:
             return None
 
-    with dev(example, "web:tasks"):
-        server = subprocess.Popen([sys.executable, "-m", "uvicorn", "web:api", "--port", str(port)], cwd=example)
+    with door, dev(example, "web:tasks"):
+        given = str(door.fileno())
+        words = [sys.executable, "-m", "uvicorn", "web:api", "--fd", given]
+        server = subprocess.Popen(words, cwd=example, pass_fds=[door.fileno()])
         try:
-            ordered = eventually(lambda: ask("7", "POST"), "a report is ordered", 30)
+            ordered = eventually(lambda: ask("7", "POST"), "a report is ordered")
             assert ordered is not None
-            done = eventually(lambda: _report(ask(str(ordered["id"]), "GET")), "the report is there", 30)
+            done = eventually(lambda: _report(ask(str(ordered["id"]), "GET")), "the report is there")
             assert done == {"customer": 7, "pages": 3}
         finally:
             server.terminate()
-            server.wait(30)
+            server.wait(60)
 
 
 def _report(answer: dict[str, object] | None) -> object:

@@ -159,9 +159,9 @@ def test_branches_services_that_fail_or_are_not_there_and_cancelling(base: str) 
         start(base, name, text, val=1) for name, text in (("lost", lost), ("wrong", wrong), ("waits", waits))
     )
     for result, task in tasks.items():
-        found = eventually(lambda task=task: ended(base, task), "it has ended", 30)  # type: ignore[misc]
+        found = eventually(lambda task=task: ended(base, task), "it has ended")  # type: ignore[misc]
         assert (found["status"], found["shared"]["said"]) == ("completed", result)
-    found = eventually(lambda: ended(base, failing), "it has failed", 30)
+    found = eventually(lambda: ended(base, failing), "it has failed")
     assert found is not None
     assert "TypeError" in found["error"]
     runs = ask(base, f"/tasks/runs?task_id={failing}")
@@ -171,7 +171,7 @@ def test_branches_services_that_fail_or_are_not_there_and_cancelling(base: str) 
     assert (found["status"], "nowhere" in found["error"]) == ("failed", True)
     assert waiting in {task["id"] for task in ask(base, "/tasks?status=running")}
     ask(base, f"/tasks/cancel?id={waiting}", {})
-    found = eventually(lambda: ended(base, waiting), "it is cancelled", 30)
+    found = eventually(lambda: ended(base, waiting), "it is cancelled")
     assert found is not None
     assert found["status"] == "canceled"
     assert [task["id"] for task in ask(base, "/tasks?status=canceled")] == [waiting]

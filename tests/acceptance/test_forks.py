@@ -78,28 +78,28 @@ def _load(threads: int) -> Iterator[list[BaseException]]:
 def test_forks_under_load_have_connections_of_their_own(running: Stack) -> None:
     def work() -> None:
         for number in range(3):
-            assert project.add.enqueue(number, os.getpid()).result(20) == number + os.getpid()
+            assert project.add.enqueue(number, os.getpid()).result(60) == number + os.getpid()
             assert asyncio.run(_add_async(number)) == number + 1
             many = project.app.enqueue_many(project.add, [(1, number)])
-            assert [handle.result(20) for handle in many] == [1 + number]
+            assert [handle.result(60) for handle in many] == [1 + number]
 
     with _load(4) as errors:
         children = []
         assert asyncio.run(_add_async(1)) == 2
         for _ in range(12):
-            assert project.add.enqueue(1, 1).result(20) == 2
+            assert project.add.enqueue(1, 1).result(60) == 2
             children.append(_forked(work))
         assert [_ends_well(child) for child in children] == [True] * len(children)
-        assert project.add.enqueue(1, 1).result(20) == 2
+        assert project.add.enqueue(1, 1).result(60) == 2
     assert errors == []
 
 
 async def _add_async(number: int) -> int:
-    return await (await project.add.aenqueue(number, 1)).aresult(20)
+    return await (await project.add.aenqueue(number, 1)).aresult(60)
 
 
 def _add(number: int) -> int:
-    return project.add.enqueue(number, 1).result(20)
+    return project.add.enqueue(number, 1).result(60)
 
 
 def test_a_pool_of_forked_processes(running: Stack) -> None:
@@ -113,23 +113,23 @@ def test_a_pool_of_forked_processes(running: Stack) -> None:
 
 def test_who_forks_while_it_waits_goes_on_waiting_in_both(running: Stack) -> None:
     handles = [project.add.enqueue(number, 0) for number in range(3)]
-    waiting = as_completed(handles, timeout=30)
+    waiting = as_completed(handles, timeout=60)
     next(waiting)
     late = project.add.enqueue(7, 0)
 
     def work() -> None:
         assert len(list(waiting)) == 2
-        assert late.result(20) == 7
+        assert late.result(60) == 7
 
     child = _forked(work)
     assert len(list(waiting)) == 2
-    assert late.result(20) == 7
+    assert late.result(60) == 7
     assert _ends_well(child)
 
 
 def test_a_fork_that_forgets_what_it_inherited_disturbs_nobody(running: Stack) -> None:
     assert _add(1) == 2
-    waiting = as_completed([project.add.enqueue(1, 1)], timeout=30)
+    waiting = as_completed([project.add.enqueue(1, 1)], timeout=60)
 
     def work() -> None:
         nonlocal waiting

@@ -12,7 +12,17 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from orchestrator import Handle, InvalidTask, NotFound, PayloadError, Task, TaskFailed, as_completed, gather
+from orchestrator import (
+    Handle,
+    InvalidTask,
+    NotFound,
+    PayloadError,
+    Task,
+    TaskCancelled,
+    TaskFailed,
+    as_completed,
+    gather,
+)
 from orchestrator.store.database import engine_for
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack
@@ -37,18 +47,27 @@ def running(way: Way, database_url: str, redis_url: str, tmp_path_factory: pytes
     ids=lambda task: task.name,
 )
 def test_inside_a_task_a_key_leads_to_the_task_that_has_it(running: Stack, parent: Task[[str], list[str]]) -> None:
-    ids = parent.enqueue(parent.name).result(30)
+    ids = parent.enqueue(parent.name).result(60)
     assert len(set(ids)) == 1
-    assert project.app.handle(ids[0]).result(20) == 2
-    again = project.add.options(unique_key=parent.name, delay=2).enqueue(5, 5)
-    assert parent.enqueue(parent.name).result(30) == [again.id] * 3
+    _cancel(project.app.handle(ids[0]))
+    again = project.add.options(unique_key=parent.name, delay=3600).enqueue(5, 5)
+    assert parent.enqueue(parent.name).result(60) == [again.id] * 3
+    _cancel(again)
+
+
+def _cancel(waiting: Handle[Any]) -> None:
+    """Have somebody who waits for its time let go of its key."""
+    assert waiting.status() == "pending"
+    waiting.cancel()
+    with pytest.raises(TaskCancelled):
+        waiting.result(60)
 
 
 def test_inside_a_task_an_idempotency_key_belongs_to_one_call(running: Stack) -> None:
-    ids = project.parent_with_another_call.enqueue("invoice-7").result(30)
+    ids = project.parent_with_another_call.enqueue("invoice-7").result(60)
     assert len(ids) == 3
     assert len(set(ids)) == 1
-    assert project.app.handle(ids[0]).result(20) == 2
+    assert project.app.handle(ids[0]).result(60) == 2
 
 
 # -- retried
@@ -57,38 +76,38 @@ def test_inside_a_task_an_idempotency_key_belongs_to_one_call(running: Stack) ->
 def _failed_once(path: Path) -> tuple[Any, str]:
     handle = project.flaky.options(retries=0).enqueue(str(path), 1)
     with pytest.raises(TaskFailed):
-        handle.result(20)
+        handle.result(60)
     return handle, str(path)
 
 
 def test_after_a_retry_the_new_outcome_counts(running: Stack, tmp_path: Path) -> None:
     handle, _ = _failed_once(tmp_path / "a")
     handle.retry()
-    assert handle.result(20) == 2
+    assert handle.result(60) == 2
 
 
 def test_after_a_retry_by_another_the_new_outcome_counts(running: Stack, tmp_path: Path) -> None:
     handle, _ = _failed_once(tmp_path / "a")
     project.app.handle(handle.id).retry()
-    assert asyncio.run(handle.aresult(20)) == 2
+    assert asyncio.run(handle.aresult(60)) == 2
 
 
 def test_after_a_retry_of_all_that_failed_the_new_outcomes_count(running: Stack, tmp_path: Path) -> None:
     handles = [_failed_once(tmp_path / name)[0] for name in "abc"]
     assert project.app.retry_failed(name="project.flaky") >= 3
-    assert gather(handles, timeout=20) == [2, 2, 2]
+    assert gather(handles, timeout=60) == [2, 2, 2]
     others = [_failed_once(tmp_path / name)[0] for name in "de"]
     project.app.retry_failed(name="project.flaky", error="failure 1")
-    assert [handle.result(20) for handle in as_completed(others, timeout=20)] == [2, 2]
+    assert [handle.result(60) for handle in as_completed(others, timeout=60)] == [2, 2]
 
 
 def test_what_failed_between_the_end_and_the_look_counts_until_it_is_retried(running: Stack, tmp_path: Path) -> None:
     handles = [project.flaky.options(retries=0).enqueue(str(tmp_path / name), 1) for name in "ab"]
-    for handle in as_completed(handles, timeout=20):
+    for handle in as_completed(handles, timeout=60):
         handle.retry()
-    assert [handle.result(20) for handle in handles] == [2, 2]
+    assert [handle.result(60) for handle in handles] == [2, 2]
     for handle in handles:
-        assert handle.result(20) == 2
+        assert handle.result(60) == 2
 
 
 # -- gathered
@@ -97,7 +116,7 @@ def test_what_failed_between_the_end_and_the_look_counts_until_it_is_retried(run
 def test_who_is_not_there_keeps_nobody_from_the_others(running: Stack) -> None:
     missing = project.app.handle("01a1e011-4f75-7579-9901-0c678cdbf6c0")
     handles = [project.add.enqueue(1, 1), missing, project.broken.enqueue("x"), project.add.enqueue(2, 2)]
-    first, second, third, fourth = gather(handles, timeout=20, return_exceptions=True)
+    first, second, third, fourth = gather(handles, timeout=60, return_exceptions=True)
     assert (first, fourth) == (2, 4)
     assert isinstance(second, NotFound)
     assert isinstance(third, TaskFailed)
@@ -109,7 +128,7 @@ def test_a_result_that_no_longer_fits_its_annotation_keeps_nobody_from_the_other
     """It was stored by a release in which the task returned something else."""
     other = project.add.enqueue(1, 1)
     unfit: Handle[Any] = Handle(project.app._client, other._id, project.move._signature)
-    found, good = gather([unfit, project.add.enqueue(2, 2)], timeout=20, return_exceptions=True)
+    found, good = gather([unfit, project.add.enqueue(2, 2)], timeout=60, return_exceptions=True)
     assert isinstance(found, PayloadError)
     assert "The result of task 'project.move' does not fit its annotation: expected Point" in str(found)
     assert good == 4
@@ -118,14 +137,14 @@ def test_a_result_that_no_longer_fits_its_annotation_keeps_nobody_from_the_other
 def test_a_result_that_was_not_kept_is_none(running: Stack) -> None:
     unkept = project.add.options(store_result=False)
     handles = [unkept.enqueue(1, 1), project.completes_with_nothing.enqueue(), project.add.enqueue(2, 2)]
-    assert gather(handles, timeout=20) == [None, None, 4]
-    assert [handle.result(20) for handle in handles] == [None, None, 4]
-    assert project.app.start_many(unkept, [(1, 1), (2, 2)]).results(20) == [None, None]
+    assert gather(handles, timeout=60) == [None, None, 4]
+    assert [handle.result(60) for handle in handles] == [None, None, 4]
+    assert project.app.start_many(unkept, [(1, 1), (2, 2)]).results(60) == [None, None]
 
 
 def test_a_context_that_may_be_left_out_is_given_by_a_worker(running: Stack) -> None:
     assert project.attempt_of(7) == 107
-    assert project.attempt_of.enqueue(7).result(20) == 8
+    assert project.attempt_of.enqueue(7).result(60) == 8
 
 
 # -- in a transaction
@@ -160,7 +179,7 @@ def test_in_an_asynchronous_transaction(running: Stack, asynchronous: AsyncEngin
         with pytest.raises(InvalidTask, match=r"`await task.aenqueue_in\(session, …\)`"):
             async with asynchronous.connect() as connection:
                 project.add.enqueue_in(connection, 1, 2)
-        found = [await handle.aresult(20) for handle in handles]
+        found = [await handle.aresult(60) for handle in handles]
         await asynchronous.dispose()
         return found
 
@@ -179,7 +198,7 @@ def test_in_a_transaction_of_a_session(running: Stack) -> None:
     second = project.add.enqueue_in(scoped, 1, 3)
     scoped.commit()
     scoped.remove()
-    assert (first.result(20), second.result(20)) == (3, 4)
+    assert (first.result(60), second.result(60)) == (3, 4)
     with Session(engine) as session, pytest.raises(InvalidTask, match="aenqueue_in: expected an AsyncSession"):
         asyncio.run(project.add.aenqueue_in(session, 1, 2))
     with pytest.raises(

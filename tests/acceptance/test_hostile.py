@@ -112,7 +112,7 @@ def test_rubbish_in_every_stream_stops_nothing(stack: Stack) -> None:
 def test_a_taken_key_is_named_by_the_log_and_by_status_until_it_is_free(stack: Stack) -> None:
     scheduler = stack.scheduler()
     worker = stack.worker()
-    assert project.add.enqueue(1, 1).result(30) == 2
+    assert project.add.enqueue(1, 1).result(60) == 2
     stack.redis.delete(KEYS.workers)
     stack.redis.lpush(KEYS.workers, "mine")
     for process in (scheduler, worker):
@@ -122,5 +122,5 @@ def test_a_taken_key_is_named_by_the_log_and_by_status_until_it_is_free(stack: S
     assert status(stack)["foreign_keys"] == [{"key": KEYS.workers, "expected": "set", "found": "list"}]
     handle = project.add.enqueue(2, 2)
     stack.redis.delete(KEYS.workers)
-    assert handle.result(30) == 4
+    assert handle.result(60) == 4
     assert (scheduler.stop(), worker.stop()) == (0, 0)

@@ -24,9 +24,8 @@ def test_listeners_are_let_go_when_the_server_stops(stack: Stack) -> None:
     api = stack.api()
     with listening(f"{api}/api/v1/status/events") as listener:
         listener.begun()
-        began = time.monotonic()
         stack.processes[-1].stop()
-        assert time.monotonic() - began < 5
+        assert not stack.processes[-1].logged("graceful shutdown exceeded"), "no stream had to be broken off"
 
 
 def restart(stack: Stack, api: str) -> Process:

@@ -179,7 +179,7 @@ def prometheus(scraped: Scraped, tmp_path: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/api/v1"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 def ask(prometheus: str, path: str, **query: str) -> Any:
@@ -192,27 +192,25 @@ def ask(prometheus: str, path: str, **query: str) -> Any:
 
 @NEEDS_PROMETHEUS
 def test_a_real_prometheus_scrapes_all_and_evaluates_every_rule_and_panel(scraped: Scraped, prometheus: str) -> None:
-    def healthy() -> bool:
+    def missing() -> list[str]:
         targets = (ask(prometheus, "targets") or {"activeTargets": []})["activeTargets"]
-        assert not [target["lastError"] for target in targets if target["lastError"]]
-        return len(targets) == 3 and all(target["health"] == "up" for target in targets)
+        up = [target for target in targets if target["health"] == "up"]
+        return [] if len(up) == 3 else [f"{len(targets)} targets", *(target["lastError"] for target in targets)]
 
-    eventually(healthy, "every process is scraped")
+    eventually(lambda: not missing(), "every process is scraped")
+    wanted = 'sum(orchestrator_tasks_ended_total{state="success"})'
     ended = eventually(
-        lambda: ask(prometheus, "query", query='sum(orchestrator_tasks_ended_total{state="success"})')["result"],
+        lambda: (ask(prometheus, "query", query=wanted) or {"result": []})["result"],
         "what was scraped can be asked for",
     )
     assert float(ended[0]["value"][1]) == 20
-    rules = eventually(
-        lambda: [
-            rule
-            for group in ask(prometheus, "rules")["groups"]
-            for rule in group["rules"]
-            if rule["health"] != "unknown"
-        ],
-        "rules are evaluated",
-    )
-    assert len(rules) == len(RULES)
+
+    def evaluated() -> list[dict[str, Any]]:
+        groups = (ask(prometheus, "rules") or {"groups": []})["groups"]
+        found = [rule for group in groups for rule in group["rules"] if rule["health"] != "unknown"]
+        return found if len(found) == len(RULES) else []
+
+    rules = eventually(evaluated, "all rules are evaluated")
     assert {rule["health"] for rule in rules} == {"ok"}
     assert not [rule["name"] for rule in rules if rule["state"] == "firing"]
     for expression in expressions():

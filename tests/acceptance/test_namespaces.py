@@ -51,14 +51,14 @@ def test_each_runs_its_own_and_sees_nothing_of_the_other(two: tuple[Stack, Stack
     before = ended(first, "orchestrator"), ended(first, OTHER)
     with using(project.app, first):
         mine = [project.logged.enqueue(str(tmp_path / "first"), number) for number in range(3)]
-        assert [handle.result(30) for handle in mine] == [0, 1, 2]
+        assert [handle.result(60) for handle in mine] == [0, 1, 2]
     with using(project.app, second):
         with pytest.raises(NotFound):
             project.app.handle(mine[0].id).status()
         others = [project.logged.enqueue(str(tmp_path / "second"), number) for number in range(5)]
-        assert [handle.result(30) for handle in others] == [0, 1, 2, 3, 4]
+        assert [handle.result(60) for handle in others] == [0, 1, 2, 3, 4]
         bulk = project.app.enqueue_many(project.add, [(number, number) for number in range(7)])
-        assert [handle.result(30) for handle in bulk] == [2 * number for number in range(7)]
+        assert [handle.result(60) for handle in bulk] == [2 * number for number in range(7)]
     assert sorted((tmp_path / "first").read_text().split()) == ["0", "1", "2"]
     assert sorted((tmp_path / "second").read_text().split()) == ["0", "1", "2", "3", "4"]
     assert (ended(first, "orchestrator"), ended(first, OTHER)) == (before[0] + 3, before[1] + 12)
@@ -68,10 +68,10 @@ def test_a_run_and_a_unique_key_in_each(two: tuple[Stack, Stack]) -> None:
     for stack in two:
         with using(project.app, stack):
             run = project.app.start_many(project.add, [(1, 1), (2, 2)], name="same")
-            assert run.results(30) == [2, 4]
+            assert run.results(60) == [2, 4]
             task = project.add.options(idempotency_key="order 1")
-            assert task.enqueue(1, 2).result(30) == 3
-            assert task.enqueue(1, 2).result(30) == 3  # the same one, each in its own namespace
+            assert task.enqueue(1, 2).result(60) == 3
+            assert task.enqueue(1, 2).result(60) == 3  # the same one, each in its own namespace
             assert stack.redis.exists(f"{{{stack.settings.namespace}:0}}:generation")
 
 
@@ -90,7 +90,7 @@ def test_a_task_in_a_transaction_of_the_users_own(two: tuple[Stack, Stack], key:
                 transaction.rollback()
             with connection.begin():
                 handle = task.enqueue_in(connection, 2, 3)
-        assert handle.result(30) == 5
+        assert handle.result(60) == 5
         with pytest.raises(NotFound):
             gone.status()
     engine.dispose()
@@ -100,9 +100,9 @@ def test_a_task_that_completes_in_a_transaction(two: tuple[Stack, Stack]) -> Non
     """Its own statements are sent as they are written: only ours are about the namespace."""
     _, second = two
     with using(project.app, second):
-        found, child = project.in_one_transaction.enqueue(2, 3).result(30).split()
+        found, child = project.in_one_transaction.enqueue(2, 3).result(60).split()
         assert found == "orchestrator.tasks"
-        assert project.app.handle(child).result(30) == 5
+        assert project.app.handle(child).result(60) == 5
 
 
 def test_only_the_standbys_of_its_namespace_hear_that_a_leader_has_gone(two: tuple[Stack, Stack]) -> None:

@@ -122,7 +122,7 @@ tasks:
 
 def run_output(running: Stack, step: str) -> Any:
     task = running.scalar(f"SELECT id FROM orchestrator.ended_tasks WHERE step = '{step}'")
-    return storing.app.handle(str(task)).result(10)
+    return storing.app.handle(str(task)).result(60)
 
 
 def test_small_output_stays_in_its_row(running: Stack) -> None:
@@ -140,7 +140,7 @@ def test_a_worker_that_is_killed_between_payload_and_report_leaves_nothing(runni
     assert len(objects(running)) == 2
     collect(running)
     assert len(objects(running)) == 1
-    assert storing.app.handle(handle.id).result(10) == b"y" * 500_000
+    assert storing.app.handle(handle.id).result(60) == b"y" * 500_000
     running.sql("DELETE FROM orchestrator.ended_tasks RETURNING 1")
     collect(running)
     assert objects(running) == []
@@ -177,7 +177,7 @@ def test_a_turn_that_is_killed_between_payload_and_report_leaves_nothing(running
     assert len(objects(running)) == 2
     collect(running)
     assert len(objects(running)) == 1
-    assert storing.app.workflow_run(handle.id).result(10) == b"y" * 500_000
+    assert storing.app.workflow_run(handle.id).result(60) == b"y" * 500_000
 
 
 def test_a_run_that_is_started_over_or_reset_keeps_what_it_was_given(running: Stack) -> None:
@@ -205,7 +205,7 @@ tasks:
     porter.result(60)
     told = "SELECT id FROM orchestrator.ended_tasks WHERE step = 'given'"
     eventually(lambda: running.sql(told), "the workflow that waits for its end has run", 60)
-    assert storing.app.handle(str(running.scalar(told))).result(10) == porter.id
+    assert storing.app.handle(str(running.scalar(told))).result(60) == porter.id
 
 
 def test_what_another_row_names_stays(running: Stack) -> None:
@@ -243,17 +243,17 @@ def test_what_was_altered_is_refused_in_words(running: Stack) -> None:
         data[50] ^= 1
         path.write_bytes(data)
     with pytest.raises(PayloadError, match="was altered"):
-        storing.app.handle(handle.id).result(10)
-    running.worker(*WORKER, "--queues", "late")
-    late = storing.length.options(queue="late", delay=1).enqueue("c" * 100_000)
+        storing.app.handle(handle.id).result(60)
+    late = storing.length.options(queue="late").enqueue("c" * 100_000)
     for path in objects(running):
         path.write_bytes(path.read_bytes()[:-1])
+    running.worker(*WORKER, "--queues", "late")
     with pytest.raises(TaskFailed, match="was altered, or only a part of it is left"):
         late.result(60)
     for path in objects(running):
         path.unlink()
     with pytest.raises(PayloadError, match="is not in the payload store"):
-        storing.app.handle(handle.id).result(10)
+        storing.app.handle(handle.id).result(60)
 
 
 def test_a_stored_result_is_answered_as_json(running: Stack) -> None:
@@ -271,7 +271,7 @@ def test_a_stored_result_is_answered_as_json(running: Stack) -> None:
         assert http.get(shown["args_stored"]["path"]).json() == {"args": [LARGE], "kwargs": {}}
         read = base64.b64decode(http.get(f"/api/v1/tasks/{bytes_.id}/result").json())
         assert read == b"".join(bytes([number]) * 1_000_000 for number in range(2))
-        assert http.get(f"/api/v1/tasks/{list_.id}/result").json() == list_.result(10)
+        assert http.get(f"/api/v1/tasks/{list_.id}/result").json() == list_.result(60)
         assert {item["text"] for item in http.get(f"/api/v1/tasks/{hidden.id}/result").json()} == {HIDDEN}
         small = storing.length.enqueue("abc")
         small.result(60)

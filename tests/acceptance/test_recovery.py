@@ -55,14 +55,15 @@ def test_a_killed_process_loses_no_task(stack: Stack, tmp_path: Path) -> None:
     worker = stack.worker()
     handle = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
     first = started_by(tmp_path / "started")[0]
-    began = time.monotonic()
     os.kill(first, signal.SIGKILL)
     second = started_by(tmp_path / "started", 2)[1]
-    assert time.monotonic() - began < 10
     (tmp_path / "go").touch()
-    assert handle.result(20) == second != first
-    assert worker.logged("with 1 tasks; they will run elsewhere")
-    assert scheduler.logged("its process died: signal 9 (SIGKILL)); attempts that are run again: 1")
+    assert handle.result(60) == second != first
+    eventually(lambda: worker.logged("with 1 tasks; they will run elsewhere"), "its parent says so")
+    eventually(
+        lambda: scheduler.logged("its process died: signal 9 (SIGKILL)); attempts that are run again: 1"),
+        "the leader does not wait until it counts as lost",
+    )
     assert lost_because(stack).startswith("The process that ran this attempt died: signal 9 (SIGKILL). ")
     all_succeed_once(stack, 1)
     assert stack.sql("SELECT outcome FROM orchestrator.attempts") == [("lost",)]
@@ -75,11 +76,9 @@ def test_a_killed_machine_loses_no_task(stack: Stack, tmp_path: Path) -> None:
     started_by(tmp_path / "started")
     stack.worker()
     first.kill()
-    began = time.monotonic()
     started_by(tmp_path / "started", 2)
-    assert time.monotonic() - began < 8
     (tmp_path / "go").touch()
-    handle.result(20)
+    handle.result(60)
     all_succeed_once(stack, 1)
     assert scheduler.log.read_text().count("is lost (not heard from for ") == 1
     assert lost_because(stack).startswith("The worker that had this attempt was not heard from for ")
@@ -96,19 +95,20 @@ def test_an_isolated_task_dies_with_its_worker(stack: Stack, tmp_path: Path) -> 
     eventually(lambda: not Path(f"/proc/{isolated}").exists(), "the child dies with the worker")
     started_by(tmp_path / "started", 2)
     (tmp_path / "go").touch()
-    handle.result(20)
+    handle.result(60)
     all_succeed_once(stack, 1)
 
 
+@pytest.mark.parametrize("settings", [{"worker_ttl": 5.0, "heartbeat": 0.5}])
 def test_a_long_task_runs_once_while_its_worker_lives(stack: Stack, tmp_path: Path) -> None:
     stack.scheduler()
     stack.worker(processes=2)
     handle = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
     started_by(tmp_path / "started")
-    deadline = time.monotonic() + 3 * stack.settings.worker_ttl
-    eventually(lambda: time.monotonic() > deadline, "several TTLs pass")
+    deadline = time.monotonic() + 1.2 * stack.settings.worker_ttl
+    eventually(lambda: time.monotonic() > deadline, "whoever is silent would be lost by now")
     (tmp_path / "go").touch()
-    handle.result(20)
+    handle.result(60)
     assert len(lines(tmp_path / "started")) == 1
 
 
@@ -121,7 +121,7 @@ def test_a_task_that_kills_its_process_is_stopped_and_its_neighbours_live(stack:
         culprit.result(60)
     assert caught.value.kind == "WorkerLost"
     assert len(lines(tmp_path / "kills")) == 1 + stack.settings.loss_limit
-    assert [handle.result(30) for handle in neighbours] == list(range(200))
+    assert [handle.result(60) for handle in neighbours] == list(range(200))
     assert stack.sql("SELECT failures, losses FROM orchestrator.ended_tasks WHERE status = 'failed'") == [(0, 3)]
 
 
@@ -174,6 +174,7 @@ def standing_by(stack: Stack) -> list[int]:
     return [int(one.address.rpartition(":")[2]) for one in list_standbys(stack.redis, Keys())]
 
 
+@pytest.mark.parametrize("settings", [{"lease": 60.0}])
 def test_two_schedulers_and_exactly_one_writes(stack: Stack) -> None:
     schedulers = [stack.scheduler(), stack.scheduler()]
     stack.worker(processes=2)
@@ -186,7 +187,7 @@ def test_two_schedulers_and_exactly_one_writes(stack: Stack) -> None:
     stack.leader().stop()
     eventually(lambda: standby.logged("leading, term 2"), "the standby takes over")
     eventually(lambda: standing_by(stack) == [], "and people see that nobody does")
-    assert project.add.enqueue(1, 1).result(20) == 2
+    assert project.add.enqueue(1, 1).result(60) == 2
 
 
 class TestLongLease:
@@ -224,6 +225,7 @@ def test_a_leader_that_was_stopped_past_its_lease_steps_down(stack: Stack) -> No
     assert stack.leader() is second
 
 
+@pytest.mark.parametrize("settings", [{"worker_ttl": 4.0, "heartbeat": 0.5}])
 def test_flushall_during_a_run(stack: Stack, tmp_path: Path) -> None:
     stack.scheduler()
     stack.worker(processes=2)
@@ -236,11 +238,12 @@ def test_flushall_during_a_run(stack: Stack, tmp_path: Path) -> None:
     assert run.wait_ended(60) == "success"
     assert set(map(int, lines(tmp_path / "log"))) == set(range(1_000))
     (tmp_path / "go").touch()
-    holding.result(30)
+    holding.result(60)
     assert len(lines(tmp_path / "started")) == 1, "a living worker had it"
     all_succeed_once(stack, 1_001)
 
 
+@pytest.mark.parametrize("settings", [{"worker_ttl": 4.0, "heartbeat": 0.5}])
 def test_redis_restarts_without_its_data(stack: Stack, tmp_path: Path, services: object) -> None:
     redis = services.redis  # type: ignore[attr-defined]
     stack.scheduler()
@@ -255,7 +258,7 @@ def test_redis_restarts_without_its_data(stack: Stack, tmp_path: Path, services:
     (tmp_path / "go").touch()  # it ends while Redis is away; its worker keeps the report
     redis.start()
     Redis.from_url(redis.url).flushall()
-    holding.result(30)
+    holding.result(60)
     assert run.wait_ended(60) == "success"
     assert len(lines(tmp_path / "started")) == 1
     all_succeed_once(stack, 1_001)
@@ -271,7 +274,7 @@ def test_workers_leave_what_a_lost_database_had_begun(stack: Stack, left: str) -
     stack.worker(wait=False)
     eventually(lambda: stack.redis.exists(keys.queue(left, "default")), "the worker has joined it")
     stack.scheduler()
-    assert project.add.enqueue(1, 2).result(20) == 3
+    assert project.add.enqueue(1, 2).result(60) == 3
 
 
 def test_a_worker_that_was_stopped_comes_back_humbly(stack: Stack, tmp_path: Path) -> None:
@@ -287,12 +290,12 @@ def test_a_worker_that_was_stopped_comes_back_humbly(stack: Stack, tmp_path: Pat
     first.signal_group(signal.SIGCONT)
     eventually(lambda: first.logged("asking which tasks still count"), "it asks")
     (tmp_path / "go").touch()
-    handle.result(20)
+    handle.result(60)
     assert len(lines(tmp_path / "started")) == 2
     all_succeed_once(stack, 1)
     assert second.stop() == 0
     many = project.app.enqueue_many(project.add, [(number, 0) for number in range(300)])
-    assert [each.result(20) for each in many] == list(range(300)), "the first works again"
+    assert [each.result(60) for each in many] == list(range(300)), "the first works again"
 
 
 def test_drain_finishes_what_runs_and_hands_back_the_rest(stack: Stack, tmp_path: Path) -> None:
@@ -303,15 +306,16 @@ def test_drain_finishes_what_runs_and_hands_back_the_rest(stack: Stack, tmp_path
     worker.signal(signal.SIGTERM)
     eventually(lambda: worker.logged("draining"), "it drains")
     (tmp_path / "go").touch()
-    assert worker.wait(20) == 0
+    assert worker.wait(60) == 0
     assert "worker stopped; attempts that it handed back: " in worker.log.read_text().splitlines()[-1]
     eventually(lambda: run.progress().counters.success == 2, "two ended")
     assert stack.scalar("SELECT sum(failures + losses) FROM orchestrator.tasks") == 0
     stack.worker()
-    assert run.wait_ended(30) == "success"
+    assert run.wait_ended(60) == "success"
     all_succeed_once(stack, 5)
 
 
+@pytest.mark.parametrize("settings", [{"drain_timeout": 600.0}])
 def test_a_drain_does_not_wait_for_a_scheduler_that_is_gone(stack: Stack, tmp_path: Path) -> None:
     scheduler = stack.scheduler()
     worker = stack.worker()
@@ -319,12 +323,11 @@ def test_a_drain_does_not_wait_for_a_scheduler_that_is_gone(stack: Stack, tmp_pa
     started_by(tmp_path / "started")
     scheduler.kill()
     (tmp_path / "go").touch()
-    began = time.monotonic()
-    assert worker.stop() == 0
-    assert time.monotonic() - began < 20, "though it has 30 s to drain"
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(100) == 0, "though it has 600 s to drain"
     assert worker.logged("the last reports wait in Redis")
     stack.scheduler()
-    assert handle.result(30) > 0, "the next scheduler finds the report"
+    assert handle.result(60) > 0, "the next scheduler finds the report"
     assert len(lines(tmp_path / "started")) == 1
 
 
@@ -341,13 +344,13 @@ class TestDrainTimeout:
         handle = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
         started_by(tmp_path / "started")
         worker.signal(signal.SIGTERM)
-        assert worker.wait(20) == 0
+        assert worker.wait(60) == 0
         assert worker.logged("worker stopped; attempts that it handed back: 1\n")
         eventually(lambda: handle.status() == "pending", "it is handed back")
         stack.worker()
         started_by(tmp_path / "started", 2)
         (tmp_path / "go").touch()
-        handle.result(20)
+        handle.result(60)
         all_succeed_once(stack, 1)
         assert stack.sql("SELECT outcome FROM orchestrator.attempts") == [("returned",)]
 
@@ -357,7 +360,7 @@ def test_burst_works_until_empty_and_exits(stack: Stack) -> None:
     handles = project.app.enqueue_many(project.add, [(number, 0) for number in range(500)])
     worker = stack.worker("--burst", wait=False)
     assert worker.wait(40) == 0
-    assert [handle.result(5) for handle in handles] == list(range(500))
+    assert [handle.result(60) for handle in handles] == list(range(500))
 
 
 def test_burst_ends_although_its_processes_have_run_all_they_may(stack: Stack) -> None:
@@ -365,7 +368,7 @@ def test_burst_ends_although_its_processes_have_run_all_they_may(stack: Stack) -
     handles = project.app.enqueue_many(project.add, [(number, 0) for number in range(40)])
     worker = stack.worker("--burst", "--max-tasks-per-process", "20", wait=False)
     assert worker.wait(60) == 0
-    assert [handle.result(5) for handle in handles] == list(range(40))
+    assert [handle.result(60) for handle in handles] == list(range(40))
 
 
 class TestUnknownTasks:
@@ -384,9 +387,9 @@ class TestUnknownTasks:
 
         try:
             handle = stranger.enqueue()
-            held = "SELECT hold FROM orchestrator.tasks WHERE name = 'nobody.knows'"
-            eventually(lambda: stack.sql(held) == [("unknown",)], "it is held back")
             with pytest.raises(TaskFailed, match=r"knows the task 'nobody.knows'. They know: .*project.add"):
-                handle.result(30)
+                handle.result(60)
+            waited = "SELECT ended_at - created_at > interval '2.9 s' FROM orchestrator.ended_tasks WHERE id = :id"
+            assert stack.scalar(waited, id=handle.id) is True, "it was held back until then"
         finally:
             del project.app.tasks["nobody.knows"]

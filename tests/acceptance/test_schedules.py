@@ -99,7 +99,7 @@ def test_a_year_is_filled_in_a_few_at_a_time(stack: Stack) -> None:
     assert orchestrator(stack, *words).splitlines()[-1] == "daily/default 365/365 365 had their run"
     assert number(stack) == 365, "what has had its run gets no other"
     again = project.app.schedules["daily"].backfill("2025-03-01", "2025-03-04", again=True)
-    view = again.wait_ended(30)
+    view = again.wait_ended(60)
     assert (view.started, view.done, view.failed, number(stack)) == (3, 3, 0, 368)
 
 

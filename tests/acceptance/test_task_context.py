@@ -85,8 +85,8 @@ def test_people_can_watch(
         assert output.readline().strip() == f"running 40 % {text}"
         go.touch()
         assert output.readline().strip() == "success"
-        assert watching.wait(30) == 0
-    assert 0 < handle.result(20) <= 60
+        assert watching.wait(60) == 0
+    assert 0 < handle.result(60) <= 60
     followed = command.invoke(main, ["tasks", "logs", handle.id, "--follow"])
     assert followed.exit_code == 0
     assert [line.split(maxsplit=1)[1] for line in followed.stdout.splitlines()] == [
@@ -116,13 +116,13 @@ def test_a_task_can_look_whether_to_stop(running: Stack, tmp_path: Path) -> None
     eventually(path.exists, "it runs")
     handle.cancel()
     with pytest.raises(TaskCancelled):
-        handle.result(20)
+        handle.result(60)
     eventually(lambda: path.read_text().split() == ["started", "stopped"], "it stops")
 
 
 def test_a_thread_of_a_task_can_enqueue(running: Stack) -> None:
-    (child,) = inside.has_a_thread.enqueue().result(20)
-    assert inside.app.handle(child).result(20) == 1
+    (child,) = inside.has_a_thread.enqueue().result(60)
+    assert inside.app.handle(child).result(60) == 1
 
 
 # -- starting runs
@@ -137,14 +137,14 @@ def steps(running: Stack) -> None:
 
 @pytest.mark.parametrize("task", [inside.starts, inside.starts_async, inside.starts_isolated], ids=lambda one: one.name)
 def test_a_task_starts_runs(running: Stack, steps: None, task: Task[[str], dict[str, Any]]) -> None:
-    found = task.enqueue(task.name).result(30)
+    found = task.enqueue(task.name).result(60)
     assert found["returned"] == found["code"]
     assert found["same steps"] == found["steps"]
-    assert inside.app.workflow_run(found["code"]).result(30) == 3
-    assert inside.app.workflow_run(found["free"]).result(30) == 5
-    assert inside.app.workflow_run(found["signalled"]).result(30) == 7
-    assert inside.app.run(found["steps"]).outputs(30) == {"only": 7}
-    assert inside.app.run(found["many"]).results(30) == [0, 1, 2]
+    assert inside.app.workflow_run(found["code"]).result(60) == 3
+    assert inside.app.workflow_run(found["free"]).result(60) == 5
+    assert inside.app.workflow_run(found["signalled"]).result(60) == 7
+    assert inside.app.run(found["steps"]).outputs(60) == {"only": 7}
+    assert inside.app.run(found["many"]).results(60) == [0, 1, 2]
     missing, wrong, taken = found["refused"]
     assert missing.startswith("NotFound: There is no workflow 'inside.nowhere'")
     assert wrong.startswith("InvalidWorkflow: ")
@@ -155,17 +155,17 @@ def test_a_task_starts_a_flow(running: Stack) -> None:
     node = {"exec_type": "local_func", "func": "inside.nothing", "post": {"output_key": "given"}}
     prep = {"input_map": {"number": "$params.number"}}
     version = inside.app.flows.publish("inside.flow", {"start": "a", "nodes": {"a": {**node, "prep": prep}}})
-    first, again, refused = inside.starts_flow.enqueue("from-a-task").result(30)
+    first, again, refused = inside.starts_flow.enqueue("from-a-task").result(60)
     assert first == again
     assert "inside.no-flow" in refused
     run = inside.app.flows.run(first)
-    assert run.result(30) == {"given": 7}
+    assert run.result(60) == {"given": 7}
     view = inside.app._client.backend.flows.show(UUID(first).bytes)
     assert (view.flow, view.version, view.params) == ("inside.flow", version, {"number": 7})
 
 
 def test_a_transaction_starts_runs_if_it_commits(running: Stack, steps: None) -> None:
-    code, run = inside.starts_in_transaction.enqueue("x").result(30)
+    code, run = inside.starts_in_transaction.enqueue("x").result(60)
 
     def is_there() -> bool:
         try:
@@ -174,5 +174,5 @@ def test_a_transaction_starts_runs_if_it_commits(running: Stack, steps: None) ->
             return False
 
     eventually(is_there)  # the scheduler starts them a moment later
-    assert inside.app.run(run).wait_ended(30) == "success"
-    assert inside.app.workflow_run(code).result(30) == 1
+    assert inside.app.run(run).wait_ended(60) == "success"
+    assert inside.app.workflow_run(code).result(60) == 1

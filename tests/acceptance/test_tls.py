@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import project
+import psycopg2
 import pytest
 
 from orchestrator.embedded.postgres import SYSTEM_USER, EmbeddedPostgres
@@ -123,7 +124,7 @@ def start_redis(server: str, found: Secured) -> subprocess.Popen[bytes]:
         except UNAVAILABLE:
             return False
 
-    eventually(answers, "Redis answers over TLS", 20)
+    eventually(answers, "Redis answers over TLS")
     return process
 
 
@@ -151,7 +152,17 @@ def start_postgres(folder: Path, found: Secured) -> EmbeddedPostgres:
     rules.write_text("local all all trust\nhostssl all all 127.0.0.1/32 trust\nhostssl all all ::1/128 trust\n")
     with database.engine_for(found.database_url(), autocommit=True).connect() as connection:
         connection.exec_driver_sql("SELECT pg_reload_conf()")
+    eventually(lambda: refuses_plain(found), "the rules are read")
     return server
+
+
+def refuses_plain(found: Secured) -> bool:
+    """Say whether Postgres lets nobody in without TLS."""
+    try:
+        psycopg2.connect(host="127.0.0.1", port=found.postgres_port, user="postgres", sslmode="disable").close()
+    except psycopg2.OperationalError as error:
+        return "no pg_hba.conf entry" in str(error)
+    return False
 
 
 def test_everything_works_over_tls(secured: Secured, tmp_path: Path) -> None:
@@ -163,7 +174,7 @@ def test_everything_works_over_tls(secured: Secured, tmp_path: Path) -> None:
         assert [handle.result(60) for handle in handles] == list(range(1, 101))
         assert project.both.start(1, 2).result(60) == [2, 3]
         said = project.says.enqueue("hello")
-        said.result(30)
+        said.result(60)
         assert (
             stack.scalar(
                 "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE NOT ssl "

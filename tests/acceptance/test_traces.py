@@ -163,7 +163,9 @@ def call(stack: Stack, **environment: str) -> dict[str, str]:
 def called(observed: Stack, receiver: Receiver) -> dict[str, str]:
     """What the program has called, once all of it has ended and been received."""
     found = call(observed)
-    for name, spans in (("run traced.inner", 1), ("run traced.fails_once", 2), ("run traced.step", 7)):
+    many = {"run traced.fails_once": 2, "dispatch traced.fails_once": 2, "run traced.step": 7, "turn traced.flow": 2}
+    once = ("run traced.outer", "dispatch traced.outer", "enqueue traced.inner", "run traced.inner", "run traced.apart")
+    for name, spans in (dict.fromkeys(once, 1) | many).items():
         eventually(lambda name=name, spans=spans: len(receiver.named(name)) >= spans, f"spans {name}")  # type: ignore[misc]
     for name in ("workflow steps", "workflow traced.flow", "workflow run of many", "work apart", "work of inner"):
         eventually(lambda name=name: receiver.named(name), f"a span {name}")  # type: ignore[misc]
@@ -261,17 +263,18 @@ def test_what_a_schedule_starts_is_the_root_of_a_trace(
     eventually(lambda: receiver.named("run traced.beats"), "it beats")
     eventually(lambda: receiver.named("workflow traced.beats"), "its run has a span")
     whole = receiver.named("workflow traced.beats")[0]
-    (part,) = receiver.of(str(whole.attributes["orchestrator.run.id"]), "run traced.beats")
+    run = str(whole.attributes["orchestrator.run.id"])
+    (part,) = eventually(lambda: receiver.of(run, "run traced.beats"), "what it has come to has one, too")
     assert whole.parent == ""
     assert (part.trace, part.parent) == (whole.trace, whole.id)
 
 
 def test_a_trace_that_is_not_sampled_is_passed_on_and_not_exported(observed: Stack, receiver: Receiver) -> None:
     found = call(observed, OTEL_TRACES_SAMPLER="always_off")
-    told = observed.sql(
-        "SELECT result FROM orchestrator.ended_tasks WHERE name = 'traced.inner' AND trace LIKE '00-' || :trace || '%'",
-        trace=found["trace"],
+    inner = (
+        "SELECT result FROM orchestrator.ended_tasks WHERE name = 'traced.inner' AND trace LIKE '00-' || :trace || '%'"
     )
+    told = eventually(lambda: observed.sql(inner, trace=found["trace"]), "what it has enqueued has ended")
     assert re.fullmatch(f"00-{found['trace']}-[0-9a-f]{{16}}-0[02]", decode_value(bytes(told[0][0])))
     call(observed)  # whose spans come after those of before, if there were any
     assert not [span for span in receiver.spans if span.trace == found["trace"]]

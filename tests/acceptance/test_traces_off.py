@@ -16,7 +16,7 @@ def test_a_receiver_that_is_away_slows_nobody(stack: Stack) -> None:
     scheduler = stack.scheduler()
     worker = stack.worker()
     handles = [project.add.enqueue(number, 1) for number in range(50)]
-    assert [handle.result(timeout=30) for handle in handles] == [number + 1 for number in range(50)]
+    assert [handle.result(timeout=60) for handle in handles] == [number + 1 for number in range(50)]
     said = "The receiver of spans cannot be used"
     eventually(lambda: worker.logged(said), "it is said")
     assert (worker.stop(), scheduler.stop()) == (0, 0)

