@@ -84,7 +84,7 @@ def test_a_postgres_that_vanishes_without_a_word_is_an_outage(postgres: Embedded
                 assert process.stdout is not None
                 assert process.stdout.readline() == "connected\n"
                 host.pull_cable()
-                assert process.communicate(timeout=60) == ("outage\n", None)
+                assert process.communicate(timeout=120) == ("outage\n", None)
             finally:
                 process.kill()
 

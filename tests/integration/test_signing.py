@@ -278,7 +278,8 @@ class Ear:
         self.heard: list[Ended | None] = []
         self.rang = threading.Event()
         self.announcements = Announcements(redis, keys)
-        self.announcements.listen(task, self.wake)
+        self.announcements.listen(task, self.wake)  # which waits for the subscription, but not for long
+        eventually(lambda: redis.pubsub_numsub(keys.done(task))[0][1], "the subscription stands")
 
     def wake(self, ended: Ended | None) -> None:
         self.heard.append(ended)
