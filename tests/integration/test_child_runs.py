@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from orchestrator import RunFailed, RunHandle, WorkflowContext
 from orchestrator.cli import main
-from orchestrator.errors import InvalidWorkflow
+from orchestrator.errors import InvalidWorkflow, NotFound
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.store.dag import plans, workflows
@@ -90,6 +90,27 @@ def test_ends_that_start_runs_end(system: System) -> None:
         2,
         3,
     ]
+
+
+def test_runs_that_start_each_other_are_stopped_by_deleting_their_workflow(system: System) -> None:
+    on = "on: [{{workflow: {0}, state: ended, filter: \"${{event.state != 'never'}}\"}}]\ntasks: {{a: {{task: job}}}}"
+    apply(system, "name: ping\n" + on.format("pong"), "name: pong\n" + on.format("ping"))
+    worker = system.worker()
+
+    def has_worked_until(is_so: bool) -> bool:
+        if not is_so and (taken := worker.take()):
+            worker.succeed(*taken)
+        return is_so
+
+    system.app.workflows["ping"].start()
+    system.pass_seconds()
+    system.tick_until(lambda: has_worked_until(system.count("runs") >= 4))
+    system.app.workflows["pong"].delete()
+    assert system.app.workflows.names() == ["ping"]
+    system.tick_until(lambda: has_worked_until(open_runs(system) == 0))
+    assert system.sql("SELECT DISTINCT status FROM orchestrator.runs") == [{"status": "success"}]
+    with pytest.raises(NotFound, match="There is no workflow 'pong'"):
+        system.app.workflows["pong"].delete()
 
 
 def test_a_cancel_of_the_first_run_wins(system: System) -> None:

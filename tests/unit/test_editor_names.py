@@ -44,7 +44,7 @@ NAMES: dict[type[Any], tuple[str, str]] = {
     ),
     Queue: ("pause resume limit retain purge open drain", "name"),
     Workflows: ("names apply", "get items keys values"),
-    StoredWorkflow: ("definition start", "name options"),
+    StoredWorkflow: ("definition start delete", "name options"),
     CodeWorkflow: ("start find", "name version function options starting schedule"),
     CodeWorkflows: ("", "find get items keys values"),
     Starting: ("start", ""),

@@ -162,6 +162,11 @@ def test_nothing_grows_without_bound() -> None:
         parse_template("${text}${text}").render(names)
 
 
+def test_numbers_that_json_lacks_are_not_null_in_a_text() -> None:
+    names = {"a": float("nan"), "b": [1, None, {"low": float("-inf"), "high": float("inf")}], "c": None}
+    assert parse_template("${a} ${b} ${c}").render(names) == 'NaN [1,null,{"low":-Infinity,"high":Infinity}] null'
+
+
 def test_values_nested_beyond_reason_are_refused() -> None:
     deep: list[Any] = []
     for _ in range(100_000):

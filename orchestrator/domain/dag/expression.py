@@ -12,6 +12,7 @@ a field: the step `load.orders` is written in backquotes, as in ${`load.orders`.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -195,17 +196,29 @@ def _text_template(text: str) -> Template:
 
 
 def _as_text(expression: Expression, names: Scope) -> str:
-    """Return a value as it stands in a text: a string as it is, all else as JSON."""
+    """Return a value as it stands in a text: a string as it is, all else as JSON, but for numbers that JSON lacks."""
     value = expression.evaluate(names)
     try:
         names.budget.copy(names.budget.weight(value))
         if isinstance(value, str):
             return value
         plain = msgspec.to_builtins(value)
-        return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
+        if isinstance(plain, str):
+            return plain
+        text = msgspec.json.encode(plain)
+        return (msgspec.json.encode(_with_words(plain)) if b"null" in text else text).decode()
     except TooMuch as reason:
         raise ExpressionError(f"Expression {shortened(expression.text)}: {reason}.") from None
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise ExpressionError(
             f"Expression {shortened(expression.text)}: {describe(value)} cannot stand in a text: {error}."
         ) from None
+
+
+def _with_words(plain: Any) -> Any:
+    """Return data whose numbers that are infinite, or none at all, are written as Python and JavaScript write them."""
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return msgspec.Raw(b"NaN" if math.isnan(plain) else b"Infinity" if plain > 0 else b"-Infinity")
+    if isinstance(plain, dict):
+        return {key: _with_words(value) for key, value in plain.items()}
+    return [_with_words(item) for item in plain] if isinstance(plain, (list, tuple)) else plain

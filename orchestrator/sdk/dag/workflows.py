@@ -114,5 +114,14 @@ class StoredWorkflow:
             sent.created(run_id)
         return RunHandle(self._client, run_id)
 
+    def delete(self) -> None:
+        """Delete the workflow and its schedules: nothing starts it any more. Its runs stay, and those under way go on.
+
+        Who applies it again has it back, with its history.
+        """
+        if not self._client.backend.workflows.delete(self.name):
+            self._client.backend.workflows.latest(self.name)  # which says that there is none
+
     adefinition = twin(definition)
     astart = twin(start)
+    adelete = twin(delete)
