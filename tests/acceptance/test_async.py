@@ -49,9 +49,11 @@ async def free_loop() -> AsyncIterator[None]:
     beside = threading.Thread(target=turn)
     beside.start()
     beating = asyncio.create_task(beat())
+    await asyncio.sleep(0)  # it begins
     try:
         yield
     finally:
+        await asyncio.sleep(0.02)  # after its next beat, which says how long the last one took
         beating.cancel()
         is_over.set()
         beside.join()
