@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 
@@ -10,7 +9,7 @@ from orchestrator.domain.limits.buckets import Rate
 from orchestrator.errors import InvalidTask, NotFound, ResultTimeout, did_you_mean
 from orchestrator.sdk.checks import check_name, check_rate, check_retention
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.waiting.steps import Pause, Steps, check_timeout, complete
+from orchestrator.sdk.waiting.steps import Pause, Steps, complete, time_limit
 from orchestrator.sdk.waiting.twins import twin
 
 _LOOK_AGAIN = 0.25
@@ -78,14 +77,17 @@ class Queue:
         return complete(self._drain(timeout, show=show))
 
     def _drain(self, timeout: float | None = None, *, show: Callable[[int], None] = lambda _: None) -> Steps[None]:
-        check_timeout(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while left := self.open():
+        limit = time_limit(timeout)
+        while True:
+            with limit:
+                left = self.open()
             show(left)
-            if deadline is not None and time.monotonic() >= deadline:
-                raise ResultTimeout(self._still_holds(left, timeout))
+            if not left:
+                return
+            if limit.is_up:
+                with limit:
+                    raise ResultTimeout(self._still_holds(left, timeout))
             yield Pause(_LOOK_AGAIN)
-        show(0)
 
     def _still_holds(self, left: int, timeout: float | None) -> str:
         count, first = self._client.backend.queues.delayed(self.name)

@@ -7,7 +7,6 @@ once, and stored when `orchestrator schedules apply` or `app.schedules.apply()` 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -26,7 +25,7 @@ from orchestrator.sdk.flow.handle import FlowHandle
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.tasks.task import Task
-from orchestrator.sdk.waiting.steps import Pause, Steps, check_timeout, complete
+from orchestrator.sdk.waiting.steps import Pause, Steps, complete, time_limit
 from orchestrator.sdk.waiting.twins import twin
 
 if TYPE_CHECKING:
@@ -369,13 +368,15 @@ class Backfill:
         return complete(self._wait_ended(timeout))
 
     def _wait_ended(self, timeout: float | None = None) -> Steps[BackfillView]:
-        check_timeout(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not (view := self.progress()).is_over:
-            if deadline is not None and time.monotonic() >= deadline:
+        limit = time_limit(timeout)
+        while True:
+            with limit:
+                view = self.progress()
+            if view.is_over:
+                return view
+            if limit.is_up:
                 raise ResultTimeout(f"Backfill {self.id} has not ended: {view.done} of {view.total} after {timeout} s.")
             yield Pause(_LOOK_AGAIN)
-        return view
 
     aprogress = twin(progress)
     acancel = twin(cancel)

@@ -13,13 +13,15 @@ from psycopg2 import ProgrammingError
 from psycopg2.extensions import make_dsn
 from sqlalchemy import Connection, Engine, create_engine, event, exc, text
 from sqlalchemy.engine import ExceptionContext, make_url
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, QueuePool
 
+from orchestrator import time_limits
 from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.harmless import sentence, without_password, without_password_of
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import DEFAULT_NAMESPACE
 from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
+from orchestrator.store.dialing import use_dialing
 from orchestrator.store.discretion import code_of, hide_rows
 from orchestrator.store.namespaces import namespace_of, use_namespace
 from orchestrator.store.tables import SCHEMA
@@ -89,7 +91,7 @@ def engine_for(
     timeout = _POOL_TIMEOUT if deadlines is None else min(_POOL_TIMEOUT, deadlines.seconds)
     pool: dict[str, Any] = {"poolclass": NullPool}
     if pool_size:
-        pool = {"pool_size": pool_size, "max_overflow": max_overflow, "pool_timeout": timeout}
+        pool = {"poolclass": _Pool, "pool_size": pool_size, "max_overflow": max_overflow, "pool_timeout": timeout}
     try:
         url, hosts = _several_hosts(url)
         parsed = make_url(url)
@@ -120,7 +122,20 @@ def engine_for(
     event.listen(engine, "handle_error", _as_outage, retval=True)
     if deadlines is not None:
         use_deadlines(engine, deadlines)
+        use_dialing(engine)
     return engine
+
+
+class _Pool(QueuePool):
+    """A pool in which nobody waits for a connection longer than the call can that needs it."""
+
+    @property
+    def _timeout(self) -> float:
+        return time_limits.left(self._longest)
+
+    @_timeout.setter
+    def _timeout(self, seconds: float) -> None:
+        self._longest = seconds
 
 
 def _several_hosts(url: str) -> tuple[str, dict[str, str]]:

@@ -2,13 +2,15 @@
 
 A server that was stopped, or that waits for its disk, acknowledges what it is sent and never answers. The driver waits
 for it without an end, and cannot be told otherwise. So a thread looks now and then whether a statement has taken too
-long, and closes the connection under it, which the driver takes for what it is: a connection that broke.
+long, and closes the connection under it, which the driver takes for what it is: a connection that broke. Where the
+call that it is part of ends sooner (`time_limits.py`), so does the statement.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import socket
 import threading
@@ -18,6 +20,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event, exc
+
+from orchestrator import time_limits
 
 _OPTION = "orchestrator_deadlines"
 _TOKEN = "orchestrator_deadline"
@@ -39,18 +43,26 @@ class Deadlines:
         self.on_late: Callable[[float], None] = lambda _: None
         """Called, in a thread of its own, with the seconds for which a late statement has waited."""
         self._tokens = itertools.count(1)
-        self._open: dict[int, tuple[float, Any]] = {}
+        self._open: dict[int, tuple[float, float, Any]] = {}
+        """When statements began, when they are given up, and on which connection of the driver's they are under way."""
         self._cutting = threading.Lock()
         self._starting = threading.RLock()
         self._is_watching = False
-        self._closed = threading.Event()
+        self._is_closed = False
+        self._next_look = math.inf
+        self._look_now = threading.Event()
 
     def begin(self, connection: Any) -> int:
         """Watch a driver's connection from now on; return what ends this."""
-        token = next(self._tokens)
-        self._open[token] = (time.monotonic(), connection)
+        token, now, until = next(self._tokens), time.monotonic(), time_limits.give_up_at()
+        give_up_at = now + self.seconds
+        if until is not None and until < give_up_at:
+            give_up_at = until
+        self._open[token] = (now, give_up_at, connection)
         if not self._is_watching:
             self._watch()
+        if give_up_at < self._next_look:
+            self._look_now.set()
         return token
 
     def end(self, token: int) -> bool:
@@ -62,12 +74,14 @@ class Deadlines:
 
     def missed(self, sql: str) -> exc.OperationalError:
         """Return the error of a statement that has not ended in time."""
-        reason = NoAnswer(f"no answer within {self.seconds:g} s (setting database_timeout)")
+        limit = "the timeout of the call" if time_limits.is_over() else f"{self.seconds:g} s (setting database_timeout)"
+        reason = NoAnswer(f"no answer within {limit}")
         return exc.OperationalError(sql, None, reason, connection_invalidated=True)
 
     def close(self) -> None:
         """End the thread."""
-        self._closed.set()
+        self._is_closed = True
+        self._look_now.set()
 
     def _watch(self) -> None:
         with self._starting:
@@ -77,17 +91,26 @@ class Deadlines:
 
     def _run(self) -> None:
         """Look until there has been nothing to watch for as long as a statement may take."""
-        idle = 0
-        while idle <= _LOOKS and not self._closed.wait(self._look_every):
-            idle = 0 if self._open else idle + 1
-            now = time.monotonic()
-            for token, (began, _) in list(self._open.items()):
-                if now - began >= self._late:
-                    self.on_late(now - began)
-                if now - began >= self.seconds:
+        busy_at = time.monotonic()
+        while not self._is_closed:
+            now, self._next_look = time.monotonic(), math.inf  # who begins while this thread looks has it look again
+            busy_at = now if self._open else busy_at
+            if now - busy_at > self._late + self._look_every:
+                break
+            next_look = now + self._look_every
+            for token, (began, give_up_at, _) in list(self._open.items()):
+                waited = now - began
+                if waited >= self._late:
+                    self.on_late(waited)
+                if now >= give_up_at:
                     self._cut(token)
+                else:
+                    next_look = min(next_look, give_up_at)
+            self._next_look = next_look
+            self._look_now.wait(max(0.0, next_look - now))
+            self._look_now.clear()
         self._is_watching = False
-        if self._open and not self._closed.is_set():
+        if self._open and not self._is_closed:
             self._watch()  # somebody began while this thread was on its way out
 
     def _cut(self, token: int) -> None:
@@ -96,7 +119,7 @@ class Deadlines:
             if found is None:
                 return  # it has ended after all
             # Whatever is wrong with the connection, it will not do.
-            with contextlib.suppress(Exception), socket.socket(fileno=os.dup(found[1].fileno())) as line:
+            with contextlib.suppress(Exception), socket.socket(fileno=os.dup(found[2].fileno())) as line:
                 line.shutdown(socket.SHUT_RDWR)
 
 

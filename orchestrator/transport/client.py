@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from redis import Redis
 from redis.exceptions import ConnectionError
 
+from orchestrator import time_limits
 from orchestrator.transport.codec import Ended, Malformed, decode
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import NUDGE_CAP, Keys
 from orchestrator.transport.quarantine import Refused, set_aside
+from orchestrator.transport.raw_connection import packed
 from orchestrator.transport.signing import Forged
 
 _TIMEOUT = 2.0
 """Seconds that one nudge may take."""
+_SHORTEST = 0.01
+"""Seconds for a connection where no time is left; none at all would mean not to wait for what is there."""
+_LONGEST = 60.0
+"""Seconds to wait for another nudge: each takes much less."""
 _SILENCE = 2.0
 """Seconds without nudges after one that failed."""
 
+_CONFIRMED = 1.0
+"""Seconds to wait until Redis has confirmed a subscription."""
 _FRESH = 60.0
 """Seconds after which a signed announcement may be an old one that somebody repeats: then Postgres is asked."""
 _REFUSE_EVERY = 10.0
@@ -63,7 +72,9 @@ class Nudges:
         """Tell the leader that something is new, if Redis can be used."""
         if time.monotonic() < self._silent_until:
             return
-        with self._lock:
+        if not self._lock.acquire(timeout=time_limits.left(_LONGEST)):
+            return  # Redis hangs, and its leader looks by itself
+        try:
             if self._is_sending:
                 self._once_more = True  # a signal handler has interrupted one that may have left already
                 return
@@ -80,11 +91,16 @@ class Nudges:
                 self._connection.disconnect()  # and forget the answers that are still to come
             finally:
                 self._is_sending = False
+        finally:
+            self._lock.release()
 
     def _send(self) -> None:
         if self._connection is None:
             self._connection = self._redis.connection_pool.make_connection()
             self._command = self._connection.pack_command(*self._words)
+        if self._connection._sock is None:  # it is about to connect, and waits for answers then
+            seconds = time_limits.left(_TIMEOUT) or _SHORTEST
+            self._connection.socket_timeout = self._connection.socket_connect_timeout = seconds
         try:
             while self._connection.can_read(0):
                 self._connection.read_response()
@@ -104,7 +120,8 @@ class Announcements:
     """Waits on Redis pub/sub, in one thread, for everyone in one process who waits for a result.
 
     Nothing depends on it but speed: waiters subscribe, then read Postgres, and read again whenever the
-    connection was lost.
+    connection was lost. The thread alone connects, and holds no lock meanwhile: nobody else waits for a Redis that
+    hangs, but for a moment.
     """
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
@@ -114,6 +131,8 @@ class Announcements:
         self._waiters: dict[bytes, list[Wake]] = {}
         self._subscribed: dict[str, threading.Event] = {}
         self._pubsub = redis.pubsub()  # type: ignore[no-untyped-call]
+        self._line: Any = None
+        """The socket of the connection, while that stands."""
         self._thread: threading.Thread | None = None
         self._refuse_at = 0.0
         self._closed = threading.Event()
@@ -122,16 +141,33 @@ class Announcements:
         """Call `wake` from now on when this id ends; returns once the subscription stands (or Redis is away)."""
         channel = self._keys.done(identifier)
         with self._lock:
-            self._waiters.setdefault(identifier, []).append(wake)
-            confirmed = self._subscribed.get(channel)
-            if confirmed is None:
-                confirmed = self._subscribed[channel] = threading.Event()
-                with contextlib.suppress(*UNAVAILABLE):
-                    self._pubsub.subscribe(channel)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="orchestrator-announcements", daemon=True)
-                self._thread.start()
-        confirmed.wait(1.0)
+            confirmed = self._add(identifier, channel, wake)
+        if not confirmed.is_set():
+            confirmed.wait(time_limits.left(_CONFIRMED))
+
+    def listen_all(self, identifiers: Iterable[bytes], wake: Wake) -> None:
+        """Do the same for many ids."""
+        awaited: dict[str, threading.Event] = {}
+        with self._lock:
+            for identifier in identifiers:
+                channel = self._keys.done(identifier)
+                awaited[channel] = self._add(identifier, channel, wake)
+        give_up_at = time.monotonic() + time_limits.left(_CONFIRMED)
+        for confirmed in awaited.values():
+            if not confirmed.is_set():
+                confirmed.wait(max(0.0, give_up_at - time.monotonic()))
+
+    def _add(self, identifier: bytes, channel: str, wake: Wake) -> threading.Event:
+        """Note who waits, with the lock held; return what says that the subscription stands."""
+        self._waiters.setdefault(identifier, []).append(wake)
+        confirmed = self._subscribed.get(channel)
+        if confirmed is None:
+            confirmed = self._subscribed[channel] = threading.Event()
+            self._send("SUBSCRIBE", channel)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="orchestrator-announcements", daemon=True)
+            self._thread.start()
+        return confirmed
 
     def forget(self, identifier: bytes, wake: Wake) -> None:
         """Stop calling `wake`."""
@@ -145,15 +181,29 @@ class Announcements:
     def close(self) -> None:
         """End the thread, which is not waited for for long, and its connection."""
         self._closed.set()
-        with contextlib.suppress(*UNAVAILABLE):
-            if self._thread is not None:
-                self._pubsub.unsubscribe()  # its confirmation wakes the thread
-                self._thread.join(2.0)
-            self._pubsub.close()
+        with self._lock:
+            self._send("UNSUBSCRIBE")  # its confirmation wakes the thread
+        if self._thread is not None:
+            self._thread.join(2.0)  # where Redis hangs, it ends a little later
+
+    def _send(self, *words: str) -> None:
+        """Tell Redis something, with the lock held, if the connection stands; if not, the thread does when it does."""
+        line = self._line
+        if line is None:
+            return
+        try:
+            line.sendall(b"".join(packed(words)))
+        except OSError:
+            self._line = None  # half of it may be sent: the thread finds the line broken, and connects anew
+            with contextlib.suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
 
     def _run(self) -> None:
         try:
+            with contextlib.suppress(*UNAVAILABLE):
+                self._subscribe()
             self._listen()
+            self._pubsub.close()
         except Exception:
             if not self._closed.is_set():  # else its connection was closed under it, which the driver does not expect
                 raise
@@ -164,11 +214,13 @@ class Announcements:
             try:
                 message = self._pubsub.get_message(timeout=1.0)
             except UNAVAILABLE:
+                with self._lock:
+                    self._line = None
                 self._closed.wait(pause)
                 pause = min(pause * 2, 2.0)
                 with contextlib.suppress(*UNAVAILABLE):
                     self._pubsub.connection and self._pubsub.connection.disconnect()
-                    self._resubscribe()
+                    self._subscribe()
                 self._wake_everyone()
                 continue
             if message is None:
@@ -180,17 +232,25 @@ class Announcements:
             elif message["type"] == "message":
                 self._deliver(message["channel"].decode(), message["data"])
 
+    def _subscribe(self) -> None:
+        """Connect, and subscribe to all channels that somebody has begun to listen to."""
+        with self._lock:
+            wanted = set(self._subscribed)
+        self._pubsub.subscribe(*wanted)
+        with self._lock:
+            self._line = self._pubsub.connection._sock
+            if others := set(self._subscribed) - wanted:  # these came meanwhile
+                self._send("SUBSCRIBE", *others)
+
     def _subscribe_missing(self) -> None:
         """Subscribe to channels that Redis was away for when somebody began to listen."""
-        with self._lock, contextlib.suppress(*UNAVAILABLE):
+        with self._lock:
             missing = [channel for channel, confirmed in self._subscribed.items() if not confirmed.is_set()]
             if missing:
-                self._pubsub.subscribe(*missing)
-
-    def _resubscribe(self) -> None:
-        with self._lock:
-            if self._subscribed:
-                self._pubsub.subscribe(*self._subscribed)
+                self._send("SUBSCRIBE", *missing)
+        if missing and self._line is None:
+            with contextlib.suppress(*UNAVAILABLE):
+                self._subscribe()
 
     def _deliver(self, channel: str, data: bytes) -> None:
         try:

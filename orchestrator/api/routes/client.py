@@ -31,6 +31,7 @@ from orchestrator.sdk.calls.tasks import TaskCalls
 from orchestrator.sdk.calls.waits import PATH, End, Ends, Waiting
 from orchestrator.sdk.calls.workflows import WorkflowCalls
 from orchestrator.sdk.waiting.steps import Pause, Steps
+from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
 PARTS: dict[str, type] = {
@@ -69,7 +70,7 @@ def wait_for_ends(api: Api, body: Waiting) -> Steps[Ends]:
     if len(finders) < sum(len({*ids}) for ids, _ in kinds):
         raise refused(422, "The request does not fit", "An id is given twice, as that of different things.")
     ended: list[End] = []
-    stream = api.backend.waiting.each(list(finders), _by_kind(finders), body.timeout)
+    stream = api.backend.waiting.each(list(finders), _by_kind(finders), TimeLimit(body.timeout))
     has_lingered = len(finders) <= _FEW
     try:
         for item in stream:

@@ -24,6 +24,7 @@ from orchestrator.sdk.values.shown import as_json, call_of, stored_value
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store import insights
 from orchestrator.store.insights import AttemptView, ErrorView, Lineage, TaskDetail, TaskFilter, TaskView
+from orchestrator.time_limits import TimeLimit
 
 routes = Routes("tasks", "/api/v1/tasks")
 
@@ -125,7 +126,7 @@ def show_task(api: Api, id: UUID, query: WaitQuery) -> TaskAnswer | Steps[TaskAn
 
 def _when_ended(api: Api, id: UUID, seconds: float) -> Steps[TaskAnswer]:
     """Wait for the end of a task: nobody holds a thread or a connection meanwhile."""
-    yield from api.backend.tasks.wait(id.bytes, seconds)
+    yield from api.backend.tasks.wait(id.bytes, TimeLimit(seconds))
     return shown_task(api, id)
 
 

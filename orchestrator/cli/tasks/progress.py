@@ -17,6 +17,7 @@ from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.waiting.steps import complete
+from orchestrator.time_limits import TimeLimit
 
 _WIDTH = 20
 _REFRESH = 0.25
@@ -90,4 +91,4 @@ def _follow(app: Orchestrator, task: bytes, show: Callable[[_Sight], None]) -> s
             shown = str(sight)
         if sight.status in ENDED_TASK_STATES:
             return sight.status
-        complete(app._client.backend.tasks.wait(task, _REFRESH))
+        complete(app._client.backend.tasks.wait(task, TimeLimit(_REFRESH)))

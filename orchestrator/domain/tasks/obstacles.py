@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 NO_LEADER = (
-    "No scheduler leads, so nothing moves. Start one: orchestrator scheduler; if one runs, its log says what keeps it"
+    "No scheduler leads, so nothing moves. Start one: orchestrator scheduler; if one runs, it has not renewed its "
+    "lease, and its log says what keeps it, such as a Redis that hangs"
 )
 NONE_CAN_LEAD = "No scheduler leads, so nothing moves: those that run cannot use Postgres."
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from sqlalchemy import Connection
 
+from orchestrator import time_limits
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import Unavailable, WrongState
 from orchestrator.sdk.backend.connections import Connections
@@ -35,8 +37,9 @@ def ask(connections: Connections, kind: RequestKind, target: bytes, state: str, 
 
 def obstacles(connections: Connections, target: bytes) -> list[str]:
     """Return what keeps a task or a run from going on, in words."""
+    began = time.monotonic()
     find = undisturbed(_obstacle_finder)
-    with connections.reading() as connection:
+    with time_limits.extended(time.monotonic() - began), connections.reading() as connection:
         return find(connection, target)
 
 
@@ -51,4 +54,9 @@ def overdue(connections: Connections, target: bytes) -> str:
     try:
         return " ".join(obstacles(connections, target)).removesuffix(".") or "It goes on"
     except Unavailable:
-        return "Postgres cannot be asked how it is"
+        return cannot_be_asked()
+
+
+def cannot_be_asked() -> str:
+    """Say that it is not known what keeps something from its end."""
+    return f"Postgres {'has not said in time' if time_limits.is_over() else 'cannot be asked'} how it is"

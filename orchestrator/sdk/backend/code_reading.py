@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from orchestrator.domain.code.activation import NO_HANDLER
@@ -13,7 +12,7 @@ from orchestrator.domain.sealed import reveal_error, reveal_event
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import NotFound, Unavailable, WrongState
-from orchestrator.sdk.backend.asking import overdue
+from orchestrator.sdk.backend.asking import cannot_be_asked, overdue
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import EndWaiters, FindEnd
 from orchestrator.sdk.calls.waits import MISSING
@@ -26,6 +25,7 @@ from orchestrator.store.code.reads import CodeRunOutcome
 from orchestrator.store.code.signals import Sent
 from orchestrator.store.runs import stuck
 from orchestrator.store.tasks import results
+from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
 
@@ -51,7 +51,7 @@ class CodeReading:
                 last = runs.latest(connection, [run])[run]
                 reason, waiting = stuck.reason(connection, last), reads.waiting(connection, last)
         except Unavailable:
-            return "Postgres cannot be asked how it is"
+            return cannot_be_asked()
         if reason is not None:
             return f"It is stuck: {reason['kind']}: {reveal_text(reason['message'])}".removesuffix(".")
         waiting_updates: list[str] = waiting.get("updates", [])
@@ -108,16 +108,15 @@ class CodeReading:
 
     # -- ends
 
-    def wait(self, run: bytes, timeout: float | None, sent: Sent | None = None) -> Steps[Ended | None]:
+    def wait(self, run: bytes, limit: TimeLimit, sent: Sent | None = None) -> Steps[Ended | None]:
         """Wait until a run, or the last of those in which it goes on, has ended; None if it has not by then.
 
         It goes on in the run that got the signal which was `sent` to it, if it had ended by then.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ended = yield from self._waiting.wait(run, self._end_finder(run, sent), left)
-            following = None if ended is None else self._following(run, ended, sent)
+            ended = yield from self._waiting.wait(run, self._end_finder(run, sent), limit)
+            with limit:
+                following = None if ended is None else self._following(run, ended, sent)
             if following is None:
                 return ended
             run, sent = following

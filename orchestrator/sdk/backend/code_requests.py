@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -25,11 +24,12 @@ from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import decode_value
-from orchestrator.sdk.waiting.steps import Steps
+from orchestrator.sdk.waiting.steps import Steps, time_limit
 from orchestrator.sealing import CALL, VALUE, reveal
 from orchestrator.store import inbox
 from orchestrator.store.code import expectations, reads, resolutions
 from orchestrator.store.inbox import RequestKind
+from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
 _ASK_AGAIN = 5.0
@@ -127,7 +127,7 @@ class CodeRequests(CodeReading):
             add_request(connection, RequestKind.RESET, run, request=request, to=to, reason=reason)
             self._connections.record(connection, "reset", "run", to_text(run), to=to, reason=reason)
         self._connections.nudge()
-        answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), _RESETTING)
+        answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), TimeLimit(_RESETTING))
         if answer is None:
             raise ResultTimeout(
                 f"Run {to_text(run)} was not reset within {_RESETTING:g} s, and will be as soon as a scheduler comes "
@@ -167,27 +167,29 @@ class CodeRequests(CodeReading):
         **body: Any,
     ) -> Steps[bytes]:
         """Ask for something that is answered, and return the answer; `told` is for the audit log."""
-        request = new_id()
-        run = self._send(run, request_kind, verb, told, request=request, **body)
-        deadline = None if timeout is None else time.monotonic() + timeout
+        request, limit = new_id(), time_limit(timeout, writes=True)
+        with limit:
+            run = self._send(run, request_kind, verb, told, request=request, **body)
         is_settled = request_kind in _SETTLES
-        pause = _SETTLING if is_settled and deadline is not None else _ASK_AGAIN
+        pause = _SETTLING if is_settled and timeout is not None else _ASK_AGAIN
         while True:
-            left = pause if deadline is None else min(pause, deadline - time.monotonic())
-            answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), max(0.0, left))
+            part = limit.for_at_most(pause)
+            answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), part)
             if answer is not None:
                 break
-            if is_settled and deadline is not None and self._is_without_leader(run):
-                raise ResultTimeout("no scheduler leads, and the next one that does comes to it")
-            if is_settled and deadline is not None and time.monotonic() >= deadline:
-                raise ResultTimeout(f"no scheduler has come to it within {timeout:g} s, and one will")
-            if deadline is not None and time.monotonic() >= deadline:
-                raise ResultTimeout(
-                    f"No answer to {verb} run {to_text(run)} within {timeout:g} s. {self.overdue(run, body['name'])}."
-                )
-            self._open(run, verb)
-            if request_kind is RequestKind.QUERY:
-                self._send(run, request_kind, verb, request=request, **body)
+            with limit:
+                if is_settled and timeout is not None and self._is_without_leader(run):
+                    raise ResultTimeout("no scheduler leads, and the next one that does comes to it")
+                if is_settled and limit.is_up:
+                    raise ResultTimeout(f"no scheduler has come to it within {timeout:g} s, and one will")
+                if limit.is_up:
+                    raise ResultTimeout(
+                        f"No answer to {verb} run {to_text(run)} within {timeout:g} s. "
+                        f"{self.overdue(run, body['name'])}."
+                    )
+                self._open(run, verb)
+                if request_kind is RequestKind.QUERY:
+                    self._send(run, request_kind, verb, request=request, **body)
         if answer.error is not None:
             kind = WrongState if answer.error.kind == "WrongState" else OrchestratorError
             refused = kind(_refused(verb, body["name"], answer.error))

@@ -11,6 +11,7 @@ import msgspec
 from redis import Redis
 from sqlalchemy import Connection, Engine, exc
 
+from orchestrator import time_limits
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.redaction import Redaction, words
 from orchestrator.domain.tasks.task import NewTask
@@ -96,6 +97,9 @@ class Connections:
 
     def insert(self, task: NewTask) -> None:
         """Create one task without a unique key, on the shortest way."""
+        if time_limits.spares_writes():
+            with time_limits.endless():
+                return self.insert(task)
         thread = self._thread
         if thread.is_busy:
             with self._connected(f"task {to_text(task.id)} was stored", transaction=False) as connection:
@@ -112,6 +116,7 @@ class Connections:
 
     def outcomes(self, tasks: Sequence[bytes]) -> dict[bytes, TaskOutcome]:
         """Return where tasks stand, on the shortest way."""
+        _refuse_late()
         thread = self._thread
         if thread.is_busy:
             with self.reading() as connection:
@@ -131,6 +136,11 @@ class Connections:
 
     @contextmanager
     def _connected(self, written: str, *, transaction: bool) -> Iterator[Connection]:
+        if written and time_limits.spares_writes():
+            with time_limits.endless(), self._connected(written, transaction=transaction) as connection:
+                yield connection
+            return
+        _refuse_late()
         try:
             connection = self._open(transaction=transaction)
             try:
@@ -166,6 +176,12 @@ class Connections:
             said = f"The connection to Postgres broke, and it is not known whether {written}: {reason}"
             return _caused(Uncertain(said), error)
         return _caused(Unavailable(f"Postgres cannot be used: {reason}"), error)
+
+
+def _refuse_late() -> None:
+    """Ask nothing for a call whose time is over."""
+    if time_limits.is_over():
+        raise Unavailable("Postgres is not asked any more: the time of the call is over.")
 
 
 def _caused(known: OrchestratorError, error: Exception) -> OrchestratorError:

@@ -43,6 +43,7 @@ from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import enqueue, results
 from orchestrator.store.tasks.results import EndedAt
+from orchestrator.time_limits import TimeLimit
 from orchestrator.trace_context import current_trace
 from orchestrator.transport.codec import Ended
 
@@ -238,9 +239,9 @@ class RunBackend:
             if state.steps[place] != StepState.SKIPPED
         }
 
-    def wait(self, run: bytes, timeout: float | None) -> Steps[Ended | None]:
+    def wait(self, run: bytes, limit: TimeLimit) -> Steps[Ended | None]:
         """Wait until a run ends; None if it has not by then."""
-        return self._waiting.wait(run, lambda: self._find_end(run), timeout)
+        return self._waiting.wait(run, lambda: self._find_end(run), limit)
 
     def _find_end(self, run: bytes) -> Ended | None:
         state, _ = self.progress(run)

@@ -37,6 +37,7 @@ from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.runs.retries import EndedIn
 from orchestrator.store.tasks import enqueue, redrive, results, revival, shared, unique
 from orchestrator.store.tasks.redrive import FailedFilter, Group
+from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
 _RETRIED = (TaskState.FAILED, TaskState.SKIPPED)
@@ -295,13 +296,13 @@ class TaskBackend:
 
     # -- waiting
 
-    def wait(self, task: bytes, timeout: float | None) -> Steps[Ended | None]:
+    def wait(self, task: bytes, limit: TimeLimit) -> Steps[Ended | None]:
         """Wait until a task ends; None if it has not by then."""
-        return self._waiting.wait(task, lambda: self._find_end(task), timeout)
+        return self._waiting.wait(task, lambda: self._find_end(task), limit)
 
-    def wait_each(self, tasks: Sequence[bytes], timeout: float | None) -> Stream[Ended]:
+    def wait_each(self, tasks: Sequence[bytes], limit: TimeLimit) -> Stream[Ended]:
         """Yield tasks as they end, those that have ended already first; stop when the time is up."""
-        return self._waiting.each(tasks, self.find_ends, timeout)
+        return self._waiting.each(tasks, self.find_ends, limit)
 
     def _find_end(self, task: bytes) -> Ended | None:
         return next(iter(self.find_ends([task])), None)

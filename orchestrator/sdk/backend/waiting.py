@@ -1,12 +1,11 @@
 """Waiting for ends: subscribe, then look in Postgres, and look again whenever something may have been missed.
 
 Whoever waits has no connection to Postgres meanwhile. The wait goes on while Postgres is away, and survives a Redis
-that is: then it takes as long as the next look.
+that is: then it takes as long as the next look. Whatever is asked meanwhile keeps to the time of the call.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from orchestrator import time_limits
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import Unavailable
 from orchestrator.references import is_reference
@@ -24,6 +24,7 @@ from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
 from orchestrator.sealing import Sealed, is_sealed, reveal
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, first_line, get_logger
+from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.client import Announcements
 from orchestrator.transport.codec import Ended
 from orchestrator.transport.connection import connect
@@ -64,9 +65,8 @@ class EndWaiters:
         """What is announced to this process."""
         return self._announcements()
 
-    def wait(self, identifier: bytes, find_end: FindEnd, timeout: float | None) -> Steps[Ended | None]:
+    def wait(self, identifier: bytes, find_end: FindEnd, limit: TimeLimit) -> Steps[Ended | None]:
         """Wait until `find_end` finds an end, or one is announced; None if there is none by then."""
-        deadline = None if timeout is None else time.monotonic() + timeout
         pause = Pause()
         heard: list[Ended | None] = []
 
@@ -74,24 +74,27 @@ class EndWaiters:
             heard.append(ended)
             pause.ring()
 
-        self.announcements.listen(identifier, wake)
         try:
-            found = self._try(find_end)
+            with limit:
+                self.announcements.listen(identifier, wake)
+                found = self._try(find_end)
             while found is None:
-                pause.seconds = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
+                pause.seconds = _until_next_look(limit)
                 if pause.seconds <= 0:
                     return None
                 yield pause
-                found = _complete(heard) or self._try(find_end)
-                if found is None and pause.seconds == _LOOK_AGAIN and not heard:
-                    self._obstacles.look(identifier)
+                found = _complete(heard)
+                if found is None:
+                    with limit:
+                        found = self._try(find_end)
+                        if found is None and pause.seconds == _LOOK_AGAIN and not heard:
+                            self._obstacles.look(identifier)
             return found
         finally:
             self.announcements.forget(identifier, wake)
 
-    def each(self, identifiers: Sequence[bytes], find_ends: FindEnds, timeout: float | None) -> Stream[Ended]:
+    def each(self, identifiers: Sequence[bytes], find_ends: FindEnds, limit: TimeLimit) -> Stream[Ended]:
         """Yield ends as they come, those that have come already first; stop when the time is up."""
-        deadline = None if timeout is None else time.monotonic() + timeout
         pause = Pause()
         heard: deque[Ended | None] = deque()
 
@@ -101,21 +104,24 @@ class EndWaiters:
 
         left = dict.fromkeys(identifiers)
         try:
-            for identifier in left:
-                self.announcements.listen(identifier, wake)
+            with limit:
+                self.announcements.listen_all(left, wake)
             heard.append(None)  # whatever ended before, nobody announces again
             while left:
-                for ended in self._ends(left, heard, find_ends):
+                with limit:
+                    ends = self._ends(left, heard, find_ends)
+                for ended in ends:
                     del left[ended.id]
                     self.announcements.forget(ended.id, wake)
                     yield ended
-                pause.seconds = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
+                pause.seconds = _until_next_look(limit)
                 if not left or pause.seconds <= 0:
                     return
                 yield pause
                 if not heard:
                     heard.append(None)
-                    self._obstacles.look(next(iter(left)))
+                    with limit:
+                        self._obstacles.look(next(iter(left)))
         finally:
             for identifier in left:
                 self.announcements.forget(identifier, wake)
@@ -142,6 +148,8 @@ class EndWaiters:
 
     def _try(self, find_end: Callable[[], T]) -> T | None:
         """Look; while Postgres is away, nothing has ended that anyone could know of, and the wait goes on."""
+        if time_limits.is_over():
+            return None
         try:
             found = find_end()
         except Unavailable as error:
@@ -149,6 +157,11 @@ class EndWaiters:
             return None
         self._postgres.worked()
         return found
+
+
+def _until_next_look(limit: TimeLimit) -> float:
+    left = limit.left
+    return _LOOK_AGAIN if left is None else min(_LOOK_AGAIN, left)
 
 
 def _complete(heard: list[Ended | None]) -> Ended | None:

@@ -14,6 +14,7 @@ from orchestrator.sdk.calls.declaring import call
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store.code.signals import Sent
+from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
 Place = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -94,5 +95,5 @@ class CodeCalls(Protocol):
 class CodeWork(CodeCalls, Protocol):
     """All that a client can do with runs of code."""
 
-    def wait(self, run: bytes, timeout: float | None, sent: Sent | None = None) -> Steps[Ended | None]:
+    def wait(self, run: bytes, limit: TimeLimit, sent: Sent | None = None) -> Steps[Ended | None]:
         """Wait until a run, or the last of those in which it goes on, has ended; None if it has not by then."""

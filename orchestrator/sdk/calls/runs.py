@@ -13,6 +13,7 @@ from orchestrator.sdk.calls.tasks import Entry, Moment
 from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store.tasks.results import EndedAt
+from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
 
@@ -74,7 +75,7 @@ class RunWork(RunCalls, Protocol):
     def outputs(self, run: bytes) -> dict[str, Any]:
         """Return the output of every step of a workflow's run that was not skipped; none of other runs."""
 
-    def wait(self, run: bytes, timeout: float | None) -> Steps[Ended | None]:
+    def wait(self, run: bytes, limit: TimeLimit) -> Steps[Ended | None]:
         """Wait until a run ends; None if it has not by then."""
 
 

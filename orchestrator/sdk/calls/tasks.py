@@ -16,6 +16,7 @@ from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.store.tasks.redrive import FailedFilter, Group
+from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
 Entry = Annotated[str, Meta(pattern=whole("([0-9]{1,19}-[0-9]{1,19})?"))]
@@ -96,8 +97,8 @@ class TaskWork(TaskCalls, Protocol):
     def enqueue_in(self, given: object, task: NewTask) -> bytes:
         """Create one task in the caller's transaction."""
 
-    def wait(self, task: bytes, timeout: float | None) -> Steps[Ended | None]:
+    def wait(self, task: bytes, limit: TimeLimit) -> Steps[Ended | None]:
         """Wait until a task ends; None if it has not by then."""
 
-    def wait_each(self, tasks: Sequence[bytes], timeout: float | None) -> Stream[Ended]:
+    def wait_each(self, tasks: Sequence[bytes], limit: TimeLimit) -> Stream[Ended]:
         """Yield tasks as they end, those that have ended already first; stop when the time is up."""

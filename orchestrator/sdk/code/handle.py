@@ -17,9 +17,10 @@ from orchestrator.sdk.code.known_updates import WorkflowSignature
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import refuse_inside_task
 from orchestrator.sdk.values.payload import decode_value, digest_call, encode_call, encode_value
-from orchestrator.sdk.waiting.steps import Steps, check_timeout, complete
+from orchestrator.sdk.waiting.steps import Steps, check_timeout, complete, time_limit
 from orchestrator.sdk.waiting.twins import twin
 from orchestrator.sealing import legible
+from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
 if TYPE_CHECKING:
@@ -70,13 +71,15 @@ class WorkflowHandle(Generic[R]):
 
     def _result(self, timeout: float | None = None) -> Steps[R]:
         refuse_inside_task("a workflow")
-        check_timeout(timeout)
+        limit = time_limit(timeout)
         code = self._client.backend.code
-        ended = yield from code.wait(self._id, timeout, self._sent)
+        ended = yield from code.wait(self._id, limit, self._sent)
         if ended is None:
+            with limit:
+                how = code.overdue(self._id)
             raise ResultTimeout(
-                f"{self!r} had no result after {timeout} s. {code.overdue(self._id)}; "
-                f"ask again, or see `orchestrator runs show {self.id}`."
+                f"{self!r} had no result after {timeout} s. {how}; ask again, or see "
+                f"`orchestrator runs show {self.id}`."
             )
         return self._value(ended)
 
@@ -120,7 +123,10 @@ class WorkflowHandle(Generic[R]):
         refuse_inside_task("a workflow")
         check_timeout(timeout)
         payload = encode_call(name, args, kwargs, self._client.settings.max_payload)
-        return decode_value((yield from _legibly(self._client.backend.code.query(self._run, name, payload, timeout))))
+        with TimeLimit(timeout):
+            run = self._run
+        answer = self._client.backend.code.query(run, name, payload, timeout)
+        return decode_value((yield from _legibly(answer)))
 
     def update(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any:
         """Ask the code to do something, and return its answer."""
@@ -132,7 +138,10 @@ class WorkflowHandle(Generic[R]):
         if self._signature is not None:
             self._signature.check_update(name)
         payload = encode_call(name, args, kwargs, self._client.settings.max_payload)
-        return decode_value((yield from _legibly(self._client.backend.code.update(self._run, name, payload, timeout))))
+        with TimeLimit(timeout):
+            run = self._run
+        answer = self._client.backend.code.update(run, name, payload, timeout)
+        return decode_value((yield from _legibly(answer)))
 
     def cancel(self) -> None:
         """Ask the run to cancel itself: its code is told, and may tidy up."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from orchestrator import time_limits
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import ConfigurationError, Forbidden, OrchestratorError, Unavailable, Uncertain, from_problem
@@ -18,6 +19,7 @@ from orchestrator.sdk.remote.http import Broken, Http, Reply, Unreached
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.sdk.waiting.steps import Pause, Steps
 from orchestrator.sealing import describe_json, reveal_json
+from orchestrator.time_limits import GRACE, TimeLimit
 
 R = TypeVar("R")
 
@@ -100,11 +102,19 @@ class Asking:
             ) from error
 
     def _ask(self, call: Declared, body: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Reply:
-        timeout = self.http.timeout if not call.waits else _limit(call, args, kwargs) + self.http.timeout
+        if not call.waits:
+            return self._try(call, body, args, kwargs, self.http.timeout)
+        timeout = call.signature.bind(None, *args, **kwargs).arguments.get("timeout")
+        # The server gives up in its own time, and its answer has a way to go.
+        with TimeLimit(None if timeout is None else timeout + GRACE, writes=True):
+            return self._try(call, body, args, kwargs, (timeout or _UNLIMITED) + self.http.timeout)
+
+    def _try(self, call: Declared, body: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any], most: float) -> Reply:
+        """Ask until there is an answer, or the time of the call is over; each time takes so many seconds at most."""
         doubt: Uncertain | None = None
         for pause in (*_PAUSES, None):
             try:
-                reply = self.http.post(call.path, body, timeout)
+                reply = self.http.post(call.path, body, time_limits.left(most))
                 problem = self.problem(reply)
                 if problem is None:
                     return reply
@@ -122,7 +132,7 @@ class Asking:
             elif not isinstance(problem, Unavailable) or pause is None:
                 raise _in_doubt(doubt, problem)
             wait = pause if reply is None or reply.retry_after is None else reply.retry_after
-            if wait > _LONGEST_PAUSE:
+            if wait > time_limits.left(_LONGEST_PAUSE):
                 raise _in_doubt(doubt, problem)
             time.sleep(wait)
         raise AssertionError("the last try returns or raises")
@@ -191,12 +201,6 @@ def _in_doubt(doubt: Uncertain | None, problem: OrchestratorError) -> Orchestrat
         return problem
     doubt.__cause__ = problem
     return doubt
-
-
-def _limit(call: Declared, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
-    """Return the seconds that a call says it may wait."""
-    given = call.signature.bind(None, *args, **kwargs).arguments.get("timeout", _UNLIMITED)
-    return float(given)
 
 
 def bound(call: Declared) -> Any:

@@ -92,7 +92,9 @@ class Http:
         Meanwhile the connection stands in `under_way`, for who may want to `hang_up`.
         """
         idle = self._idle()
-        connection = _take(idle) or self._connect()
+        if timeout <= 0:
+            raise Unreached("the time of the call is over")
+        connection = _take(idle) or self._connect(timeout)
         if under_way is not None:
             under_way.add(connection)
         try:
@@ -126,7 +128,7 @@ class Http:
 
         What is read of it may take so many seconds.
         """
-        connection = self._connect()
+        connection = self._connect(_CONNECTING)
         try:
             assert connection.sock is not None
             connection.sock.settimeout(timeout)
@@ -136,11 +138,12 @@ class Http:
             connection.close()
             raise
 
-    def _connect(self) -> Connection:
+    def _connect(self, most: float) -> Connection:
+        seconds = min(_CONNECTING, most)
         if self._tls is None:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECTING)
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
         else:
-            connection = http.client.HTTPSConnection(self._host, self._port, timeout=_CONNECTING, context=self._tls)
+            connection = http.client.HTTPSConnection(self._host, self._port, timeout=seconds, context=self._tls)
         try:
             connection.connect()
         except ssl.SSLError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from orchestrator.sdk.remote.waiting import Waits
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
 from orchestrator.store.code.signals import Sent
+from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
 _LOOK_AGAIN = 0.2
@@ -95,13 +95,13 @@ class RemoteTasks(_WaitingPart, _Tasks):  # type: ignore[misc]
             "`task.enqueue(…)` after your commit, or set ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL instead."
         )
 
-    def wait(self, task: bytes, timeout: float | None) -> Steps[Ended | None]:
+    def wait(self, task: bytes, limit: TimeLimit) -> Steps[Ended | None]:
         """Wait until a task ends; None if it has not by then."""
-        return self._waiting.wait("tasks", task, timeout)
+        return self._waiting.wait("tasks", task, limit)
 
-    def wait_each(self, tasks: Sequence[bytes], timeout: float | None) -> Stream[Ended]:
+    def wait_each(self, tasks: Sequence[bytes], limit: TimeLimit) -> Stream[Ended]:
         """Yield tasks as they end; stop when the time is up."""
-        return self._waiting.each("tasks", tasks, timeout)
+        return self._waiting.each("tasks", tasks, limit)
 
 
 class RemoteRuns(_WaitingPart, _Runs):  # type: ignore[misc]
@@ -120,9 +120,9 @@ class RemoteRuns(_WaitingPart, _Runs):  # type: ignore[misc]
         """Return what hears that a run may have changed."""
         return RemoteRunListener(self._asking.http, run)
 
-    def wait(self, run: bytes, timeout: float | None) -> Steps[Ended | None]:
+    def wait(self, run: bytes, limit: TimeLimit) -> Steps[Ended | None]:
         """Wait until a run ends; None if it has not by then."""
-        ended = yield from self._waiting.wait("runs", run, timeout)
+        ended = yield from self._waiting.wait("runs", run, limit)
         if ended is not None and ended.state == MISSING:
             raise NotFound.by_id("run", to_text(run))
         return ended
@@ -131,12 +131,10 @@ class RemoteRuns(_WaitingPart, _Runs):  # type: ignore[misc]
 class RemoteCode(_WaitingPart, _Code):  # type: ignore[misc]
     """Runs of code, over HTTP."""
 
-    def wait(self, run: bytes, timeout: float | None, sent: Sent | None = None) -> Steps[Ended | None]:
+    def wait(self, run: bytes, limit: TimeLimit, sent: Sent | None = None) -> Steps[Ended | None]:
         """Wait until a run, or the last of those in which it goes on, has ended; None if it has not by then."""
-        deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ended = yield from self._waiting.wait("code", run, left)
+            ended = yield from self._waiting.wait("code", run, limit)
             if ended is None:
                 return None
             if ended.state == MISSING:
@@ -146,13 +144,14 @@ class RemoteCode(_WaitingPart, _Code):  # type: ignore[misc]
                 continue
             if sent is None:
                 return ended
-            reached = self._try_reached(sent)
+            with limit:
+                reached = self._try_reached(sent)
             if reached == sent.run:
                 return ended
             if reached is not None:
                 run, sent = reached, None
                 continue
-            if deadline is not None and time.monotonic() >= deadline:
+            if limit.is_up:
                 return None
             yield Pause(_LOOK_AGAIN)  # nobody knows yet
 
@@ -168,6 +167,6 @@ class RemoteCode(_WaitingPart, _Code):  # type: ignore[misc]
     def _try_reached(self, sent: Sent) -> bytes | None:
         try:
             reached: bytes | None = self.reached(sent)
-        except Unavailable:
+        except (Unavailable, Uncertain):
             return None
         return reached

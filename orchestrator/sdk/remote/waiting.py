@@ -24,6 +24,7 @@ from orchestrator.sdk.waiting.obstacles import ObstacleLog
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
 from orchestrator.telemetry import Outage, first_line, get_logger
+from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
 log = get_logger("client")
@@ -50,8 +51,6 @@ _LINGER = 10.0
 """Seconds for which a thread stays that has nothing to ask."""
 _LONGEST_PAUSE = 2.0
 _FOREVER = 1e9
-_GRACE = 5.0
-"""Seconds that a first answer may come late."""
 
 
 class Waits:
@@ -67,17 +66,18 @@ class Waits:
         if polls is not None:
             polls.close()
 
-    def wait(self, kind: Kind, identifier: bytes, timeout: float | None) -> Steps[Ended | None]:
+    def wait(self, kind: Kind, identifier: bytes, limit: TimeLimit) -> Steps[Ended | None]:
         """Wait for one end; None if it does not come in time."""
-        for item in self.each(kind, [identifier], timeout):
+        for item in self.each(kind, [identifier], limit):
             if not isinstance(item, Pause):
                 return item
             yield item
         return None
 
-    def each(self, kind: Kind, identifiers: Sequence[bytes], timeout: float | None) -> Stream[Ended]:
+    def each(self, kind: Kind, identifiers: Sequence[bytes], limit: TimeLimit) -> Stream[Ended]:
         """Yield ends as they come, those that have come already first; stop when the time is up."""
-        deadline = time.monotonic() + (_FOREVER if timeout is None else timeout)
+        deadline = time.monotonic() + _FOREVER if limit.deadline is None else limit.deadline
+        first_answer = deadline if limit.give_up_at is None else limit.give_up_at
         pause = Pause()
         heard: deque[Heard] = deque()
 
@@ -100,7 +100,7 @@ class Waits:
                 if polls is not self._polls():
                     polls = self._polls()
                     polls.listen(((kind, identifier) for identifier in left), waiter)
-                pause.seconds = deadline - time.monotonic() + (0.0 if has_looked else _GRACE)
+                pause.seconds = (deadline if has_looked else first_answer) - time.monotonic()
                 if not left or pause.seconds <= 0:
                     return
                 yield pause

@@ -8,8 +8,9 @@ from typing import Generic, TypeVar, overload
 from orchestrator.errors import OrchestratorError, ResultTimeout
 from orchestrator.sdk.tasks.context import refuse_inside_task
 from orchestrator.sdk.tasks.handle import Handle
-from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, check_timeout, complete, iterate
+from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, check_timeout, complete, iterate, time_limit
 from orchestrator.sdk.waiting.threads import Threads
+from orchestrator.time_limits import TimeLimit
 
 R = TypeVar("R")
 
@@ -43,14 +44,16 @@ def as_completed(handles: Iterable[Handle[R]], timeout: float | None = None) -> 
     return Completions(_completions(asked, timeout), asked[0]._client.threads if asked else Threads())
 
 
-def _completions(handles: Iterable[Handle[R]], timeout: float | None) -> Stream[Handle[R]]:
+def _completions(
+    handles: Iterable[Handle[R]], timeout: float | None, limit: TimeLimit | None = None
+) -> Stream[Handle[R]]:
     refuse_inside_task("another task")
-    check_timeout(timeout)
+    limit = limit or time_limit(timeout)
     left = {handle._id: handle for handle in handles}
     if not left:
         return
     tasks = next(iter(left.values()))._client.backend.tasks
-    for ended in tasks.wait_each(list(left), timeout):
+    for ended in tasks.wait_each(list(left), limit):
         if isinstance(ended, Pause):
             yield ended
             continue
@@ -110,15 +113,16 @@ async def agather(
 def _gather(
     handles: Sequence[Handle[R]], timeout: float | None, return_exceptions: bool
 ) -> Steps[list[R | OrchestratorError]]:
-    for ended in _completions(handles, timeout):
+    limit = time_limit(timeout)
+    for ended in _completions(handles, timeout, limit):
         if isinstance(ended, Pause):
             yield ended
         elif not return_exceptions:
-            yield from ended._result()
+            yield from ended._result(limit.left)
     results: list[R | OrchestratorError] = []
     for handle in handles:
         try:
-            results.append((yield from handle._result()))
+            results.append((yield from handle._result(limit.left)))
         except OrchestratorError as error:
             if not return_exceptions:
                 raise

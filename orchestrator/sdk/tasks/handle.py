@@ -31,7 +31,7 @@ from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.values.stored import Payload
-from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, check_timeout, complete, iterate
+from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, complete, iterate, time_limit
 from orchestrator.sdk.waiting.twins import twin
 from orchestrator.transport.codec import Ended
 
@@ -75,12 +75,14 @@ class Handle(Generic[R]):
 
     def _ended(self, timeout: float | None) -> Steps[Ended]:
         refuse_inside_task("another task")
-        check_timeout(timeout)
-        ended = self._known() or (yield from self._client.backend.tasks.wait(self._id, timeout))
+        limit = time_limit(timeout)
+        ended = self._known() or (yield from self._client.backend.tasks.wait(self._id, limit))
         if ended is None:
+            with limit:
+                how = self._client.backend.tasks.overdue(self._id)
             raise ResultTimeout(
-                f"{self!r} had no result after {timeout} s. {self._client.backend.tasks.overdue(self._id)}; "
-                f"ask again, or see `orchestrator tasks show {self.id}`."
+                f"{self!r} had no result after {timeout} s. {how}; ask again, or see "
+                f"`orchestrator tasks show {self.id}`."
             )
         return ended
 
@@ -206,10 +208,11 @@ class RunHandle(Generic[R]):
 
     def _wait_ended(self, timeout: float | None = None) -> Steps[str]:
         refuse_inside_task("another task")
-        check_timeout(timeout)
-        ended = yield from self._client.backend.runs.wait(self._id, timeout)
+        limit = time_limit(timeout)
+        ended = yield from self._client.backend.runs.wait(self._id, limit)
         if ended is None:
-            how = self._client.backend.code.overdue(self._id)
+            with limit:
+                how = self._client.backend.code.overdue(self._id)
             raise ResultTimeout(
                 f"{self!r} had not ended after {timeout} s. {how}; see `orchestrator runs show {self.id}`."
             )

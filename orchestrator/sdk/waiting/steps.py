@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
+
+from orchestrator.time_limits import TimeLimit
 
 R = TypeVar("R")
 
@@ -65,6 +68,22 @@ def check_timeout(timeout: object) -> None:
     """Refuse what is no number of seconds before anything is asked or told."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
         raise TypeError(f"timeout: expected a number of seconds, or None to wait for ever, found {timeout!r:.100}.")
+
+
+ASKED_AT: contextvars.ContextVar[float | None] = contextvars.ContextVar("orchestrator_asked_at", default=None)
+"""When a call was made whose first step is taken now; None if that was not before."""
+
+
+def time_limit(timeout: float | None, *, writes: bool = False) -> TimeLimit:
+    """Return the time that a call has, as its first step: counted from when it was made, not from when it is begun.
+
+    On an event loop, a call waits for a thread, which many may want at once. If it `writes`, that is limited too.
+    """
+    check_timeout(timeout)
+    asked_at = ASKED_AT.get()
+    if asked_at is not None:
+        ASKED_AT.set(None)  # what is called from here has a time of its own
+    return TimeLimit(timeout, since=asked_at, writes=writes)
 
 
 def complete(steps: Steps[R]) -> R:

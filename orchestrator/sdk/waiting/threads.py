@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import time
 from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.waiting.crew import Crew
 from orchestrator.sdk.waiting.per_loop import PerLoop
 from orchestrator.sdk.waiting.per_process import PerProcess
-from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
+from orchestrator.sdk.waiting.steps import ASKED_AT, Pause, Steps, Stream
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,8 +46,10 @@ class Threads:
 
     async def complete(self, steps: Steps[R]) -> R:
         """Take all steps of a call that waits, and return what they lead to; a pause holds no thread."""
+        asked_at: float | None = time.monotonic()
         while True:
-            leg: _Leg[Any] = await self._advance(steps)
+            leg: _Leg[Any] = await self._advance(steps, asked_at)
+            asked_at = None
             if leg.pause is None:
                 result: R = leg.result
                 return result
@@ -58,8 +61,10 @@ class Threads:
 
     async def iterate(self, stream: Stream[R]) -> AsyncIterator[R]:
         """Yield the items of a call that waits in between."""
+        asked_at: float | None = time.monotonic()
         while True:
-            leg: _Leg[R] = await self._advance(stream)
+            leg: _Leg[R] = await self._advance(stream, asked_at)
+            asked_at = None
             try:
                 for item in leg.items:
                     yield item
@@ -70,10 +75,11 @@ class Threads:
                 self._drop(stream)
                 raise
 
-    async def _advance(self, steps: Generator[Any, None, Any]) -> _Leg[Any]:
+    async def _advance(self, steps: Generator[Any, None, Any], asked_at: float | None) -> _Leg[Any]:
+        """Go on to the next pause; the first step is told when the call was made."""
         if inside_workflow():
             return _walk(steps)
-        walk = partial(contextvars.copy_context().run, _walk, steps)
+        walk = partial(contextvars.copy_context().run, _walk, steps, asked_at)
         leg: _Leg[Any] = await self._crew().add(walk, partial(self._drop, steps))
         return leg
 
@@ -97,8 +103,10 @@ class _Leg(Generic[R]):
     result: Any = None
 
 
-def _walk(steps: Generator[Any, None, Any]) -> _Leg[Any]:
+def _walk(steps: Generator[Any, None, Any], asked_at: float | None = None) -> _Leg[Any]:
     """Go on to the next pause."""
+    if asked_at is not None:
+        ASKED_AT.set(asked_at)
     items: list[Any] = []
     try:
         while len(items) < _AT_ONCE:

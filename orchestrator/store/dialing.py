@@ -1,0 +1,110 @@
+"""Connections for those who have no time to wait until the driver gives up.
+
+The driver cannot be told to hurry: while it connects to a server that hangs, nothing ends it but its own limit, which
+is one for all and counts in whole seconds. So where the call has a limit (`time_limits.py`), a thread connects, and
+the caller waits for that no longer than it can. Whom the caller leaves behind, the next one who needs a connection
+takes over: there are never more attempts than there were callers at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any
+
+from sqlalchemy import Dialect, Engine, event
+
+from orchestrator import time_limits
+
+_LONGEST = 3_600.0
+"""Seconds; the driver's own limit is much less."""
+
+Attempt = Future[Any]
+"""A connection of the driver's, or why there is none."""
+
+
+class Dialing:
+    """Connects for one engine."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may come in between
+        self._left: deque[Attempt] = deque()
+        """Attempts that nobody waits for. At most one of them has come to a connection."""
+        self._is_closed = False
+
+    def connect(self, dialect: Dialect, dial: Callable[[], Any]) -> Any | None:
+        """Return a connection; None if nobody is in a hurry, and the driver may take its time."""
+        attempt = self._take()
+        if attempt is None and time_limits.give_up_at() is None:
+            return None
+        attempt = attempt or self._begin(dial)
+        wait([attempt], time_limits.left(_LONGEST))
+        if attempt.done():
+            return attempt.result()
+        self._leave(attempt)
+        raise dialect.loaded_dbapi.OperationalError("no answer within the timeout of the call")
+
+    def close(self) -> None:
+        """Close what nobody has taken, now or when it comes."""
+        self._is_closed = True
+        for attempt in list(self._left):
+            if attempt.done():
+                self._ended(attempt)
+
+    def _take(self) -> Attempt | None:
+        """Return an attempt that was left behind, and may still come to something."""
+        while True:
+            with self._lock:
+                if not self._left:
+                    return None
+                attempt = self._left.popleft()
+            if not attempt.done() or attempt.exception() is None:
+                return attempt
+
+    def _begin(self, dial: Callable[[], Any]) -> Attempt:
+        attempt: Attempt = Future()
+
+        def run() -> None:
+            try:
+                attempt.set_result(dial())
+            except BaseException as error:  # noqa: BLE001  # it is raised where it was asked for
+                attempt.set_exception(error)
+
+        threading.Thread(target=run, name="orchestrator-connecting", daemon=True).start()
+        return attempt
+
+    def _leave(self, attempt: Attempt) -> None:
+        with self._lock:
+            self._left.append(attempt)
+        attempt.add_done_callback(self._ended)
+
+    def _ended(self, attempt: Attempt) -> None:
+        """Keep what has come to a connection for the next who needs one; nobody but the first of them."""
+        with self._lock:
+            if attempt not in self._left:
+                return  # somebody waits for it again
+            others = (other for other in self._left if other is not attempt and other.done())
+            if attempt.exception() is None and not self._is_closed and not any(others):
+                return
+            self._left.remove(attempt)
+        _hang_up(attempt)
+
+
+def use_dialing(engine: Engine) -> None:
+    """Let nobody wait longer for a connection of an engine than the call can that needs it."""
+    dialing = Dialing()
+
+    def connect(dialect: Dialect, record: object, args: Any, options: Any) -> Any | None:
+        del record
+        return dialing.connect(dialect, lambda: dialect.connect(*args, **options))
+
+    event.listen(engine, "do_connect", connect)
+    event.listen(engine, "engine_disposed", lambda _: dialing.close())
+
+
+def _hang_up(attempt: Attempt) -> None:
+    with contextlib.suppress(Exception):  # it has failed, or is closed already
+        attempt.result().close()

@@ -1,0 +1,183 @@
+"""A timeout that a caller gives bounds the call, also where Postgres, Redis or the API hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import psutil
+import pytest
+
+from orchestrator import (
+    Handle,
+    Orchestrator,
+    ResultTimeout,
+    Unavailable,
+    Uncertain,
+    WorkflowContext,
+    as_completed,
+    gather,
+)
+from orchestrator.embedded import EmbeddedServices
+from orchestrator.store import database
+from orchestrator.time_limits import TimeLimit
+
+TIMEOUT = 0.3
+KEPT = 9.5
+"""Seconds by which a call with that timeout has ended: 2, and more on a machine that is busy. It took 10 to 42."""
+MANY = 40
+"""More than there are threads for coroutines, or connections to Postgres."""
+
+
+@contextmanager
+def stopped(server: int) -> Iterator[None]:
+    """Let a server and all its processes stand still while the block lasts."""
+    os.kill(server, signal.SIGSTOP)  # and it starts no others
+    processes = [server, *(child.pid for child in psutil.Process(server).children(recursive=True))]
+    try:
+        for process in processes[1:]:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGSTOP)
+        yield
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
+
+
+class Waiting:
+    """Everything that can be waited for, with a timeout; nothing of it comes."""
+
+    def __init__(self, app: Orchestrator) -> None:
+        self.task = app.task(name="job")(lambda: None)
+
+        @app.workflow(name="talk")
+        async def talk(ctx: WorkflowContext) -> None:
+            @ctx.update
+            def change() -> None: ...
+
+            await ctx.promise("end")
+
+        self.handle: Handle[None] = self.task.enqueue()
+        self.run = app.start_many(self.task, [()])
+        self.talk = talk.start()
+        self.queue = app.queue("default")
+
+    @property
+    def calls(self) -> dict[str, Callable[[], object]]:
+        return {
+            "result": partial(self.handle.result, TIMEOUT),
+            "result again": partial(self.handle.result, TIMEOUT),
+            "aresult": lambda: asyncio.run(self.handle.aresult(TIMEOUT)),
+            "gather": partial(gather, [self.handle, self.handle], TIMEOUT),
+            "as_completed": lambda: list(as_completed([self.handle], TIMEOUT)),
+            "wait_ended": partial(self.run.wait_ended, TIMEOUT),
+            "result of code": partial(self.talk.result, TIMEOUT),
+            "query": partial(self.talk.query, "state", timeout=TIMEOUT),
+            "update": partial(self.talk.update, "change", timeout=TIMEOUT),
+            "drain": partial(self.queue.drain, TIMEOUT),
+        }
+
+
+def made(calls: Mapping[str, Callable[[], object]]) -> dict[str, Exception]:
+    """Make calls at the same time; return what they raise, if all of them end in time."""
+    with ThreadPoolExecutor(len(calls)) as threads:
+        futures = {name: threads.submit(_timed, call) for name, call in calls.items()}
+        ended = {name: future.result() for name, future in futures.items()}
+    late = {name: round(took, 1) for name, (took, _) in ended.items() if took > KEPT}
+    assert not late, {name: str(error) for name, (_, error) in ended.items()}
+    return {name: error for name, (_, error) in ended.items()}
+
+
+def _timed(call: Callable[[], object]) -> tuple[float, Exception]:
+    began = time.monotonic()
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  # it is what is asked for
+        return time.monotonic() - began, error
+    raise AssertionError("there is nothing that could have ended")
+
+
+@pytest.fixture
+def app(database_url: str, redis_url: str) -> Iterator[Orchestrator]:
+    with Orchestrator(database_url=database_url, redis_url=redis_url) as app:
+        yield app
+
+
+def test_postgres_hangs(services: EmbeddedServices, database_url: str, app: Orchestrator) -> None:
+    waiting = Waiting(app)
+    with pytest.raises(ResultTimeout):
+        waiting.handle.result(0)  # and so there are connections to both
+    with stopped(services.postgres.pid):
+        many = {f"result {number}": waiting.calls["result"] for number in range(MANY)}
+        errors = made(waiting.calls | many | {"aresult of many": partial(_all_results, waiting.handle)})
+    for name in ("result", "result again", "aresult", "wait_ended", "result of code", *many):
+        assert "Postgres has not said in time how it is" in str(errors[name]), name
+    for name in ("gather", "as_completed", "aresult of many"):
+        assert isinstance(errors[name], ResultTimeout), (name, errors[name])
+    for name in ("query", "update", "drain"):
+        assert isinstance(errors[name], Unavailable | Uncertain), name
+    assert waiting.handle.status() == "pending"
+    engine = database.engine_for(database_url)
+    with engine.connect() as connection:
+        count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        assert connection.exec_driver_sql(count).scalar_one() <= 2 * 25
+    engine.dispose()
+
+
+def _all_results(handle: Handle[None]) -> None:
+    async def main() -> None:
+        ends = await asyncio.gather(*(handle.aresult(TIMEOUT) for _ in range(MANY)), return_exceptions=True)
+        assert {type(end) for end in ends} == {ResultTimeout}
+        raise ResultTimeout("all of them")
+
+    asyncio.run(main())
+
+
+def test_redis_hangs_before_anybody_has_listened(services: EmbeddedServices, app: Orchestrator) -> None:
+    waiting = Waiting(app)
+    with stopped(services.redis.pid):
+        errors = made(waiting.calls)
+    assert {type(error) for error in errors.values()} == {ResultTimeout}, errors
+    assert "No scheduler leads" in str(errors["result"])
+
+
+def test_the_api_hangs() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,  # it is listened to, and nobody answers
+        Orchestrator(api_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as app,
+    ):
+        handle = app.handle("01930000-0000-7000-8000-000000000001")
+        talk = app.workflow_run("01930000-0000-7000-8000-000000000001")
+        errors = made(
+            {
+                "result": partial(handle.result, TIMEOUT),
+                "gather": partial(gather, [handle], TIMEOUT),
+                "result of code": partial(talk.result, TIMEOUT),
+                "query": partial(talk.query, "state", timeout=TIMEOUT),
+                "update": partial(talk.update, "change", timeout=TIMEOUT),
+                "drain": partial(app.queue("default").drain, TIMEOUT),
+            }
+        )
+    for name in ("result", "result of code"):
+        assert "The API cannot be asked how it is" in str(errors[name]), name
+    assert isinstance(errors["gather"], ResultTimeout)
+    for name in ("query", "update", "drain"):
+        assert isinstance(errors[name], Uncertain), name
+
+
+def test_a_signal_handler_that_writes_during_a_look_has_its_own_time(app: Orchestrator) -> None:
+    task = app.task(name="job")(lambda: None)
+    limit = TimeLimit(0, since=time.monotonic() - 60)
+    with limit, pytest.raises(Unavailable, match="the time of the call is over"):
+        task.enqueue().status()
+    with limit:
+        handles = [task.enqueue(), task.options(unique_key="a").enqueue(), *app.enqueue_many(task, [()])]
+    assert [handle.status() for handle in handles] == ["pending"] * 3
