@@ -245,8 +245,8 @@ class Receiver:
         """Hold what was received, from now on."""
         now = time.monotonic()
         jobs = []
-        for queue, entry, tasks in received:
-            bundle = Bundle(self._joined, queue, entry, len(tasks))
+        for generation, queue, entry, tasks in received:
+            bundle = Bundle(generation, queue, entry, len(tasks))
             jobs += [Job(task, bundle, self._held.add(task.id, task.attempt), now) for task in tasks]
         return jobs
 

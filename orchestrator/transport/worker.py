@@ -67,6 +67,8 @@ _ANSWER_TIMEOUT = 5.0
 class Received(NamedTuple):
     """One dispatch message."""
 
+    generation: str
+    """Of the stream that it was read from; another may have begun since."""
     queue: str
     entry: str
     tasks: list[Dispatch]
@@ -143,7 +145,7 @@ class WorkerStreams:
                     checked = signing.check(place, body)
                     tasks = decode_dispatches(checked.body)
                     self._taken.take(checked.mac)
-                    received.append(Received(queue, entry, tasks))
+                    received.append(Received(generation, queue, entry, tasks))
                 except Malformed as error:
                     self._set_aside(generation, queue, entry, body, str(error))
         return received

@@ -156,7 +156,7 @@ class Worker:
         """Receive what there is, and hold it."""
         generation, queues = self.join()
         taken: list[Dispatch] = []
-        for queue, entry, tasks in self._streams.take(generation, self.name, queues, 1_000, 0.001):
+        for _, queue, entry, tasks in self._streams.take(generation, self.name, queues, 1_000, 0.001):
             self._messages.append((queue, entry, {(task.id, task.attempt) for task in tasks}))
             taken += tasks
         self.held += [(task.id, task.attempt) for task in taken]

@@ -446,7 +446,7 @@ class MemoryWorkerStreams:
                     stream.delivered = stream_position(entry)
                     stream.pending[entry] = worker
                     try:
-                        received.append(Received(queue, entry, decode_dispatches(body)))
+                        received.append(Received(generation, queue, entry, decode_dispatches(body)))
                     except Malformed:
                         raise AssertionError("nobody writes nonsense here") from None
             return received

@@ -108,7 +108,7 @@ class _Child:
         self.started_at = world.now
         self.starves_until = 0.0
         self.asked_for_work_at = 0.0
-        self.unread: list[tuple[str, Received]] = []
+        self.unread: list[Received] = []
         """Messages that Redis has sent and the process has not looked at, and their generation."""
 
 
@@ -335,7 +335,7 @@ class WorkerMachine:
         except UNAVAILABLE:
             child.joined = ""
             raise
-        child.unread = [(child.joined, message) for message in received]
+        child.unread = received
         child.asked_for_work_at = self._world.now
         starves = self._world.armed("after take")
         if starves is not None and received:
@@ -347,7 +347,7 @@ class WorkerMachine:
     def _accept(self) -> None:
         child = self.child
         unread, child.unread = child.unread, []
-        for generation, (queue, entry, tasks) in unread:
+        for generation, queue, entry, tasks in unread:
             bundle = Bundle(generation, queue, entry, len(tasks))
             for task in tasks:
                 self._world.trace(f"{child.id} takes {task.id.hex()[-6:]}#{task.attempt}")

@@ -1,0 +1,143 @@
+"""How a worker process receives, while a generation ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import pytest
+from redis import Redis
+
+from orchestrator import Settings
+from orchestrator.domain.tasks.task import Dispatch, Returned
+from orchestrator.transport.codec import encode
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys, private_queue
+from orchestrator.transport.worker import Received, WorkerStreams
+from orchestrator.workers.age import Age
+from orchestrator.workers.parent.held import HeldAttempts
+from orchestrator.workers.receiving import Receiver
+from orchestrator.workers.reporting.reporter import PendingReport, Reporter
+from orchestrator.workers.running.job import Job
+from tests.waiting import eventually
+
+WORKER = "w1"
+OWN = private_queue(WORKER)
+
+
+class FullPool:
+    """A pool without a free slot, and with room for executions, that only keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[bytes, Job] = {}
+        self.driver = self
+
+    def wait_for_room(self, timeout: float) -> int:
+        threading.Event().wait(min(timeout, 0.01))
+        return 10 if threading.current_thread().name == "executions" else 0
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        self.jobs.update({job.dispatch.id: job for job in jobs})
+
+    def is_unheard(self) -> bool:
+        return False
+
+    def let_go(self) -> int:
+        return 0
+
+    def hand_back_waiting(self) -> int:
+        return 0
+
+
+class Late(WorkerStreams):
+    """Comes back with what it has read when somebody lets it."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        super().__init__(redis, keys)
+        self.has_read = threading.Event()
+        self.may_return = threading.Event()
+
+    def take(self, *arguments: Any) -> list[Received]:
+        received = super().take(*arguments)
+        if received:
+            self.has_read.set()
+            assert self.may_return.wait(60)
+        return received
+
+
+class Harness:
+    """A worker process that receives, with a leader that is played by the test."""
+
+    def __init__(self, redis_url: str) -> None:
+        self.settings = Settings(redis_url=redis_url)
+        self.redis, self.keys = connect(redis_url), Keys()
+        self.redis.flushall()
+        self.redis.set(self.keys.server, str(self.redis.info("server")["run_id"]))
+        self.pool, self.held = FullPool(), HeldAttempts(capacity=1_000)
+        self.late = Late(connect(redis_url), self.keys)
+        self.reporter = Reporter(WorkerStreams(connect(redis_url), self.keys), WORKER, self.held)
+        pool: Any = self.pool
+        self.receiver = Receiver(
+            self.settings,
+            WORKER,
+            ["default"],
+            held=self.held,
+            reporter=self.reporter,
+            pool=pool,
+            age=Age(None, pool, print),
+        )
+        self.receiver._connect = lambda: self.late  # type: ignore[method-assign]
+        self._thread = threading.Thread(target=self.receiver.run)
+
+    def begin(self, generation: str) -> None:
+        """Begin a generation, as a leader does."""
+        self.redis.xadd(self.keys.events(generation), {"d": b""})
+        self.redis.set(self.keys.generation, generation)
+        if not self._thread.is_alive():
+            self._thread.start()
+        eventually(lambda: self.receiver._joined == generation, "it has joined")
+
+    def send(self, generation: str, letter: bytes, entry: str = "*") -> str:
+        """Send an execution to this worker alone."""
+        stream = self.keys.queue(generation, OWN)
+        task = Dispatch(letter * 16, 1, "outside", b"", "default", '{"executor": {"name": "process"}}')
+        body = self.keys.signing.sign(stream, encode([task]))
+        return cast("bytes", self.redis.xadd(stream, {"d": body}, id=entry)).decode()
+
+    def entries(self, generation: str) -> list[str]:
+        found = cast("list[tuple[bytes, Any]]", self.redis.xrange(self.keys.queue(generation, OWN)))
+        return [entry.decode() for entry, _ in found]
+
+    def close(self) -> None:
+        self.late.may_return.set()
+        self.receiver.close()
+        self._thread.join(30)
+        self.redis.close()
+
+
+@pytest.fixture
+def harness(redis_url: str) -> Iterator[Harness]:
+    harness = Harness(redis_url)
+    yield harness
+    harness.close()
+
+
+def test_what_was_read_in_a_generation_drops_nothing_of_the_next(harness: Harness) -> None:
+    """One thread has read an execution when another joins the generation that has begun meanwhile."""
+    harness.begin("first")
+    harness.send("first", b"a")
+    eventually(lambda: b"a" * 16 in harness.pool.jobs, "from now on a thread of its own receives executions")
+    entry = harness.send("first", b"b")
+    assert harness.late.has_read.wait(60)
+    harness.begin("second")
+    harness.send("second", b"c", entry)  # where a server's clock was set back, ids are given twice
+    harness.late.may_return.set()
+    job = eventually(lambda: harness.pool.jobs.get(b"b" * 16), "what was read is taken in")
+    assert job.bundle.generation == "first"
+    batch = [PendingReport(Returned(b"b" * 16, 1, "it is over"), job)]
+    while batch:
+        batch = harness.reporter._flush(batch)
+    assert harness.reporter.generation == "second"
+    assert harness.entries("second") == [entry]
+    eventually(lambda: b"c" * 16 in harness.pool.jobs, "the message of the next generation is received")
