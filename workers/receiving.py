@@ -27,6 +27,8 @@ _TOO_LATE = 2 * _WAIT
 """Seconds after which what a read brings may have been given to others: no heartbeat has listed it all that time."""
 _UNHEARD_PAUSE = 0.1
 """Seconds between two looks for a sign of life of the parent."""
+_LAST_PAUSE = 0.02
+"""Seconds between two looks for tasks that nobody else takes."""
 _MOST_MESSAGES = 100
 
 
@@ -132,8 +134,11 @@ class Receiver:
                 return []
             fits = self._held.room // LARGEST_BUNDLE
             count = max(1, min(_MOST_MESSAGES, fits, int(room / self._bundle)))
-            received = self._streams.take(generation, self._worker, self._queues, count, _WAIT)
+            is_last = self._pool.should_be_last  # who waits in Redis has what comes before this process looks
+            received = self._streams.take(generation, self._worker, self._queues, count, 0.0 if is_last else _WAIT)
             self._redis.worked()
+            if is_last and not received:
+                self._closed.wait(_LAST_PAUSE)
             if not received and self._streams.generation() != generation:
                 self._joined = ""  # its streams may stay: who began the next need not have known of it
             return received

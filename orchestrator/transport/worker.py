@@ -123,9 +123,11 @@ class WorkerStreams:
                     raise
 
     def take(self, generation: str, worker: str, queues: Sequence[str], count: int, block: float) -> list[Received]:
-        """Receive up to `count` messages; wait up to `block` seconds for the first."""
+        """Receive up to `count` messages; wait up to `block` seconds for the first, or not at all."""
         streams = [self._keys.queue(generation, queue) for queue in queues]
-        options = ("COUNT", count, "BLOCK", max(1, int(block * 1000)))
+        options: tuple[Argument, ...] = ("COUNT", count)
+        if block > 0:
+            options += ("BLOCK", max(1, int(block * 1000)))
         try:
             reply = self._connection.call(
                 "XREADGROUP", "GROUP", GROUP, worker, *options, "STREAMS", *streams, *[">"] * len(streams)

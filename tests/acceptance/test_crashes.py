@@ -219,6 +219,24 @@ def test_an_event_loop_that_a_task_stops_or_empties_goes_on(life: Stack, tmp_pat
         eventually(partial(worker.logged, words), f"it is told: {words}")
 
 
+def test_what_waits_for_a_blocked_event_loop_does_not_go_round(life: Stack, tmp_path: Path) -> None:
+    """It is handed out again about once a second, and tasks that need no event loop go on in the same process."""
+    life.worker(*APP, "--concurrency", "4")
+    blocker = crashing.blocks.enqueue(str(tmp_path / "blocks"), str(tmp_path / "end"))
+    starts(tmp_path / "blocks", 1)
+    began = time.monotonic()
+    waiting = [crashing.pid_async.enqueue() for _ in range(3)]
+    while time.monotonic() < began + 1.5:
+        assert crashing.pid.enqueue().result(60) > 0
+    statement = """SELECT max(attempt) FROM (SELECT id, attempt FROM orchestrator.tasks UNION ALL
+                   SELECT id, attempt FROM orchestrator.ended_tasks) AS task WHERE id = ANY(CAST(:ids AS uuid[]))"""
+    handed_out = life.scalar(statement, ids=[handle.id for handle in waiting])
+    assert handed_out <= 4 + (time.monotonic() - began)
+    (tmp_path / "end").touch()
+    gather([blocker, *waiting], timeout=60)
+    assert charges(life, blocker, *waiting) == (0, 0)
+
+
 def test_a_process_whose_event_loop_is_blocked_or_closed_is_replaced(life: Stack, tmp_path: Path) -> None:
     worker = life.worker(*APP)
     victims = [crashing.held_async.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))]

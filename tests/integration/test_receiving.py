@@ -1,4 +1,4 @@
-"""How a worker process receives, while a generation ends."""
+"""How a worker process receives, while a generation ends, or tasks cannot run there at the moment."""
 
 from __future__ import annotations
 
@@ -26,16 +26,23 @@ WORKER = "w1"
 OWN = private_queue(WORKER)
 
 
-class FullPool:
-    """A pool without a free slot, and with room for executions, that only keeps what it is given."""
+class KeepingPool:
+    """A pool with room for executions, and with free slots or without, that only keeps what it is given."""
 
     def __init__(self) -> None:
         self.jobs: dict[bytes, Job] = {}
         self.driver = self
+        self.slots = 0
+        self.asked = 0
+        self.should_be_last = False
 
     def wait_for_room(self, timeout: float) -> int:
-        threading.Event().wait(min(timeout, 0.01))
-        return 10 if threading.current_thread().name == "executions" else 0
+        if threading.current_thread().name == "executions":
+            return 10
+        self.asked += 1
+        if not self.slots:
+            threading.Event().wait(min(timeout, 0.01))
+        return self.slots
 
     def submit(self, jobs: Sequence[Job]) -> None:
         self.jobs.update({job.dispatch.id: job for job in jobs})
@@ -74,7 +81,7 @@ class Harness:
         self.redis, self.keys = connect(redis_url), Keys()
         self.redis.flushall()
         self.redis.set(self.keys.server, str(self.redis.info("server")["run_id"]))
-        self.pool, self.held = FullPool(), HeldAttempts(capacity=1_000)
+        self.pool, self.held = KeepingPool(), HeldAttempts(capacity=1_000)
         self.late = Late(connect(redis_url), self.keys)
         self.reporter = Reporter(WorkerStreams(connect(redis_url), self.keys), WORKER, self.held)
         pool: Any = self.pool
@@ -98,10 +105,11 @@ class Harness:
             self._thread.start()
         eventually(lambda: self.receiver._joined == generation, "it has joined")
 
-    def send(self, generation: str, letter: bytes, entry: str = "*") -> str:
-        """Send an execution to this worker alone."""
-        stream = self.keys.queue(generation, OWN)
-        task = Dispatch(letter * 16, 1, "outside", b"", "default", '{"executor": {"name": "process"}}')
+    def send(self, generation: str, letter: bytes, entry: str = "*", *, is_task: bool = False) -> str:
+        """Send an execution to this worker alone, or a task to all."""
+        stream = self.keys.queue(generation, "default" if is_task else OWN)
+        options = None if is_task else '{"executor": {"name": "process"}}'
+        task = Dispatch(letter * 16, 1, "outside", b"", "default", options)
         body = self.keys.signing.sign(stream, encode([task]))
         return cast("bytes", self.redis.xadd(stream, {"d": body}, id=entry)).decode()
 
@@ -141,3 +149,29 @@ def test_what_was_read_in_a_generation_drops_nothing_of_the_next(harness: Harnes
     assert harness.reporter.generation == "second"
     assert harness.entries("second") == [entry]
     eventually(lambda: b"c" * 16 in harness.pool.jobs, "the message of the next generation is received")
+
+
+def test_where_tasks_cannot_run_others_have_them_first(harness: Harness) -> None:
+    """Redis gives a message to who has waited longest for it, so such a process does not wait there."""
+    harness.pool.slots, harness.pool.should_be_last = 5, True
+    harness.begin("first")
+    other = WorkerStreams(connect(harness.settings.require_redis(), timeout=120), harness.keys)
+    for letter in (b"a", b"b", b"c"):
+        _send_while_it_waits(harness, other, letter)
+    other._connection.close()
+    assert harness.pool.jobs == {}
+    harness.send("first", b"d", is_task=True)
+    eventually(lambda: b"d" * 16 in harness.pool.jobs, "it takes what nobody else does")
+
+
+def _send_while_it_waits(harness: Harness, other: WorkerStreams, letter: bytes) -> None:
+    """Have another worker wait in Redis, behind the one that looks for tasks too, and get what is sent."""
+    asked, connection = harness.pool.asked, other._connection.call("CLIENT", "ID")
+    eventually(lambda: harness.pool.asked > asked + 2, "it looks for tasks")
+    taken: list[Received] = []
+    thread = threading.Thread(target=lambda: taken.extend(other.take("first", "other", ["default"], 1, 60.0)))
+    thread.start()
+    eventually(lambda: "b" in harness.redis.client_list(client_id=[connection])[0]["flags"], "the other waits in Redis")
+    harness.send("first", letter, is_task=True)
+    thread.join(60)
+    assert [task.id for message in taken for task in message.tasks] == [letter * 16]

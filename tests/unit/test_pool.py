@@ -1,4 +1,4 @@
-"""What a pool does about code that does not end, and about tasks that wait for a slot."""
+"""What a pool does about code that does not end, and about tasks that wait for a slot or for the event loop."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from orchestrator.domain.tasks.task import Dispatch, Failed, Returned, Started, 
 from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.parent.held import HeldAttempts
+from orchestrator.workers.running import standstill
 from orchestrator.workers.running.job import Bundle, Job, Stage
 from orchestrator.workers.running.pool import Pool
 from orchestrator.workers.running.runner import Runner
@@ -95,3 +96,59 @@ def test_a_task_that_was_placed_here_waits_for_a_slot_unless_it_is_asked_for() -
     eventually(lambda: len(reports) == 4, "the others have run")
     assert [type(report) for report in reports[2:]] == [Succeeded, Succeeded]
     assert {report.id for report in reports[2:]} == {b"a" * 16, b"c" * 16}
+
+
+def test_what_waits_for_a_blocked_event_loop_is_handed_back_and_threads_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standstill, "_LONGEST_DELAY", 1e9)
+    app = Orchestrator(database_url="postgresql://nowhere/x", redis_url="redis://nowhere")
+    blocked, let_go = threading.Event(), threading.Event()
+
+    @app.task(name="blocks")
+    async def blocks() -> None:
+        blocked.set()
+        let_go.wait(60.0)
+
+    for name in ("soon", "late"):
+
+        @app.task(name=name)
+        async def soon() -> None: ...
+
+    @app.task(name="thread")
+    def thread() -> None: ...
+
+    reports, held = Reports(), HeldAttempts(capacity=100)
+    runner = Runner(app, reports, Allowed(app, ()))  # type: ignore[arg-type]
+    quiet: dict[str, Any] = {"on_stuck": print, "blocked_for": 1e9}
+    pool = Pool(runner, None, reports, held, concurrency=4, ttl=1e9, stop_grace=1.0, **quiet)  # type: ignore[arg-type]
+    pool.start()
+
+    def job(name: str, received_at: float = 1e12, attempt: int = 1) -> Job:
+        dispatch = Dispatch(name.encode().ljust(16), attempt, name, encode_call(name, (), {}, 1_000), "default")
+        return Job(dispatch, Bundle("", "default", "", 1), held.add(dispatch.id, 1), received_at)
+
+    blocker = job("blocks")
+    pool.submit([blocker])
+    assert blocked.wait(60.0)
+    why = "the event loop does not turn"
+    pool.submit([job("soon", time.monotonic()), job("late", time.monotonic())])
+    eventually(lambda: len(reports) == 2, "they are handed back")
+    assert reports == [Returned(name.ljust(16), 1, why) for name in (b"soon", b"late")]
+    reports.clear()
+    assert pool.should_be_last
+    stays = job("soon", time.monotonic(), attempt=2)
+    pool.submit([stays, job("late", time.monotonic(), attempt=2)])
+    eventually(lambda: reports, "one comes back, and stays away for longer")
+    assert reports.pop() == Returned(b"late".ljust(16), 2, why, 0.2)
+    assert stays.stage is Stage.WAITING, "the loop begins with the other when it turns"
+    pool.submit([job("thread")])
+    eventually(lambda: reports, "what needs no event loop has run")
+    assert isinstance(reports.pop(), Succeeded)
+    let_go.set()
+    eventually(lambda: reports, "the event loop turns")
+    assert reports[0].id == blocker.dispatch.id
+    eventually(lambda: len(reports) == 2, "so has what stayed, or it is handed back after all")
+    reports.clear()
+    eventually(lambda: not pool.should_be_last, "that was noticed")
+    pool.submit([job("soon", attempt=3)])
+    eventually(lambda: reports, "it runs here")
+    assert isinstance(reports.pop(), Succeeded)

@@ -25,7 +25,7 @@ from orchestrator.workers.running.job import Job
 
 log = get_logger("worker")
 
-_PING_EVERY = 0.5
+_PING_EVERY = 0.1
 """Seconds between two looks whether the loop turns."""
 _LONGEST_STEP = 0.2
 """Seconds that count, at most, between two looks: where the whole process has stood still, the loop is not to blame."""

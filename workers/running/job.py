@@ -65,6 +65,7 @@ class Job:
         "label",
         "lingers",
         "noted",
+        "on_loop",
         "options",
         "output",
         "received_at",
@@ -89,6 +90,8 @@ class Job:
         self.options = options = parse_options(dispatch.options)
         self.is_isolated = dispatch.alone or options.isolation == "process"
         """It runs in a process of its own."""
+        self.on_loop = False
+        """It runs on the event loop."""
         self.stage = Stage.WAITING
         self.started_at = 0.0
         self.starting = False

@@ -23,6 +23,7 @@ from orchestrator.workers.running.isolated import Isolation
 from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.runner import Runner
 from orchestrator.workers.running.spans import AttemptSpans
+from orchestrator.workers.running.standstill import BLOCKED_AFTER, BLOCKED_FOR, Standstill
 from orchestrator.workers.running.task_runtime import interruption
 from orchestrator.workers.running.threads import Threads
 from orchestrator.workers.running.turns import Turns
@@ -40,10 +41,6 @@ _HAND_BACK_PLACED_AFTER = 10.0
 (`spare`). Where all of them are full, it would only come back, and others would have taken its place in the line."""
 _IDLE_LOOK = 1.0
 """Seconds between two looks while nothing is here: the parent wants to see that the clock ticks."""
-_BLOCKED_AFTER = 1.0
-"""Seconds in which a healthy event loop turns."""
-_BLOCKED_FOR = 5.0
-"""Seconds in which even a burdened event loop turns; one that has not is given up, with its process."""
 _MEMORY = 0.1
 """Weight of the latest look in how full this process has been of late."""
 
@@ -69,7 +66,7 @@ class Pool:
         turn_timeout: float = 2.0,
         on_standstill: Callable[[str], None] = lambda _: None,
         spans: AttemptSpans | None = None,
-        blocked_for: float = _BLOCKED_FOR,
+        blocked_for: float = BLOCKED_FOR,
     ) -> None:
         self.runner = self._runner = runner
         self._isolation = isolation
@@ -81,14 +78,11 @@ class Pool:
         self._on_stuck = on_stuck
         self._turns = Turns(turn_timeout)
         self._spans = spans or AttemptSpans()
-        self._on_standstill = on_standstill
-        self._blocked_for = blocked_for
-        self._stands_still = False
-        self._is_slow = False
         self.driver: Driver | None = None
         """Who watches what is done outside this process, if anybody."""
         self._threads = Threads(concurrency, self._run)
         self._coroutines = Coroutines(self._run_async)
+        self._standstill = Standstill(self._coroutines, on_standstill, blocked_for)
         self._jobs: dict[int, Job] = {}
         """Everything that was received and whose code has not ended."""
         self.task_log = TaskLog()
@@ -139,8 +133,8 @@ class Pool:
         asynchronous: list[Job] = []
         for job in jobs:
             task = None if job.dispatch.is_turn_task else self._runner.find(job)
-            on_loop = task is not None and task._is_async and not job.is_isolated
-            (asynchronous if on_loop else synchronous).append(job)
+            job.on_loop = task is not None and task._is_async and not job.is_isolated
+            (asynchronous if job.on_loop else synchronous).append(job)
         if synchronous:
             self._threads.submit(synchronous)
         if asynchronous:
@@ -267,6 +261,7 @@ class Pool:
             if not self._jobs:
                 self._busy.clear()
                 self._held.show_running(0)
+                self._standstill.rest()
                 self._load = 0.0
                 if self._jobs:
                     self._busy.set()
@@ -278,32 +273,44 @@ class Pool:
     def _check_all(self, now: float) -> None:
         running = 0
         stale = False
+        waiting: list[Job] = []
         jobs = list(self._jobs.values())
         self._load += _MEMORY * (min(1.0, len(jobs) / self.concurrency) - self._load)
+        self._standstill.look(now)
         for job in jobs:
             if job.stage is Stage.RUNNING:
                 running += 1
                 self._check_running(job, now)
             elif job.lingers:
                 running += 1
-            elif now - job.received_at > (_HAND_BACK_PLACED_AFTER if job.is_placed else _HAND_BACK_AFTER):
-                stale = True
-                self._hand_back(job, "no free slot")
+            elif now - job.received_at > self._patience(job):
+                if job.on_loop:
+                    waiting.append(job)
+                else:
+                    stale = True
+                    self._hand_back(job, "no free slot")
+        if waiting:
+            self._send_away(waiting, now)
         self._held.show_running(running)
         if not stale:
             self._threads.relieve()
-        self._watch_loop(now)
         self._measure(now)
 
-    def _watch_loop(self, now: float) -> None:
-        """Say who keeps the event loop from turning; where that does not end, give the loop up."""
-        standing = self._coroutines.watch(now)
-        if standing > self._blocked_for and not self._stands_still:
-            self._stands_still = True
-            self._on_standstill(self._coroutines.standstill())
-        elif standing > _BLOCKED_AFTER and not self._is_slow:
-            log.warning("%s; all other asynchronous tasks wait", self._coroutines.standstill())
-        self._is_slow = standing > _BLOCKED_AFTER
+    def _patience(self, job: Job) -> float:
+        """Return for how many seconds a received task may wait here."""
+        if job.is_placed:
+            return _HAND_BACK_PLACED_AFTER
+        return 0.0 if job.on_loop and self._standstill.lasts else _HAND_BACK_AFTER
+
+    def _send_away(self, jobs: Sequence[Job], now: float) -> None:
+        """Hand back what waits for the event loop, but for one job that nobody else takes, if that leaves a slot."""
+        has_room = len(self._jobs) - len(jobs) + 1 < self.concurrency
+        for job in jobs:
+            task = job.dispatch.id
+            if has_room and self._standstill.may_stay(task, now - job.received_at):
+                has_room = False
+            else:
+                self._hand_back(job, "the event loop does not turn", self._standstill.delay(task, now))
 
     def _check_running(self, job: Job, now: float) -> None:
         if not job.announced and not job.starting and now - job.started_at > _ANNOUNCE_AFTER:
@@ -399,7 +406,12 @@ class Pool:
 
     def loop_is_blocked(self) -> bool:
         """Say whether a task keeps the event loop, and with it all other asynchronous tasks, from running."""
-        return self._coroutines.is_blocked(_BLOCKED_AFTER)
+        return self._coroutines.is_blocked(BLOCKED_AFTER)
+
+    @property
+    def should_be_last(self) -> bool:
+        """Say whether tasks are better received by others: there are some that cannot run here at the moment."""
+        return self._standstill.sends_away
 
     def is_hopeless(self) -> bool:
         """Say whether all that is left was on an event loop that is closed."""
@@ -422,9 +434,9 @@ class Pool:
         """Return how many tasks this process has run or received to run; child processes count their own."""
         return self.ended + sum(not job.is_isolated for job in list(self._jobs.values()))
 
-    def _hand_back(self, job: Job, reason: str) -> bool:
+    def _hand_back(self, job: Job, reason: str, delay: float = 0.0) -> bool:
         if not job.take_back():
             return False
-        self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason), job)
+        self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason, delay), job)
         self._forget(job)
         return True
