@@ -1,0 +1,43 @@
+"""Executions stand in one line with the other tasks of their queue; in a queue of their own they wait for no slot."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.domain.executors.call import announced
+from orchestrator.domain.tasks.task import Succeeded
+from orchestrator.executors import Rq
+from tests.integration.stage import ONE, System, Worker, raw
+
+EXECUTOR = Rq(function="a:b", url_variable="MINE")
+
+
+@pytest.fixture
+def full(system: System) -> Worker:
+    """A worker of two queues whose only slot is taken."""
+    worker = system.worker(knows=["job", "other", announced("rq MINE")], slots=1, executions=10)
+    worker._queues.append("outside")
+    system.settle()
+    system.dispatch()
+    worker.start(*worker.take())
+    system.pass_seconds()
+    return worker
+
+
+def test_executions_of_their_own_queue_are_handed_out_while_all_slots_are_taken(system: System, full: Worker) -> None:
+    other = system.app.task(name="other", executor=EXECUTOR, queue="outside")(lambda: None)
+    handles = [other.enqueue() for _ in range(5)]
+    system.pass_seconds(3)
+    assert [task.id for task in full.take()] == [raw(handle) for handle in handles]
+
+
+def test_executions_among_other_tasks_wait_with_them_until_a_slot_is_free(system: System, full: Worker) -> None:
+    (running,) = full.held
+    other = system.app.task(name="other", executor=EXECUTOR, priority=9)(lambda: None)
+    handles = [other.enqueue() for _ in range(5)]
+    plain = system.job.enqueue()
+    system.pass_seconds(3)
+    assert full.take() == []
+    full.report(Succeeded(*running, 0.1, ONE))
+    system.pass_seconds(3)
+    assert {task.id for task in full.take()} == {raw(handle) for handle in (*handles, plain)}, "they take up none"
