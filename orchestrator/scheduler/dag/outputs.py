@@ -59,6 +59,11 @@ class Outputs:
         self._most_bytes = _MOST_PAYLOADS * max_payload
         self._kept = KeptOutputs(max(_KEPT_BYTES, self._most_bytes))
 
+    @property
+    def keeps_any(self) -> bool:
+        """Say whether outputs of any run are kept."""
+        return len(self._kept) > 0
+
     def settled(self, run: bytes) -> None:
         """No step of a run waits for room."""
         self._kept.drop_passing(run)

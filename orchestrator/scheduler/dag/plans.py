@@ -90,7 +90,8 @@ class Dags(Remembering):
         """Forget the plans of runs."""
         for run in ids:
             self._runs.drop(run)
-            self._outputs.drop(run)
+            if self._outputs.keeps_any:
+                self._outputs.drop(run)
 
     # -- events
 
