@@ -84,6 +84,8 @@ class RunNews(_Mergeable):
     """Turn tasks that ended, and whose runs have not been ended yet."""
     continuing: dict[bytes, ContinueRun] = {}
     """Of those runs, the ones that end to go on in another."""
+    unheard: dict[bytes, int] = {}
+    """Of those runs, the ones to which more has happened than their code was shown, and the last event that it was."""
 
     def __bool__(self) -> bool:
         return bool(self.children or self.turn_task_ends)

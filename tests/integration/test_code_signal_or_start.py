@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 from sqlalchemy import text
 
-from orchestrator import ResultTimeout, WorkflowContext, WorkflowHandle
+from orchestrator import Duplicate, ResultTimeout, WorkflowContext, WorkflowHandle
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import CompleteRun, ContinueRun
-from orchestrator.domain.code.history import RunStarted
+from orchestrator.domain.code.history import RunStarted, SignalReceived
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.runs import creation
 from tests.integration.stage import ONE, System, Worker
@@ -50,10 +53,10 @@ def signalled(basket: CodeWorkflow[..., Any], number: int = 1) -> WorkflowHandle
     return basket.starting(id="b-1", signal=("number", number)).start()
 
 
-def end(worker: Worker, result: bytes) -> None:
-    """End the run whose turn it is."""
+def end(worker: Worker, result: bytes, *, through: int = 1) -> None:
+    """End the run whose turn it is, and whose code is shown so many events."""
     (turn,) = worker.take()
-    worker.report(Activated(turn.id, turn.attempt, 0.1, through=1, commands=[CompleteRun(result)]))
+    worker.report(Activated(turn.id, turn.attempt, 0.1, through=through, commands=[CompleteRun(result)]))
 
 
 def test_the_handle_is_about_the_run_that_begins_with_it(
@@ -95,7 +98,7 @@ def test_it_stays_with_the_run_that_gets_the_signal(
     worker.report(Activated(turn.id, turn.attempt, 0.1, through=1, commands=[ContinueRun(b"\x92\x90\x80", {})]))
     system.pass_seconds(2)
     assert handle.status() == "running"
-    end(worker, TWO)
+    end(worker, TWO, through=2)
     system.tick()
     assert (first.result(0), handle.result(0)) == (2, 2)
 
@@ -120,6 +123,80 @@ def test_a_client_starts_another_run_at_the_same_moment(
     assert system.count("runs") == 2
     assert handle.history().run_id == mine.bytes
     assert [event.what.__struct_config__.tag for event in handle.history().events] == ["run_started", "signal_received"]
+
+
+def test_a_signal_that_the_code_was_not_shown_before_its_end_begins_another_run(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
+) -> None:
+    handles = [signalled(basket, number) for number in (1, 2)]
+    system.tick()
+    assert len(first.history().events) == 3, "they stand in its history"
+    end(worker, ONE)  # by what it was shown before
+    system.tick()
+    assert first.result(0) == 1
+    assert [handle.status() for handle in handles] == ["running", "running"]
+    whats = [event.what.__struct_config__.tag for event in handles[0].history().events]
+    assert whats == ["run_started", "signal_received", "signal_received"]
+    assert "otherwise" not in handles[0].history().to_json()
+    system.pass_seconds()
+    end(worker, TWO)
+    system.tick()
+    assert [handle.result(0) for handle in handles] == [2, 2]
+    assert system.count("runs") == 2
+
+
+def test_the_order_of_one_sender_is_kept_where_the_run_has_ended_and_nobody_has_noticed(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
+) -> None:
+    handles = [signalled(basket, 1)]
+    (request,) = system.sql("DELETE FROM orchestrator.inbox RETURNING *")
+    end(worker, ONE)
+    system.tick()
+    system.sql(
+        "INSERT INTO orchestrator.inbox (id, kind, target, body) OVERRIDING SYSTEM VALUE"
+        " VALUES (:id, :kind, :target, CAST(:body AS jsonb))",
+        **dict(request) | {"body": json.dumps(request["body"])},
+    )
+    handles.append(signalled(basket, 2))  # the first is on its way to a run that has ended
+    with system.engine.begin() as connection:  # somebody takes the id over, and is signalled himself
+        mine = uuid4()
+        connection.execute(text("UPDATE orchestrator.run_keys SET run_id = :id"), {"id": mine})
+        creation.create(connection, [code_runs.new_run(mine.bytes, [RunStarted("basket", 1, b"\x92\x90\x80")])])
+    handles.append(signalled(basket, 3))
+    system.pass_seconds()
+    (numbers,) = {tuple(_numbers(handle)) for handle in handles}
+    assert numbers == (1, 2, 3)
+    assert system.count("runs") == 2
+
+
+def _numbers(handle: WorkflowHandle[Any]) -> list[int]:
+    facts = [event.what for event in handle.history().events]
+    return [msgspec.msgpack.decode(fact.value) for fact in facts if isinstance(fact, SignalReceived)]
+
+
+@pytest.mark.parametrize("options", [{"on_conflict": "anew"}, {"signal": ("number", 1)}], ids=["anew", "signal"])
+@pytest.mark.parametrize("is_there", [True, False], ids=["ended", "unknown"])
+def test_of_two_that_take_an_id_at_the_same_moment_one_gets_it(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, options: dict[str, Any], is_there: bool
+) -> None:
+    if is_there:
+        basket.starting(id="b-1").start()
+        system.pass_seconds()
+        end(worker, ONE)
+        system.tick()
+    mine = uuid4()
+    with system.engine.connect() as connection, connection.begin() as transaction, ThreadPoolExecutor() as pool:
+        assert run_keys.take(connection, "basket/b-1", mine.bytes, anew=True) is None
+        creation.create(connection, [code_runs.new_run(mine.bytes, [RunStarted("basket", 1, b"\x92\x90\x80")])])
+        other = pool.submit(basket.starting(id="b-1", **options).start)
+        eventually(lambda: system.sql("SELECT 1 FROM pg_locks WHERE NOT granted"))
+        transaction.commit()
+        if "signal" in options:
+            assert other.result(60).id == str(mine)
+        else:
+            with pytest.raises(Duplicate, match=str(mine)):
+                other.result(60)
+    assert len(system.sql("SELECT 1 FROM orchestrator.runs WHERE ended_at IS NULL")) == 1
 
 
 def test_nobody_returns_before_it_is_known_where_the_signal_went(

@@ -191,7 +191,9 @@ def _fields(event: Event) -> Iterator[tuple[str, str]]:
     """Yield what an event says, in the words of people."""
     for field in event.what.__struct_fields__:
         found = getattr(event.what, field)
-        if found in (None, "", {}) or found is False or field == "digest":  # which means nothing to people
+        if (
+            found in (None, "", {}) or found is False or field in ("digest", "otherwise")
+        ):  # which mean nothing to people
             continue
         if isinstance(found, bytes):
             found = to_text(found) if field in ID_FIELDS else _shown(found)

@@ -106,11 +106,29 @@ class ChildCancelled(msgspec.Struct, frozen=True, array_like=True, tag="child_ca
     id: bytes
 
 
+class RunWanted(msgspec.Struct, frozen=True, array_like=True):
+    """The run that is to begin with a signal if the one that has the chosen id ends before its code is shown it."""
+
+    id: bytes
+    key: str
+    """The chosen id, as `run_keys` has it."""
+    workflow: str
+    version: int
+    payload: bytes
+    queue: str
+    timeout: float | None = None
+    tags: str = "[]"
+    """JSON."""
+    pinned: bool = False
+    trace: str | None = None
+
+
 class SignalReceived(msgspec.Struct, frozen=True, array_like=True, tag="signal_received"):
     """Somebody sent a signal."""
 
     name: str
     value: bytes
+    otherwise: RunWanted | None = None
 
 
 class UpdateRequested(msgspec.Struct, frozen=True, array_like=True, tag="update_requested"):

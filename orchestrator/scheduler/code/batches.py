@@ -132,9 +132,11 @@ def _end_turn_tasks(
     accepted = {task.id for task in moved}
     news.runs.continuing.update((run, command) for run, command in continuing.items() if run in accepted)
     if accepted:
-        histories.append(
+        before = histories.append(
             tx.connection, {run: some for run, some in events.items() if run in accepted}, tx.now, wake=False
         )
+        seen = ((report.id, report.through) for _, report in reports)
+        news.runs.unheard.update((run, through) for run, through in seen if before.get(run, 0) > through)
     return accepted
 
 

@@ -14,6 +14,7 @@ from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd
 from orchestrator.domain.runs.verdict import CONTINUED, RESET
 from orchestrator.domain.states import RunState
+from orchestrator.scheduler.code.requests import begin_with
 from orchestrator.scheduler.code.runs import ask_to_cancel
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.creation import create_runs
@@ -36,11 +37,18 @@ class RunEnd(NamedTuple):
     """How it goes on in another, if it does."""
     is_reset: bool
     """It ends because another repeats it."""
+    heard: int | None = None
+    """The last event that its code was shown, if more has happened."""
 
     @property
     def changes(self) -> RunChanges:
         """Return what is kept of it until the run can be ended."""
         return RunChanges(turn_task_end=self.turn_task, continuing=self.continuing)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another run goes on with what this one was told."""
+        return self.continuing is not None or self.is_reset
 
     @property
     def reason(self) -> str | None:
@@ -62,6 +70,11 @@ def end_runs(tx: Transaction, news: News, ends: Sequence[RunEnd]) -> list[RunRow
     code_runs.forget(tx.connection, [run.id for run in ended])
     if successors:
         _continue(tx, news, [successors[run.id] for run in ended if run.id in successors])
+    over = {run.id for run in ended}
+    heard = {end.turn_task.id: end.heard for end in ends if end.heard is not None and not end.goes_on}
+    unheard = [(run, number) for run, number in heard.items() if run in over]
+    if unheard:
+        begin_with(tx, news, histories.unheard(tx.connection, unheard))
     leaving = [run.id for run in ended if run.open]
     if leaving:
         news.wakeups.has_requests = True  # the agenda says that they are closing

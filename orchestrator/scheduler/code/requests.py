@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Query
-from orchestrator.domain.code.history import Fact
+from orchestrator.domain.code.history import Fact, RunWanted
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.code.promises import resolutions as resolutions_of
 from orchestrator.domain.ids import about_run, to_text
@@ -37,21 +37,34 @@ _MOST_NAMES = 10
 
 def signal(tx: Transaction, news: News, items: Sequence[Request]) -> None:
     """Hand signals to runs. Those that were to start a run if there is none, and came too late, start one."""
-    facts: dict[bytes, list[Fact]] = defaultdict(list)
-    for item in items:
-        facts[item.target].append(_signal(item))
+    sent = [(item.target, _signal(item)) for item in items]
+    # Others may have been sent, by the same sender, to a run that has taken an id over: they must not overtake these.
+    keys = {fact.otherwise.key for _, fact in sent if fact.otherwise is not None}
+    holders = run_keys.holders(tx.connection, list(keys)) if keys else {}
+    facts: dict[bytes, list[history.SignalReceived]] = defaultdict(list)
+    passed: list[Answered] = []
+    for target, fact in sent:
+        run = target if fact.otherwise is None else holders.get(fact.otherwise.key, target)
+        facts[run].append(fact)
+        if fact.otherwise is not None and run != target:
+            passed.append(Answered(fact.otherwise.id, run))
     heard = append_facts(tx, facts)
-    late: dict[str, list[Request]] = defaultdict(list)
-    for item in items:
-        if item.target in heard:
-            continue
-        if item.body.get("start") is None:
-            whose = about_run(item.target)
-            log.warning("run %s has ended before signal %s reached it", *whose.values(), item.body["name"], extra=whose)
-        else:
-            late[item.body["start"]["key"]].append(item)
-    if late:
-        _start_with(tx, news, late)
+    reply(tx, news, [word for word in passed if word.result in heard])
+    begin_with(tx, news, {run: late for run, late in facts.items() if run not in heard})
+
+
+def begin_with(tx: Transaction, news: News, late: Mapping[bytes, Sequence[history.SignalReceived]]) -> None:
+    """Begin runs with signals that others have not been shown before their end, where those who sent them want that."""
+    by_key: dict[str, list[tuple[RunWanted, history.SignalReceived]]] = defaultdict(list)
+    for run, signals in late.items():
+        for one in signals:
+            if one.otherwise is not None:
+                by_key[one.otherwise.key].append((one.otherwise, one))
+                continue
+            whose = about_run(run)
+            log.warning("run %s has ended before signal %s reached it", *whose.values(), one.name, extra=whose)
+    if by_key:
+        _start_with(tx, news, by_key)
 
 
 def pass_on_signals(tx: Transaction, signals: Sequence[tuple[bytes, history.SignalReceived]]) -> None:
@@ -68,40 +81,41 @@ def pass_on_signals(tx: Transaction, signals: Sequence[tuple[bytes, history.Sign
             log.warning(said, *whose.values(), fact.name, extra=whose)
 
 
-def _start_with(tx: Transaction, news: News, late: Mapping[str, Sequence[Request]]) -> None:
+def _start_with(
+    tx: Transaction, news: News, late: Mapping[str, Sequence[tuple[RunWanted, history.SignalReceived]]]
+) -> None:
     """Give signals to the runs that have the chosen ids by now, or begin runs with them; leave word of where they went.
 
     Those who sent a signal find a run that begins with it under the id that they gave.
     """
     holders = run_keys.holders(tx.connection, list(late))
-    heard = append_facts(tx, {run: [_signal(item) for item in late[key]] for key, run in holders.items()})
-    new = {key: _run_with(items) for key, items in late.items() if holders.get(key) not in heard}
+    heard = append_facts(tx, {run: [signal for _, signal in late[key]] for key, run in holders.items()})
+    new = {key: _run_with(signals) for key, signals in late.items() if holders.get(key) not in heard}
     over = [(holders[key], run.id) for key, run in new.items() if key in holders]
     passed = run_keys.pass_on(tx.connection, over) if over else set()
     begun = {key: run for key, run in new.items() if run.id in passed or key not in holders}
     create_runs(tx, news, list(begun.values()))
     went = {key: begun[key].id if key in begun else holders[key] for key in late if key in begun or key not in new}
-    pairs = ((_new_id(item), run) for key, run in went.items() for item in late[key])
+    pairs = ((wanted.id, run) for key, run in went.items() for wanted, _ in late[key])
     reply(tx, news, [Answered(wanted, run) for wanted, run in pairs if wanted != run])
     if len(went) < len(late):  # while this waited, a client has given an id to a run of its own
-        _start_with(tx, news, {key: items for key, items in late.items() if key not in went})
+        _start_with(tx, news, {key: signals for key, signals in late.items() if key not in went})
 
 
-def _run_with(items: Sequence[Request]) -> NewRun:
+def _run_with(late: Sequence[tuple[RunWanted, history.SignalReceived]]) -> NewRun:
     """Return the run that begins with signals, as the first of them wants it."""
-    start = items[0].body["start"]
-    started = history.RunStarted(start["workflow"], start["version"], _data(start["payload"]), start["queue"])
-    signals = [_signal(item) for item in items]
-    new = code_runs.new_run(_new_id(items[0]), [started, *signals], pinned=start["pinned"])
-    return new._replace(timeout=start["timeout"], tags=start["tags"], trace=start.get("trace"))
-
-
-def _new_id(item: Request) -> bytes:
-    return _data(item.body["start"]["id"])
+    wanted = late[0][0]
+    started = history.RunStarted(wanted.workflow, wanted.version, wanted.payload, wanted.queue)
+    signals = [history.SignalReceived(signal.name, signal.value) for _, signal in late]
+    new = code_runs.new_run(wanted.id, [started, *signals], pinned=wanted.pinned)
+    return new._replace(timeout=wanted.timeout, tags=wanted.tags, trace=wanted.trace)
 
 
 def _signal(item: Request) -> history.SignalReceived:
-    return history.SignalReceived(item.body["name"], _data(item.body["value"]))
+    otherwise = item.body.get("start")
+    if otherwise is not None:
+        otherwise = RunWanted(**otherwise | {"id": _data(otherwise["id"]), "payload": _data(otherwise["payload"])})
+    return history.SignalReceived(item.body["name"], _data(item.body["value"]), otherwise)
 
 
 def settle_promises(tx: Transaction, news: News, items: Sequence[Request]) -> None:

@@ -239,7 +239,7 @@ def append_facts(
     tx: Transaction, facts: Mapping[bytes, Sequence[Fact]], deltas: Mapping[bytes, Delta] | None = None
 ) -> set[bytes]:
     """Tell runs what happened, and change the counters of those that are open to hear it; return these."""
-    return histories.append(tx.connection, facts, tx.now, deltas=deltas) if facts else set()
+    return set(histories.append(tx.connection, facts, tx.now, deltas=deltas)) if facts else set()
 
 
 def ask_to_cancel(tx: Transaction, ids: Iterable[bytes], reason: str) -> None:

@@ -95,10 +95,10 @@ class Runs:
             changes = _fold(news)
             if changes:
                 self.tell(tx, news, [(run, [one]) for run, one in changes.items()])
-            going_on, turn_task_ends = news.runs.continuing, news.runs.turn_task_ends
+            told, turn_task_ends = news.runs, news.runs.turn_task_ends
             ends = [
-                RunEnd(turn_task, going_on.pop(turn_task.id, None), turn_task.id in resetting)
-                for turn_task in turn_task_ends
+                RunEnd(one, told.continuing.pop(one.id, None), one.id in resetting, told.unheard.pop(one.id, None))
+                for one in turn_task_ends
             ]
             turn_task_ends.clear()
             isolate(

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.domain.code.history import HistoryItem
+from orchestrator.domain.code.history import HistoryItem, RunWanted, SignalReceived
 from orchestrator.domain.dag.definition import resolve_params
 from orchestrator.domain.ids import about_run, to_text
 from orchestrator.domain.plain import REFUSALS
@@ -135,7 +135,7 @@ def _holder(tx: Transaction, run: bytes, start: StartCode) -> bytes:
         return run
     if start.signal is not None:
         if expectations.find_answer(tx.connection, run) is None:  # else this is asked again, and it has the signal
-            append_facts(tx, {held[0]: [start.signal]})
+            append_facts(tx, {held[0]: [_signal_or(run, start, start.key)]})
             expectations.answer(tx.connection, [Answered(run, held[0])], tx.now)
     elif start.on_conflict != "return":
         raise Duplicate(
@@ -144,6 +144,14 @@ def _holder(tx: Transaction, run: bytes, start: StartCode) -> bytes:
             to_text(held[0]),
         )
     return held[0]
+
+
+def _signal_or(run: bytes, start: StartCode, key: str) -> SignalReceived:
+    """Return the signal of a start for the run that has the chosen id, with what begins if that one is not shown it."""
+    assert start.signal is not None
+    of, told = start.started, start.signal
+    wanted = RunWanted(run, key, of.workflow, of.version, of.payload, of.queue, start.timeout, start.tags, start.pinned)
+    return SignalReceived(told.name, told.value, wanted)
 
 
 def _run_of_code(run: bytes, start: StartCode) -> NewRun:

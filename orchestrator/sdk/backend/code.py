@@ -57,8 +57,8 @@ class CodeBackend(CodeRequests):
         run = runs.new_run(run_id, facts, pinned=pinned)._replace(timeout=timeout, tags=tags, trace=current_trace())
         with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
             full_key = scoped(started.workflow, key or "")
-            anew = signal is not None or on_conflict == "anew"
-            held = None if key is None else run_keys.take(connection, full_key, run.id, anew=anew)
+            anew, in_order = signal is not None or on_conflict == "anew", signal is not None and may_operate.get()
+            held = None if key is None else run_keys.take(connection, full_key, run.id, anew=anew, in_order=in_order)
             if held is None:
                 creation.create(connection, [run])
             elif signal is not None:

@@ -23,6 +23,8 @@ from orchestrator.sealing import described, is_sealed_text
 
 _FORMAT = 1
 _NOTHING = Redaction()
+_OF_LEADER = "otherwise"
+"""What becomes of a signal that the code is not shown: no matter of its history."""
 ID_FIELDS = ("id", "parent", "continued_from", "origin", "run")
 """Fields that hold an id; all others that hold bytes hold an encoded value."""
 _KINDS = {
@@ -68,7 +70,8 @@ class Recording:
 
 def _event_to_plain(event: Event, hidden: Redaction) -> dict[str, Any]:
     kind = type(event.what)
-    fields = {name: _field_to_plain(name, getattr(event.what, name), hidden) for name in kind.__struct_fields__}
+    told = (name for name in kind.__struct_fields__ if name != _OF_LEADER)
+    fields = {name: _field_to_plain(name, getattr(event.what, name), hidden) for name in told}
     at = datetime.fromtimestamp(event.at, UTC).isoformat()
     return {"number": event.number, "at": at, "type": kind.__struct_config__.tag, **fields}
 

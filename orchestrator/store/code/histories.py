@@ -6,6 +6,7 @@ history is.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, get_args
@@ -44,7 +45,7 @@ def arguments(start: bytes) -> bytes:
 
 _COUNTED = ("opened", "success", "failed", "cancelled")
 _DELTAS = Batch("d", f"id uuid, count int, {' int, '.join(_COUNTED)} int")
-_APPEND = Prepared[bytes](f"""
+_APPEND = Prepared[tuple[bytes, int]](f"""
 WITH /* histories.append */ ahead AS (
     UPDATE orchestrator.runs r
        SET last_event = r.last_event + d.count, open = r.open + d.opened, success = r.success + d.success,
@@ -67,7 +68,7 @@ WITH /* histories.append */ ahead AS (
             WHERE id = ahead.id AND status = 'pending' AND blockers > 0 LIMIT 1) AS found
      WHERE %(wake)s::boolean AND ahead.free AND t.ctid = found.place
 )
-SELECT id FROM ahead
+SELECT id, before FROM ahead
 """)
 
 
@@ -78,8 +79,9 @@ def append(
     *,
     wake: bool = True,
     deltas: Mapping[bytes, Delta] | None = None,
-) -> set[bytes]:
-    """Append events to the histories of open runs, whose code is to `wake` for them; return the runs that were open.
+) -> dict[bytes, int]:
+    """Append events to the histories of open runs, whose code is to `wake` for them; return the runs that were open,
+    each with the number of its last event before.
 
     `deltas` say how much the counters of those runs change.
     """
@@ -90,7 +92,7 @@ def append(
     rows = [row for run, some in events.items() for row in event_rows(run, some)]
     if any(MARK in data for *_, data in rows):
         payloads.keep_named(connection, rows)
-    return set(_APPEND(connection, _DELTAS(ahead), EVENTS(rows), now=now, wake=wake))
+    return dict(_APPEND(connection, _DELTAS(ahead), EVENTS(rows), now=now, wake=wake))
 
 
 class Turn(NamedTuple):
@@ -255,6 +257,25 @@ SELECT /* histories.said */ h.run_id, h.number, extract(epoch FROM h.at)::double
 def said(connection: Connection, runs: Sequence[tuple[bytes, int]]) -> dict[bytes, list[Event]]:
     """Return, in order, the signals that runs were ever sent, and their events after a number."""
     return by_run(_SAID(connection, _WANTED(runs)))
+
+
+_UNHEARD = Prepared[tuple[bytes, bytes]](f"""
+SELECT /* histories.unheard */ h.run_id, h.data
+  FROM {_WANTED}
+ CROSS JOIN LATERAL (
+       SELECT * FROM orchestrator.histories
+        WHERE run_id = wanted.id AND number > wanted.seen AND kind = 'signal_received' ORDER BY number OFFSET 0) AS h
+""")
+
+
+def unheard(connection: Connection, runs: Sequence[tuple[bytes, int]]) -> dict[bytes, list[history.SignalReceived]]:
+    """Return, in order, the signals among the events of runs after a number."""
+    found: dict[bytes, list[history.SignalReceived]] = defaultdict(list)
+    for run, data in _UNHEARD(connection, _WANTED(runs)):
+        what = _decode.decode(data)
+        assert isinstance(what, history.SignalReceived)
+        found[run].append(what)
+    return found
 
 
 _SETTLED = Prepared[tuple[bytes, bytes]]("""

@@ -8,33 +8,48 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from orchestrator.store.sql import Batch, Prepared, Statement
+from orchestrator.store.sql import Batch, Prepared, Row, Statement
 
 OWN_ID = "right(k.key, -length(workflow) - CASE WHEN strpos(workflow, '/') > 0 THEN 2 ELSE 1 END)"
 """The id that somebody has chosen: it stands behind the name of the workflow (`domain/limits/names.scoped`)."""
 
-_TAKE = Statement[UUID]("""
-INSERT /* run_keys.take */ INTO orchestrator.run_keys AS held (key, run_id) VALUES (%(key)s, %(run)s::uuid)
-    ON CONFLICT (key) DO UPDATE SET run_id = excluded.run_id
- WHERE %(anew)s AND NOT EXISTS (SELECT FROM orchestrator.runs r WHERE r.id = held.run_id AND r.ended_at IS NULL)
+_CLAIM = Statement[UUID]("""
+INSERT /* run_keys.claim */ INTO orchestrator.run_keys (key, run_id) VALUES (%(key)s, %(run)s::uuid)
+    ON CONFLICT (key) DO NOTHING
 RETURNING run_id
 """)
-_HOLDER = Statement[tuple[UUID, str]]("""
-SELECT /* run_keys.holder */ k.run_id, r.status
+_LOCK = Statement[UUID]("SELECT /* run_keys.lock */ run_id FROM orchestrator.run_keys WHERE key = %(key)s FOR UPDATE")
+_HOLDER = Statement[Row]("""
+SELECT /* run_keys.holder */ k.run_id AS run, r.status, r.id IS NULL OR r.ended_at IS NOT NULL AS is_over,
+       %(in_order)s AND EXISTS (
+           SELECT FROM orchestrator.inbox i WHERE i.kind = 'signal' AND i.target = k.run_id) AS is_awaited
   FROM orchestrator.run_keys k LEFT JOIN orchestrator.runs r ON r.id = k.run_id
  WHERE k.key = %(key)s
 """)
+_TAKE_OVER = Statement[None](
+    "UPDATE /* run_keys.take_over */ orchestrator.run_keys SET run_id = %(run)s::uuid WHERE key = %(key)s"
+)
 
 
-def take(connection: Connection, key: str, run: bytes, *, anew: bool) -> tuple[bytes, str] | None:
+def take(
+    connection: Connection, key: str, run: bytes, *, anew: bool, in_order: bool = False
+) -> tuple[bytes, str] | None:
     """Let a run have a chosen id, in the transaction that starts it; else return the run that has it, and its state.
 
-    `anew` takes it over from a run that has ended.
+    `anew` takes it over from a run that has ended; `in_order` only where no signal is on its way to that one, for which
+    the leader will begin another. Others may be taking it at the same moment. So it is locked before its holder is
+    looked at, by a statement of its own: one that waits for a lock goes on with what it saw before.
     """
-    if _TAKE.first(connection, key=key, run=run, anew=anew) is not None:
-        return None
-    holder, status = _HOLDER.one(connection, key=key)
-    return holder.bytes, status
+    while True:
+        if _CLAIM.first(connection, key=key, run=run) is not None:
+            return None
+        if _LOCK.first(connection, key=key) is not None:
+            break  # else whoever had it has just let it go
+    found = _HOLDER.one(connection, key=key, in_order=in_order)
+    if not (anew and found.is_over) or found.is_awaited:
+        return found.run.bytes, found.status
+    _TAKE_OVER(connection, key=key, run=run)
+    return None
 
 
 _HOLDERS = Prepared[tuple[str, bytes]](
