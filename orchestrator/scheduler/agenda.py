@@ -40,6 +40,8 @@ class Agenda(Remembering):
     cancels: Cancels
     requests: Requests
     _agenda: AgendaProbe | None = None
+    _next_part: int = 0
+    """Which of those who wait in the line of runs come first, where there is no time for all of them."""
     was_empty: bool = False
     """There was nothing to do in the last tick, by what the tick before it has left."""
 
@@ -80,12 +82,7 @@ class Agenda(Remembering):
         if agenda.cancelling_runs:
             runs.advance(tx, news)  # what ended in this tick is counted before it is asked what is left
             do("cancel runs", lambda fresh: self.cancels.go_on(tx, fresh, 5 * limit))
-        if agenda.untold_runs:
-            do("tell runs what has waited", lambda fresh: runs.catch_up(tx, fresh))
-        if agenda.pending_runs:
-            do("begin runs", lambda fresh: runs.begin(tx, fresh, limit))
-        if agenda.expanding_runs:
-            do("create tasks of fan-outs", lambda fresh: runs.expand(tx, fresh, limit))
+        self._plan(tx, agenda, do)
         if agenda.closing_runs:
             do("cancel what ended runs have left", lambda fresh: close_runs(tx, fresh, limit))
         runs.advance(tx, news)
@@ -107,6 +104,22 @@ class Agenda(Remembering):
             agenda = waiting.probe_agenda(tx.connection)
         self._agenda = agenda
         return max(self._until_next(agenda, tx.now), _CONTESTED if wakeups.contested else 0.0)
+
+    def _plan(self, tx: Transaction, agenda: AgendaProbe, do: Callable[[str, Callable[[News], object]], None]) -> None:
+        """Let runs go on that wait. Whatever takes all the time of a tick comes last in the next one."""
+        runs, limit = self.runs, self.settings.batch
+        parts: list[tuple[bool, str, Callable[[News], object]]] = [
+            (agenda.untold_runs, "tell runs what has waited", lambda fresh: runs.catch_up(tx, fresh)),
+            (agenda.pending_runs, "begin runs", lambda fresh: runs.begin(tx, fresh, limit)),
+            (agenda.expanding_runs, "create tasks of fan-outs", lambda fresh: runs.expand(tx, fresh, limit)),
+        ]
+        waiting = [(place, what, part) for place, (waits, what, part) in enumerate(parts) if waits]
+        waiting.sort(key=lambda one: (one[0] - self._next_part) % len(parts))
+        tx.budget.evaluated.clear()
+        for _, what, part in waiting:
+            do(what, part)
+        if waiting:
+            self._next_part = (waiting[0][0] + 1) % len(parts) if tx.budget.is_spent else 0
 
     def _is_empty(self, agenda: AgendaProbe, news: News, now: datetime) -> bool:
         """Say whether there is nothing to do, and nothing to look for."""

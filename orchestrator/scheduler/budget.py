@@ -3,6 +3,10 @@
 A tick that has planned for its share of the lease leaves the rest to the next one. That is of no use if a single run
 takes all the time by itself. Then Postgres ends the session, and what the tick was doing when that happened is
 remembered beyond it: from then on runs are planned one by one, and the one at fault is set aside.
+
+What takes long may also be many runs together, each of which takes a little, on a machine that others use. So after a
+tick that was ended for its time the next one does as little as can be done, whoever was at fault; ticks that end in
+time do more again, quickly up to half of what was too much, and slowly beyond it.
 """
 
 from __future__ import annotations
@@ -31,8 +35,20 @@ _CHILDREN_OF_NEXT = 100
 """How many of them such a tree gets, however little time or room others have left."""
 _TOO_LONG = 0.4
 """Of the lease, how much time of the processor is too much for one run."""
-_STRIKES = 2
-"""How often a run may keep Postgres busy for too long: that may be the fault of others, too."""
+_MOST_STRIKES = 6
+"""From so many on, a run is set aside. They are forgotten when the run has been planned in time."""
+_COMPUTED = 6
+"""Strikes of a run that was planned alone, and took too much time of the processor."""
+_KEPT_POSTGRES = 3
+"""Strikes of one that has kept Postgres busy for too long: that may be the fault of others, too."""
+_WAITED = 2
+"""Strikes of one for which the tick took too long by the clock: others may have had the processor meanwhile."""
+_LATE = 0.5
+"""Of the lease, how long a tick may take by the clock; after one that took longer, the next does less."""
+_IN_TIME = 0.3
+"""Of the lease: after a tick that took no longer, the next one does more."""
+_MOST_STRUCK = 10_000
+"""Runs whose strikes are remembered."""
 
 
 class TooSlow(Exception):
@@ -57,8 +73,14 @@ class TickBudget:
     """Trees of runs for which some were."""
     _children: Counter[bytes] = field(default_factory=Counter)
     """Child runs that have been created, by tree."""
+    evaluated: set[str] = field(default_factory=set)
+    """Kinds of expressions of which a dear one has been evaluated for those whose turn it is."""
     busy_with: list[bytes] = field(default_factory=list)
     """The runs that are being planned, or the requests that are applied, at this moment."""
+    struck: frozenset[bytes] = frozenset()
+    """Those with which a tick was ended for its time before."""
+    done: set[bytes] = field(default_factory=set)
+    """Those of them with which this one has come to an end."""
     _began: float = 0.0
 
     @property
@@ -110,6 +132,8 @@ class TickBudget:
         self.busy_with = list(whom)
         self._began = time.thread_time()
         yield
+        if self.struck:
+            self.done.update(self.struck.intersection(self.busy_with))
         self.busy_with, self._began = before
 
     @property
@@ -125,29 +149,39 @@ class Pace:
         self._lease = lease
         self._monotonic = monotonic
         self._slice = SLICE
+        self._ceiling = SLICE
+        """Half of what was too much: from there on, it grows slowly."""
         self._strikes: Counter[bytes] = Counter()
         self._refused: set[bytes] = set()
 
     def budget(self) -> TickBudget:
-        """Return what a tick may do that begins now."""
-        until = self._monotonic() + SHARE * self._lease
-        return TickBudget(self._monotonic, until, self._slice, frozenset(self._refused))
+        """Return what a tick may do that begins now. One that does little at once does not do it often, either."""
+        until = self._monotonic() + SHARE * self._lease * self._slice / SLICE
+        refused, struck = frozenset(self._refused), frozenset(self._strikes)
+        return TickBudget(self._monotonic, until, self._slice, refused, struck=struck)
 
-    def worked(self, budget: TickBudget) -> None:
-        """A tick has come to its end."""
-        if self._slice < SLICE:
-            self._slice = min(SLICE, 2 * self._slice)
-            self._strikes.clear()
+    def worked(self, budget: TickBudget, took: float = 0.0) -> None:
+        """A tick has come to its end, after so many seconds."""
+        if took > _LATE * self._lease:
+            self._ceiling = self._slice = max(1, self._slice // 2)
+        elif self._slice < SLICE and took <= _IN_TIME * self._lease:
+            more = self._slice if self._slice < self._ceiling else max(1, self._slice // 16)
+            self._slice = min(SLICE, self._slice + more)
+        for whom in budget.done:
+            del self._strikes[whom]
         self._refused -= budget.met
 
-    def interrupted(self, budget: TickBudget, *, by_postgres: bool) -> None:
-        """A tick was ended: Postgres said that a statement, or a pause, took too long."""
-        computed = budget.used > _TOO_LONG * self._lease
-        if not budget.busy_with or not (computed or by_postgres):
+    def interrupted(self, budget: TickBudget, *, by_postgres: bool, took: float = 0.0) -> None:
+        """A tick failed after so many seconds; `by_postgres`: which said that a statement took too long."""
+        computed = budget.used > _TOO_LONG * self._lease if budget.busy_with else False
+        if not (computed or by_postgres or took > _LATE * self._lease):
             return
-        self._slice = 1
+        self._ceiling, self._slice = max(1, self._slice // 2), 1
         if len(budget.busy_with) == 1:
             (whom,) = budget.busy_with
-            self._strikes[whom] += _STRIKES if computed else 1
-            if self._strikes[whom] >= _STRIKES:
+            if len(self._strikes) >= _MOST_STRUCK:
+                self._strikes.clear()
+            self._strikes[whom] += _COMPUTED if computed else _KEPT_POSTGRES if by_postgres else _WAITED
+            if self._strikes[whom] >= _MOST_STRIKES:
                 self._refused.add(whom)
+                del self._strikes[whom]

@@ -278,9 +278,10 @@ class Term:
     ) -> Iterator[tuple[Transaction, News, AgendaProbe | None]]:
         """Open a transaction; whoever remembers something hears whether it stands."""
         budget, news = self._pace.budget(), News()
+        began: float | None = None
         try:
             with self._leadership.writing(self._monotonic(), with_agenda=with_agenda) as writing:
-                self._began = self._due_since = self._monotonic()
+                self._began = self._due_since = began = self._monotonic()
                 watched, undone = self._streams.fleet.is_watched, self._rolled_back
                 tx = Transaction(
                     writing.connection, writing.now, budget, self._is_careful, not self._is_careful, watched, undone
@@ -290,12 +291,13 @@ class Term:
                 writing.cursor = cursor if cursor is not self.generations.cursor else None
         except Exception as error:
             self._meter.failed_ticks += 1
-            self._pace.interrupted(budget, by_postgres=database.is_timeout(error))
+            took = 0.0 if began is None else self._monotonic() - began
+            self._pace.interrupted(budget, by_postgres=database.is_timeout(error), took=took)
             self._rolled_back()
             self.due_in = 0.0
             raise
+        self._pace.worked(budget, self.took)
         self._began = None
-        self._pace.worked(budget)
         self.generations.cursor = cursor
         self._committed(news)
 

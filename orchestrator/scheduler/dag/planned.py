@@ -20,6 +20,8 @@ class Compiled:
         self.graph = Graph(definition)
         self.programs = [StepProgram(self.graph, place) for place in range(len(self.graph.steps))]
         self.placements = [of_step(step, definition.queue) for step in self.graph.steps]
+        self.dear: set[tuple[str, int]] = set()
+        """Kinds of expressions, and places of the steps, that took long to evaluate for one run or another."""
 
 
 @dataclass

@@ -19,7 +19,7 @@ from orchestrator.domain.dag.checks import MOST_STEPS
 from orchestrator.domain.dag.definition import Definition, check_size, resolve_params
 from orchestrator.domain.dag.placement import Origin
 from orchestrator.domain.dag.plan import Plan
-from orchestrator.domain.dag.scope import Scope, Work
+from orchestrator.domain.dag.scope import Scope
 from orchestrator.domain.dag.state import STATE_OF_TASK, DagState, Delta
 from orchestrator.domain.dag.steps import FanOut, Skip
 from orchestrator.domain.ids import derived_id, to_text
@@ -29,6 +29,7 @@ from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.references import as_reference
+from orchestrator.scheduler.dag.evaluating import Evaluating
 from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.outputs import Outputs, Place
 from orchestrator.scheduler.dag.planned import Compiled, DagRun
@@ -206,7 +207,7 @@ class Dags(Remembering):
     def _decide(self, tx: Transaction, news: News, runs: Sequence[DagRun], room: int) -> tuple[list[Place], int]:
         """Evaluate what candidates become; return those that are single tasks, and how much room is left."""
         singles: list[Place] = []
-        work = Work()
+        work = Evaluating(tx.budget, "decision")
         while candidates := list(islice(((run, place) for run in runs for place in _drain(run.plan)), room)):
             room = max(0, room - max(len(candidates), _ROUND))
             if all(run.compiled.programs[place].is_single for run, place in candidates):
@@ -220,7 +221,7 @@ class Dags(Remembering):
             for (run, place), reason in found.refused:
                 run.plan.fail(place, reason)
             for run, place in found.readable:
-                with work.on(found.names[run.id].budget) as may_be_done:
+                with work.on(run, place, found.names[run.id]) as may_be_done:
                     if not may_be_done:
                         found.late.append((run, place))
                     elif self._open(tx, run, place, found.names[run.id]):
@@ -256,12 +257,12 @@ class Dags(Remembering):
         tasks: list[NewTask] = []
         children: list[NewRun] = []
         failed = [(run, place, 0 if run.plan.fan(place) else 1, reason) for (run, place), reason in found.refused]
-        work = Work()
+        work = Evaluating(tx.budget, "input")
         for run, place in found.readable:
             names, fan = found.names[run.id], run.plan.fan(place)
             is_child = run.compiled.graph.steps[place].workflow is not None
             most = tx.budget.room_for_children(run.id) if is_child else self._slice
-            with work.on(names.budget) as may_be_done:
+            with work.on(run, place, names) as may_be_done:
                 if not may_be_done or not most or not tx.budget.has_room_for_data(run.id):
                     found.late.append((run, place))
                 elif fan is None:

@@ -161,8 +161,7 @@ class Runs:
         some = [told for told in some if not self.is_refused(tx, news, *told)]
         planned = {told[0]: told for told in some if _is_for_plan(told)}
         quick = [told for told in some if told[0] not in planned]
-        for part in [quick] if tx.budget.slice == SLICE else [[told] for told in quick]:
-            self._tell_some(tx, news, part)
+        late += self._tell_quickly(tx, news, quick)
         long = [run for run, (_, changes) in planned.items() if any(one.is_for_all_steps for one in changes)]
         steps = self.dags.sizes(dags.versions(tx.connection, long) if long else {})
         for number, slice_ in enumerate(_slices(tx, list(planned), steps)):
@@ -173,6 +172,21 @@ class Runs:
                 self._tell_some(tx, news, part)
         if late and not is_marked:
             self.backlog.add(tx, news, [(run, one) for run, changes in late for one in changes])
+
+    def _tell_quickly(self, tx: Transaction, news: News, some: Sequence[RunAndChanges]) -> list[RunAndChanges]:
+        """Tell runs of whose plans nothing is asked: all at once, or little by little after a tick that took too long.
+
+        Return those for which there was no time then.
+        """
+        if tx.budget.slice == SLICE or not some:
+            self._tell_some(tx, news, some)
+            return []
+        size = max(1, tx.budget.slice // COST)
+        for start in range(0, len(some), size):
+            if start and tx.budget.is_spent:
+                return list(some[start:])
+            self._tell_some(tx, news, some[start : start + size])
+        return []
 
     def is_refused(self, tx: Transaction, news: News, run: bytes, changes: Sequence[RunChanges] = ()) -> bool:
         """Say whether a run takes too long to be told anything; then it is set aside."""

@@ -1,0 +1,107 @@
+"""On a machine that others use too, what takes little of the processor takes long: a tick looks at its clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator import RunHandle
+from orchestrator.domain.dag.definition import Definition, Param, Step
+from orchestrator.domain.dag.steps import StepProgram
+from orchestrator.scheduler import budget
+from tests.integration.stage import System
+
+LIST = {"list": Param(type="list")}
+DEAR = "${" + " and ".join(["params.list == params.list"] * 5) + "}"
+ITEMS = list(range(10_000))
+RUNS = 8
+
+
+@pytest.fixture
+def evaluated(system: System, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the steps that were decided, or made tasks of; each takes as long as all of a tick's planning may."""
+    found: list[str] = []
+    share = budget.SHARE * system.settings.lease
+
+    def slow(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def slowly(self: StepProgram, *given: Any) -> Any:
+            if self.step.name == "dear":
+                system.clock.now += share
+            found.append(f"{kind} {self.step.name}")
+            return original(self, *given)
+
+        return slowly
+
+    monkeypatch.setattr(StepProgram, "decide", slow(StepProgram.decide, "decide"))
+    monkeypatch.setattr(StepProgram, "instances", slow(StepProgram.instances, "create"))
+    return found
+
+
+def apply(system: System, name: str, *steps: Step) -> None:
+    system.app.workflows.apply(Definition(name=name, params=LIST if name != "cheap" else {}, steps=steps))
+
+
+def ended(runs: list[RunHandle[Any]]) -> int:
+    return sum(run.progress().status == "success" for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        ("decide", Step(name="dear", task="job", when=DEAR)),
+        ("create", Step(name="dear", task="job", input={"number": DEAR})),
+    ],
+)
+def test_of_many_runs_with_dear_expressions_few_are_evaluated_in_a_tick(
+    system: System, evaluated: list[str], kind: str, step: Step
+) -> None:
+    """They were evaluated in one tick, as far as the processor's time went, and took longer than the lease."""
+    apply(system, "dear", step)
+    apply(system, "cheap", Step(name="a", task="job", when="${1 > 0}"))
+    worker = system.worker(slots=100)
+    runs = [system.app.workflows["dear"].start(list=ITEMS) for _ in range(RUNS)]
+    system.tick()
+    cheap = system.app.workflows["cheap"].start()
+    most, ticks = 0, 0
+    while ended([*runs, cheap]) <= RUNS:
+        evaluated.clear()
+        system.tick()
+        most = max(most, evaluated.count(f"{kind} dear"))
+        worker.beat()
+        worker.succeed(*worker.take())
+        ticks += 1
+        assert ticks < 8 or ended([cheap]), "which does not wait for the others"
+        assert ticks < 5 * RUNS
+    assert most <= 2, "one for the time there is, and one for those whose turn it is"
+    assert system.count("untold") == 0
+
+
+def test_a_run_whose_steps_are_dear_goes_on_one_by_one(system: System, evaluated: list[str]) -> None:
+    """Both to decide and to create, so that what was decided is not put back for ever."""
+    apply(system, "dear", Step(name="dear", task="job", when=DEAR, input={"number": DEAR}))
+    worker = system.worker(slots=100)
+    runs = [system.app.workflows["dear"].start(list=ITEMS) for _ in range(4)]
+    for _ in range(30):
+        system.tick()
+        worker.beat()
+        worker.succeed(*worker.take())
+        if ended(runs) == 4:
+            break
+    assert ended(runs) == 4
+
+
+def test_runs_that_begin_and_runs_that_go_on_take_turns(system: System, evaluated: list[str]) -> None:
+    """Where there is time for one expression in a tick, those that come new do not keep the others waiting."""
+    apply(system, "dear", Step(name="dear", task="job", when=DEAR))
+    first = [system.app.workflows["dear"].start(list=ITEMS) for _ in range(3)]
+    worker = system.worker(slots=100)
+    for _ in range(30):
+        system.app.workflows["dear"].start(list=ITEMS)
+        system.tick()
+        worker.beat()
+        worker.succeed(*worker.take())
+        if ended(first) == 3:
+            break
+    assert ended(first) == 3

@@ -1,0 +1,127 @@
+"""What a leader learns from ticks that took too long."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.scheduler.budget import SLICE, Pace, TickBudget
+
+LEASE = 10.0
+RUN, OTHER = b"run", b"other"
+
+
+class Clock:
+    """Stands still until it is turned."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def pace(clock: Clock) -> Pace:
+    return Pace(LEASE, clock)
+
+
+def ended_while_planning(pace: Pace, *runs: bytes, by_postgres: bool = False, took: float = LEASE) -> None:
+    budget = pace.budget()
+    with pytest.raises(ConnectionError), budget.charging(runs):
+        raise ConnectionError
+    pace.interrupted(budget, by_postgres=by_postgres, took=took)
+
+
+def planned(pace: Pace, *runs: bytes) -> TickBudget:
+    budget = pace.budget()
+    with budget.charging(runs):
+        pass
+    pace.worked(budget)
+    return budget
+
+
+def test_a_tick_has_a_share_of_the_lease(pace: Pace, clock: Clock) -> None:
+    budget = pace.budget()
+    assert budget.slice == SLICE
+    assert not budget.is_spent
+    clock.now += 1.0
+    assert budget.is_spent
+
+
+@pytest.mark.parametrize("runs", [(), (RUN,), (RUN, OTHER)])
+def test_after_a_tick_that_was_ended_for_its_time_the_next_does_as_little_as_can_be_done(
+    pace: Pace, clock: Clock, runs: tuple[bytes, ...]
+) -> None:
+    """However little of the processor it had, and whoever it worked for."""
+    ended_while_planning(pace, *runs)
+    budget = pace.budget()
+    assert budget.slice == 1
+    clock.now += 0.001
+    assert budget.is_spent
+    assert budget.refused == set()
+
+
+def test_a_tick_that_failed_soon_says_nothing_about_time(pace: Pace) -> None:
+    ended_while_planning(pace, RUN, took=0.1)
+    assert pace.budget().slice == SLICE
+
+
+def test_ticks_come_to_do_what_can_be_done_in_time(pace: Pace) -> None:
+    """Each step takes so long, of a tick that Postgres ends if it takes longer than it may."""
+    ended: list[int] = []
+    sizes: list[int] = []
+    for number in range(500):
+        budget = pace.budget()
+        sizes.append(budget.slice)
+        took = budget.slice * 0.03
+        if took > 0.8 * LEASE:
+            ended.append(number)
+            pace.interrupted(budget, by_postgres=False, took=took)
+        else:
+            pace.worked(budget, took)
+    assert ended == [0]
+    assert min(sizes[50:]) > 50, "and not much less than that"
+    for _ in range(200):
+        pace.worked(pace.budget(), 0.01)
+    assert pace.budget().slice == SLICE, "and all of it, when others have left the machine"
+
+
+def test_what_was_too_much_is_approached_slowly(pace: Pace) -> None:
+    ended_while_planning(pace, RUN, OTHER)
+    sizes = [planned(pace).slice for _ in range(40)]
+    assert sizes == sorted(sizes)
+    assert sizes.index(max(size for size in sizes if size <= SLICE // 2)) <= 11
+    assert sum(SLICE // 2 <= size < SLICE for size in sizes) >= 10
+
+
+@pytest.mark.parametrize(("by_postgres", "times"), [(True, 2), (False, 3)])
+def test_a_run_that_is_too_much_alone_is_refused(pace: Pace, by_postgres: bool, times: int) -> None:
+    """Also if others are planned in time between."""
+    for _ in range(times):
+        assert pace.budget().refused == set()
+        ended_while_planning(pace, RUN, by_postgres=by_postgres)
+        planned(pace, OTHER)
+    assert pace.budget().refused == {RUN}
+    budget = pace.budget()
+    budget.met.add(RUN)
+    pace.worked(budget)
+    assert pace.budget().refused == set()
+    ended_while_planning(pace, RUN)
+    assert pace.budget().refused == set(), "somebody has freed it, and it is tried as often as others"
+
+
+def test_a_run_that_was_planned_in_time_is_not_held_to_what_was_before(pace: Pace) -> None:
+    for _ in range(6):
+        ended_while_planning(pace, RUN)
+        assert planned(pace, RUN, OTHER).struck == {RUN}
+    assert pace.budget().refused == set()
+
+
+def test_runs_are_not_blamed_together(pace: Pace) -> None:
+    for _ in range(6):
+        ended_while_planning(pace, RUN, OTHER, by_postgres=True)
+    assert pace.budget().refused == set()
