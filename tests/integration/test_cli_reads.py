@@ -127,6 +127,7 @@ def added() -> Iterator[tuple[int, str, str]]:
                 yield int(file.name[1:5]), table, column
 
 
+@pytest.mark.timeout(600)  # hundreds of commands, for which a busy machine takes more than three minutes
 def test_of_rows_that_older_releases_have_left(reading: System) -> None:
     fill(reading)
     fill_with_code(reading)
