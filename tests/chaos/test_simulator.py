@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from orchestrator.transport.leader.streams import LeaderStreams
 from orchestrator.transport.worker import WorkerStreams
 from tests.chaos.simulator.memory import MemoryLeaderStreams, MemoryWorkerStreams
-from tests.chaos.simulator.plan import Fault, plan_for
+from tests.chaos.simulator.plan import Action, Fault, plan_for
 from tests.chaos.simulator.poison import FORMS, OPERATIONS
 from tests.chaos.simulator.postgres import SimulatedDatabase
 from tests.chaos.simulator.run import explain, simulate
@@ -84,6 +84,23 @@ def test_poison_of_every_kind_is_set_aside(simulated: SimulatedDatabase, form: s
     """Everybody else comes to an end, the run is stuck and says why, and once it is retried its counters are exact."""
     for operation, seed in _SEEDS_OF_POISON.items():
         plan = dataclasses.replace(plan_for(seed), faults=(Fault(0.2, "poison", (0, operation, form)),))
+        outcome = simulate(simulated, plan)
+        assert not outcome.violations, (operation, outcome.violations)
+        assert any(f"poison: {operation}" in line for line in outcome.history), f"nobody met the poison: {operation}"
+
+
+@pytest.mark.parametrize(("kind", "operations"), [("dag", ("create", "count")), ("flow", ("advance", "count"))])
+def test_poison_harms_no_run_that_is_told_something_together_with_the_poisoned_one(
+    simulated: SimulatedDatabase, kind: str, operations: Sequence[str]
+) -> None:
+    """What was planned for them is rolled back with it, and planned again without it, as if for the first time."""
+    world = dataclasses.replace(plan_for(15), schedulers=1, workers=2, slots=4, batch=1_000)
+    for operation in operations:
+        plan = dataclasses.replace(
+            world,
+            actions=(Action(0.3, kind, 3),) * 4,
+            faults=(Fault(0.2, "poison", (1, operation, "defect")),),
+        )
         outcome = simulate(simulated, plan)
         assert not outcome.violations, (operation, outcome.violations)
         assert any(f"poison: {operation}" in line for line in outcome.history), f"nobody met the poison: {operation}"

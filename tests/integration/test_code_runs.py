@@ -10,7 +10,7 @@ import pytest
 from orchestrator import RunFailed, WorkflowContext
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.code.commands import CompleteRun
-from orchestrator.domain.tasks.task import Lost, Succeeded
+from orchestrator.domain.tasks.task import Lost, Returned, Succeeded
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store import retention
@@ -105,6 +105,43 @@ def test_a_batch_is_applied_once(system: System, double: CodeWorkflow[..., Any],
     system.tick()
     assert kinds(system, handle).count("task_scheduled") == 2
     assert run_row(system, handle)["total"] == 2
+
+
+def test_a_turn_of_an_attempt_that_is_over_is_ignored(
+    system: System, double: CodeWorkflow[..., Any], engine_: Engine
+) -> None:
+    worker = worker_of(system)
+    handle = double.start(7)
+    system.pass_seconds()
+    (late,) = worker.take()
+    worker.report(Returned(late.id, late.attempt, "worker stops"))
+    system.pass_seconds()
+    (turn,) = worker.take()
+    assert turn.attempt == late.attempt + 1
+    worker.report(act(engine_, late))
+    system.tick()
+    assert kinds(system, handle) == ["run_started"]
+    assert system.row(turn.id)["status"] == "dispatched"
+
+
+def test_code_does_not_sleep_on_news_that_came_during_its_turn(
+    system: System, double: CodeWorkflow[..., Any], engine_: Engine
+) -> None:
+    worker = worker_of(system)
+    double.start(7)
+    system.pass_seconds()
+    worker.report(act(engine_, *worker.take()))
+    system.tick()
+    first, second = worker.take()
+    worker.succeed(first)
+    system.tick()
+    (turn,) = worker.take()
+    worker.succeed(second)
+    system.tick()
+    assert worker.take() == [], "it is at work"
+    worker.report(act(engine_, turn))
+    system.pass_seconds()
+    assert [task.is_turn_task for task in worker.take()] == [True]
 
 
 def test_the_worker_that_has_the_code_gets_what_is_new_and_any_other_everything(

@@ -157,6 +157,28 @@ def test_a_lost_claim_is_noticed_although_no_event_was_applied_since(
     assert system.row(handle)["attempt"] > forgotten.attempt + 100
 
 
+def test_a_term_that_is_issued_twice_tells_of_a_lost_claim(
+    system: System, backup: Callable[[], Callable[[], None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copy of the files has the name of the database that was lost, and no event was applied that it lacks."""
+    worker = system.worker()
+    system.settle()
+    worker.succeed(*worker.take())
+    system.pass_seconds()  # all that was reported is applied
+    handle = system.job.enqueue()
+    restore = backup()
+    first = system.lead()
+    system.pass_seconds()
+    (forgotten,) = worker.take()
+    with caplog.at_level(logging.WARNING, "orchestrator"):
+        restore()
+        assert system.scheduler._leadership.term == first._leadership.term
+        system.pass_seconds(2)
+    assert "Postgres has lost" in caplog.text
+    assert [task.id for task in worker.take()] == [forgotten.id] == [raw(handle)]
+    assert system.row(handle)["attempt"] > forgotten.attempt + 100
+
+
 def test_an_attempt_that_postgres_has_forgotten_does_not_end_the_one_that_takes_its_place(
     system: System, backup: Callable[[], Callable[[], None]]
 ) -> None:
