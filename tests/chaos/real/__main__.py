@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from tests.chaos.real.faults import left_out
+from tests.chaos.real.loads import LOADS
 from tests.chaos.real.plan import chosen
 from tests.chaos.real.run import Experiment, Outcome, Progress, run
 
@@ -31,6 +32,13 @@ _EVERY_LINE = 5
     metavar="A,B",
     help="Only these kinds or groups of faults: kill, redis-full.",
 )
+@click.option(
+    "--loads",
+    default="",
+    show_default="all",
+    metavar="A,B",
+    help="Only these kinds of work: journey, dag. What schedules start, and what people tell runs, comes beside it.",
+)
 @click.option("--schedulers", type=click.IntRange(1), default=2, help="One leads, and the others stand by.")
 @click.option("--workers", type=click.IntRange(1), default=3, help="Each with two processes of five slots.")
 @click.option(
@@ -44,6 +52,7 @@ def main(
     seed: int,
     seeds: int,
     faults: str,
+    loads: str,
     schedulers: int,
     workers: int,
     every: float,
@@ -58,6 +67,10 @@ def main(
     """
     without = left_out()
     groups = tuple(name.strip() for name in faults.split(",") if name.strip())
+    work = tuple(name.strip() for name in loads.split(",") if name.strip())
+    if unknown := [name for name in work if name not in LOADS]:
+        known = ", ".join(LOADS)
+        raise click.BadParameter(f"No work is called {unknown[0]!r}. There is: {known}.", param_hint="--loads")
     try:
         kinds = chosen(groups, without=without)
     except ValueError as error:
@@ -75,6 +88,7 @@ def main(
             schedulers=schedulers,
             workers=workers,
             faults=groups,
+            loads=work,
             every=every,
             rate=rate,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -30,13 +31,17 @@ MOST_OPEN = 1_500
 class Client:
     """Submits work, in a thread, and writes down every enqueue that committed."""
 
-    def __init__(self, arena: Arena, seed: int, rate: float) -> None:
+    def __init__(self, arena: Arena, seed: int, rate: float, loads: Sequence[str] = ()) -> None:
         self._arena = arena
         self._pause = 1.0 / rate
+        self._loads = [(LOADS[name][0], LOADS[name][1] or 1) for name in loads] or list(LOADS.values())
+        self._has_visitor = not loads
         self.random = Random(f"{seed} load")
         self.tasks: list[Handle[Any]] = []
         self.runs: list[RunHandle[Any]] = []
         self.journeys: list[WorkflowHandle[Any]] = []
+        self.slow_to_stop: Handle[Any] | None = None
+        """The last of the tasks that are cancelled for the next one of their kind."""
         self.counts: Counter[str] = Counter()
         """How often each kind was submitted; `refused` raised, and may or may not have committed."""
         self.open = 0
@@ -89,12 +94,14 @@ class Client:
         self._clockwork.wind_up()
         self._thread.start()
         self._outsider.start()
-        self._visitor.start()
+        if self._has_visitor:
+            self._visitor.start()
 
     def stop(self) -> None:
         """Submit no more. What was begun is still talked to, until `close`."""
         self._stopping.set()
         self._visitor.stop()
+        self._outsider.hurry()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -114,7 +121,7 @@ class Client:
         app._client._settings = None
 
     def _run(self) -> None:
-        kinds, weights = zip(*LOADS.values(), strict=True)
+        kinds, weights = zip(*self._loads, strict=True)
         looked_at = 0.0
         while not self._stopping.wait(self._pause):
             try:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 from random import Random
+from typing import Any
 
 import psycopg2
 
@@ -28,7 +29,12 @@ _TIMEOUT = 3.0
 """Seconds that an update may take; what comes later counts as unanswered."""
 _LAST_ANSWER = 20.0
 _FLOWS = "SELECT id::text AS run FROM orchestrator.runs WHERE workflow = 'errands' AND ended_at IS NULL ORDER BY id"
-_WAITING = "SELECT run_id::text AS run FROM orchestrator.promises WHERE name = 'answer' ORDER BY run_id"
+_WAITING = """
+SELECT p.run_id::text AS run, r.workflow FROM orchestrator.promises p JOIN orchestrator.runs r ON r.id = p.run_id
+ WHERE p.name = 'answer' ORDER BY p.run_id
+"""
+_ANSWERED = {"journey": 1.0, "inquiry": 0.2}
+"""How likely it is that who waits for an answer is given one at a visit, while there is time."""
 
 
 class Outsider:
@@ -39,6 +45,7 @@ class Outsider:
         self._random = Random(f"{seed} outsider")
         self._numbers = count(1)
         self._answered: set[str] = set()
+        self._hurries = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outsider", daemon=True)
         self.counts: Counter[str] = Counter()
@@ -46,6 +53,10 @@ class Outsider:
 
     def start(self) -> None:
         self._thread.start()
+
+    def hurry(self) -> None:
+        """Answer at the next visit whoever waits."""
+        self._hurries = True
 
     def stop(self) -> None:
         """End; whoever still waits for an answer, when all is at rest, waits for ever."""
@@ -57,11 +68,11 @@ class Outsider:
 
     def _run(self) -> None:
         while not self._stopping.wait(_EVERY):
-            for run in self._waiting(_WAITING):
+            for row in self._waiting(_WAITING):
                 if self._stopping.is_set():
                     return
-                self._visit(run)
-            for run in self._waiting(_FLOWS):
+                self._visit(row["run"], row["workflow"])
+            for run in [row["run"] for row in self._waiting(_FLOWS)]:
                 if run not in self._answered and self._random.random() < 0.2:
                     self._say("approval", run, partial(self._approve, run))
 
@@ -70,20 +81,21 @@ class Outsider:
         app.flows.run(run).approve(why=f"number {number}", node=ASKING)
         self._answered.add(run)
 
-    def _waiting(self, statement: str) -> list[str]:
+    def _waiting(self, statement: str) -> list[dict[str, Any]]:
         try:
-            return [row["run"] for row in self._arena.sql(statement)]
+            return self._arena.sql(statement)
         except psycopg2.OperationalError:
             return []  # down at the moment
 
-    def _visit(self, run: str) -> None:
-        """Tell a run some news, have it add a number now and then, and give it its answer."""
+    def _visit(self, run: str, workflow: str) -> None:
+        """Tell a run some news, have it add a number now and then, and give it its answer, at once or some day."""
         handle: WorkflowHandle[object] = app.workflow_run(run)
         for _ in range(self._random.randint(0, 2)):
             self._say("signal", run, lambda number: handle.signal("news", number))
-        if self._random.random() < 0.5:
+        if workflow == "journey" and self._random.random() < 0.5:
             self._say("update", run, lambda number: handle.update("add", number, timeout=_TIMEOUT))
-        self._say("answer", run, lambda number: handle.resolve("answer", number))
+        if self._random.random() < _ANSWERED[workflow] or self._hurries:
+            self._say("answer", run, lambda number: handle.resolve("answer", number))
 
     def _say(self, what: str, run: str, tell: Callable[[int], object]) -> None:
         log, number = self._arena.journal.commit_log, next(self._numbers)

@@ -39,6 +39,8 @@ class Experiment:
     workers: int = 3
     faults: tuple[str, ...] = ()
     """Kinds or groups of kinds; none means all."""
+    loads: tuple[str, ...] = ()
+    """Kinds of work; none means all."""
     every: float = 2.0
     """Seconds from one fault to the next, on average."""
     rate: float = 25.0
@@ -54,6 +56,7 @@ class Experiment:
             f"--seed {self.seed} --seconds {self.seconds:g} --schedulers {self.schedulers} --workers {self.workers}",
             f"--every {self.every:g} --rate {self.rate:g}",
             *([f"--faults {','.join(self.faults)}"] if self.faults else ()),
+            *([f"--loads {','.join(self.loads)}"] if self.loads else ()),
         ]
         return f"scripts/chaos {' '.join(given)}"
 
@@ -104,7 +107,7 @@ def run(experiment: Experiment, folder: Path, show: Callable[[Progress], None] =
     )
     with arena:
         driver = Driver(arena, plan)
-        client = Client(arena, experiment.seed, experiment.rate)
+        client = Client(arena, experiment.seed, experiment.rate, experiment.loads)
         began = _wait_until_ready(arena)
 
         def tell(phase: str) -> None:

@@ -23,7 +23,7 @@ from tests.chaos.real.checks.callbacks import check_callbacks
 from tests.chaos.real.checks.executions import check_ends, check_executions, check_overlaps, overlaps
 from tests.chaos.real.checks.fires import check_fires
 from tests.chaos.real.checks.flows import check_flows
-from tests.chaos.real.checks.journeys import check_journeys, check_rounds
+from tests.chaos.real.checks.journeys import check_inquiries, check_journeys, check_rounds
 from tests.chaos.real.checks.limits import check_limits, check_rates
 from tests.chaos.real.checks.processes import check_after_stop, check_connections, check_logs
 from tests.chaos.real.checks.releases import check_releases
@@ -48,6 +48,7 @@ def check(arena: Arena) -> list[str]:
         *check_runs(arena),
         *check_journeys(arena, ended),
         *check_rounds(arena),
+        *check_inquiries(arena),
         *check_flows(arena, ended),
         *check_releases(arena, ended),
         *check_fires(arena),

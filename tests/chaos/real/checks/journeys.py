@@ -28,6 +28,11 @@ _ROUNDS = """
 SELECT id, status, reason, parent_run IS NOT NULL AS guarded FROM orchestrator.runs
  WHERE workflow = 'rounds' AND reason IS DISTINCT FROM 'continued'
 """
+_INQUIRIES = """
+SELECT r.id::text, r.status, r.reason, r.stuck, t.result FROM orchestrator.runs r
+  LEFT JOIN orchestrator.ended_tasks t ON t.id = r.id WHERE r.workflow = 'inquiry'
+"""
+_CONTINUED = ("success", "continued")
 _MOST_ROUNDS = 200
 """That a run can have come through within its time."""
 
@@ -40,10 +45,7 @@ def check_journeys(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
     steps: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for journey, name, task in journal.of_tasks("step"):
         steps[journey][name].add(task)
-    told: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    for word in ("saying", "said"):
-        for what, journey, number in journal.of_clients(word):
-            told[word, what, journey].append(int(number))
+    told = _told(arena)
     failing = {str(row["run_id"]) for row in ended.values() if row["status"] == "failed" and row["id"] != row["run_id"]}
     for row in arena.sql(_LEFT):
         yield f"left behind by a journey: {shown(row)}"
@@ -62,6 +64,15 @@ def check_journeys(arena: Arena, ended: dict[str, Any]) -> Iterator[str]:
                 yield f"journey {journey} was cancelled after {sorted(steps[journey])}, and nothing was undone"
         elif not failing & {journey, run["child"]}:
             yield f"journey {journey} failed, and none of its steps did: {shown(run)}"
+
+
+def _told(arena: Arena) -> dict[tuple[str, str, str], list[int]]:
+    """Return what people were saying to runs, and what they have certainly said: numbers, in order."""
+    told: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for word in ("saying", "said"):
+        for what, run, number in arena.journal.of_clients(word):
+            told[word, what, run].append(int(number))
+    return told
 
 
 def _check_success(
@@ -107,3 +118,25 @@ def check_rounds(arena: Arena) -> Iterator[str]:
         in_time = row["status"] == "failed" and row["reason"] == "timed out" and not row["guarded"]
         if not in_time and not (row["status"] == "cancelled" and (row["guarded"] or str(row["id"]) in successors)):
             yield f"a run that goes on for ever ended, and nobody knows why: {shown(row)}"
+
+
+def check_inquiries(arena: Arena) -> Iterator[str]:
+    """A run that asks again in its successors got its answer in the last, with all that was said to any of them."""
+    told = _told(arena)
+    runs = {row["id"]: row for row in arena.sql(_INQUIRIES)}
+    following = {run: str(UUID(bytes=successor_id(UUID(run).bytes))) for run in runs}
+    for first in runs.keys() - {*following.values()}:
+        chain = [first]
+        while following[chain[-1]] in runs:
+            chain.append(following[chain[-1]])
+        last = runs[chain[-1]]
+        others = [runs[run] for run in chain[:-1] if (runs[run]["status"], runs[run]["reason"]) != _CONTINUED]
+        if last["status"] != "success" or last["reason"] is not None or others:
+            yield f"an inquiry of {len(chain)} runs came to no answer: {[shown(run) for run in (*others, last)]}"
+            continue
+        in_all = {
+            (word, what, last["id"]): sorted(number for run in chain for number in told[word, what, run])
+            for word in ("saying", "said")
+            for what in ("signal", "update", "answer")
+        }
+        yield from _check_told(last, in_all)

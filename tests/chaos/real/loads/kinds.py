@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 Load = Callable[["Client"], None]
 LOADS: Final[dict[str, tuple[Load, int]]] = {}
 """Every kind by name, with its weight."""
+ONLY_IF_NAMED: Final = 0
+"""The weight of what is left out, unless somebody names it: `--loads`."""
 LENGTHS: Final = (0.0, 0.0, 0.0, 0.01, 0.05, 0.3)
 """Seconds that most tasks take."""
 

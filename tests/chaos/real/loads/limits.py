@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from tests.chaos.real.loads.kinds import load
+from orchestrator import WrongState
+from tests.chaos.real.loads.kinds import ONLY_IF_NAMED, load
 from tests.chaos.real.project import app, limits
 
 if TYPE_CHECKING:
@@ -16,6 +18,17 @@ def limited(client: Client) -> None:
     """So many at once in each lane, and in all of them; one that is cancelled keeps its place until its code stops."""
     lane = client.random.choice("abc")
     client.enqueued(limits.work_in_lane.enqueue(lane, client.random.uniform(0.0, 0.5)))
+
+
+@load(weight=ONLY_IF_NAMED)
+def reconsidered(client: Client) -> None:
+    """One at a time, slow to stop: the one before is cancelled, and the next must wait until its code has stopped."""
+    if client.slow_to_stop is not None:
+        client.cancelling(client.slow_to_stop)
+        with suppress(WrongState):  # it has ended
+            client.slow_to_stop.cancel()
+    client.slow_to_stop = limits.work_and_tidy_up.enqueue(1.0, client.random.uniform(0.2, 0.8))
+    client.committed(client.slow_to_stop)
 
 
 @load(weight=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator import Workflow, WrongState
-from tests.chaos.real.loads.kinds import LENGTHS, load
+from tests.chaos.real.loads.kinds import LENGTHS, ONLY_IF_NAMED, load
 from tests.chaos.real.project import app, journeys, tasks
 
 if TYPE_CHECKING:
@@ -44,6 +44,12 @@ def rounds(client: Client) -> None:
         client.go_round(journeys.guardian.start())
     else:
         client.go_round(journeys.rounds.options(timeout=client.random.choice((2.0, 4.0))).start())
+
+
+@load(weight=ONLY_IF_NAMED)
+def inquiry(client: Client) -> None:
+    """A workflow that asks again in one run after another; `outsider.py` answers at last."""
+    client.begun(journeys.inquiry.start([]))
 
 
 @load(weight=2)

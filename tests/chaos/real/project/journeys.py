@@ -67,3 +67,20 @@ async def guardian(ctx: WorkflowContext) -> None:
     """A parent that ends while its child goes on and on."""
     rounds.schedule()
     await ctx.sleep(1.0)
+
+
+@app.workflow(name="inquiry")
+async def inquiry(ctx: WorkflowContext, heard: list[int]) -> dict[str, Any]:
+    """Ask, give up and ask again, in one run after another, until somebody answers; on the way, hear what is said."""
+    news = ctx.signals("news", type=int)
+    answer: int | None = None
+    for _ in range(2):
+        try:
+            answer = await asyncio.wait_for(ctx.promise("answer", type=int), 0.05)
+            break
+        except TimeoutError:
+            continue
+    heard = [*heard, *(news.get_nowait() for _ in range(len(news)))]
+    if answer is None:
+        ctx.continue_as_new(heard)
+    return {"answer": answer, "heard": heard, "added": []}

@@ -9,9 +9,10 @@ from tests.chaos.real.project.base import app, spend, token, write, written_down
 
 IN_LANE = 2
 IN_ALL_LANES = 3
-RATE: Final = Rate(12, per=6.0)
-"""Of each customer. A bucket fills up more slowly than a leader is replaced: one that forgot it would be found out."""
-TOTAL_RATE: Final = Rate(18, per=6.0)
+RATE: Final = Rate(24, per=12.0)
+"""Of each customer. A bucket fills up more slowly than a leader is replaced, also on a busy machine: one that forgot it
+would be found out."""
+TOTAL_RATE: Final = Rate(36, per=12.0)
 """Of all of them."""
 
 
@@ -21,6 +22,18 @@ def work_in_lane(context: TaskContext, lane: str, seconds: float) -> str:
     write("limit", context.task_id, "lanes", IN_ALL_LANES)
     with written_down(context):
         spend(seconds)
+    return token(context)
+
+
+@app.task(concurrency=1)
+def work_and_tidy_up(context: TaskContext, seconds: float, tidying: float) -> str:
+    """Take a while to stop where somebody cancels it; the next one waits for that."""
+    write("limit", context.task_id, "tidying", 1)
+    with written_down(context):
+        try:
+            spend(seconds)
+        finally:
+            spend(tidying)
     return token(context)
 
 
