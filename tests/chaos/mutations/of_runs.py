@@ -1,0 +1,161 @@
+"""Mutations of what becomes of runs: careful ticks, plans, and workflows as code."""
+
+from __future__ import annotations
+
+from tests.chaos.mutations.mutation import Mutation, chaos, seeds, tests
+
+_UNDONE = "            tx.rolled_back()\n            if is_about_all(error):\n"
+
+CAREFUL_TICKS = (
+    Mutation(
+        "nobody-isolated",
+        "a tick is never careful: one run that cannot be planned stops everybody",
+        "orchestrator/scheduler/isolation.py",
+        "    if not tx.is_careful:\n        do(news, items)\n",
+        "    if True:\n        do(news, items)\n",
+        (seeds("22", "died of a defect"),),
+    ),
+    Mutation(
+        "undone-news-told",
+        "the news of a part of a tick that was rolled back is told all the same",
+        "orchestrator/scheduler/isolation.py",
+        _UNDONE,
+        "            news.merge(fresh)\n" + _UNDONE,
+        (
+            tests(
+                "tests/integration/test_rolled_back.py"
+                "::test_a_worker_is_not_told_to_stop_what_a_refused_turn_had_cancelled",
+                "^E ",
+            ),
+        ),
+    ),
+    Mutation(
+        "undone-cancel-told",
+        "a worker is told to stop what was cancelled in a part of a tick that was rolled back",
+        "orchestrator/scheduler/isolation.py",
+        _UNDONE,
+        "            news.outgoing.revoked.extend(fresh.outgoing.revoked)\n" + _UNDONE,
+        (
+            tests(
+                "tests/integration/test_rolled_back.py"
+                "::test_a_worker_is_not_told_to_stop_what_a_refused_turn_had_cancelled",
+                "^E ",
+            ),
+        ),
+    ),
+    Mutation(
+        "undone-plan-kept",
+        "who remembers something does not hear of a part of a tick that was rolled back",
+        "orchestrator/scheduler/isolation.py",
+        _UNDONE,
+        "            if is_about_all(error):\n",
+        (
+            tests(
+                "tests/chaos/test_simulator.py"
+                "::test_poison_harms_no_run_that_is_told_something_together_with_the_poisoned_one",
+                "not at rest",
+            ),
+        ),
+    ),
+    Mutation(
+        "undone-tick-remembered",
+        "who remembers something does not hear of a whole tick that was rolled back",
+        "orchestrator/scheduler/term.py",
+        "            self._rolled_back()\n            self.due_in = 0.0\n",
+        "            self.due_in = 0.0\n",
+        (
+            tests(
+                "tests/integration/test_rolled_back.py"
+                "::test_a_request_whose_tick_was_rolled_back_is_applied_by_the_next",
+                "^E ",
+            ),
+            tests(
+                "tests/chaos/test_simulator.py"
+                "::test_poison_harms_no_run_that_is_told_something_together_with_the_poisoned_one",
+                "not at rest",
+            ),
+        ),
+    ),
+)
+
+PLANS = (
+    Mutation(
+        "plan-begun-anew",
+        "a new leader does not read how far the plan of a run has come",
+        "orchestrator/scheduler/dag/plans.py",
+        "            plan = Plan(compiled.graph, state)\n",
+        "            plan = Plan(compiled.graph, None)\n",
+        (seeds("8", "not at rest"),),
+    ),
+    Mutation(
+        "plan-not-resumed",
+        "a new leader does not go on with what a plan had no room for",
+        "orchestrator/scheduler/dag/plans.py",
+        "                plan.resume()\n",
+        "                pass\n",
+        (
+            tests(
+                "tests/integration/test_dag_runs.py"
+                "::test_steps_that_had_to_wait_for_the_next_tick_start_whoever_plans_that",
+                "^E ",
+            ),
+        ),
+    ),
+)
+
+CODE = (
+    Mutation(
+        "code-sleeps",
+        "code sleeps although there is news that came during its turn",
+        "orchestrator/store/code/histories.py",
+        "blockers = CASE WHEN run.last_event > r.through THEN 0 ELSE 1 END",
+        "blockers = 1",
+        (
+            tests(
+                "tests/integration/test_code_runs.py::test_code_does_not_sleep_on_news_that_came_during_its_turn",
+                "^E ",
+            ),
+        ),
+    ),
+    Mutation(
+        "turn-of-any-attempt",
+        "a turn of any attempt counts, not only of the current one",
+        "orchestrator/store/code/histories.py",
+        "     {current_attempt()}\n     CROSS JOIN LATERAL (SELECT last_event",
+        "     CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.tasks\n"
+        "            WHERE id = r.id AND status IN ('dispatched', 'running') LIMIT 1) AS found\n"
+        "     CROSS JOIN LATERAL (SELECT last_event",
+        (
+            tests(
+                "tests/integration/test_code_runs.py::test_a_turn_of_an_attempt_that_is_over_is_ignored",
+                "^E ",
+            ),
+        ),
+    ),
+    Mutation(
+        "continue-forgets",
+        "a run that continues as new forgets that it was cancelled, and what it was told",
+        "orchestrator/domain/code/succession.py",
+        "    return CarriedOver(facts, settled)\n",
+        "    return CarriedOver([], [])\n",
+        (
+            chaos("--seconds 15 --seed 7 --rate 2 --faults kill-child --every 3 --loads inquiry", "was certainly told"),
+            tests("tests/integration/test_code_continue_as_new.py::test_a_cancel_arrives", "^E "),
+        ),
+    ),
+    Mutation(
+        "promise-given-up",
+        "what is said of a promise that the code has given up meanwhile is lost",
+        "orchestrator/scheduler/code/requests.py",
+        "    if not unheard:\n        return\n    runs = list({run for run, _ in unheard})\n",
+        "    return\n    runs = list({run for run, _ in unheard})\n",
+        (
+            chaos("--seconds 15 --seed 7 --rate 2 --faults kill-child --every 3 --loads inquiry", "heard answer"),
+            tests(
+                "tests/integration/test_code_promises.py"
+                "::test_what_is_said_of_a_promise_that_the_code_gives_up_meanwhile_reaches_the_next_of_its_name",
+                "^E ",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,226 @@
+"""Mutations of what becomes of tasks: dispatch, reports, losses, limits, and who leads."""
+
+from __future__ import annotations
+
+from tests.chaos.mutations.mutation import Mutation, chaos, seeds, tests
+
+TASKS = (
+    Mutation(
+        "reports-not-resent",
+        "reports are not sent again after Redis has lost them",
+        "workers/reporting/reporter.py",
+        "        return [*lost, *batch]\n",
+        "        return [*batch]\n",
+        (chaos("--seconds 15 --seed 7 --rate 10 --faults redis-flush --every 1 --loads long,plain", "has not ended"),),
+    ),
+    Mutation(
+        "dead-at-first-silence",
+        "workers are taken for dead at the first missing heartbeat",
+        "orchestrator/scheduler/fleet/view.py",
+        "            self.fair_time += min(monotonic - self._last_look, self.ttl / 2)\n",
+        "            self.fair_time += self.ttl\n",
+        (
+            seeds("0", "alive and heard"),
+            chaos(
+                "--seconds 15 --seed 7 --rate 10 --faults stop-worker --every 1 --loads long", "whose worker was alive"
+            ),
+        ),
+    ),
+    Mutation(
+        "ttl-too-short",
+        "the TTL of workers is a tenth of what is set",
+        "orchestrator/scheduler/fleet/view.py",
+        "        self.ttl = ttl\n",
+        "        self.ttl = ttl / 10\n",
+        (seeds("11", "alive and heard"),),
+    ),
+    Mutation(
+        "heartbeats-believed",
+        "heartbeats are believed as long as Redis keeps them, whatever their number",
+        "orchestrator/scheduler/fleet/view.py",
+        "            if beat.number == 0 or beat.number != self._numbers.get(beat.worker):\n",
+        "            if True:\n",
+        (
+            seeds("85", "not at rest"),
+            tests("tests/unit/test_fleet.py::test_a_heartbeat_that_does_not_change_is_silence", "^E "),
+        ),
+    ),
+    Mutation(
+        "completion-overruled",
+        "an attempt that has completed in its transaction is failed or cancelled all the same",
+        "orchestrator/store/tasks/transitions.py",
+        "     WHERE t.ctid = found.place AND t.completion IS NULL\n    RETURNING t.*, r.reason",
+        "     WHERE t.ctid = found.place\n    RETURNING t.*, r.reason",
+        (tests("tests/integration/test_completions.py::test_a_completed_task_is_not_taken_away", "^E "),),
+        missed="simulator: seed 10, which found it once, no longer does",
+    ),
+    Mutation(
+        "success-of-any-attempt",
+        "a success counts whichever attempt it is of",
+        "orchestrator/store/tasks/transitions.py",
+        "     {current_attempt(sources_of(TaskState.SUCCESS))}\n     WHERE t.ctid = found.place\n",
+        "     CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.tasks\n"
+        "            WHERE id = r.id AND status IN {among(sources_of(TaskState.SUCCESS))} LIMIT 1) AS found\n"
+        "     WHERE t.ctid = found.place\n",
+        (
+            seeds("55", "which nobody has run to its end"),
+            tests("tests/integration/test_transitions.py::test_another_attempt_changes_nothing", "^E "),
+        ),
+    ),
+    Mutation(
+        "first-loss-charged",
+        "the first loss is not free: who died with others is charged for it",
+        "orchestrator/domain/tasks/task.py",
+        "    charged = 1 if alone else 0\n",
+        "    charged = 1\n",
+        (
+            tests(
+                "tests/integration/test_lost_workers.py::test_the_first_loss_is_free_and_the_next_attempt_runs_alone",
+                "^E ",
+            ),
+        ),
+        missed="simulator in 61 seeds",
+    ),
+    Mutation(
+        "losses-free",
+        "no loss is charged: what kills its process is tried until it has killed thirty",
+        "orchestrator/domain/tasks/task.py",
+        "    charged = 1 if alone else 0\n",
+        "    charged = 0\n",
+        (tests("tests/unit/test_retry_policy.py::test_solitary_losses_count_up_to_the_limit", "^E "),),
+    ),
+    Mutation(
+        "no-last-word-free",
+        "what ran in a process that left no last word is handed back free of charge",
+        "workers/parent/child.py",
+        "        return [Lost(*attempt, alone=False, reason=died_of) for attempt in left]\n",
+        '        return [Returned(*attempt, "worker stops") for attempt in left]\n',
+        (chaos("--seconds 10 --seed 7 --rate 5 --faults kill-child --every 5 --loads exiting", "has not ended"),),
+    ),
+    Mutation(
+        "exit-code-believed",
+        "what ran in a process that ended with exit code 4 is handed back free of charge",
+        "workers/parent/child.py",
+        "        if self.held.farewell is Farewell.UNFINISHED or self.dismissed:\n",
+        '        if self.held.farewell is Farewell.UNFINISHED or self.dismissed or died_of == "exit code 4":\n',
+        (tests("tests/acceptance/test_crashes.py::test_the_exit_code_of_a_task_means_nothing[4]", "ResultTimeout"),),
+        missed="driver in 10 s: few of the codes are a 4, and the next attempt has another",
+    ),
+    Mutation(
+        "tasks-to-any-worker",
+        "tasks go to any worker, whatever it knows",
+        "orchestrator/scheduler/dispatch/dispatcher.py",
+        "            elif kinds is None or task.is_turn_task:\n",
+        "            elif True:\n",
+        (
+            chaos(
+                "--seconds 20 --seed 7 --rate 10 --faults deploy --every 1 --loads released", "has not ended|handed out"
+            ),
+        ),
+    ),
+    Mutation(
+        "rates-forgotten",
+        "a new leader forgets the rates that were used",
+        "orchestrator/scheduler/limits.py",
+        "            self.buckets.due.update(store.buckets(tx.connection))\n",
+        "",
+        (
+            chaos("--seconds 20 --seed 7 --rate 2 --faults term-scheduler --every 3 --loads rated", "one more than"),
+            tests(
+                "tests/integration/test_limits_and_fairness.py::test_a_rate_is_kept_and_survives_its_leader",
+                "^E ",
+            ),
+        ),
+    ),
+    Mutation(
+        "cancelled-makes-room",
+        "a cancelled attempt makes room in its lane before its code has stopped",
+        "orchestrator/scheduler/tasks/creation.py",
+        "lingering={task.id for task in revoked})\n",
+        "lingering=())\n",
+        (
+            chaos(
+                "--seconds 15 --seed 7 --rate 2 --faults kill-child --every 5 --loads reconsidered",
+                "of tidying ran at once",
+            ),
+            tests(
+                "tests/integration/test_limits_and_fairness.py"
+                "::test_a_cancelled_task_keeps_its_place_until_its_code_has_stopped",
+                "^E ",
+            ),
+        ),
+    ),
+    Mutation(
+        "follow-ups-lost",
+        "of several tasks that are to follow others in one tick, only the first is created",
+        "orchestrator/scheduler/requests.py",
+        "        follow_ups = list(news.tasks.follow_ups)\n",
+        "        follow_ups = list(news.tasks.follow_ups)[:1]\n",
+        (chaos("--seconds 10 --seed 7 --rate 15 --faults kill-child --every 2 --loads followed", "was followed by"),),
+    ),
+    Mutation(
+        "late-fires-left-out",
+        "fires that are late by two seconds are left out",
+        "orchestrator/domain/schedules/catch_up.py",
+        "        chosen.append(following)\n",
+        "        if now - following < timedelta(seconds=2):\n            chosen.append(following)\n",
+        (
+            chaos(
+                "--seconds 15 --seed 7 --rate 2 --faults kill-scheduler,postgres-restart --every 3 --loads plain",
+                "did not fire",
+            ),
+        ),
+    ),
+)
+
+TERMS = (
+    Mutation(
+        "term-not-checked",
+        "a leader that has been replaced goes on to write",
+        "orchestrator/store/leases.py",
+        '_MINE = "WHERE shard = %(shard)s AND term = %(term)s"\n',
+        '_MINE = "WHERE shard = %(shard)s AND %(term)s::bigint > 0"\n',
+        (seeds("5", "wrote after term"),),
+    ),
+    Mutation(
+        "term-issued-twice",
+        "a term that Postgres issues twice is taken for the first of its number",
+        "orchestrator/scheduler/term.py",
+        "        if not is_new:\n            self.generations.postgres_has_lost_commits()\n",
+        "",
+        (
+            tests(
+                "tests/integration/test_lost_commits.py::test_a_term_that_is_issued_twice_tells_of_a_lost_claim",
+                "^E ",
+            ),
+        ),
+    ),
+    Mutation(
+        "generation-named-twice",
+        "a generation of a term that is issued twice has the name of the first",
+        "orchestrator/scheduler/fleet/generations.py",
+        "secrets.token_hex(4))\n",
+        '"0")\n',
+        (
+            tests(
+                "tests/integration/test_lost_commits.py"
+                "::test_a_generation_that_postgres_has_forgotten_is_not_begun_again_under_its_name",
+                "^E ",
+            ),
+        ),
+    ),
+    Mutation(
+        "fence-not-raised",
+        "after commits were lost, attempts are numbered as if none had been",
+        "orchestrator/scheduler/fleet/generations.py",
+        "                self._leadership.raise_fence(writing, _LEAP + secrets.randbelow(_LEAP))\n",
+        "                pass\n",
+        (
+            tests(
+                "tests/integration/test_lost_commits.py"
+                "::test_a_lost_claim_is_noticed_although_no_event_was_applied_since",
+                "^E ",
+            ),
+        ),
+    ),
+)
