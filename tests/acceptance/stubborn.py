@@ -41,6 +41,13 @@ def swallows(started: str, go: str) -> None:
 
 
 @app.task
+def waits_for_a_writer(started: str, pipe: str) -> None:
+    """Sit in one blocking call: no bytecode runs, and no exception arrives, until somebody writes to the pipe."""
+    log(started, str(os.getpid()))
+    os.close(os.open(pipe, os.O_RDONLY))
+
+
+@app.task
 async def swallows_async(started: str, go: str) -> None:
     log(started, str(os.getpid()))
     while not Path(go).exists():
@@ -115,3 +122,9 @@ async def spins(ctx: WorkflowContext) -> None:
 async def keeps_all(ctx: WorkflowContext) -> None:
     """C code that never lets go, where a workflow decides."""
     re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+@app.workflow
+async def asks(ctx: WorkflowContext) -> int:
+    await pid.schedule()
+    return await pid.schedule()

@@ -118,6 +118,25 @@ def test_code_that_does_not_end_is_left_behind(
     assert (charges(life, handle), charges(life, neighbour)) == ((1, 0), (0, 0))
 
 
+def test_a_task_in_a_blocking_call_that_was_told_to_end_holds_up_no_runs(
+    life: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(life.environment, "ORCHESTRATOR_STOP_GRACE", "60")
+    life.worker(*APP)
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    handle = stubborn.waits_for_a_writer.options(timeout=0.1).enqueue(str(tmp_path / "started"), pipe)
+    old = pids(tmp_path / "started")[0]
+    told_by = time.monotonic() + 1.0  # on a busy machine it may be later, and then this shows less
+    while time.monotonic() < told_by:
+        assert stubborn.asks.start().result(60) == old
+    assert stubborn.asks.start().result(60) == old, "runs go on in the process whose task was told to end"
+    writer = os.open(pipe, os.O_RDWR)
+    with pytest.raises(TaskFailed, match=r"ran longer than its timeout of 0\.1 s"):
+        handle.result(60)
+    os.close(writer)
+
+
 def test_a_slot_is_free_again_when_the_code_ends_after_all(
     life: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

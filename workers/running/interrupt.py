@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
-import threading
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any
 
 from orchestrator.errors import SoftTimeout
+from orchestrator.workers.running.delivery import DELIVERY
 
 
 def interrupt_thread(thread: int, reason: type[BaseException]) -> None:
     """Raise `reason` in a thread. It arrives at that thread's next bytecode, not inside a blocking call."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(reason))
-
-
-class _Instead(BaseException):
-    """Takes the place of an interruption that comes too late."""
+    DELIVERY.send(thread, reason)
 
 
 def uninterrupted() -> None:
-    """Take back an exception that was meant for the current thread and has not arrived yet.
-
-    Another is raised in its place, and caught. Merely clearing it would leave the interpreter looking for it before
-    every call: slowly, and (in Python 3.11) for ever where calls are watched, as in the code of workflows.
-    """
-    with contextlib.suppress(_Instead):
-        interrupt_thread(threading.get_ident(), _Instead)
-        while True:
-            pass
+    """Take back an exception that was meant for the current thread and has not arrived yet."""
+    DELIVERY.take_back()
 
 
 class AwaitInterrupted(SoftTimeout, asyncio.CancelledError):

@@ -19,6 +19,7 @@ from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.reporting.task_log import TaskLog
 from orchestrator.workers.running.coroutines import Coroutines
 from orchestrator.workers.running.critical_thread import start_critical_thread
+from orchestrator.workers.running.delivery import DELIVERY
 from orchestrator.workers.running.isolated import Isolation
 from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.runner import Runner
@@ -258,6 +259,7 @@ class Pool:
             if self.driver is not None:
                 self._held.show_executing(len(self.driver))
             self.task_log.flush_due(now)
+            DELIVERY.look()
             if not self._jobs:
                 self._busy.clear()
                 self._held.show_running(0)

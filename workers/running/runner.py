@@ -35,6 +35,7 @@ from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Malformed, decode
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.reporting.task_output import end_lines
+from orchestrator.workers.running.delivery import DELIVERY
 from orchestrator.workers.running.forks import end_fork
 from orchestrator.workers.running.interrupt import Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.running.job import Job
@@ -80,7 +81,8 @@ class Runner:
     def run(self, job: Job) -> AttemptReport:
         """Run a task, or a turn of a workflow's code, in the current thread; an asynchronous task on its own loop."""
         if job.dispatch.is_turn_task:
-            return self._activate(job)
+            with DELIVERY.watched():
+                return self._activate(job)
         task = self.find(job)
         if task is None:
             return unknown(job)
