@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.scheduler.fleet.check import pause_after
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.transport.codec import Heartbeat, names_digest, pack_attempt
 
@@ -220,3 +222,8 @@ def test_names_that_were_not_published_yet_are_asked_for_again() -> None:
         assert observer.fleet.knows("default", "late")
     finally:
         del NAMES[missing]
+
+
+def test_one_look_that_took_long_does_not_put_off_the_next_for_minutes() -> None:
+    assert pause_after(0.01) == pytest.approx(0.2)
+    assert pause_after(5.0) == 15.0, "what Redis has lost is found by it"

@@ -21,6 +21,14 @@ _SWEEP_EVERY = 10.0
 _COUNT_PAUSE = 20.0
 """Between two looks at what is in flight, so many times as long as one takes: where a transaction of others keeps dead
 rows in the index, it takes long, and must not take all the time."""
+_LONGEST_PAUSE = 15.0
+"""Seconds after which there is another look all the same: what Redis has lost is found by it, and once it may have taken
+long because the machine was busy."""
+
+
+def pause_after(took: float) -> float:
+    """Return in how many seconds what is in flight is counted again, after that took so long."""
+    return min(_COUNT_PAUSE * took, _LONGEST_PAUSE)
 
 
 @dataclass
@@ -65,7 +73,7 @@ class FleetCheck:
             return Suspicion()
         with self.leadership.reading() as connection:
             in_flight = waiting.in_flight(connection)
-        self._count_at = began + _COUNT_PAUSE * (self.monotonic() - began)
+        self._count_at = began + pause_after(self.monotonic() - began)
         self.dispatcher.recount(in_flight)
         self.watch.ask_back(in_flight)
         away = [task for task in in_flight if not self.paging.holds(task.id, task.attempt)]
