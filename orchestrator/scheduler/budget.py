@@ -28,6 +28,8 @@ COST = 6
 """What it costs to tell a run anything, as a number of steps that are planned."""
 _MOST_DATA = 4_000_000
 """Bytes of input that are created in one tick, and a little more: they are written to Postgres with it."""
+_A_HOOK = 1_000
+"""Bytes as which a hook counts beside what it is given: its row takes Postgres longer."""
 _MOST_CHILDREN = 1_000
 """Child runs that are created in one tick, and some more of trees of which there were none yet: a row of a run takes
 Postgres longer than all else that a tick does with it."""
@@ -73,6 +75,10 @@ class TickBudget:
     """Trees of runs for which some were."""
     _children: Counter[bytes] = field(default_factory=Counter)
     """Child runs that have been created, by tree."""
+    _hooks: int = 0
+    """Bytes that the hooks of runs which have ended are given."""
+    has_put_ends_off: bool = False
+    """Runs that are complete end in a later tick, because of their hooks."""
     evaluated: set[str] = field(default_factory=set)
     """Kinds of expressions of which a dear one has been evaluated for those whose turn it is."""
     busy_with: list[bytes] = field(default_factory=list)
@@ -117,13 +123,25 @@ class TickBudget:
         self.created(run, size)
         self._children[tree_of(run)] += 1
 
-    def spent_on_rows(self) -> tuple[int, set[bytes], Counter[bytes]]:
-        """Return what has been created so far, for `undo`."""
-        return self._data, set(self._served), Counter(self._children)
+    def has_room_for_hooks(self, number: int, size: int) -> bool:
+        """Take note of the hooks of a run that ends, each of which is given so many bytes, if it may end in this tick.
 
-    def undo(self, before: tuple[int, set[bytes], Counter[bytes]]) -> None:
+        The first does, however much that is; without hooks each does.
+        """
+        more = number * (_A_HOOK + size)
+        if number and self._hooks and self._hooks + more > _MOST_DATA:
+            self.has_put_ends_off = True
+            return False
+        self._hooks += more
+        return True
+
+    def spent_on_rows(self) -> tuple[int, set[bytes], Counter[bytes], int]:
+        """Return what has been created so far, for `undo`."""
+        return self._data, set(self._served), Counter(self._children), self._hooks
+
+    def undo(self, before: tuple[int, set[bytes], Counter[bytes], int]) -> None:
         """Have as much room again as before something that was rolled back."""
-        self._data, self._served, self._children = before
+        self._data, self._served, self._children, self._hooks = before
 
     @contextmanager
     def charging(self, whom: Iterable[bytes]) -> Iterator[None]:

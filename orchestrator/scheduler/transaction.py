@@ -14,6 +14,8 @@ from orchestrator.sealing import Vault
 
 _GATHERED = 200
 """Rows that are sent with the next statement, at most: for more, a round trip of their own does not matter."""
+_GATHERED_BYTES = 100_000
+"""Of them, at most: what takes Postgres long is not to be one statement with what others want."""
 
 
 def _nobody() -> None:
@@ -40,11 +42,12 @@ class Transaction:
     spans: LeaderSpans | None = None
     """Who makes spans of runs, if anybody does."""
 
-    def gathers(self, rows: int) -> bool:
-        """Say whether so many rows are to be sent with the next statement. Postgres is not left without one for long:
-        while many are made, it may take a leader for one that has stopped.
+    def gathers(self, rows: int, size: int = 0) -> bool:
+        """Say whether so many rows, of so many bytes, are to be sent with the next statement.
+
+        Postgres is not left without one for long: while many are made, it may take a leader for one that has stopped.
         """
-        return self.may_gather and rows <= _GATHERED
+        return self.may_gather and rows <= _GATHERED and size <= _GATHERED_BYTES
 
     @property
     def has_spans(self) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine
 
 from orchestrator import RunHandle, Settings
-from orchestrator.domain.dag.definition import Definition, EventTrigger, Param, Step
+from orchestrator.domain.dag.definition import Definition, EventTrigger, Hook, Param, Step
 from orchestrator.scheduler import budget
 from orchestrator.scheduler.dag.outputs import Outputs
 from orchestrator.scheduler.dag.plans import Dags
@@ -380,6 +380,37 @@ def test_a_run_of_large_inputs_does_not_keep_others_from_starting(system: System
         system.pass_seconds()
     assert small.progress().status == "success"
     assert system.count("tasks") + system.count("ended_tasks") < 100, "the large one goes on"
+
+
+def test_runs_whose_hooks_are_given_much_end_one_after_the_other(system: System, monkeypatch: Any) -> None:
+    """Hooks of all that ended in a tick were created in it, whatever their size: Postgres ended its transaction."""
+    monkeypatch.setattr("orchestrator.scheduler.budget._MOST_DATA", 20_000)
+    monkeypatch.setattr("orchestrator.scheduler.runs.triggers._SENT_AT_ONCE", 2_500)
+    system.app.workflows.apply(
+        Definition(
+            name="followed",
+            params={"text": Param(type="string")},
+            on_success=(Hook(task="hook"),) * 5,
+            steps=(Step(name="a", task="job"),),
+        ),
+        elsewhere=["hook"],
+    )
+    runs = [system.app.workflows["followed"].start(text="x" * 1_000) for _ in range(6)]
+    worker = system.worker(slots=100)
+    system.tick_until(lambda: system.count("tasks") == 6)
+    system.pass_seconds()
+    worker.succeed(*worker.take())
+    hooks = "SELECT count(*) AS count FROM orchestrator.tasks WHERE name = 'hook'"
+    created = [0]
+    while created[-1] < 30:
+        system.tick()
+        created.append(int(system.sql(hooks)[0]["count"]))
+        assert created[-1] - created[-2] <= 10, "those of one run, and of another that fits beside it"
+        assert len(created) < 20
+    system.tick()
+    assert {run.progress().status for run in runs} == {"success"}
+    assert int(system.sql(hooks)[0]["count"]) == 30
+    assert system.count("untold") == 0
 
 
 def finish_with(system: System, worker: Worker, result: bytes) -> None:

@@ -163,6 +163,11 @@ class Definition(_Data, frozen=True, kw_only=True):
     """In the order of the file, which has them by name, as `tasks`."""
 
 
+def hooks_of(definition: Definition, state: str) -> tuple[Hook, ...]:
+    """Return what happens when a run has ended in a state."""
+    return {"success": definition.on_success, "failed": definition.on_failure}.get(state, ())
+
+
 def content_hash(definition: Definition) -> str:
     """Return a SHA-256 of everything but the version."""
     body = msgspec.structs.replace(definition, version=None)

@@ -36,3 +36,5 @@ class DagRun:
     depth: int = 0
     root: bytes = b""
     """The first of the runs that started each other, and at last this one."""
+    params_size: int = 0
+    """Bytes of its parameters, as they are stored."""

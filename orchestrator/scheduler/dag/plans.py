@@ -16,7 +16,7 @@ import msgspec
 
 from orchestrator.domain import zoned
 from orchestrator.domain.dag.checks import MOST_STEPS
-from orchestrator.domain.dag.definition import Definition, check_size, resolve_params
+from orchestrator.domain.dag.definition import Definition, check_size, hooks_of, resolve_params
 from orchestrator.domain.dag.placement import Origin
 from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.scope import Scope
@@ -145,6 +145,13 @@ class Dags(Remembering):
         """Return a version of a workflow."""
         return self._compile(tx, name, version).definition
 
+    def hooks(self, run: bytes, state: str) -> tuple[int, int]:
+        """Return how many hooks follow this end of a run that was planned just now, and how much each is given."""
+        kept = self._runs.get(run)
+        if kept is None:
+            return 0, 0
+        return len(hooks_of(kept.compiled.definition, state)), kept.params_size
+
     def outputs(self, tx: Transaction, ids: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return what runs give to their parents: the outputs of the steps that nothing depends on."""
         runs = self._load(tx, ids)
@@ -169,7 +176,7 @@ class Dags(Remembering):
                 plan.halt()
             if row.expanding:  # whatever the run is told first, it has more to start than that
                 plan.resume()
-            run = DagRun(row.id, compiled, row.params, info, plan, row.depth, row.root)
+            run = DagRun(row.id, compiled, row.params, info, plan, row.depth, row.root, row.params_size)
             found[row.id] = self._runs.put(row.id, run, _RUN_WEIGHT + len(compiled.graph.steps))
         return [run for run in found.values() if run is not None]
 

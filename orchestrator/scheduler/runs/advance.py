@@ -131,7 +131,7 @@ class Runs:
                 lambda one, error: self.backlog.set_aside(tx, news, one.run, (), error),
             )
             self.advance(tx, news)
-            if tx.budget.is_spent:
+            if tx.budget.is_spent or tx.budget.has_put_ends_off:  # which stand in this line, too
                 break
 
     def _tell_waited(self, tx: Transaction, news: News, some: Sequence[Waited]) -> None:
@@ -239,16 +239,25 @@ class Runs:
         self.flows.drop(ids)
 
     def conclude(self, tx: Transaction, news: News, rows: Iterable[RunRow]) -> None:
-        """End the runs among these that are complete. Code and flows end their runs themselves."""
+        """End the runs among these that are complete. Code and flows end their runs themselves.
+
+        Where many end at once whose hooks are given much, some end in later ticks.
+        """
         rows = list(rows)
         waiting = self.backlog.waiting(tx, [row.id for row in rows])
         complete: dict[bytes, RunState] = {}
+        late: list[bytes] = []
         for row in rows:
             if row.code or row.flow or row.id in waiting:  # what it has not been told may open it again
                 continue
             state = verdict(row.counters, row.cancelling, row.reason == TIMED_OUT)
             if state is not None and row.state in run_sources_of(state):
-                complete[row.id] = state
+                if tx.budget.has_room_for_hooks(*self.dags.hooks(row.id, state)):
+                    complete[row.id] = state
+                else:
+                    late.append(row.id)
+        if late:
+            self.backlog.add(tx, news, [(run, RunChanges()) for run in late])
         if complete:
             ends = [(run, state, None) for run, state in complete.items()]
             self.follow_ends(tx, news, runs.end(tx.connection, ends, tx.now))

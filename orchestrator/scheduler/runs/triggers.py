@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from orchestrator.domain import zoned
-from orchestrator.domain.dag.definition import Definition, EventTrigger, resolve_params
+from orchestrator.domain.dag.definition import Definition, EventTrigger, hooks_of, resolve_params
 from orchestrator.domain.dag.expression import parse, parse_template
 from orchestrator.domain.dag.placement import Origin, of_hook
 from orchestrator.domain.dag.scope import Scope
@@ -37,6 +37,8 @@ from orchestrator.telemetry import get_logger
 from orchestrator.trace_context import below, run_span
 
 log = get_logger("scheduler")
+_SENT_AT_ONCE = 2_000_000
+"""Bytes of hooks after which Postgres gets them: it may take a leader for one that has stopped."""
 _triggers = msgspec.json.Decoder(tuple[EventTrigger, ...])
 
 
@@ -83,6 +85,7 @@ class Triggers:
         self._refresh(tx)
         posted: list[Posted] = []
         hooks: list[NewTask] = []
+        size = 0
         awaited = {row.id: row for row in ended if row.workflow in self._awaited or _may_have_hooks(row)}
         planned = [row.id for row in awaited.values() if row.is_planned]
         for run in dags.load(tx.connection, planned) if planned else ():
@@ -90,16 +93,19 @@ class Triggers:
             definition = self._dags.definition(tx, run.workflow, run.version)
             body = {"run_id": to_text(run.id), "workflow": run.workflow, "state": state, "params": run.params}
             trace = _trace(tx, awaited[run.id])
-            found = _hooks(definition, run, state, body, tx.now)
-            hooks.extend(found if trace is None else (msgspec.structs.replace(hook, trace=trace) for hook in found))
+            for hook in _hooks(definition, run, state, body, tx.now):
+                hooks.append(hook if trace is None else msgspec.structs.replace(hook, trace=trace))
+                size += len(hook.payload)
+                if size > _SENT_AT_ONCE:
+                    create_tasks(tx, news, hooks)
+                    hooks, size = [], 0
             posted.append(Posted(run.id, None, body, run.workflow, state, run.depth, run.root, trace))
         code = [row.id for row in awaited.values() if row.code]
         for run_id, started in (histories.beginnings(tx.connection, code) if code else {}).items():
             row = awaited[run_id]
             body = _end_of_code(row, started.payload)
             posted.append(Posted(row.id, None, body, row.workflow, row.status, trace=_trace(tx, row)))
-        if hooks:
-            create_tasks(tx, news, hooks)
+        create_tasks(tx, news, hooks)
         if posted:
             self._fire(tx, news, posted)
 
@@ -202,8 +208,7 @@ def _end_of_code(run: RunRow, call: bytes) -> dict[str, Any]:
 def _hooks(
     definition: Definition, run: WorkflowRun, state: str, body: dict[str, Any], now: datetime
 ) -> Iterable[NewTask]:
-    hooks = {"success": definition.on_success, "failed": definition.on_failure}.get(state, ())
-    for place, hook in enumerate(hooks):
+    for place, hook in enumerate(hooks_of(definition, state)):
         given = {"url": hook.webhook, "body": body} if hook.webhook is not None else body
         context = {"workflow": definition.name, "step": f"on_{state}", "index": place, "count": None}
         identifier = derived_id(run.id, "hook", state, place, now.isoformat())  # a retried run may end again

@@ -47,8 +47,14 @@ def create_tasks(
             payloads.keep(tx.connection, kept)
         if tx.vault is not None:
             children = [msgspec.structs.replace(new, payload=tx.vault.seal(CALL, new.payload)) for new in children]
+        size = sum(len(new.payload) for new in children)
         enqueue.create_tasks(
-            tx.connection, children, tx.now, attempts, has_spans=tx.has_spans, is_gathered=tx.gathers(len(children))
+            tx.connection,
+            children,
+            tx.now,
+            attempts,
+            has_spans=tx.has_spans,
+            is_gathered=tx.gathers(len(children), size),
         )
 
 

@@ -41,6 +41,8 @@ class WorkflowRun(NamedTuple):
     cancelling: bool = False
     expanding: bool = False
     """There was more to start, or to create, than one tick has room for."""
+    params_size: int = 0
+    """Bytes of the parameters, as they are stored."""
 
 
 _LOAD = Prepared[Row]("""
@@ -56,7 +58,12 @@ SELECT /* dags.load */ r.id, r.workflow, r.version, r.params::text AS params, r.
 def load(connection: Connection, ids: Sequence[bytes]) -> list[WorkflowRun]:
     """Return those of these runs that have a definition."""
     rows = _LOAD(connection, ids=ids)
-    return [WorkflowRun(*row)._replace(params=read_params(row.params or "{}"), tags=tuple(row.tags)) for row in rows]
+    return [
+        WorkflowRun(*row)._replace(
+            params=read_params(row.params or "{}"), tags=tuple(row.tags), params_size=len(row.params or "")
+        )
+        for row in rows
+    ]
 
 
 def read_params(text: str) -> Any:
