@@ -16,8 +16,9 @@ from contextvars import Context
 from itertools import islice
 from typing import Any, NoReturn, Protocol, TypeVar
 
-from orchestrator.errors import InvalidWorkflow, NotDeterministic
+from orchestrator.errors import InvalidWorkflow, NotDeterministic, OrchestratorError
 from orchestrator.sdk.code.eviction import UNSTOPPABLE, Evicted
+from orchestrator.sdk.inside import running
 
 T = TypeVar("T")
 LONGEST_WAIT = 100 * 365 * 86_400.0
@@ -37,6 +38,9 @@ class Timers(Protocol):
 
     def check_unseen(self, what: str) -> None:
         """Refuse to change anything while somebody only looks at the workflow."""
+
+    def stop(self, error: OrchestratorError) -> None:
+        """Let the code run no further: it has done something that cannot be repeated."""
 
     def report(self, message: str, error: BaseException | None) -> None:
         """Tell people of an error that nobody in the code has looked at."""
@@ -228,13 +232,20 @@ class Loop(asyncio.AbstractEventLoop):
         return False  # a coroutine that is being evicted may still ask
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> NoReturn:  # type: ignore[override]  # noqa: ARG002
-        raise NotDeterministic(
+        self._refuse(
             f"A workflow has no threads: {function!r} cannot run in one. Make it a task and schedule that, "
             f"or record what it gives with ctx.run(name, function)."
         )
 
     def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any, **_: Any) -> NoReturn:  # type: ignore[override]  # noqa: ARG002
-        raise NotDeterministic("Nothing may reach into a workflow from another thread. Send it a signal instead.")
+        self._refuse("Nothing may reach into a workflow from another thread. Send it a signal instead.")
+
+    def _refuse(self, message: str) -> NoReturn:
+        """Refuse a call. Code that makes it runs no further, whatever it does with the error."""
+        error = NotDeterministic(message)
+        if running.commander is self._timers:
+            self._timers.stop(error)
+        raise error
 
 
 async def _wait_for(future: asyncio.Future[T]) -> T:
@@ -242,8 +253,8 @@ async def _wait_for(future: asyncio.Future[T]) -> T:
 
 
 def _refuse(name: str) -> Callable[..., NoReturn]:
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise NotDeterministic(
+    def refuse(loop: Loop, *_: Any, **__: Any) -> NoReturn:
+        loop._refuse(
             f"A workflow does no input or output of its own, so its event loop has no {name}. Make it a task and "
             f"schedule that, or record what a short call gives with ctx.run(name, function)."
         )

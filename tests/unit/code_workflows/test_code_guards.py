@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import date
 from datetime import datetime as moment
@@ -159,6 +159,36 @@ def test_a_refusal_that_is_caught_still_stops_the_workflow() -> None:
 
     with pytest.raises(NotDeterministic, match="time.time"):
         played(workflow_that(careless))
+
+
+async def _in_thread() -> None:
+    await asyncio.to_thread(len, "")
+
+
+async def _from_a_thread() -> None:
+    asyncio.get_running_loop().call_soon_threadsafe(print)
+
+
+async def _connects() -> None:
+    await asyncio.get_running_loop().create_connection(asyncio.Protocol, "127.0.0.1", 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [(_in_thread, "has no threads"), (_from_a_thread, "from another thread"), (_connects, "has no create_connection")],
+)
+def test_what_the_loop_refuses_stops_the_workflow_though_it_is_caught(
+    call: Callable[[], Coroutine[Any, Any, None]], message: str
+) -> None:
+    async def careless(ctx: WorkflowContext) -> str:
+        try:
+            await call()
+        except Exception:  # noqa: BLE001
+            return "saved"
+        return "never"
+
+    with pytest.raises(NotDeterministic, match=message):
+        played(Orchestrator().workflow(careless))
 
 
 def test_nobody_is_watched_outside_of_a_workflow() -> None:
