@@ -413,6 +413,28 @@ def test_runs_whose_hooks_are_given_much_end_one_after_the_other(system: System,
     assert system.count("untold") == 0
 
 
+def test_runs_with_large_parameters_are_read_a_few_at_once(system: System, monkeypatch: Any) -> None:
+    """However many begin in a tick: they were read, and understood, in one go before somebody looked at the clock."""
+    monkeypatch.setattr("orchestrator.scheduler.dag.plans._BYTES_OF_A_STEP", 1)
+    read: list[int] = []
+    original = dags.load
+
+    def counting(connection: Any, ids: Any) -> Any:
+        read.append(len(ids))
+        return original(connection, ids)
+
+    system.app.workflows.apply(
+        Definition(name="given", params={"text": Param(type="string")}, steps=(Step(name="a", task="job"),))
+    )
+    system.app.workflows["given"].start(text="")
+    system.tick_until(lambda: system.count("tasks") == 1)
+    runs = [system.app.workflows["given"].start(text=f"{number}" + "x" * 900) for number in range(8)]
+    monkeypatch.setattr(dags, "load", counting)
+    system.tick_until(lambda: system.count("tasks") == 1 + len(runs))
+    assert sum(read) == len(runs)
+    assert max(read) <= 2
+
+
 def finish_with(system: System, worker: Worker, result: bytes) -> None:
     while taken := worker.take():
         for start in range(0, len(taken), 50):

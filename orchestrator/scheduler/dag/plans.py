@@ -43,6 +43,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import VALUE
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
+from orchestrator.store.dag.plans import Version
 from orchestrator.store.dag.workflows import Stored
 from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.runs.creation import NewRun
@@ -53,6 +54,8 @@ _RUN_WEIGHT = 400
 """What a run weighs beside its steps: its parameters, and what it is called."""
 _COMPILED_STEPS = 30_000
 """Of the definitions that are kept in memory; a step takes some kilobytes there."""
+_BYTES_OF_A_STEP = 2_000
+"""Of stored parameters: to read so many takes as long as to plan a step."""
 _FANS = 5
 """Fan-outs of which a full slice is created at once, or as many single steps: the rest waits for the next tick."""
 _ROUND = 25
@@ -127,17 +130,19 @@ class Dags(Remembering):
         self._backlog.add(tx, news, [(run.id, RunChanges(is_retried=True))])
         return False
 
-    def sizes(self, versions: Mapping[bytes, tuple[str, int]]) -> Callable[[bytes], int]:
+    def sizes(self, versions: Mapping[bytes, Version]) -> Callable[[bytes], int]:
         """Return how to tell, at any later time, how many steps runs of these versions have; of others it says 0.
 
-        A run of a definition that has not been worked out until then has more steps than any.
+        A run of a definition that has not been worked out until then has more steps than any. Large parameters count
+        as so many steps, which take as long.
         """
 
         def size(run: bytes) -> int:
             if run not in versions:
                 return 0
-            compiled = self._compiled.get(versions[run])
-            return MOST_STEPS if compiled is None else len(compiled.graph.steps)
+            workflow, version, stored = versions[run]
+            compiled = self._compiled.get((workflow, version))
+            return MOST_STEPS if compiled is None else len(compiled.graph.steps) + stored // _BYTES_OF_A_STEP
 
         return size
 

@@ -28,6 +28,7 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
+from orchestrator.store.dag.plans import Version
 from orchestrator.store.driver import flush
 from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.runs import ancestry
@@ -60,7 +61,11 @@ class Runs:
         """Start runs that are new since the last tick, tree by tree; as many as there is time for, but always some."""
         pending = self.backlog.pending(tx, limit)
         steps = self.dags.sizes(
-            {run.id: (run.workflow, run.version) for run in pending if run.workflow and run.version and not run.flow}
+            {
+                run.id: Version(run.workflow, run.version)
+                for run in pending
+                if run.workflow and run.version and not run.flow
+            }
         )
         for number, slice_ in enumerate(_slices(tx, [run.id for run in pending], steps)):
             if tx.budget.is_spent and not _is_due(number, slice_):

@@ -20,6 +20,7 @@ from orchestrator.scheduler.news import News
 from orchestrator.scheduler.remembering import Remembering
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
+from orchestrator.store.dag.plans import Version
 from orchestrator.store.database import said
 from orchestrator.store.runs import cancels, stuck, untold
 from orchestrator.store.runs import life as runs
@@ -41,7 +42,7 @@ _TAKEN_BYTES = 4_000_000
 """What is taken from the line between two looks at the clock."""
 
 
-Sizes = Callable[[Mapping[bytes, tuple[str, int]]], Callable[[bytes], int]]
+Sizes = Callable[[Mapping[bytes, Version]], Callable[[bytes], int]]
 """Says how to tell how many steps runs of these versions have."""
 
 

@@ -77,15 +77,24 @@ def sealed(run: NewRun, vault: Vault | None) -> NewRun:
 
 
 _VERSIONS = Prepared[Row]("""
-SELECT /* dags.versions */ r.id, r.workflow, r.version FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+SELECT /* dags.versions */ r.id, r.workflow, r.version, coalesce(pg_column_size(r.params), 0) AS size
+  FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  WHERE r.workflow IS NOT NULL AND NOT r.code AND NOT r.flow
 """)
 
 
-def versions(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, tuple[str, int]]:
+class Version(NamedTuple):
+    """What a run is one of, and how many bytes its parameters take in Postgres, if that was asked."""
+
+    workflow: str
+    version: int
+    size: int = 0
+
+
+def versions(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, Version]:
     """Return which version of which workflow these are runs of, as far as they have a definition."""
-    return {row.id: (row.workflow, row.version) for row in _VERSIONS(connection, ids=ids)}
+    return {row.id: Version(row.workflow, row.version, row.size) for row in _VERSIONS(connection, ids=ids)}
 
 
 def expanding() -> RoundRobin:
