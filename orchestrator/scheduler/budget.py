@@ -81,6 +81,10 @@ class TickBudget:
     """Runs that are complete end in a later tick, because of their hooks."""
     evaluated: set[str] = field(default_factory=set)
     """Kinds of expressions of which a dear one has been evaluated for those whose turn it is."""
+    asked: int = 0
+    """How many have been asked whether an event starts them."""
+    asking_cost: int = 0
+    """What their filters, parameters and keys have cost, in the units of `Work`."""
     busy_with: list[bytes] = field(default_factory=list)
     """The runs that are being planned, or the requests that are applied, at this moment."""
     struck: frozenset[bytes] = frozenset()

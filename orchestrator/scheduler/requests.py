@@ -25,11 +25,10 @@ from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.retries import retry_run, retry_tasks
-from orchestrator.scheduler.runs.triggers import Posted, Triggers
+from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
 from orchestrator.scheduler.tasks.starts import start_runs
 from orchestrator.scheduler.transaction import Transaction
-from orchestrator.sealing import open_json
 from orchestrator.store import fleet, inbox
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered
@@ -104,8 +103,9 @@ class Requests:
                 contested = retry_tasks(tx, news, runs, ids).contested
                 unfinished.update(item.id for item in same if item.target in contested)
             elif kind == RequestKind.EVENT:
-                posted = [Posted(item.target, item.body["name"], open_json(item.body["payload"])) for item in same]
-                self.triggers.events(tx, news, posted)
+                unfinished |= self.triggers.hear_events(tx, news, same)
+            elif kind == RequestKind.RUN_ENDED:
+                unfinished |= self.triggers.hear_ends(tx, news, same)
             elif kind == RequestKind.COMPLETE_TASK:
                 complete_tasks(tx, news, same)
             elif kind == RequestKind.RETRY_RUN:

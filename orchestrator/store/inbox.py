@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.store.sql import Prepared, Statement
+from orchestrator.store.sql import Batch, Prepared, Statement
 
 
 class RequestKind(StrEnum):
@@ -18,6 +18,9 @@ class RequestKind(StrEnum):
     RETRY_TASK = "retry task"
     RETRY_RUN = "retry run"
     EVENT = "event"
+    """The body has how far it has come, too: the last of those that were asked whether it starts them."""
+    RUN_ENDED = "run ended"
+    """Others wait for the end of the run; made by the leader with that end."""
     ARRIVAL = "arrival"
     """A task is ready in a lane; the body is true if it is the first of several."""
     LANES = "lanes"
@@ -68,6 +71,26 @@ VALUES (%(kind)s, %(target)s::uuid, %(body)s::jsonb) RETURNING id
 def add(connection: Connection, kind: RequestKind, target: bytes, body: str | None = None) -> int:
     """Ask the leader for a change; `body` is JSON. Return the id of the request, which is gone once it was applied."""
     return _ADD.one(connection, kind=str(kind), target=target, body=body)
+
+
+class NewRequest(NamedTuple):
+    """A request that the leader makes of itself."""
+
+    target: bytes
+    body: str
+    """As JSON."""
+
+
+_NEW = Batch("n", NewRequest)
+_ADD_ALL = Prepared[None](f"""
+INSERT /* inbox.add_all */ INTO orchestrator.inbox (kind, target, body)
+SELECT %(kind)s, n.target, n.body::jsonb FROM {_NEW}
+""")
+
+
+def add_all(connection: Connection, kind: RequestKind, new: list[NewRequest]) -> None:
+    """Have something done in a transaction of its own."""
+    _ADD_ALL(connection, _NEW(new), kind=str(kind))
 
 
 _READ = Prepared[Request]("""

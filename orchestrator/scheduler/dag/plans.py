@@ -19,7 +19,7 @@ from orchestrator.domain.dag.checks import MOST_STEPS
 from orchestrator.domain.dag.definition import Definition, check_size, hooks_of, resolve_params
 from orchestrator.domain.dag.placement import Origin
 from orchestrator.domain.dag.plan import Plan
-from orchestrator.domain.dag.scope import Scope
+from orchestrator.domain.dag.scope import EvaluationBudget, Scope
 from orchestrator.domain.dag.state import STATE_OF_TASK, DagState, Delta
 from orchestrator.domain.dag.steps import FanOut, Skip
 from orchestrator.domain.ids import derived_id, to_text
@@ -336,7 +336,7 @@ class Dags(Remembering):
             instances = run.compiled.programs[place].instances(names, positions, count)
             for position, (given, key) in zip(positions, instances, strict=False):
                 if step.workflow is not None:
-                    new_runs.append(self._child(tx, run, step.workflow, step.name, position, given))
+                    new_runs.append(self._child(tx, run, step.workflow, step.name, position, given, names.budget))
                     tx.budget.created_child(run.id, len(new_runs[-1].params or ""))
                 else:
                     new_tasks.append(self._task(run, place, position, count, given, key))
@@ -367,7 +367,14 @@ class Dags(Remembering):
         return run.compiled.placements[place].new(identifier, payload, key, Origin(run.id, position, step.name))
 
     def _child(
-        self, tx: Transaction, run: DagRun, workflow: str, step: str, position: int, given: dict[str, Any]
+        self,
+        tx: Transaction,
+        run: DagRun,
+        workflow: str,
+        step: str,
+        position: int,
+        given: dict[str, Any],
+        budget: EvaluationBudget,
     ) -> NewRun:
         if workflow not in self._latest:
             self._latest[workflow] = workflows.latest(tx.connection, workflow)
@@ -383,7 +390,8 @@ class Dags(Remembering):
         if run.depth >= self._nesting.depth:
             raise InvalidWorkflow(self._nesting.too_deep(workflow, run.depth + 1))
         turn = (run.plan.retried,) if run.plan.retried else ()
-        new = dags.new_run(stored.definition, stored.version, derived_id(run.id, "run", step, position, *turn), params)
+        identifier = derived_id(run.id, "run", step, position, *turn)
+        new = dags.new_run(stored.definition, stored.version, identifier, params, budget=budget)
         check_size(new.params or "", f"The parameters of workflow {workflow!r}", self._max_payload)
         return new._replace(
             parent_run=run.id,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -14,23 +14,27 @@ from orchestrator.domain.dag.expression import parse, parse_template
 from orchestrator.domain.dag.placement import Origin, of_hook
 from orchestrator.domain.dag.scope import Scope
 from orchestrator.domain.ids import derived_id, to_text
-from orchestrator.domain.plain import REFUSALS
+from orchestrator.domain.plain import REFUSALS, stored_json
 from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.references import whole_reference
 from orchestrator.scheduler.dag.plans import Dags
+from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
+from orchestrator.scheduler.runs.listening import Listener, Listeners, Position, Posted
 from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
-from orchestrator.sealing import CALL, CODE, Sealed, extension_of, open_data
+from orchestrator.sealing import CALL, CODE, Sealed, extension_of, open_data, open_json
+from orchestrator.store import inbox
 from orchestrator.store.code import histories
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.dag.plans import WorkflowRun
 from orchestrator.store.dag.workflows import Triggered
+from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.runs.life import RunRow
 from orchestrator.telemetry import get_logger
@@ -40,30 +44,8 @@ log = get_logger("scheduler")
 _SENT_AT_ONCE = 2_000_000
 """Bytes of hooks after which Postgres gets them: it may take a leader for one that has stopped."""
 _triggers = msgspec.json.Decoder(tuple[EventTrigger, ...])
-
-
-class Posted(NamedTuple):
-    """Something that happened: an event that was posted, or a run that ended."""
-
-    id: bytes
-    name: str | None
-    """The event's name; None for the end of a run."""
-    body: Any
-    workflow: str | None = None
-    state: str | None = None
-    depth: int = -1
-    """Of the run that ended: how many started each other before it."""
-    root: bytes | None = None
-    trace: str | None = None
-    """What comes of it belongs to this span."""
-
-
-class TriggeredWorkflow(NamedTuple):
-    """A workflow that something starts."""
-
-    name: str
-    version: int
-    triggers: tuple[EventTrigger, ...]
+_ENDS = 10
+"""Ended runs that are read between two looks at the clock: they may have large parameters."""
 
 
 class Triggers:
@@ -73,70 +55,111 @@ class Triggers:
         self._dags = dags
         self._nesting = nesting or Nesting()
         self._stamp: object = None
-        self._waiting: list[TriggeredWorkflow] = []
-        self._awaited: set[str | None] = set()
-        """Workflows for whose ends others wait."""
+        self._listeners = Listeners()
 
     def runs_ended(self, tx: Transaction, news: News, ended: Iterable[RunRow]) -> None:
-        """Run the hooks of runs that ended, and start the workflows that waited for them.
+        """Run the hooks of runs that ended, and have the workflows asked that wait for them.
 
-        Those of code have no hooks: their code does what is to follow.
+        Those are asked by a request of its own, so that none of them keeps a run from ending. Runs of code have no
+        hooks: their code does what is to follow.
         """
         self._refresh(tx)
-        posted: list[Posted] = []
+        ended = list(ended)
+        self._run_hooks(tx, news, {row.id: row for row in ended if _may_have_hooks(row)})
+        heard = [
+            inbox.NewRequest(row.id, _heard(tx, row))
+            for row in ended
+            if not row.flow and self._listeners.are_for_end(row.workflow, row.status)
+        ]
+        if heard:
+            inbox.add_all(tx.connection, RequestKind.RUN_ENDED, heard)
+            news.wakeups.has_requests = True
+
+    def _run_hooks(self, tx: Transaction, news: News, ended: Mapping[bytes, RunRow]) -> None:
         hooks: list[NewTask] = []
         size = 0
-        awaited = {row.id: row for row in ended if row.workflow in self._awaited or _may_have_hooks(row)}
-        planned = [row.id for row in awaited.values() if row.is_planned]
-        for run in dags.load(tx.connection, planned) if planned else ():
-            state = awaited[run.id].status
+        for run in dags.load(tx.connection, list(ended)) if ended else ():
+            state = ended[run.id].status
             definition = self._dags.definition(tx, run.workflow, run.version)
-            body = {"run_id": to_text(run.id), "workflow": run.workflow, "state": state, "params": run.params}
-            trace = _trace(tx, awaited[run.id])
-            for hook in _hooks(definition, run, state, body, tx.now):
+            trace = _trace(tx, ended[run.id])
+            for hook in _hooks(definition, run, state, _end_of_plan(run, state), tx.now):
                 hooks.append(hook if trace is None else msgspec.structs.replace(hook, trace=trace))
                 size += len(hook.payload)
                 if size > _SENT_AT_ONCE:
                     create_tasks(tx, news, hooks)
                     hooks, size = [], 0
-            posted.append(Posted(run.id, None, body, run.workflow, state, run.depth, run.root, trace))
-        code = [row.id for row in awaited.values() if row.code]
-        for run_id, started in (histories.beginnings(tx.connection, code) if code else {}).items():
-            row = awaited[run_id]
-            body = _end_of_code(row, started.payload)
-            posted.append(Posted(row.id, None, body, row.workflow, row.status, trace=_trace(tx, row)))
         create_tasks(tx, news, hooks)
-        if posted:
-            self._fire(tx, news, posted)
 
-    def events(self, tx: Transaction, news: News, posted: Iterable[Posted]) -> None:
-        """Start the workflows that wait for these events, each once per event."""
+    def hear_events(self, tx: Transaction, news: News, items: Sequence[Request]) -> set[int]:
+        """Start the workflows that wait for these events, each once per event; return the requests that go on."""
         self._refresh(tx)
-        self._fire(tx, news, posted)
+        posted = [
+            Posted(item.target, item.body["name"], open_json(item.body["payload"]), after=_after(item))
+            for item in items
+        ]
+        return self._fire(tx, news, items, posted)
 
-    def _fire(self, tx: Transaction, news: News, posted: Iterable[Posted]) -> None:
+    def hear_ends(self, tx: Transaction, news: News, items: Sequence[Request]) -> set[int]:
+        """Start the workflows that wait for the ends of these runs; return the requests that go on."""
+        self._refresh(tx)
+        unfinished: set[int] = set()
+        for start in range(0, len(items), _ENDS):
+            some = items[start : start + _ENDS]
+            if start and tx.budget.is_spent:
+                unfinished.update(item.id for item in some)
+            else:
+                unfinished |= self._fire(tx, news, *_ends(tx, some))
+        return unfinished
+
+    def _fire(self, tx: Transaction, news: News, items: Sequence[Request], posted: Sequence[Posted]) -> set[int]:
+        """Ask those who listen, as far as there is time; return the requests about which not all have been asked."""
+        left: dict[int, Position | None] = {}
+        turn = self._listeners.in_turn(tx.budget, posted, left)
+        if tx.is_careful:
+            for pair in turn:
+                isolate(tx, news, [pair], lambda fresh, some: self._ask(tx, fresh, some), _leave_out)
+        else:
+            self._ask(tx, news, turn)
+        for place, last in left.items():
+            if last is not None and last != posted[place].after:
+                inbox.go_on(tx.connection, items[place].id, stored_json({"after": last}))
+        return {items[place].id for place in left}
+
+    def _ask(self, tx: Transaction, news: News, pairs: Iterable[tuple[Posted, Listener]]) -> None:
         started: list[NewRun] = []
-        for event in posted:
-            for waiting in self._waiting:
-                for place, trigger in enumerate(waiting.triggers):
-                    if _matches(trigger, event, waiting.name):
-                        started.extend(self._start(tx, waiting, place, event))
+        for event, listener in pairs:
+            whom = listener.name(event)
+            if whom in tx.budget.refused:
+                tx.budget.met.add(whom)
+                _warn(event, listener, "asking it takes longer than everybody else can wait")
+                continue
+            with tx.budget.charging([whom]):
+                run = self._start(tx, listener, event)
+            if run is not None:
+                started.append(run)
+                tx.budget.created(event.root or event.id, len(run.params or ""))
         create_runs(tx, news, self._within_limits(tx, started))
 
-    def _start(self, tx: Transaction, waiting: TriggeredWorkflow, place: int, event: Posted) -> Iterable[NewRun]:
-        depth = event.depth + 1
+    def _start(self, tx: Transaction, listener: Listener, event: Posted) -> NewRun | None:
+        """Return the run that an event starts. Whatever is wrong with it is not the fault of who ended or posted."""
+        names, depth = _names(event), event.depth + 1
         try:
+            if not _lets_through(listener, event, names):
+                return None
             if depth > self._nesting.depth:
-                raise InvalidWorkflow(self._nesting.too_deep(waiting.name, depth))
-            given = parse_template(waiting.triggers[place].params).render(_names(event))
-            definition = self._dags.definition(tx, waiting.name, waiting.version)
+                raise InvalidWorkflow(self._nesting.too_deep(listener.workflow, depth))
+            names.budget.begin()
+            given = parse_template(listener.trigger.params).render(names)
+            definition = self._dags.definition(tx, listener.workflow, listener.version)
             params = resolve_params(definition, given, tx.now)
-            run = derived_id(event.id, "on", waiting.name, place)
-            new = dags.new_run(definition, waiting.version, run, params)
-            yield new._replace(depth=depth, root=event.root, trace=event.trace)
-        except (InvalidWorkflow, *REFUSALS) as error:  # which is not the fault of whoever ended or posted
-            whose = {"workflow": waiting.name, "event_id": to_text(event.id)}
-            log.warning("workflow %s cannot be started by event %s: %s", *whose.values(), error, extra=whose)
+            run = derived_id(event.id, "on", listener.workflow, listener.place)
+            new = dags.new_run(definition, listener.version, run, params, budget=names.budget)
+            return new._replace(depth=depth, root=event.root, trace=event.trace)
+        except (InvalidWorkflow, *REFUSALS) as error:
+            _warn(event, listener, error)
+            return None
+        finally:
+            tx.budget.asking_cost += names.budget.spent
 
     def _within_limits(self, tx: Transaction, started: list[NewRun]) -> list[NewRun]:
         """Return the runs that may be started; a chain of runs that has grown too large gets no more."""
@@ -149,35 +172,53 @@ class Triggers:
     def _refresh(self, tx: Transaction) -> None:
         stamp = workflows.stamp(tx.connection)
         if stamp != self._stamp:
-            self._waiting = [*_readable(workflows.list_triggered(tx.connection))]
-            self._awaited = {trigger.workflow for waiting in self._waiting for trigger in waiting.triggers}
+            self._listeners = Listeners(_readable(workflows.list_triggered(tx.connection)))
             self._stamp = stamp
 
 
-def _readable(found: Iterable[Triggered]) -> Iterable[TriggeredWorkflow]:
+def _readable(found: Iterable[Triggered]) -> Iterable[Listener]:
     for workflow in found:
         try:
-            yield TriggeredWorkflow(workflow.name, workflow.version, _triggers.decode(workflow.triggers))
+            triggers = _triggers.decode(workflow.triggers)
         except REFUSALS as error:  # of another release; whatever ends is not to blame
             log.error("what starts workflow %s cannot be read, so nothing does: %s", workflow.name, error)
+        else:
+            for place, trigger in enumerate(triggers):
+                yield Listener(workflow.name, workflow.version, place, trigger)
 
 
-def _matches(trigger: EventTrigger, event: Posted, workflow: str) -> bool:
-    if trigger.event is not None:
-        right = trigger.event == event.name
-    else:
-        right = event.name is None and trigger.workflow == event.workflow and trigger.state in (event.state, "ended")
-    if not right or trigger.filter is None:
-        return right
+def _lets_through(listener: Listener, event: Posted, names: Scope) -> bool:
+    wanted = listener.trigger.filter
+    if wanted is None:
+        return True
     try:
-        return bool(parse(trigger.filter).evaluate(_names(event)))
+        return bool(parse(wanted).evaluate(names))
     except (InvalidWorkflow, *REFUSALS) as error:
+        whose = {"workflow": listener.workflow, "event_id": to_text(event.id)}
         log.warning(
             "workflow %s is not started by event %s: its filter %s does not fit it: %s",
-            *(workflow, to_text(event.id), trigger.filter, error),
-            extra={"workflow": workflow, "event_id": to_text(event.id)},
+            *(*whose.values(), wanted, error),
+            extra=whose,
         )
         return False
+
+
+def _warn(event: Posted, listener: Listener, error: object) -> None:
+    whose = {"workflow": listener.workflow, "event_id": to_text(event.id)}
+    log.warning("workflow %s cannot be started by event %s: %s", *whose.values(), error, extra=whose)
+
+
+def _leave_out(pair: tuple[Posted, Listener], error: Exception) -> None:
+    """Go on without a listener with which the scheduler fails."""
+    event, listener = pair
+    whose = {"workflow": listener.workflow, "event_id": to_text(event.id)}
+    log.error("workflow %s cannot be started by event %s", *whose.values(), exc_info=error, extra=whose)
+
+
+def _after(item: Request) -> Position | None:
+    """Return who was asked last about the event of a request."""
+    after = item.body.get("after")
+    return None if after is None else (after[0], after[1], after[2])
 
 
 def _names(event: Posted) -> Scope:
@@ -196,13 +237,42 @@ def _may_have_hooks(run: RunRow) -> bool:
     return run.is_planned and run.state is not RunState.CANCELLED
 
 
-def _end_of_code(run: RunRow, call: bytes) -> dict[str, Any]:
+def _heard(tx: Transaction, run: RunRow) -> str:
+    """Return what a request has to say about a run that ended: it may be opened again before all have been asked."""
+    return stored_json({"workflow": run.workflow, "state": run.status, "code": run.code, "trace": _trace(tx, run)})
+
+
+def _ends(tx: Transaction, items: Sequence[Request]) -> tuple[list[Request], list[Posted]]:
+    """Return what happened to runs that ended, as far as they are still there."""
+    code = [item.target for item in items if item.body["code"]]
+    planned = [item.target for item in items if not item.body["code"]]
+    begun = histories.beginnings(tx.connection, code) if code else {}
+    runs = {run.id: run for run in dags.load(tx.connection, planned)} if planned else {}
+    found: list[tuple[Request, Posted]] = []
+    for item in items:
+        workflow, state = item.body["workflow"], item.body["state"]
+        known = {"workflow": workflow, "state": state, "trace": item.body["trace"], "after": _after(item)}
+        if item.target in runs:
+            run = runs[item.target]
+            body = _end_of_plan(run, state)
+            found.append((item, Posted(run.id, None, body, depth=run.depth, root=run.root, **known)))
+        elif item.target in begun:
+            body = _end_of_code(item.target, workflow, state, begun[item.target].payload)
+            found.append((item, Posted(item.target, None, body, **known)))
+    return [item for item, _ in found], [posted for _, posted in found]
+
+
+def _end_of_plan(run: WorkflowRun, state: str) -> dict[str, Any]:
+    return {"run_id": to_text(run.id), "workflow": run.workflow, "state": state, "params": run.params}
+
+
+def _end_of_code(run: bytes, workflow: str, state: str, call: bytes) -> dict[str, Any]:
     stored = whole_reference(call)
     try:
         args, params = zoned.decode(open_data(call, CALL)) if stored is None else [stored.extension()] * 2
     except Sealed:  # by a key that is not here: what only passes it on can
         args = params = msgspec.msgpack.Ext(CODE, extension_of(call))
-    return {"run_id": to_text(run.id), "workflow": run.workflow, "state": run.status, "args": args, "params": params}
+    return {"run_id": to_text(run), "workflow": workflow, "state": state, "args": args, "params": params}
 
 
 def _hooks(

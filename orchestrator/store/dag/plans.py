@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from orchestrator import sealing
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.dag.expression import parse_template
+from orchestrator.domain.dag.scope import EvaluationBudget, Scope
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.plain import is_same, read_json, stored_json
@@ -181,11 +182,24 @@ _LONGEST_KEY = 200
 
 
 def new_run(
-    definition: Definition, version: int, run_id: bytes, params: Mapping[str, Any], tags: Iterable[str] = ()
+    definition: Definition,
+    version: int,
+    run_id: bytes,
+    params: Mapping[str, Any],
+    tags: Iterable[str] = (),
+    *,
+    budget: EvaluationBudget | None = None,
 ) -> NewRun:
-    """Return a run of a definition that is to be created, with tags beside those of the definition."""
+    """Return a run of a definition that is to be created, with tags beside those of the definition.
+
+    What it costs to evaluate its key is charged to the budget.
+    """
     limit = definition.concurrency
-    key = parse_template(limit.key).render({"params": params}) if limit is not None and limit.key else ""
+    key: Any = ""
+    if limit is not None and limit.key:
+        names = Scope({"params": params}, budget)
+        names.budget.begin()
+        key = parse_template(limit.key).render(names)
     return NewRun(
         id=run_id,
         name=definition.name,

@@ -1,0 +1,178 @@
+"""However many wait for one event, or for the end of one run, and however dear their filters are: they are asked over
+several ticks, and none of them keeps the event, the run, or anybody else.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from orchestrator.domain.dag.definition import Concurrency, Definition, EventTrigger, Param, Step
+from orchestrator.scheduler.leadership import TermOver
+from orchestrator.scheduler.runs.triggers import Triggers
+from tests.integration.stage import System
+
+DEAR = 8
+"""How many have a dear filter."""
+ONE = (Step(name="a", task="job"),)
+FAILS = "${event.params.absent > 1}"
+
+
+def dear(path: str) -> str:
+    """Return a filter that lets everything through, at a cost of which two are too much for a tick (see `scarce`)."""
+    return "${" + " + ".join([f"len({path} + {path})"] * 10) + " > 0}"
+
+
+@pytest.fixture(autouse=True)
+def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a tick have time for little, by what expressions cost: that does not depend on the machine."""
+    monkeypatch.setattr("orchestrator.scheduler.runs.listening._MOST_WORK", 600)
+    monkeypatch.setattr("orchestrator.domain.dag.steps.ENOUGH_WORK", 600)
+    monkeypatch.setattr("orchestrator.domain.dag.scope.ENOUGH_WORK", 600)
+
+
+def listen(system: System, name: str, **trigger: Any) -> None:
+    system.app.workflows.apply(Definition(name=name, on=(EventTrigger(**trigger),), steps=ONE))
+
+
+def started(system: System) -> list[str]:
+    found = system.sql("SELECT workflow FROM orchestrator.runs ORDER BY workflow")
+    return [row["workflow"] for row in found if row["workflow"] != "up"]
+
+
+def test_an_event_asks_those_with_dear_filters_over_several_ticks(system: System) -> None:
+    """They were asked in one: sixty took longer than the lease, and the event was lost for all."""
+    for number in range(DEAR):
+        listen(system, f"dear{number:02}", event="large", filter=dear("event.list"))
+    listen(system, "refusing", event="large", filter="${event.absent > 1}")
+    listen(system, "plain", event="large")
+    system.app.post_event("large", {"list": [1] * 300})
+    listen(system, "other", event="small")
+    system.app.post_event("small")
+    system.tick()
+    numbers = [len(started(system))]
+    assert "plain" in started(system), "who has no filter waits for none"
+    assert 1 < numbers[0] < DEAR // 2
+    system.lead()  # which remembers nothing
+    for _ in range(DEAR):
+        system.tick()
+        numbers.append(len(started(system)))
+    assert max(after - before for before, after in pairwise(numbers)) <= 3, "two, and at last one of another event"
+    assert started(system) == sorted([*(f"dear{number:02}" for number in range(DEAR)), "plain", "other"])
+    assert system.count("inbox") == 0
+
+
+def test_what_is_asked_for_beside_a_dear_event_is_done_meanwhile(system: System) -> None:
+    for number in range(DEAR):
+        listen(system, f"dear{number:02}", event="large", filter=dear("event.list"))
+    system.app.post_event("large", {"list": [1] * 300})
+    task = system.job.enqueue(1)
+    task.cancel()
+    system.tick()
+    assert task.status() == "cancelled"
+    assert system.count("inbox") == 1
+
+
+@pytest.fixture
+def upstream(system: System) -> None:
+    system.app.workflows.apply(Definition(name="up", params={"list": Param(type="list")}, steps=ONE))
+
+
+def end_upstream(system: System, size: int) -> Any:
+    worker = system.worker()
+    run = system.app.workflows["up"].start(list=[1] * size)
+    system.pass_seconds()
+    worker.succeed(*worker.take())
+    system.tick()
+    return run
+
+
+@pytest.mark.usefixtures("upstream")
+def test_a_run_ends_before_those_are_asked_who_wait_for_its_end(system: System) -> None:
+    """They were asked in the transaction in which it ended, and kept it from that."""
+    for number in range(DEAR):
+        listen(system, f"dear{number:02}", workflow="up", filter=dear("event.params.list"))
+    listen(system, "refusing", workflow="up", filter=FAILS)
+    listen(system, "plain", workflow="up", params={})
+    run = end_upstream(system, 300)
+    assert run.progress().status == "success"
+    assert "plain" in started(system)
+    assert len(started(system)) < DEAR // 2
+    system.lead()
+    system.tick(DEAR)
+    assert started(system) == sorted([*(f"dear{number:02}" for number in range(DEAR)), "plain"])
+    assert system.count("inbox") == 0
+
+
+@pytest.mark.usefixtures("upstream")
+def test_a_listener_with_which_the_scheduler_fails_is_left_out(
+    system: System, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    original = Triggers._start
+
+    def start(self: Triggers, tx: Any, listener: Any, event: Any) -> Any:
+        if listener.workflow == "broken":
+            raise AssertionError("nobody has thought of it")
+        return original(self, tx, listener, event)
+
+    monkeypatch.setattr(Triggers, "_start", start)
+    for name in ("after", "broken", "while"):
+        listen(system, name, workflow="up")
+    worker = system.worker()
+    run = system.app.workflows["up"].start(list=[])
+    system.pass_seconds()
+    worker.succeed(*worker.take())
+    with caplog.at_level(logging.ERROR):
+        for _ in range(4):
+            system.tick()
+    assert run.progress().status == "success"
+    assert started(system) == ["after", "while"]
+    assert "workflow broken cannot be started by event" in caplog.text
+    assert system.count("inbox") == 0
+
+
+def test_a_listener_that_takes_too_long_is_left_out(
+    system: System, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tick that was ended for its time is charged to the listener that was asked, and not to the event."""
+    original = Triggers._start
+
+    def start(self: Triggers, tx: Any, listener: Any, event: Any) -> Any:
+        if listener.workflow == "slow":
+            system.clock.now += system.settings.lease
+            raise TermOver
+        return original(self, tx, listener, event)
+
+    monkeypatch.setattr(Triggers, "_start", start)
+    for name in ("before", "slow", "zest"):
+        listen(system, name, event="heard")
+    system.app.post_event("heard")
+    for _ in range(12):
+        with suppress(TermOver):
+            system.tick()
+    assert started(system) == ["before", "zest"]
+    assert "asking it takes longer than everybody else can wait" in caplog.text
+    assert system.count("inbox") == 0
+
+
+def test_children_whose_key_is_dear_are_created_over_several_ticks(system: System) -> None:
+    """The key of a step was counted, and that of a child's workflow was not."""
+    costs = " + ".join(["len(params.list + params.list)"] * 20)
+    limit = Concurrency(limit=1, key=f"${{{costs} + params.place}}")
+    params = {"list": Param(type="list")}
+    child = Definition(name="child", params=params | {"place": Param(type="integer")}, concurrency=limit, steps=ONE)
+    system.app.workflows.apply(child)
+    given = {"list": "${params.list}", "place": "${index}"}
+    each = Step(name="each", workflow="child", parallel=12, input=given)
+    system.app.workflows.apply(Definition(name="parent", params=params, steps=(each,)))
+    system.app.workflows["parent"].start(list=[1] * 300)
+    numbers = [0]
+    while numbers[-1] < 12:
+        system.tick()
+        numbers.append(len(started(system)) - 1)
+        assert len(numbers) < 30
+        assert numbers[-1] - numbers[-2] <= 4
