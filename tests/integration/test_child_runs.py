@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 from uuid import UUID
 
 import pytest
+import sqlalchemy
 from click.testing import CliRunner
 
 from orchestrator import RunFailed, RunHandle, WorkflowContext
@@ -25,7 +27,11 @@ from tests.integration.stage import System, Worker
 from tests.integration.test_bounded_ticks import real
 from tests.integration.test_dag_runs import apply, begin, finish, row
 
-__all__ = ["real"]
+
+@pytest.fixture
+def leader(engine: sqlalchemy.Engine, system: System) -> Iterator[Scheduler]:
+    with real(engine, system, system.settings.lease) as leader:
+        yield leader
 
 
 def limited(system: System, **settings: Any) -> None:
@@ -165,7 +171,7 @@ def test_many_trees_take_turns(system: System) -> None:
 
 
 def test_what_waits_to_be_told_is_told_by_turns(
-    system: System, real: Scheduler, monkeypatch: pytest.MonkeyPatch
+    system: System, leader: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where time is short, the ends of a large tree wait, and the end of a small run does not wait for them."""
     apply(
@@ -177,24 +183,24 @@ def test_what_waits_to_be_told_is_told_by_turns(
     worker = system.worker(slots=1_000)
     system.app.workflows["wide"].start()
     while system.count("tasks") < 150:
-        real.tick()
+        leader.tick()
     fresh = system.app.workflows["small"].start()
     taken: list[Any] = []
     while len(taken) < 151:
-        real.tick()
+        leader.tick()
         taken += worker.take()
     monkeypatch.setattr("orchestrator.scheduler.budget.SHARE", 0.0)
     monkeypatch.setattr("orchestrator.scheduler.budget.SLICE", 50)
-    real._pace._slice = 50
+    leader._pace._slice = 50
     worker.succeed(*taken)
-    real.tick()
+    leader.tick()
     assert system.count("untold") > 100
-    real.tick()
+    leader.tick()
     assert row(system, fresh)["success"] == 1
     assert system.count("untold") > 50, "the large tree waits"
 
 
-def test_who_came_first_begins_first_whatever_tree_it_belongs_to(system: System, real: Scheduler) -> None:
+def test_who_came_first_begins_first_whatever_tree_it_belongs_to(system: System, leader: Scheduler) -> None:
     apply(
         system,
         "name: other\ntasks: {a: {task: job}}",
@@ -208,8 +214,8 @@ def test_who_came_first_begins_first_whatever_tree_it_belongs_to(system: System,
             assert stored is not None
             run = UUID(f"{prefix}-8000-000000000000").bytes
             creation.create(connection, [plans.new_run(stored.definition, stored.version, run, {})])
-    real._pace._slice = 1
-    real.tick()
+    leader._pace._slice = 1
+    leader.tick()
     states = system.sql("SELECT status FROM orchestrator.runs ORDER BY id")
     assert [found["status"] for found in states] == ["running", "running", "pending"]
 
