@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -67,6 +67,8 @@ class TickBudget:
     """Steps to be planned at once; fewer after a tick that took too long."""
     refused: frozenset[bytes] = frozenset()
     """Runs, and requests, that are not tried any more, because they take too long."""
+    at_fault: Mapping[bytes, str] = field(default_factory=dict)
+    """Of which step something was evaluated when those took too long, as far as that is known."""
     met: set[bytes] = field(default_factory=set)
     """Those of them that have been set aside."""
     _data: int = 0
@@ -87,6 +89,8 @@ class TickBudget:
     """What their filters, parameters and keys have cost, in the units of `Work`."""
     busy_with: list[bytes] = field(default_factory=list)
     """The runs that are being planned, or the requests that are applied, at this moment."""
+    step: str | None = None
+    """The step of which something is being evaluated, and what."""
     struck: frozenset[bytes] = frozenset()
     """Those with which a tick was ended for its time before."""
     done: set[bytes] = field(default_factory=set)
@@ -151,7 +155,7 @@ class TickBudget:
     def charging(self, whom: Iterable[bytes]) -> Iterator[None]:
         """Remember for whom something is done. It is left standing if that fails."""
         before = self.busy_with, self._began
-        self.busy_with = list(whom)
+        self.busy_with, self.step = list(whom), None
         self._began = time.thread_time()
         yield
         if self.struck:
@@ -175,12 +179,13 @@ class Pace:
         """Half of what was too much: from there on, it grows slowly."""
         self._strikes: Counter[bytes] = Counter()
         self._refused: set[bytes] = set()
+        self._at_fault: dict[bytes, str] = {}
 
     def budget(self) -> TickBudget:
         """Return what a tick may do that begins now. One that does little at once does not do it often, either."""
         until = self._monotonic() + SHARE * self._lease * self._slice / SLICE
         refused, struck = frozenset(self._refused), frozenset(self._strikes)
-        return TickBudget(self._monotonic, until, self._slice, refused, struck=struck)
+        return TickBudget(self._monotonic, until, self._slice, refused, at_fault=dict(self._at_fault), struck=struck)
 
     def worked(self, budget: TickBudget, took: float = 0.0) -> None:
         """A tick has come to its end, after so many seconds."""
@@ -192,6 +197,8 @@ class Pace:
         for whom in budget.done:
             del self._strikes[whom]
         self._refused -= budget.met
+        for whom in budget.met:
+            self._at_fault.pop(whom, None)
 
     def interrupted(self, budget: TickBudget, *, by_postgres: bool, took: float = 0.0) -> None:
         """A tick failed after so many seconds; `by_postgres`: which said that a statement took too long."""
@@ -206,4 +213,6 @@ class Pace:
             self._strikes[whom] += _COMPUTED if computed else _KEPT_POSTGRES if by_postgres else _WAITED
             if self._strikes[whom] >= _MOST_STRIKES:
                 self._refused.add(whom)
+                if budget.step is not None:
+                    self._at_fault[whom] = budget.step
                 del self._strikes[whom]

@@ -129,6 +129,11 @@ class Scheduler:
                 f"a tick took {took:.1f} s, more than it may, and Postgres ended its transaction: {first_line(error)}"
             )
             complaint = f"The scheduler had more to do at once than it can in its lease: {reason}."
+            if not self.postgres.is_down and database.is_out_of_time(error):  # Postgres is well
+                log.warning("%s The next ticks do less.", complaint)
+                self._leadership.trouble = f"it had more to do at once than it can: {reason}"
+                self._streams.complain(complaint)
+                return
         else:
             reason, complaint = first_line(error), database.explain(error, self._settings.namespace)
         self.postgres.failed(reason)

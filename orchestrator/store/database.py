@@ -242,6 +242,11 @@ def is_timeout(error: BaseException) -> bool:
     return code_of(error) == _QUERY_CANCELLED
 
 
+def is_out_of_time(error: BaseException) -> bool:
+    """Say whether Postgres has ended a statement, a transaction or a session because it took, or idled, too long."""
+    return is_timeout(error) or re.search(r"due to [a-z -]*timeout", said(error.__cause__ or error)) is not None
+
+
 def awaited(engine: Engine) -> Prerequisite:
     """Return the database as something that a process waits for when it starts."""
 

@@ -10,8 +10,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from orchestrator.domain.dag.definition import Concurrency, Definition, EventTrigger, Param, Step
+from orchestrator.domain.dag.steps import StepProgram
 from orchestrator.scheduler.leadership import TermOver
 from orchestrator.scheduler.runs.triggers import Triggers
 from tests.integration.stage import System
@@ -176,3 +179,38 @@ def test_children_whose_key_is_dear_are_created_over_several_ticks(system: Syste
         numbers.append(len(started(system)) - 1)
         assert len(numbers) < 30
         assert numbers[-1] - numbers[-2] <= 4
+
+
+def test_a_run_that_takes_too_long_says_at_which_step(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decide(_: Any, __: Any) -> Any:
+        system.clock.now += system.settings.lease
+        raise TermOver
+
+    monkeypatch.setattr(StepProgram, "decide", decide)
+    slow = Step(name="slow", task="job", when="${params.list == []}")
+    system.app.workflows.apply(Definition(name="up", params={"list": Param(type="list")}, steps=(slow,)))
+    system.app.workflows["up"].start(list=[])
+    for _ in range(12):
+        with suppress(TermOver):
+            system.tick()
+    (row,) = system.sql("SELECT stuck FROM orchestrator.runs")
+    assert row["stuck"]["kind"] == "TooSlow"
+    assert row["stuck"]["message"].endswith("It was at the decision of step 'slow'.")
+
+
+def test_a_tick_that_takes_too_long_is_not_said_to_be_an_outage(
+    system: System, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = system.scheduler
+    with system.engine.connect() as connection, pytest.raises(OperationalError) as ended:
+        connection.execute(text("SET LOCAL statement_timeout = 1"))
+        connection.execute(text("SELECT pg_sleep(60)"))
+    scheduler.term._began = system.clock()
+    system.clock.now += system.settings.lease
+    scheduler._cannot_work(ended.value)
+    assert "more to do at once than it can in its lease: a tick took" in caplog.text
+    assert "cannot be used" not in caplog.text
+    assert not scheduler.postgres.lasts
+    scheduler.term._began = system.clock()
+    scheduler._cannot_work(ended.value)
+    assert "Postgres cannot be used" in caplog.text, "which a short tick has no part in"

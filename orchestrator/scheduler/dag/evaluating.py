@@ -34,8 +34,10 @@ class Evaluating:
     def on(self, run: DagRun, place: int, names: Scope) -> Iterator[bool]:
         """Do something for a step, if there is room and time for it, and remember whether it was dear."""
         before = names.budget.spent
+        self._budget.step = f"the {self._kind} of step {run.compiled.graph.steps[place].name!r}"
         with self._work.on(names.budget) as has_room:
             yield has_room and not self._waits(run, place)
+        self._budget.step = None  # it is left standing if that fails
         cost = names.budget.spent - before
         self._spent += cost
         if cost > _DEAR:

@@ -197,9 +197,11 @@ class Runs:
         """Say whether a run takes too long to be told anything; then it is set aside."""
         if run not in tx.budget.refused:
             return False
-        self.backlog.set_aside(
-            tx, news, run, changes, TooSlow("Planning it takes longer than everybody else can wait.")
-        )
+        step = tx.budget.at_fault.get(run)
+        reason = "Planning it takes longer than everybody else can wait."
+        if step is not None:
+            reason = f"Planning it takes longer than everybody else can wait. It was at {step}."
+        self.backlog.set_aside(tx, news, run, changes, TooSlow(reason))
         tx.budget.met.add(run)
         return True
 
