@@ -129,6 +129,8 @@ def engine_for(
 class _Pool(QueuePool):
     """A pool in which nobody waits for a connection longer than the call can that needs it."""
 
+    _sqla_logger_namespace = "sqlalchemy.pool.QueuePool"  # what it has to say is no matter of ours
+
     @property
     def _timeout(self) -> float:
         return time_limits.left(self._longest)

@@ -11,6 +11,7 @@ import pytest
 from psycopg2 import OperationalError
 from sqlalchemy import Dialect, create_engine
 
+from orchestrator.store.database import engine_for
 from orchestrator.store.dialing import Dialing
 from orchestrator.time_limits import LEAST, TimeLimit
 from tests.waiting import eventually
@@ -109,3 +110,9 @@ def test_what_nobody_takes_is_closed_in_the_end(dialect: Dialect) -> None:
     dialing.close()
     server.answers.release()
     eventually(lambda: server.lines and not server.lines[0].is_open, "it is closed when it comes")
+
+
+def test_what_a_pool_has_to_say_is_not_said_in_our_name() -> None:
+    engine = engine_for("postgresql://nobody@localhost/nothing")
+    assert engine.pool.logger.name.startswith("sqlalchemy."), "else every process tells of its pool"
+    engine.dispose()
