@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -114,5 +115,7 @@ def test_what_nobody_takes_is_closed_in_the_end(dialect: Dialect) -> None:
 
 def test_what_a_pool_has_to_say_is_not_said_in_our_name() -> None:
     engine = engine_for("postgresql://nobody@localhost/nothing")
-    assert engine.pool.logger.name.startswith("sqlalchemy."), "else every process tells of its pool"
+    told = engine.pool.logger
+    assert isinstance(told, logging.Logger)
+    assert told.name.startswith("sqlalchemy."), "else every process tells of its pool"
     engine.dispose()
