@@ -91,20 +91,24 @@ def command(
         sys.exit(team.watch())
 
 
-class _Interrupts:
+class Interrupts:
     """Ctrl-C, SIGTERM and a closed terminal: the first asks for the end, the second for a quick one."""
 
     def __init__(self) -> None:
         self.requested = threading.Event()
         self.urgent = threading.Event()
+        self._is_first = True
 
     def note(self, *_: object) -> None:
-        (self.urgent if self.requested.is_set() else self.requested).set()
+        """Take note of one, as the handler of a signal."""
+        asked, self._is_first = self.requested if self._is_first else self.urgent, False
+        # A handler interrupts the main thread anywhere, also while it holds the lock of the event that it waits for.
+        threading.Thread(target=asked.set, name="stop", daemon=True).start()
 
 
 @contextmanager
-def _interrupts() -> Iterator[_Interrupts]:
-    interrupts = _Interrupts()
+def _interrupts() -> Iterator[Interrupts]:
+    interrupts = Interrupts()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, interrupts.note) for number in numbers}
     try:
@@ -177,7 +181,7 @@ class _Team:
         commands: tuple[str, ...],
         reload: bool,
         services: EmbeddedServices,
-        interrupts: _Interrupts,
+        interrupts: Interrupts,
         console: Console,
     ) -> None:
         self._console = console
