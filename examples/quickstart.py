@@ -14,7 +14,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from orchestrator.cli.dev.readiness import is_ready
 from orchestrator.embedded import EmbeddedServices
+from orchestrator.settings import load_settings
 from orchestrator.store.database import upgrade
 
 HERE = Path(__file__).resolve().parent
@@ -36,6 +38,8 @@ def main() -> None:
         log = (services.folder / "quickstart.log").open("wb")
         for arguments in (["scheduler"], ["worker", "--app", "tour:app", "--processes", "2"]):
             processes.append(subprocess.Popen([*command, *arguments], cwd=HERE, stdout=log, stderr=log))
+        with console.status("Starting a scheduler and a worker …"):
+            wait_until_ready(processes, log.name)
         console.print(f"[green]✓[/] Postgres, Redis, a scheduler and a worker run ({time.monotonic() - began:.1f} s)\n")
         run_example(console)
     finally:
@@ -49,6 +53,15 @@ def main() -> None:
     console.print("  orchestrator dev --app tour:app         everything in one terminal, with logs")
     console.print("  orchestrator enqueue greet Ada --wait   in a second terminal in that folder")
     console.print("  orchestrator status                     and tasks, runs, queues, workers")
+
+
+def wait_until_ready(processes: list[subprocess.Popen[bytes]], log: str) -> None:
+    settings = load_settings()
+    deadline = time.monotonic() + 60.0
+    while not is_ready(settings, workers=2):
+        if time.monotonic() > deadline or any(process.poll() is not None for process in processes):
+            sys.exit(f"The scheduler or the worker does not run; {log} says why.")
+        time.sleep(0.1)
 
 
 def run_example(console: Console) -> None:

@@ -8,6 +8,7 @@
     │   ├── UnknownTask           no task of that name is registered
     │   ├── UnknownOption         no option of that name exists, of a task or of a workflow (also a TypeError)
     │   └── PayloadError          an argument or result cannot be serialised, or is too large
+    │       └── StateTooLarge     a run cannot keep what was sent to it beside what it keeps already
     ├── Duplicate                 another task has the unique key; carries its id
     ├── InvalidWorkflow           a workflow definition or its parameters cannot be accepted
     │   └── ExpressionError       an expression cannot be read, or does not fit the values it is given
@@ -23,6 +24,11 @@
     ├── RunFailed                 results were asked of a run that did not succeed
     ├── WorkflowFailed            raised inside a workflow to fail its run
     ├── OperationFailed           a side effect of a workflow raised; carries its error
+    ├── HandlerError              a query or an update of a run of code has no answer
+    │   ├── UnknownHandler        the code answers none of that name
+    │   ├── InvalidArguments      its arguments do not fit the handler, which was not called
+    │   ├── UpdateRefused         its validator refused it, and the handler was not called
+    │   └── HandlerFailed         the handler raised, or what it returned cannot be told
     ├── PromiseRejected           somebody rejected the promise that a workflow waited for
     ├── NotDeterministic          a workflow called what replay could not repeat
     ├── DeterminismViolation      the code of a workflow no longer fits the history of a run
@@ -76,6 +82,10 @@ class UnknownTask(InvalidTask):
 
 class PayloadError(InvalidTask):
     """An argument or a result cannot be serialised, or is too large."""
+
+
+class StateTooLarge(PayloadError):
+    """A run cannot keep what was sent to it beside what it keeps already; nothing was written, and the run goes on."""
 
 
 class Duplicate(OrchestratorError):
@@ -195,6 +205,35 @@ class OperationFailed(OrchestratorError):
         super().__init__(message)
         self.kind = kind
         self.data = dict(data or {})
+
+
+class HandlerError(OrchestratorError):
+    """A query or an update of a run of code has no answer; its text names the error on the other side."""
+
+
+class UnknownHandler(HandlerError):
+    """The code of the run answers no query or update of that name."""
+
+
+class InvalidArguments(HandlerError):
+    """The arguments of a query or an update do not fit its handler, which was not called."""
+
+
+class UpdateRefused(HandlerError):
+    """The validator of an update refused it: its handler was not called, and nothing was done."""
+
+
+class HandlerFailed(HandlerError):
+    """The handler of a query or an update raised, or what it returned cannot be told."""
+
+
+HANDLER_ERRORS: Mapping[str, type[HandlerError]] = {
+    "unknown": UnknownHandler,
+    "arguments": InvalidArguments,
+    "refused": UpdateRefused,
+    "failed": HandlerFailed,
+}
+"""By how far a query or an update came. Workers of the previous release do not say."""
 
 
 class PromiseRejected(OrchestratorError):

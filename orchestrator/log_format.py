@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
+from json.encoder import encode_basestring
 
-from orchestrator.harmless import harmless_json, indented, one_line, with_styles
+from orchestrator.harmless import harmless, harmless_json, indented, one_line, with_styles
 from orchestrator.trace_context import log_fields
 
 TASK_FIELDS = ("task_id", "task_name", "run_id", "attempt", "queue")
 """What a record that is about an attempt knows of it."""
 _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 _COLOURS = {logging.DEBUG: 2, logging.INFO: 32, logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}
+_A_LINE = "\x00"
+"""Stands for a line in the first document of many; no field before it has one."""
 _DIM, _CYAN = 2, 36
 _BRIEF_LEVELS = {10: "DEBUG", 20: "INFO ", 30: "WARN ", 40: "ERROR", 50: "FATAL"}
 _BRIEF_ID = 18
@@ -40,11 +43,22 @@ class TextFormatter(logging.Formatter):
         body = record.getMessage()
         if trace := _traceback(self, record):
             body = f"{body}\n{trace}"
-        level = self._paint(self._levels.get(record.levelno, f"{record.levelname:<7}"), _COLOURS.get(record.levelno, 0))
-        head = f"{self._paint(self.formatTime(record, self.datefmt), _DIM)} {level} {self._whose(record)}"
         if not self._colours:
-            return head + indented(body)
-        return head + "\n    ".join(map(with_styles, body.split("\n")))
+            return self._head(record) + indented(body)
+        return self._head(record) + "\n    ".join(map(with_styles, body.split("\n")))
+
+    def format_lines(self, record: logging.LogRecord, lines: list[str]) -> str:
+        """Return lines as the records that they would be with all else of this one."""
+        head, text = self._head(record), "\n".join(lines)
+        if self._colours:
+            text = "\n".join(map(with_styles, lines))
+        else:
+            text = harmless(text)
+        return head + text.replace("\n", f"\n{head}") + "\n"
+
+    def _head(self, record: logging.LogRecord) -> str:
+        level = self._paint(self._levels.get(record.levelno, f"{record.levelname:<7}"), _COLOURS.get(record.levelno, 0))
+        return f"{self._paint(self.formatTime(record, self.datefmt), _DIM)} {level} {self._whose(record)}"
 
     def _whose(self, record: logging.LogRecord) -> str:
         """Return which task speaks, or which run of a workflow as code."""
@@ -64,12 +78,21 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as a line of JSON."""
+        return harmless_json(self._document(record, record.getMessage()))
+
+    def format_lines(self, record: logging.LogRecord, lines: list[str]) -> str:
+        """Return lines as the records that they would be with all else of this one."""
+        head, _, tail = self._document(record, _A_LINE).partition(json.dumps(_A_LINE))
+        said = "".join([f"{head}{encode_basestring(line)}{tail}\n" for line in lines])
+        return harmless_json(said)
+
+    def _document(self, record: logging.LogRecord, message: str) -> str:
         fields: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "pid": record.process,
-            "message": record.getMessage(),
+            "message": message,
         }
         for name, value in vars(record).items():  # whose it is, and what `extra` has given it
             if name not in _OF_EVERY_RECORD and (name not in TASK_FIELDS or value != ""):
@@ -78,7 +101,7 @@ class JsonFormatter(logging.Formatter):
             fields.setdefault(name, value)
         if trace := _traceback(self, record):
             fields["exc"] = trace
-        return harmless_json(json.dumps(fields, ensure_ascii=False, default=str))
+        return json.dumps(fields, ensure_ascii=False, default=str)
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:

@@ -22,8 +22,8 @@ class Prerequisite(NamedTuple):
     """A server that must be there before a process can work."""
 
     name: str
-    check: Callable[[], None]
-    """Raises where the server cannot be used."""
+    check: Callable[[], str | None]
+    """Raises where the server cannot be used; returns what to warn of, if anything."""
     outage: Callable[[Exception], str | None]
     """Returns what to say of an error that will pass; None for one that waiting does not mend."""
 
@@ -32,6 +32,7 @@ class Prerequisites:
     """All that a process stands on. SIGTERM and SIGINT are heard here until another takes them, and asks what came."""
 
     def __init__(self, log: logging.Logger, needed: Sequence[Prerequisite]) -> None:
+        self._log = log
         self._missing = [(each, Outage(log, each.name, "waiting for it", settled=0.0)) for each in needed]
         self._stopping = threading.Event()
         self.told_to_stop = False
@@ -45,7 +46,7 @@ class Prerequisites:
         """
         pause = _FIRST_PAUSE
         while not self.told_to_stop:
-            self._missing = [(each, outage) for each, outage in self._missing if not _is_there(each, outage)]
+            self._missing = [(each, outage) for each, outage in self._missing if not self._is_there(each, outage)]
             if not self._missing:
                 return True
             self._stopping.wait(pause)
@@ -57,15 +58,16 @@ class Prerequisites:
         # A handler interrupts the main thread anywhere, also while it holds the lock of the event that it waits for.
         threading.Thread(target=self._stopping.set, name="stop", daemon=True).start()
 
-
-def _is_there(needed: Prerequisite, outage: Outage) -> bool:
-    try:
-        needed.check()
-    except Exception as error:
-        reason = needed.outage(error)
-        if reason is None:
-            raise
-        outage.failed(reason)
-        return False
-    outage.worked()
-    return True
+    def _is_there(self, needed: Prerequisite, outage: Outage) -> bool:
+        try:
+            warning = needed.check()
+        except Exception as error:
+            reason = needed.outage(error)
+            if reason is None:
+                raise
+            outage.failed(reason)
+            return False
+        outage.worked()
+        if warning:
+            self._log.warning(warning)
+        return True

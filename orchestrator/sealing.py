@@ -64,6 +64,11 @@ class Vault:
         """The id of the key in use."""
         first = blake2b(namespace.encode(), key=keys[self.key][:64], digest_size=32, person=b"data").digest()
         self._cipher = _ciphers[self.key][first]
+        self._first = first
+
+    def digest(self, data: bytes) -> bytes:
+        """Return a digest by which only a holder of the key can tell which data it is of."""
+        return blake2b(data, key=self._first, digest_size=8).digest()
 
     def seal(self, kind: bytes, data: bytes) -> bytes:
         """Return encoded data, sealed; what is sealed already, or stored elsewhere, stays as it is."""

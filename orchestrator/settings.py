@@ -144,11 +144,13 @@ class Settings:
     capture_logs: str = "all"
     """What is kept of what tasks say: `all` that they print and log too, what is `said` with ctx.log, or `off`."""
     log_limit: int = 1_000_000
-    """Bytes of lines that are kept of one attempt: of more, the first and the last ones."""
+    """Bytes of lines that are kept of one attempt, as UTF-8: of more, the first and the last ones."""
 
     metrics: str = ""
     """Where a process serves /metrics, /healthz and /readyz: host:port, or a port, for this machine alone."""
 
+    api_connections: int = 1_000
+    """How many connections to the HTTP API one address may have open; this machine and api_proxies may have more."""
     api_proxies: str = ""
     """Addresses and networks of proxies that the HTTP API believes: who sends something, and from where."""
     api_user_header: str = ""

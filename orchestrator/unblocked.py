@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
-_MOST_LINES = 1_000
-"""Lines that are kept until they can be written."""
+_MOST_BYTES = 2_000_000
+"""Bytes of lines that are kept until they can be written."""
 _LAST_LINES = 1.0
 """Seconds that the last lines of a process get."""
 
@@ -33,10 +33,10 @@ class UnblockedHandler(logging.Handler):
         super().__init__()
         self.descriptor = descriptor
         self._output: _Output | None = None
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[tuple[bytes, int]] = deque()
+        """Lines, and how many they are."""
+        self._size = 0
         self._dropped = 0
-        self._is_unread = False
-        """Somebody has waited in vain for room."""
         self._process = os.getpid()
         self._open()
 
@@ -49,25 +49,19 @@ class UnblockedHandler(logging.Handler):
         self._keep(f"{line}\n")
         self._send()
 
-    def write(self, text: str) -> None:
-        """Write whole lines that are nobody's record, or keep them for later."""
+    def write(self, text: str, lines: int = 1) -> None:
+        """Write so many whole lines that are nobody's record, or keep them for later."""
         self.acquire()
         try:
-            self._keep(text)
+            self._keep(text, lines)
             self._send()
         finally:
             self.release()
 
-    def wait_for_room(self, seconds: float) -> None:
-        """Give whoever reads so long to make room, if there is none; once, and again only when something was read.
-
-        So what says much loses nothing to a slow reader, and hardly waits for one that does not read at all.
-        """
-        if len(self._waiting) < _MOST_LINES or self._is_unread:
-            return
-        select.select([], [self.descriptor], [], seconds)
-        self.retry()
-        self._is_unread = len(self._waiting) >= _MOST_LINES
+    @property
+    def is_behind(self) -> bool:
+        """Say whether something waits to be written."""
+        return bool(self._waiting)
 
     def retry(self) -> None:
         """Write what could not be written before, as far as that is possible now."""
@@ -105,27 +99,32 @@ class UnblockedHandler(logging.Handler):
             _opened.add(self)
         return self._output
 
-    def _keep(self, line: str) -> None:
+    def _keep(self, text: str, lines: int = 1) -> None:
         if self._process != os.getpid():  # a fork: what was kept is written by the process that it is a copy of
             self._process = os.getpid()
             self._waiting.clear()
-        if len(self._waiting) >= _MOST_LINES:
-            self._dropped += 1
+            self._size = 0
+        if self._size >= _MOST_BYTES:
+            self._dropped += lines
         else:
-            self._waiting.append(line.encode(errors="backslashreplace"))
+            self._append(text.encode(errors="backslashreplace"), lines)
+
+    def _append(self, data: bytes, lines: int) -> None:
+        self._waiting.append((data, lines))
+        self._size += len(data)
 
     def _send(self) -> None:
         while self._waiting or self._dropped:
             if not self._waiting:
-                self._waiting.append(f"{self._dropped} lines of this log were dropped: nobody read it\n".encode())
+                self._append(f"{self._dropped} lines of this log were dropped: nobody read it\n".encode(), 1)
                 self._dropped = 0
-            line = self._waiting[0]
-            written = self._open().write(line)
-            if written < len(line):
-                self._waiting[0] = line[written:]
+            data, lines = self._waiting[0]
+            written = self._open().write(data)
+            self._size -= written
+            if written < len(data):
+                self._waiting[0] = data[written:], lines
                 return
             self._waiting.popleft()
-            self._is_unread = False
 
 
 _opened: WeakSet[UnblockedHandler] = WeakSet()

@@ -11,6 +11,11 @@ fail() {
     exit 1
 }
 
+show_help() { # the comment at the top of the script that was called
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "scripts/$(basename "$0")"
+    exit
+}
+
 is_suitable() { # a Python that runs and is new enough
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 }

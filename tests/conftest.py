@@ -19,7 +19,6 @@ from sqlalchemy import create_engine, text
 
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store import database
-from tests.long import is_long
 
 # Whoever started us may ignore these, as nohup does; what we start would inherit that, and obey nobody.
 for _number in (signal.SIGTERM, signal.SIGHUP):
@@ -35,11 +34,12 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, databas
 settings.load_profile("repeatable")
 
 
-@pytest.hookimpl(tryfirst=True)  # before those with marks that nobody wants are left out
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what takes too long for every build."""
+    """Mark a test `long` whose parameters have one of the ids of its `long_for`."""
     for item in items:
-        if is_long(item.nodeid):
+        ids = item.callspec.id.split("-") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else []
+        if any(set(ids) & set(marker.args) for marker in item.iter_markers("long_for")):
             item.add_marker(pytest.mark.long)
 
 

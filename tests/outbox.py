@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from orchestrator.domain.tasks.task import KeyHolder, NewTask
 from orchestrator.transport.codec import LogLine, ProgressMark
 from orchestrator.workers.running.job import Job
@@ -27,6 +29,10 @@ class KeptOutbox(Outbox):
 
     def log(self, job: Job, line: LogLine) -> None:
         self.lines.append((job.dispatch.id, line))
+
+    def log_lines(self, job: Job, lines: LogLine) -> None:
+        for text in lines.text.split("\n"):
+            self.log(job, msgspec.structs.replace(lines, text=text))
 
     def leave(self, job: Job, details: bytes) -> None:
         job.noted = details

@@ -11,6 +11,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+from orchestrator.environment import forbid_inspection
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.modules import ImportFailed
@@ -73,7 +74,11 @@ def main(
     if spec.reload:  # a file that is changed twice in a second must not be taken for what was compiled in between
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    if spec.commands:
+        forbid_inspection(False)  # for a moment: it opens its standard output again, by its own name
     capture_output()
+    if spec.commands:
+        forbid_inspection()
     try:
         app = load_app(spec.app)
         share_log()
@@ -128,7 +133,7 @@ class WorkerProcess:
         self._reporter.on_end = self._journal.end
         keeps_lines = settings.capture_logs != "off"
         outbox = ProcessOutbox(self._reporter, self._journal, Pages(connect(url), keys), keeps_lines=keeps_lines)
-        share_log(outbox.log if settings.capture_logs == "all" else None)
+        share_log(outbox if settings.capture_logs == "all" else None)
         self._isolation = Isolation(spec, outbox)
         self._allowed = Allowed(app, spec.allow)
         self._spans = begin_tracing("worker", worker)
@@ -253,10 +258,10 @@ class WorkerProcess:
                 continue  # cannot happen between a parent and the child it forked
             if command.verb == "pause":
                 self._receiver.pause()
-                self._driver.in_doubt = True  # others may have what this process has
+                self._driver.doubt(True)  # others may have what this process has
             elif command.verb == "resume":
                 self._receiver.resume()
-                self._driver.in_doubt = False
+                self._driver.doubt(False)
             elif command.verb == "drain":
                 self.drain()
             elif command.verb == "retire":

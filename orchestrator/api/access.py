@@ -21,6 +21,7 @@ from orchestrator.api.problems import Problem, Refused
 from orchestrator.api.proxies import Proxies, User
 from orchestrator.api.strangers import Strangers
 from orchestrator.domain.access import Key, Reach, Scope, Secret, Ticket, parse
+from orchestrator.domain.quotas import DEFAULTS, Quotas
 from orchestrator.sdk.acting import Actor
 from orchestrator.store import keys, sessions
 
@@ -49,6 +50,8 @@ class Caller(NamedTuple):
     """What they may do; where nobody is asked who they are, everything."""
     key: str | None = None
     """The id of the key that has let them in."""
+    quotas: Quotas | None = None
+    """How much they may ask for; None where nobody is asked who they are."""
     again: Callable[[], Awaitable[object]] | None = None
     """Refuses who has been let in and may not be here any more: asked by what takes long."""
 
@@ -99,7 +102,7 @@ class Doorkeeper:
             await self._look_after(given, origin, run)
         if self.asks:
             key = self._check(given, _sent(headers), needed, origin)
-            return Caller(Actor(f"{key.name} ({key.id})", origin), key.reach, key.scope, key.id)
+            return Caller(Actor(f"{key.name} ({key.id})", origin), key.reach, key.scope, key.id, key.quotas)
         check_sender(peer, headers)
         return Caller(Actor("anyone on this machine", origin))
 
@@ -203,7 +206,7 @@ class Doorkeeper:
 
 def _check_user(user: User, needed: Scope, origin: str) -> Caller:
     scope = _check_scope(f"user {user.name}", user.scope, needed)
-    return Caller(Actor(user.name, origin), scope=scope)
+    return Caller(Actor(user.name, origin), scope=scope, quotas=DEFAULTS)
 
 
 def _check_scope(who: str, scope: Scope | None, needed: Scope) -> Scope:

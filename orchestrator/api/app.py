@@ -24,13 +24,14 @@ from orchestrator.api.dashboard.paths import NOWHERE, PAGES
 from orchestrator.api.dashboard.serving import PagePath
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.finding import Paths
-from orchestrator.api.headers import ambiguity, safely
+from orchestrator.api.headers import fault, safely
 from orchestrator.api.live.hub import Hub
 from orchestrator.api.problems import MEDIA_TYPE, Problem
+from orchestrator.api.quotas import Meter
 from orchestrator.api.refusals import Refusals
 from orchestrator.api.routes import ROUTES
 from orchestrator.api.serving import ServedPath, problem
-from orchestrator.api.turns import Turns
+from orchestrator.api.slots import Slots
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
 
@@ -41,7 +42,7 @@ _CONSTANTS = (_DOCUMENT, _DOCS) = ("/openapi.json", "/docs")
 def create_app(settings: Settings) -> Starlette:
     """Return the application, as any ASGI server takes it."""
     api = Api(settings)
-    door, refusals, turns, hub = Doorkeeper(api), Refusals(api), Turns(), Hub(api)
+    door, refusals, slots, meter, hub = Doorkeeper(api), Refusals(api), Slots(), Meter(api), Hub(api)
 
     @asynccontextmanager
     async def alive(_: Starlette) -> AsyncIterator[None]:
@@ -50,9 +51,9 @@ def create_app(settings: Settings) -> Starlette:
         await anyio.to_thread.run_sync(api.close)
 
     paths: dict[str, ServedPath] = {
-        path: ServedPath(api, door, refusals, turns, hub, found) for path, found in _by_path(ROUTES).items()
+        path: ServedPath(api, door, refusals, slots, meter, hub, found) for path, found in _by_path(ROUTES).items()
     }
-    paths |= {path: PagePath(api, door, refusals, turns, hub, found) for path, found in _by_path(PAGES).items()}
+    paths |= {path: PagePath(api, door, refusals, slots, meter, hub, found) for path, found in _by_path(PAGES).items()}
     document = msgspec.json.encode(openapi.document(ROUTES))
     routes = [
         Route(_DOCUMENT, partial(_constant, document, "application/json"), methods=["GET"]),
@@ -81,7 +82,7 @@ class _Application(Starlette):
             await super().__call__(scope, receive, send)
             return
         send = safely(send, scope)
-        if refusal := ambiguity(scope):
+        if refusal := fault(scope):
             await refusal(scope, receive, send)
         elif (found := self.paths.find(scope)) is None:
             await super().__call__(scope, receive, send)

@@ -23,6 +23,9 @@ from orchestrator.api.reach import (
     check_definition,
     check_flow,
     check_queue,
+    check_runs,
+    check_task_name,
+    check_tasks,
     check_workflow,
     has_run,
 )
@@ -52,25 +55,33 @@ def _in_body(name: str, check: Check) -> Subject:
     return Subject(name, look)
 
 
-def _queues(tasks: Iterable[NewTask | Callback]) -> Iterator[str]:
-    """Yield the queues of tasks, and of those that follow them."""
+def check_names(reach: Reach, body: Any) -> None:
+    """Refuse tasks, and those that follow them, whose names the caller may not enqueue."""
+    task, tasks = getattr(body, "task", None), getattr(body, "tasks", None)
+    given = [task] if isinstance(task, NewTask) else [one for one in tasks or () if isinstance(one, NewTask)]
+    for name in sorted({one.name for one in with_followers(given)}):
+        check_task_name(reach, name)
+
+
+def with_followers(tasks: Iterable[NewTask | Callback]) -> Iterator[NewTask | Callback]:
+    """Yield tasks, and those that follow them."""
     for task in tasks:
-        yield task.queue
+        yield task
         if task.callbacks is not None:
             try:
                 followers = msgspec.json.decode(task.callbacks, type=Callbacks)
             except (msgspec.DecodeError, UnicodeError, RecursionError):
                 continue  # it is refused for that
-            yield from _queues((*followers.success, *followers.failure))
+            yield from with_followers((*followers.success, *followers.failure))
 
 
 def _enqueue(_: Api, reach: Reach, body: Any) -> None:
-    for queue in sorted(set(_queues([body.task]))):
+    for queue in sorted({one.queue for one in with_followers([body.task])}):
         check_queue(reach, queue)
 
 
 def _enqueue_many(_: Api, reach: Reach, body: Any) -> None:
-    for queue in sorted(set(_queues(body.tasks))):
+    for queue in sorted({one.queue for one in with_followers(body.tasks)}):
         check_queue(reach, queue)
 
 
@@ -147,10 +158,10 @@ def _view_run(api: Api, reach: Reach, body: Any) -> None:
 
 
 def _waits(api: Api, reach: Reach, body: Any) -> None:
-    for task in body.tasks:
-        TASK.check(api, reach, {"id": UUID(bytes=task)})
-    for run in (*body.runs, *body.code):
-        RUN.check(api, reach, {"id": UUID(bytes=run)})
+    if body.tasks:
+        check_tasks(api, reach, {UUID(bytes=task) for task in body.tasks})
+    if body.runs or body.code:
+        check_runs(api, reach, {UUID(bytes=run) for run in (*body.runs, *body.code)})
 
 
 WAITS = _in_body("waits", _waits)

@@ -12,12 +12,13 @@ from sqlalchemy import Connection
 
 from orchestrator.api.desk import Desk
 from orchestrator.api.observed import ObservedApi
+from orchestrator.api.readiness import Readiness
 from orchestrator.api.recent import Past, Recent
 from orchestrator.domain import redaction
 from orchestrator.domain.redaction import Redaction
 from orchestrator.sdk.backend import Backend
 from orchestrator.settings import Settings
-from orchestrator.telemetry import Outage, get_logger
+from orchestrator.store import insights
 
 T = TypeVar("T")
 PAGE = 50
@@ -60,8 +61,7 @@ class Api:
         self.redaction = Redaction(redaction.words(settings.redact))
         """What is not shown of anything."""
         self.observed = ObservedApi(settings)
-        self.readiness = Outage(get_logger("api"), "Postgres", "this server is not ready")
-        """As those learn who probe it."""
+        self.readiness = Readiness(settings, self.backend.connections)
         self.desk = Desk(self.backend.connections)
         self.recent = Recent()
         """What pages read, which many may have open."""
@@ -78,8 +78,14 @@ class Api:
         """Return what is not shown of a task with these options."""
         return Redaction((*redaction.words(self.settings.redact), *options.get("redact", ())))
 
+    def redaction_of_run(self, run: UUID) -> Redaction:
+        """Return what is not shown of what a run's tasks were given and have returned."""
+        with self.reading() as connection:
+            return self.redaction_of({"redact": insights.redact_of_run(connection, run)})
+
     def close(self) -> None:
         """Close every connection."""
         self.desk.close()
+        self.readiness.close()
         self.backend.close()
         self.observed.system.close()

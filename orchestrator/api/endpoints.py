@@ -22,8 +22,9 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from orchestrator.api.bodies import LARGEST_BODY, LARGEST_QUESTION, SMALL, check_shape
 from orchestrator.api.problems import misfit, refused
-from orchestrator.api.reach import TASK, WITHIN, WORKFLOW, Subject
+from orchestrator.api.reach import NOTHING, TASK, WITHIN, WORKFLOW, Subject
 from orchestrator.domain.access import Scope
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,6 +32,7 @@ JSON = "application/json"
 EVENTS = "text/event-stream"
 CLIENTS = ("/api/v1/client/", "/api/v1/waits")
 """How the paths begin that programs of ours ask for."""
+_COSTS = "_costs_of_route"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,8 @@ class Endpoint:
     path: str
     call: Callable[..., Any]
     """Called in a thread, or on the event loop if it is `async`, with the server's parts and what was read."""
+    call_large: Callable[..., Any] | None = None
+    """Called in a thread in place of one that is `async`, where the body is large."""
     scope: Scope | None
     """What a key must be good for; None for what everybody may ask."""
     about: Subject
@@ -55,6 +59,10 @@ class Endpoint:
     body: Any = None
     answer: Any = None
     is_async: bool = False
+    is_expensive: bool = False
+    """It may take long, and so has other request slots than what takes milliseconds."""
+    largest_body: int = LARGEST_QUESTION
+    """Bytes of a body."""
     media_type: str = JSON
     """What the answer is."""
     takes_key: bool = False
@@ -66,6 +74,8 @@ class Endpoint:
     may_be_nothing: bool = False
     """There may be nothing to answer with, which is told with 204."""
     takes_reach: bool = False
+    true_values: bool = False
+    """The answer has values as a program needs them, also those that `redact` names."""
     examples: Sequence[Any] = ()
     """Of the body."""
     repeated: frozenset[str] = frozenset()
@@ -112,10 +122,22 @@ class Endpoint:
         except msgspec.ValidationError as error:
             raise misfit(error, "?") from error
 
-    def read_body(self, data: bytes) -> dict[str, Any]:
+    @property
+    def takes_yaml(self) -> bool:
+        """Say whether the body may be YAML, which the function is given as a text."""
+        return isinstance(self.body, UnionType) and str in get_args(self.body)
+
+    def read_body(self, data: bytes, content_type: str = "") -> dict[str, Any]:
         """Return what was sent, in its type."""
         if self.body is None:
             return {}
+        if self.takes_yaml and "yaml" in content_type.lower():
+            try:
+                return {"body": data.decode()}
+            except UnicodeDecodeError as error:
+                raise refused(400, "The body is no YAML", f"Expected UTF-8: {error}.") from error
+        if len(data) > SMALL:
+            check_shape(data)
         try:
             return {"body": msgspec.json.decode(data or b"{}", type=self.body)}
         except msgspec.ValidationError as error:
@@ -126,6 +148,23 @@ class Endpoint:
             marked = data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
             detail = "It begins with a byte order mark: send UTF-8 without one." if marked else str(error)
             raise refused(400, "The body is no JSON", detail) from error
+
+
+def costs(
+    *, expensive: bool = False, body: int | None = None, large: Callable[..., Any] | None = None
+) -> Callable[[F], F]:
+    """Declare, below its route, that a call is expensive, how large its body may be, and what to call where it is."""
+
+    def declare(call: F) -> F:
+        setattr(call, _COSTS, (expensive, body, large))
+        return call
+
+    return declare
+
+
+def largest_body(scope: Scope | None) -> int:
+    """Return how many bytes a body may have, unless its route says otherwise."""
+    return LARGEST_QUESTION if scope in (None, Scope.READ) else LARGEST_BODY
 
 
 @dataclass
@@ -167,6 +206,7 @@ class Routes:
         etag: Callable[[Any], str] | None = None,
         is_kept: Callable[[Any], bool] | None = None,
         may_be_nothing: bool = False,
+        true_values: bool = False,
     ) -> Callable[[F], F]:
         """Declare a route that does something."""
         return self._add(
@@ -179,6 +219,7 @@ class Routes:
             etag=etag,
             is_kept=is_kept,
             may_be_nothing=may_be_nothing,
+            true_values=true_values,
         )
 
     def put(
@@ -203,6 +244,7 @@ class Routes:
         media_type: str = JSON,
         is_kept: Callable[[Any], bool] | None = None,
         may_be_nothing: bool = False,
+        true_values: bool = False,
     ) -> Callable[[F], F]:
         def declare(call: F) -> F:
             hints = get_type_hints(call, include_extras=True)
@@ -212,9 +254,10 @@ class Routes:
                     f"{method} {path}: who is given the `reach` is about what is WITHIN it, or about a workflow or a "
                     f"task of which more is to be held against it, too; and nobody else."
                 )
-            if inspect.iscoroutinefunction(call) and about is not WITHIN:
+            if inspect.iscoroutinefunction(call) and about not in (WITHIN, NOTHING):
                 raise TypeError(f"{method} {path}: whom it is about may have to be looked up, which needs a thread.")
             summary, _, description = (inspect.getdoc(call) or "").partition("\n")
+            expensive, body, large = getattr(call, _COSTS, (False, None, None))
             self.found.append(
                 Endpoint(
                     method=method,
@@ -231,12 +274,16 @@ class Routes:
                     body=hints.get("body"),
                     answer=_answered(hints.get("return")),
                     is_async=inspect.iscoroutinefunction(call),
+                    is_expensive=expensive,
+                    largest_body=largest_body(scope) if body is None else body,
+                    call_large=large,
                     takes_key="key" in names,
                     takes_match="match" in names,
                     etag=etag,
                     is_kept=is_kept,
                     may_be_nothing=may_be_nothing,
                     media_type=media_type,
+                    true_values=true_values,
                     takes_reach="reach" in names,
                     examples=examples,
                     repeated=frozenset(_lists(hints.get("query"))),

@@ -38,7 +38,7 @@ def check_address(host: str, address: str, asks: bool) -> None:
 def check_sender(peer: str, headers: Headers) -> None:
     """Refuse who is not on this machine, and what a browser on it sends for a page of somebody else's.
 
-    Such a page is known by its origin, or by a name that leads here.
+    Such a page is known by its origin, by what the browser says of its site, or by a name that leads here.
     """
     if not is_loopback(peer):
         raise refused(
@@ -53,6 +53,10 @@ def check_sender(peer: str, headers: Headers) -> None:
     if not is_loopback(host):
         raise refused(
             421, "The request is for another server", f"It is reached as localhost or 127.0.0.1, not as {host!r:.100}."
+        )
+    if headers.get("sec-fetch-site") == "cross-site":
+        raise refused(
+            403, "The request is of a page of others", "A page of another site has sent it: open this address yourself."
         )
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != headers.get("host"):

@@ -16,6 +16,8 @@ _SAFE = (
 _KEPT_NOWHERE = (b"cache-control", b"no-store")
 _ASKED_AGAIN = (b"cache-control", b"private, no-cache")
 _ALWAYS_TLS = (b"strict-transport-security", b"max-age=31536000")
+_PART = 1_000_000
+"""Bytes of an answer that are sent at once."""
 
 
 def safely(send: Send, scope: Scope) -> Send:
@@ -31,27 +33,39 @@ def safely(send: Send, scope: Scope) -> Send:
             if scope["scheme"] == "https":
                 added.append(_ALWAYS_TLS)
             message["headers"] = [*given, *added]
+        body = message.get("body", b"")
+        if len(body) > _PART:  # so that the event loop serves others in between
+            for start in range(0, len(body) - _PART, _PART):
+                await send({"type": message["type"], "body": body[start : start + _PART], "more_body": True})
+            message["body"] = body[-(len(body) % _PART or _PART) :]
         await send(message)
 
     return send_safely
 
 
+_LONGEST_ADDRESS = 16_000
+"""Bytes."""
+_AMBIGUOUS = "The request is ambiguous"
 _ONCE = ((b"authorization", "Authorization"), (b"idempotency-key", "Idempotency-Key"))
 """Headers that two readers could take differently where they are given twice."""
 
 
-def ambiguity(scope: Scope) -> Response | None:
-    """Return what to answer where a request says something twice: a proxy in front may have believed the other."""
+def fault(scope: Scope) -> Response | None:
+    """Return what to answer where an address is too long, or a head says something twice.
+
+    A proxy in front may have believed the other.
+    """
+    if len(scope.get("raw_path") or scope["path"]) + len(scope["query_string"]) > _LONGEST_ADDRESS:
+        return _refusal(414, "The address is too long", f"Path and query have at most {_LONGEST_ADDRESS:,} bytes.")
     names = [name for name, _ in scope["headers"]]
     if b"content-length" in names and b"transfer-encoding" in names:
-        return _ambiguous("It has both Content-Length and Transfer-Encoding: send one of them.")
+        return _refusal(400, _AMBIGUOUS, "It has both Content-Length and Transfer-Encoding: send one of them.")
     for name, shown in _ONCE:
         if names.count(name) > 1:
-            return _ambiguous(f"It has the header {shown} more than once: send one of them.")
+            return _refusal(400, _AMBIGUOUS, f"It has the header {shown} more than once: send one of them.")
     return None
 
 
-def _ambiguous(detail: str) -> Response:
-    problem = Problem(title="The request is ambiguous", status=400, detail=detail)
-    data = msgspec.json.encode(problem)
-    return Response(data, 400, headers={"Connection": "close"}, media_type=MEDIA_TYPE)
+def _refusal(status: int, title: str, detail: str) -> Response:
+    data = msgspec.json.encode(Problem(title=title, status=status, detail=detail))
+    return Response(data, status, headers={"Connection": "close"}, media_type=MEDIA_TYPE)

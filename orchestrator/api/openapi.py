@@ -23,7 +23,7 @@ _PROBLEMS = {
     409: "It is in a state that does not allow this, another has the key, or whoever was asked did not answer in time.",
     412: "It was changed meanwhile.",
     408: "The body did not come in time.",
-    413: "The body is too large.",
+    413: "The body is too large, or the run cannot keep more.",
     415: "The body is compressed, or encoded otherwise.",
     422: "The request does not fit; `errors` names the fields.",
     429: "Too much at once; come again after `Retry-After` seconds.",
@@ -178,6 +178,8 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
             "required": _needs(known[id(endpoint.body)], components),
             "content": {"application/json": content},
         }
+        if endpoint.takes_yaml:
+            found["requestBody"]["content"]["application/yaml"] = {"schema": {"type": "string"}}
     return found
 
 

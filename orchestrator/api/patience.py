@@ -7,7 +7,8 @@ front of this server and the server itself never disagree where a request ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -24,6 +25,36 @@ LARGEST_HEAD = 65_536
 """Bytes of a request before its body, or of what follows a body."""
 
 
+_MOST_AHEAD = 100
+"""Requests that a connection may send before the first of them is answered."""
+
+
+class _TooManyAhead(Exception):
+    """The client does not wait for answers: none of the requests ahead is served, and the connection is closed."""
+
+
+class Connections:
+    """How many connections each address has open; proxies that are trusted have as many as they want."""
+
+    def __init__(self, most: int, is_exempt: Callable[[str], bool]) -> None:
+        self._most = most
+        self._is_exempt = is_exempt
+        self._open: Counter[str] = Counter()
+
+    def open(self, address: str) -> bool:
+        """Count a connection, if there is room for it."""
+        if self._open[address] >= self._most and not self._is_exempt(address):
+            return False
+        self._open[address] += 1
+        return True
+
+    def close(self, address: str) -> None:
+        """Count no longer."""
+        self._open[address] -= 1
+        if not self._open[address]:
+            del self._open[address]
+
+
 class _Ambiguous(Exception):
     """Two readers could take the request differently."""
 
@@ -37,14 +68,24 @@ class PatientProtocol(HttpToolsProtocol):
     _is_over = False
     """Nothing more is read, because what came was no request."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, connections: Connections | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._connections = connections
         self.parser.set_dangerous_leniencies(lenient_data_after_close=False)
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait for a request."""
+        """Begin to wait for a request, unless its address has too many connections."""
         super().connection_made(transport)
+        if self._connections is not None and not self._connections.open(self._address()):
+            self._connections = None
+            self._is_over = True
+            detail = "So many connections of one address are open: close some, or come again."
+            self._end(HTTPStatus.TOO_MANY_REQUESTS, "There are too many connections", detail, "retry-after: 10\r\n")
+            return
         self._watch()
+
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
 
     def data_received(self, data: bytes) -> None:
         """Take what was sent, which may be a drop of what is to come."""
@@ -59,6 +100,8 @@ class PatientProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin to serve a request whose head is there."""
         self._unread = 0
+        if len(self.pipeline) >= _MOST_AHEAD:
+            raise _TooManyAhead
         _check(self.headers, self.parser.get_http_version())
         super().on_headers_complete()
 
@@ -92,15 +135,20 @@ class PatientProtocol(HttpToolsProtocol):
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        problem = Problem(title="The request is no HTTP/1.1", status=HTTPStatus.BAD_REQUEST, detail=msg)
-        data = msgspec.json.encode(problem)
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(data)}\r\n"
-        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + data)
+        self._end(HTTPStatus.BAD_REQUEST, "The request is no HTTP/1.1", msg)
+
+    def _end(self, status: HTTPStatus, title: str, detail: str, headers: str = "") -> None:
+        """Answer without a request, and end the connection."""
+        data = msgspec.json.encode(Problem(title=title, status=status, detail=detail))
+        head = f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(data)}\r\n"
+        self.transport.write(f"{head}{headers}connection: close\r\n\r\n".encode() + data)
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         super().connection_lost(exc)
+        if self._connections is not None:
+            self._connections.close(self._address())
         self._stop_timer()
 
     def _waits(self) -> bool:

@@ -53,23 +53,23 @@ class Proxies:
 
     def origin(self, peer: str, headers: Headers) -> str:
         """Return where a request comes from: the last address that no proxy of ours stands at."""
-        if not self._is_ours(peer):
+        if not self.is_ours(peer):
             return peer
         forwarded = [word.strip() for line in headers.getlist("x-forwarded-for") for word in line.split(",")]
-        return next((word for word in reversed(forwarded) if not self._is_ours(word)), peer)[:_LONGEST_NAME]
+        return next((word for word in reversed(forwarded) if not self.is_ours(word)), peer)[:_LONGEST_NAME]
 
     def is_tls(self, peer: str, headers: Headers) -> bool:
         """Say whether a proxy of ours was spoken to by TLS."""
-        return self._is_ours(peer) and headers.get("x-forwarded-proto", "").strip().lower() == "https"
+        return self.is_ours(peer) and headers.get("x-forwarded-proto", "").strip().lower() == "https"
 
     def prefix(self, peer: str, headers: Headers) -> str:
         """Return what a proxy of ours cuts off each path, such as `/jobs`; nothing where none says so."""
-        given = headers.get("x-forwarded-prefix", "").strip().rstrip("/") if self._is_ours(peer) else ""
+        given = headers.get("x-forwarded-prefix", "").strip().rstrip("/") if self.is_ours(peer) else ""
         return given if len(given) <= _LONGEST_NAME and _PREFIX.fullmatch(given) else ""
 
     def user(self, peer: str, headers: Headers) -> User | None:
         """Return whom a proxy has let in; None if none of ours says so."""
-        if not self._user_header or not self._is_ours(peer):
+        if not self._user_header or not self.is_ours(peer):
             return None
         named = headers.getlist(self._user_header)
         if not named or not named[0].strip():
@@ -84,7 +84,7 @@ class Proxies:
         scopes = [scope for group, scope in self._groups.items() if group in groups and scope is not None]
         return User(name, max(scopes, key=list(Scope).index, default=self._scope))
 
-    def _is_ours(self, address: str) -> bool:
+    def is_ours(self, address: str) -> bool:
         try:
             found = ipaddress.ip_address(address)
         except ValueError:

@@ -8,17 +8,19 @@ not there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
 from orchestrator.api.context import Api
 from orchestrator.api.problems import Refused, refused
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import BUILT_IN, Reach
 from orchestrator.domain.dag.definition import Definition, named_queues
 from orchestrator.domain.flow.definition import Flow, named_flows
 from orchestrator.domain.flow.definition import named_queues as flow_queues
 from orchestrator.errors import NotFound
+from orchestrator.sdk.acting import may_operate
 from orchestrator.store import insights
 from orchestrator.store.insights import Lineage, Relative
 
@@ -53,8 +55,26 @@ def check_workflow(reach: Reach, name: str) -> None:
         raise _beside("workflow", name, reach.workflows)
 
 
+def check_task_name(reach: Reach, name: str) -> None:
+    """Refuse a task that the key is not for, and what takes more than a key that may enqueue registered tasks."""
+    if not reach.has_task(name):
+        own = ", ".join(map(repr, reach.tasks))
+        detail = f"Task {name!r:.140}: the key is for tasks whose names begin with {own}."
+        raise refused(403, "The key is for others", detail)
+    if may_operate.get():
+        return
+    if ":" in name:
+        needs = "a function that is named by its module or file needs the scope operate. Register it as a task."
+    elif name.startswith(BUILT_IN) and not reach.grants(name):
+        needs = f"it needs the scope operate, or a key that names it: `keys create … --tasks {name}`."
+    else:
+        return
+    raise refused(403, "The key may not do this", f"Task {name!r:.140}: {needs}")
+
+
 def check_definition(reach: Reach, definition: Definition) -> None:
     """Refuse a definition that would reach out: by its name, its queues, or what it starts or follows."""
+    _check_author(reach)
     check_workflow(reach, definition.name)
     for queue in sorted(named_queues(definition)):
         check_queue(reach, queue)
@@ -68,10 +88,17 @@ def check_definition(reach: Reach, definition: Definition) -> None:
 
 def check_flow(reach: Reach, name: str, flow: Flow) -> None:
     """Refuse a flow that would reach out: by its name, its queues, or the flows that it takes over."""
+    _check_author(reach)
     for one in (name, *sorted(named_flows(flow))):
         check_workflow(reach, one)
     for queue in sorted(flow_queues(flow)):
         check_queue(reach, queue)
+
+
+def _check_author(reach: Reach) -> None:
+    if reach.tasks:
+        detail = "The key is for some tasks only, and a definition may name any: use a key that is not bound to tasks."
+        raise refused(403, "The key is for others", detail)
 
 
 def lineage_within(reach: Reach, found: Lineage) -> Lineage:
@@ -94,12 +121,19 @@ def _workflow(_: Api, reach: Reach, given: Mapping[str, Any]) -> None:
 
 
 def _task(api: Api, reach: Reach, given: Mapping[str, Any]) -> None:
+    check_tasks(api, reach, {given["id"]})
+
+
+def check_tasks(api: Api, reach: Reach, tasks: Collection[UUID]) -> None:
+    """Refuse tasks of which one is out of reach, or not there."""
     with api.reading() as connection:
-        found = insights.find_task_owner(connection, given["id"])
-    if found is None:
-        raise NotFound.by_id("task", str(given["id"]))
-    if not (reach.has_queue(found.queue) or (found.in_run and reach.has_workflow(found.workflow))):
-        raise OutOfReach.by_id("task", str(given["id"]))
+        owners = insights.find_task_owners(connection, tasks)
+    for task in tasks:
+        found = owners.get(task)
+        if found is None:
+            raise NotFound.by_id("task", str(task))
+        if not (reach.has_queue(found.queue) or (found.in_run and reach.has_workflow(found.workflow))):
+            raise OutOfReach.by_id("task", str(task))
 
 
 def has_run(api: Api, reach: Reach, run: Any) -> bool:
@@ -112,12 +146,18 @@ def has_run(api: Api, reach: Reach, run: Any) -> bool:
 
 
 def _run(api: Api, reach: Reach, given: Mapping[str, Any]) -> None:
+    check_runs(api, reach, {given["id"]})
+
+
+def check_runs(api: Api, reach: Reach, runs: Collection[UUID]) -> None:
+    """Refuse runs of which one is out of reach, or not there."""
     with api.reading() as connection:
-        found = insights.find_run_owner(connection, given["id"])
-    if found is None:
-        raise NotFound.by_id("run", str(given["id"]))
-    if not reach.has_workflow(found.workflow):
-        raise OutOfReach.by_id("run", str(given["id"]))
+        owners = insights.find_run_owners(connection, runs)
+    for run in runs:
+        if run not in owners:
+            raise NotFound.by_id("run", str(run))
+        if not reach.has_workflow(owners[run].workflow):
+            raise OutOfReach.by_id("run", str(run))
 
 
 def _backfill(api: Api, reach: Reach, given: Mapping[str, Any]) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import errno
+import gc
 import signal
 import socket
 import ssl
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import uvicorn
 
 from orchestrator.api.access import Doorkeeper
 from orchestrator.api.app import create_app
 from orchestrator.api.context import Api
-from orchestrator.api.guard import check_address
-from orchestrator.api.patience import PatientProtocol
+from orchestrator.api.guard import check_address, is_loopback
+from orchestrator.api.patience import Connections, PatientProtocol
+from orchestrator.api.proxies import Proxies
 from orchestrator.errors import ConfigurationError
 from orchestrator.prerequisites import Prerequisites
 from orchestrator.settings import Settings
@@ -27,6 +30,9 @@ from orchestrator.tracing.entry import LAST_SPANS, begin_tracing
 log = get_logger("api")
 
 _BACKLOG = 2_048
+_COLLECTIONS = (50_000, 20, 20)
+"""Objects, and collections of the younger ones, after which garbage is looked for. Large bodies make many objects at
+once: with Python's own numbers, most of the time of decoding one would go into looking at them, under its lock."""
 _LAST_REQUESTS = 10
 """Seconds that requests under way have to end when the server stops."""
 
@@ -49,14 +55,17 @@ def serve(
     adopt_logs("uvicorn", "asyncio")
     listener = _listen(host, port, or_any, asks=_asks(settings))
     app = create_app(settings)
-    spans = begin_tracing("api")
+    gc.freeze()  # what lives as long as the process is not looked at again and again
+    gc.set_threshold(*_COLLECTIONS)
+    spans, proxies = begin_tracing("api"), Proxies(settings)
+    connections = Connections(settings.api_connections, lambda one: is_loopback(one) or proxies.is_ours(one))
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,  # whom to believe is for the settings to say
-        http=PatientProtocol,
+        http=cast("Any", partial(PatientProtocol, connections=connections)),
         ws="none",
         ssl_certfile=certificate and certificate.chain,
         ssl_keyfile=certificate and certificate.key,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
 import anyio.to_thread
 import msgspec
@@ -13,7 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.access import Caller, Doorkeeper
+from orchestrator.api.bodies import SMALL, read_body
 from orchestrator.api.brought_executors import NEEDED, without_executors
+from orchestrator.api.client_reach import check_names
 from orchestrator.api.conditions import condition_of, is_known
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import CLIENTS, Endpoint
@@ -21,14 +25,17 @@ from orchestrator.api.live.answer import Admit
 from orchestrator.api.live.answer import answer as live
 from orchestrator.api.live.hub import Hub
 from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, refused
+from orchestrator.api.quotas import Meter, Received
 from orchestrator.api.reach import WHOLE, OutOfReach
+from orchestrator.api.redacting import shown
 from orchestrator.api.refusals import Refusals
-from orchestrator.api.turns import Turns, perform, read_body, wait_for
-from orchestrator.domain.access import Reach, Ticket, masked
+from orchestrator.api.slots import Client, Slots
 from orchestrator.domain.access import Scope as Permission
+from orchestrator.domain.access import Ticket, masked
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.exposition import OTHER
 from orchestrator.sdk.acting import Actor, may_operate, served
+from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.sealing import describe_json
 from orchestrator.telemetry import get_logger
 from orchestrator.tracing.entry import serving
@@ -40,12 +47,20 @@ class ServedPath:
     """All that is served under one path: an ASGI application."""
 
     def __init__(
-        self, api: Api, door: Doorkeeper, refusals: Refusals, turns: Turns, hub: Hub, endpoints: Mapping[str, Endpoint]
+        self,
+        api: Api,
+        door: Doorkeeper,
+        refusals: Refusals,
+        slots: Slots,
+        meter: Meter,
+        hub: Hub,
+        endpoints: Mapping[str, Endpoint],
     ) -> None:
         self._api = api
         self._door = door
         self._refusals = refusals
-        self._turns = turns
+        self._slots = slots
+        self._meter = meter
         self._hub = hub
         self._endpoints = endpoints
 
@@ -55,30 +70,34 @@ class ServedPath:
         return self._endpoints.keys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request, observed, began = Request(scope, receive, send), self._api.observed, time.monotonic()
+        counted = Received(receive)
+        request, observed, began = Request(scope, counted, send), self._api.observed, time.monotonic()
         peer = request.client.host if request.client else ""
         caller = None
         observed.under_way += 1
         try:
             endpoint = self._endpoint(request.method)
             admit = partial(
-                self._door.admit, peer, request.headers, endpoint.scope, self._turns.run, self.ticket(request)
+                self._door.admit, peer, request.headers, endpoint.scope, self._slots.look_up, self.ticket(request)
             )
             caller = (await admit())._replace(again=admit)
             served.set(caller.actor)
             may_operate.set(caller.scope.includes(Permission.OPERATE))
-            if endpoint.is_live:
-                response = await self._listen(endpoint, request, caller.reach, admit)
-            else:
-                with serving(request.method, endpoint.path, request.headers.get("traceparent")):
-                    response = await self.answer(endpoint, request, caller)
+            with self._meter.request(caller, counted):
+                if endpoint.is_live:
+                    response = await self._listen(endpoint, request, caller, admit)
+                else:
+                    with serving(request.method, endpoint.path, request.headers.get("traceparent")):
+                        response = await self.answer(endpoint, request, caller)
         except ClientDisconnect:
             return
         except Exception as error:  # noqa: BLE001  # a defect is one request's, and is told without a traceback
             actor = caller.actor if caller else self._door.stranger(peer, request.headers, self.ticket(request))
             await self._note(error, actor, request)
-            told = _without_names(error) if caller and caller.reach.is_bound else error
-            response = self.refuse(told, request, caller)
+            # In no variable of this frame, which the error holds: what was read would stay until garbage is collected.
+            response = self.refuse(
+                _without_names(error) if caller and caller.reach.is_bound else error, request, caller
+            )
         finally:
             observed.under_way -= 1
         self._observe(request.method, response.status_code, time.monotonic() - began)
@@ -91,17 +110,19 @@ class ServedPath:
 
     async def answer(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
         """Do what was asked, and answer."""
-        return await _answer(self._api, self._turns, endpoint, request, caller)
+        return await _answer(self._api, self._slots, self._meter, endpoint, request, caller)
 
     def refuse(self, error: Exception, request: Request, caller: Caller | None) -> Response:
         """Say why not; without a caller, nobody was let in."""
         del caller
         return problem(error, request)
 
-    async def _listen(self, endpoint: Endpoint, request: Request, reach: Reach, admit: Admit) -> Response:
+    async def _listen(self, endpoint: Endpoint, request: Request, caller: Caller, admit: Admit) -> Response:
         given = endpoint.read_path(request.path_params) | endpoint.read_query(query_of(request))
-        call = partial(perform, self._api, endpoint, given, reach)
-        wanted = await self._turns.run(call) if reach.is_bound else call()  # only a look at whose it is takes a thread
+        call = partial(perform, self._api, endpoint, endpoint.call, given, caller)
+        wanted = (
+            await self._slots.run(call, caller) if caller.reach.is_bound else call()
+        )  # only a look at whose it is takes a thread
         return await live(self._hub, wanted, request, admit)
 
     def _observe(self, method: str, status: int, seconds: float) -> None:
@@ -125,30 +146,83 @@ class ServedPath:
         return found
 
 
-async def _answer(api: Api, turns: Turns, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
-    reach = caller.reach
-    if reach.is_bound and endpoint.about is WHOLE:
-        endpoint.about.check(api, reach, {})
+async def _answer(
+    api: Api, slots: Slots, meter: Meter, endpoint: Endpoint, request: Request, caller: Caller
+) -> Response:
+    """Read a request, do what it asks for, and answer; all but small bodies and answers is done in a thread."""
+    if caller.reach.is_bound and endpoint.about is WHOLE:
+        endpoint.about.check(api, caller.reach, {})
     if endpoint.method == "POST" and not endpoint.takes_key and "idempotency-key" in request.headers:
         raise refused(422, "The request does not fit", "Idempotency-Key: this route takes none, and would do it again.")
     given = endpoint.read_path(request.path_params) | endpoint.read_query(query_of(request))
-    if endpoint.body is not None:
-        given |= endpoint.read_body(await read_body(request))
-        if endpoint.is_for_clients and not caller.scope.includes(NEEDED):
-            given["body"] = without_executors(given["body"])
     if endpoint.takes_key:
         given["key"] = request.headers.get("Idempotency-Key")
     if endpoint.takes_match:
         given["match"] = condition_of(request.headers)
-    answer = await (turns.count if endpoint.is_async else turns.run)(partial(perform, api, endpoint, given, reach))
-    if isinstance(answer, Generator):
-        answer = await wait_for(turns, answer, request, caller)
+    known = request.headers.get("If-None-Match") if endpoint.method == "GET" else None
+
+    def perform_read(call: Callable[..., Any]) -> Any:
+        read = endpoint.read_body(body, request.headers.get("Content-Type", ""))
+        if read and endpoint.is_for_clients:
+            check_names(caller.reach, read["body"])
+            read["body"] = read["body"] if caller.scope.includes(NEEDED) else without_executors(read["body"])
+        if read and endpoint.scope is Permission.ENQUEUE:
+            meter.check_tasks(caller, read["body"])
+        return perform(api, endpoint, call, given | read, caller)
+
+    def work() -> Response | Steps[Response]:
+        answer = perform_read(endpoint.call_large or endpoint.call)
+        return (
+            _when_done(endpoint, answer, known) if isinstance(answer, Generator) else respond(endpoint, answer, known)
+        )
+
+    with Client(request) as client:
+        async with AsyncExitStack() as held:
+            body = b""
+            if endpoint.body is not None:
+                room = lambda: held.enter_async_context(slots.large(caller))  # noqa: E731  # which most do not need
+                body = await read_body(request, endpoint.largest_body, room)
+            is_large = len(body) > SMALL
+            if endpoint.is_async and not is_large:
+                call = partial(perform_read, endpoint.call)
+                answer = await (call() if endpoint.scope is None else slots.count(call))
+                return respond(endpoint, answer, known)
+            is_expensive = endpoint.is_expensive or is_large
+            answer = await slots.run(work, caller, client, is_expensive=is_expensive)
+        if isinstance(answer, Generator):
+            answer = await slots.wait_for(answer, caller, client, is_expensive=is_expensive)
+    assert isinstance(answer, Response), "so ends each of them"
+    return answer
+
+
+def perform(api: Api, endpoint: Endpoint, call: Callable[..., Any], given: dict[str, Any], caller: Caller) -> Any:
+    """Do what was asked for, unless it is out of the caller's reach, and hide what the answer may not show."""
+    if caller.reach.is_bound:
+        endpoint.about.check(api, caller.reach, given)
+    if endpoint.takes_reach:
+        given["reach"] = caller.reach
+    answer = call(api, **given)
+    if endpoint.true_values and caller.scope.includes(Permission.ENQUEUE):
+        return answer
+    return _when_shown(api, answer) if isinstance(answer, Generator) else shown(api, answer)
+
+
+def _when_shown(api: Api, steps: Steps[Any]) -> Steps[Any]:
+    return shown(api, (yield from steps))
+
+
+def _when_done(endpoint: Endpoint, steps: Steps[Any], known: str | None) -> Steps[Response]:
+    return respond(endpoint, (yield from steps), known)
+
+
+def respond(endpoint: Endpoint, answer: Any, known: str | None = None) -> Response:
+    """Return what was answered as HTTP has it; `known` is the state of it that the client has."""
     if isinstance(answer, Response):
         return answer
     if answer is None and endpoint.may_be_nothing:
         return Response(status_code=204)
     headers = {} if endpoint.etag is None else {"ETag": f'"{endpoint.etag(answer)}"'}
-    if headers and endpoint.method == "GET" and is_known(headers["ETag"], request.headers.get("If-None-Match")):
+    if headers and known is not None and is_known(headers["ETag"], known):
         return Response(status_code=304, headers=headers)
     status = 202 if endpoint.is_kept is not None and endpoint.is_kept(answer) else endpoint.status
     data = msgspec.json.encode(answer)

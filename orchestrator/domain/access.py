@@ -9,6 +9,8 @@ from enum import StrEnum
 from hmac import compare_digest
 from typing import NamedTuple
 
+from orchestrator.domain.quotas import DEFAULTS, Quotas
+
 _PREFIX = "orc"
 _KEY = re.compile(rf"{_PREFIX}_([0-9a-f]{{12}})_([\w-]{{43}})")
 """Something to find it by, and 256 random bits; the prefix lets scanners of secrets know it."""
@@ -38,23 +40,38 @@ _NOTHING = "\n"
 """Begins no name."""
 
 
+BUILT_IN = "orchestrator."
+"""How the names of tasks begin that every worker knows, such as `orchestrator.webhook`."""
+
+
 class Reach(NamedTuple):
     """The queues and workflows that somebody may have to do with: those whose names begin so."""
 
     queues: str = ""
     workflows: str = ""
+    tasks: tuple[str, ...] = ()
+    """How the names of tasks begin that somebody may enqueue; empty for all."""
 
     @classmethod
-    def of(cls, queues: str | None, workflows: str | None) -> Reach:
+    def of(cls, queues: str | None, workflows: str | None, tasks: str | None = None) -> Reach:
         """Return the reach of a key: where it names only queues it is for no workflow, and the other way round."""
+        named = tuple(tasks.split(",")) if tasks else ()
         if queues is None and workflows is None:
-            return cls()
-        return cls(_NOTHING if queues is None else queues, _NOTHING if workflows is None else workflows)
+            return cls(tasks=named)
+        return cls(_NOTHING if queues is None else queues, _NOTHING if workflows is None else workflows, named)
 
     @property
     def is_bound(self) -> bool:
         """Say whether there is anything that is out of it."""
-        return bool(self.queues or self.workflows)
+        return bool(self.queues or self.workflows or self.tasks)
+
+    def has_task(self, name: str) -> bool:
+        """Say whether a task may be enqueued."""
+        return not self.tasks or name.startswith(self.tasks)
+
+    def grants(self, name: str) -> bool:
+        """Say whether a built-in task is named explicitly: that permission comes with no other."""
+        return any(name.startswith(prefix) for prefix in self.tasks if prefix.startswith(BUILT_IN))
 
     def has_queue(self, name: str) -> bool:
         """Say whether a queue is in it."""
@@ -131,11 +148,15 @@ class Key(NamedTuple):
     """What the names of the queues that it is for begin with."""
     workflows: str | None = None
     """What the names of the workflows that it is for begin with."""
+    tasks: str | None = None
+    """What the names of the tasks that it may enqueue begin with, with commas between."""
+    quotas: Quotas = DEFAULTS
+    """How much it may ask for."""
 
     @property
     def reach(self) -> Reach:
         """What it is good for: everything, unless it is bound to something."""
-        return Reach.of(self.queues, self.workflows)
+        return Reach.of(self.queues, self.workflows, self.tasks)
 
     def is_of(self, given: Secret) -> bool:
         """Say whether somebody has this very key, whatever it is good for; nobody has it by guessing."""

@@ -25,7 +25,7 @@ _Change = Callable[[bytes, bytes], bytes]
 def seal_error(error: TaskError, vault: Vault) -> TaskError:
     """Return an error of which only the kind can be read."""
     data = vault.seal_value_text(error.attributes) if error.data and not is_sealed_text(error.data) else error.data
-    return TaskError(error.kind, vault.seal_text(error.message), vault.seal_text(error.traceback), data)
+    return TaskError(error.kind, vault.seal_text(error.message), vault.seal_text(error.traceback), data, error.phase)
 
 
 def open_error(error: TaskError) -> TaskError:
@@ -33,16 +33,16 @@ def open_error(error: TaskError) -> TaskError:
     if not _has_sealed(error):
         return error
     data = reveal_text(error.data)
-    return TaskError(
-        error.kind, open_text(error.message), open_text(error.traceback), "" if is_sealed_text(data) else data
-    )
+    message, traceback = open_text(error.message), open_text(error.traceback)
+    return TaskError(error.kind, message, traceback, "" if is_sealed_text(data) else data, error.phase)
 
 
 def reveal_error(error: TaskError) -> TaskError:
     """Return an error, opened where this process can: whoever asked over HTTP may have the key."""
     if not _has_sealed(error):
         return error
-    return TaskError(error.kind, *map(reveal_text, (error.message, error.traceback, error.data)))
+    message, traceback, data = map(reveal_text, (error.message, error.traceback, error.data))
+    return TaskError(error.kind, message, traceback, data, error.phase)
 
 
 def _has_sealed(error: TaskError) -> bool:

@@ -39,8 +39,8 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
         yield Trouble(
             kind="leader in trouble",
             message=f"The scheduler {leader.address} leads and has not done its work for {duration(leader.idle)}: "
-            f"{leader.trouble or 'it does not say why'}. A standby that can do better takes over by itself; none has. "
-            f"Mend that, or start a scheduler elsewhere: orchestrator scheduler",
+            f"{sentence(leader.trouble or 'it does not say why')} A standby that can do better takes over by itself; "
+            f"none has. Mend that, or start a scheduler elsewhere: orchestrator scheduler",
         )
     for queue in () if is_useless else overview.unserved_queues:  # such a leader does not see who serves what
         yield Trouble(kind="no worker", about=queue, message=obstacles.no_worker(queue))
@@ -157,7 +157,7 @@ def of_redis(health: RedisHealth) -> Iterator[Trouble]:
             f"nothing new starts: raise maxmemory.",
         )
     if health.complaint is not None:
-        yield Trouble(kind="scheduler stuck", message=f"The scheduler cannot use Postgres: {health.complaint}")
+        yield Trouble(kind="scheduler stuck", message=health.complaint)
     if health.max_memory and health.eviction != "noeviction":
         yield Trouble(
             kind="redis evicts",

@@ -15,7 +15,7 @@ from orchestrator.domain.tasks.obstacles import PAYLOAD_STORE
 from orchestrator.errors import PayloadError, Unavailable
 from orchestrator.payloads.mark import Notes
 from orchestrator.payloads.objects import Gone, Output, Reader, Reading, Writing, object_name, write
-from orchestrator.payloads.stores import Store, open_store
+from orchestrator.payloads.stores import Patient, Patiently, Store, at_once, open_store
 from orchestrator.references import ARGUMENTS, BYTES, RESULT, Reference
 from orchestrator.sealing import Vault, vault_of
 from orchestrator.settings import Settings
@@ -66,10 +66,10 @@ class PayloadStore:
             return data
         return write(self.store, object_name(owner, task, attempt, what), data, self._vault).encoded()
 
-    def output(self, task: bytes, run: bytes | None, attempt: int) -> Output:
+    def output(self, task: bytes, run: bytes | None, attempt: int, patiently: Patiently = at_once) -> Output:
         """Return a file whose bytes become the result of an attempt."""
         name = object_name(run or task, task, attempt, RESULT)
-        return Output(partial(Writing, self.store, name, self._vault), self.inline, _never)
+        return Output(partial(Writing, Patient(self.store, patiently), name, self._vault), self.inline, _never)
 
     def encoded(self, reference: Reference) -> bytes:
         """Return the value as encoded data."""

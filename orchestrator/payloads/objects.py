@@ -22,7 +22,7 @@ from typing import IO, Any, Protocol
 import msgspec
 
 from orchestrator.errors import PayloadError
-from orchestrator.payloads.stores import Absent, Sink, Store, answering
+from orchestrator.payloads.stores import Absent, Creator, Sink, Store, answering
 from orchestrator.references import ARGUMENTS, BYTES, ITEMS, WHOLE, ObjectName, Reference
 from orchestrator.sealing import CALL, VALUE, Vault, is_sealed, open_data
 
@@ -57,7 +57,7 @@ class Directory(msgspec.Struct, array_like=True):
 class Writing:
     """An object that is being written, chunk by chunk."""
 
-    def __init__(self, store: Store, name: ObjectName, vault: Vault | None) -> None:
+    def __init__(self, store: Creator, name: ObjectName, vault: Vault | None) -> None:
         self._name = name
         self._vault = vault
         self._kind = CALL if name.what == ARGUMENTS else VALUE

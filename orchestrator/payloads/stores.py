@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
@@ -23,6 +23,15 @@ from orchestrator.references import ObjectName
 SHARDS = tuple(f"{number:02x}" for number in range(256))
 _PART = ".part-"
 """Between the name of a file and what keeps two writers apart, while it is being written."""
+
+
+Patiently = Callable[[Callable[[], None]], None]
+"""Calls something, again and again while it raises `Unavailable`."""
+
+
+def at_once(call: Callable[[], None]) -> None:
+    """Call something, and wait for no store."""
+    call()
 
 
 class Absent(Exception):
@@ -41,23 +50,27 @@ class Sink(Protocol):
     """An object that is being written."""
 
     def write(self, data: bytes) -> None:
-        """Append to it."""
+        """Append to it. What was left when it raised `Unavailable` is written by the next call, before all else."""
 
     def commit(self) -> None:
-        """Let it appear, durably."""
+        """Let it appear, durably; may be called again where that raised `Unavailable`."""
 
     def abandon(self) -> None:
         """Leave nothing of it."""
 
 
-class Store(Protocol):
+class Creator(Protocol):
+    """What begins objects."""
+
+    def create(self, name: ObjectName) -> Sink:
+        """Begin an object."""
+
+
+class Store(Creator, Protocol):
     """What keeps objects."""
 
     place: str
     """Where it is, for people."""
-
-    def create(self, name: ObjectName) -> Sink:
-        """Begin an object."""
 
     def open(self, name: ObjectName) -> IO[bytes]:
         """Open an object to read it; raise `Absent` if there is none."""
@@ -96,6 +109,36 @@ class answering:  # noqa: N801  # it is used like a function
             raise Absent from error
         reason = " ".join(str(error).split()) or type(error).__name__
         raise Unavailable(f"The payload store {self._place} cannot be used: {reason}") from error
+
+
+class Patient:
+    """A store that is waited for while an object is written there."""
+
+    def __init__(self, store: Store, patiently: Patiently) -> None:
+        self._store = store
+        self._patiently = patiently
+
+    def create(self, name: ObjectName) -> Sink:
+        """Begin an object."""
+        sinks: list[Sink] = []
+        self._patiently(lambda: sinks.append(self._store.create(name)))
+        return _PatientSink(sinks[0], self._patiently)
+
+
+class _PatientSink:
+    def __init__(self, sink: Sink, patiently: Patiently) -> None:
+        self._sink = sink
+        self._patiently = patiently
+
+    def write(self, data: bytes) -> None:
+        left = [data]
+        self._patiently(lambda: self._sink.write(left.pop() if left else b""))
+
+    def commit(self) -> None:
+        self._patiently(self._sink.commit)
+
+    def abandon(self) -> None:
+        self._sink.abandon()
 
 
 class Folder:
@@ -171,10 +214,13 @@ class _File:
         self._path = path
         self._place = place
         self._part = path.with_name(f"{path.name}{_PART}{uuid4().hex}")
+        self._unwritten = bytearray()
         for _ in range(100):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (path.parents[1], path.parent):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
-                self._file = self._part.open("xb")
+                descriptor = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                self._file = os.fdopen(descriptor, "wb", buffering=0)
                 return
             except FileNotFoundError:
                 continue  # an empty folder was removed in between
@@ -182,14 +228,18 @@ class _File:
 
     def write(self, data: bytes) -> None:
         with answering(self._place, writing=True):
-            self._file.write(data)
+            self._unwritten += data
+            while self._unwritten:
+                del self._unwritten[: self._file.write(self._unwritten)]
 
     def commit(self) -> None:
+        self.write(b"")
         with answering(self._place, writing=True):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._part.replace(self._path)
+            if not self._file.closed:
+                os.fsync(self._file.fileno())
+                self._file.close()
+            if self._part.exists():
+                self._part.replace(self._path)
             folder = os.open(self._path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)

@@ -28,6 +28,10 @@ _CONTESTED = 0.05
 """Seconds before the next look at a key that somebody's open transaction may be taking."""
 
 
+Part = Callable[[News, int], object]
+"""A part of a tick, which is given how many rows it may work on."""
+
+
 @dataclass
 class Agenda(Remembering):
     """Remembers what waits, from one tick to the next."""
@@ -55,10 +59,10 @@ class Agenda(Remembering):
         `found` is what waited when the transaction began, if the tick is one that looks at everything.
         """
 
-        def do(what: str, part: Callable[[News], object]) -> None:
-            attempt(tx, news, what, part)
+        def do(what: str, part: Part) -> None:
+            attempt(tx, news, what, part, self.settings.batch)
 
-        limit, fleet, runs, wakeups = self.settings.batch, self.fleet, self.runs, news.wakeups
+        fleet, runs, wakeups = self.fleet, self.runs, news.wakeups
         thorough = found is not None
         agenda = found or self._agenda
         self.was_empty = False
@@ -71,33 +75,33 @@ class Agenda(Remembering):
         if thorough:
             self.backlog.free_older(tx, news)
         if agenda.inbox:
-            do("apply requests", lambda fresh: self.requests.apply(tx, fresh, limit))
+            do("apply requests", lambda fresh, limit: self.requests.apply(tx, fresh, limit))
             agenda = waiting.probe_agenda(tx.connection)
         if _is_due(agenda.next_due, tx.now):
-            do("fire schedules", lambda fresh: fire_schedules(tx, fresh, self.cancels, limit))
+            do("fire schedules", lambda fresh, limit: fire_schedules(tx, fresh, self.cancels, limit))
             agenda = waiting.probe_agenda(tx.connection)
         if agenda.backfills and thorough:
-            do("go on with backfills", lambda fresh: extend_backfills(tx, fresh, limit))
+            do("go on with backfills", lambda fresh, limit: extend_backfills(tx, fresh, limit))
             agenda = waiting.probe_agenda(tx.connection)
         if agenda.cancelling_runs:
             runs.advance(tx, news)  # what ended in this tick is counted before it is asked what is left
-            do("cancel runs", lambda fresh: self.cancels.go_on(tx, fresh, 5 * limit))
+            do("cancel runs", lambda fresh, limit: self.cancels.go_on(tx, fresh, 5 * limit))
         self._plan(tx, agenda, do)
         if agenda.closing_runs:
-            do("cancel what ended runs have left", lambda fresh: close_runs(tx, fresh, limit))
+            do("cancel what ended runs have left", lambda fresh, limit: close_runs(tx, fresh, limit))
         runs.advance(tx, news)
         if agenda.held and thorough:
-            do("release tasks", lambda fresh: release_known(tx, fresh, fleet, limit))
+            do("release tasks", lambda fresh, limit: release_known(tx, fresh, fleet, limit))
         if fleet.capabilities.crowds:
-            do("find places for tasks", lambda fresh: release_crowded(tx, fresh, fleet, news.over(), limit))
+            do("find places for tasks", lambda fresh, limit: release_crowded(tx, fresh, fleet, news.over(), limit))
         if thorough:
-            do("free stuck runs", lambda fresh: self.code.free_stuck(tx, fresh, limit))
+            do("free stuck runs", lambda fresh, limit: self.code.free_stuck(tx, fresh, limit))
         if _is_due(agenda.next_due, tx.now):
-            do("make due tasks ready", lambda _: fire_due(tx, limit))
-            do("fire timers", lambda fresh: self._fire_timers(tx, fresh, limit))
-            do("expire tasks", lambda fresh: expire(tx, fresh, limit))
+            do("make due tasks ready", lambda _, limit: fire_due(tx, limit))
+            do("fire timers", lambda fresh, limit: self._fire_timers(tx, fresh, limit))
+            do("expire tasks", lambda fresh, limit: expire(tx, fresh, limit))
             if fleet.is_in_view:  # otherwise nobody can say what is known
-                do("fail unknown tasks", lambda fresh: fail_unknown(tx, fresh, fleet, limit))
+                do("fail unknown tasks", lambda fresh, limit: fail_unknown(tx, fresh, fleet, limit))
             runs.advance(tx, news)
         busy = agenda.is_busy or _is_due(agenda.next_due, tx.now)
         if busy or wakeups.delayed or wakeups.has_requests or wakeups.runs_to_begin or wakeups.runs_to_expand:
@@ -105,17 +109,18 @@ class Agenda(Remembering):
         self._agenda = agenda
         return max(self._until_next(agenda, tx.now), _CONTESTED if wakeups.contested else 0.0)
 
-    def _plan(self, tx: Transaction, agenda: AgendaProbe, do: Callable[[str, Callable[[News], object]], None]) -> None:
+    def _plan(self, tx: Transaction, agenda: AgendaProbe, do: Callable[[str, Part], None]) -> None:
         """Let runs go on that wait. Whatever takes all the time of a tick comes last in the next one."""
-        runs, limit = self.runs, self.settings.batch
-        parts: list[tuple[bool, str, Callable[[News], object]]] = [
-            (agenda.untold_runs, "tell runs what has waited", lambda fresh: runs.catch_up(tx, fresh)),
-            (agenda.pending_runs, "begin runs", lambda fresh: runs.begin(tx, fresh, limit)),
-            (agenda.expanding_runs, "create tasks of fan-outs", lambda fresh: runs.expand(tx, fresh, limit)),
+        runs = self.runs
+        parts: list[tuple[bool, str, Part]] = [
+            (agenda.untold_runs, "tell runs what has waited", lambda fresh, _: runs.catch_up(tx, fresh)),
+            (agenda.pending_runs, "begin runs", lambda fresh, limit: runs.begin(tx, fresh, limit)),
+            (agenda.expanding_runs, "create tasks of fan-outs", lambda fresh, limit: runs.expand(tx, fresh, limit)),
         ]
         waiting = [(place, what, part) for place, (waits, what, part) in enumerate(parts) if waits]
         waiting.sort(key=lambda one: (one[0] - self._next_part) % len(parts))
         tx.budget.evaluated.clear()
+        tx.budget.read_nodes = 0
         for _, what, part in waiting:
             do(what, part)
         if waiting:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from orchestrator.domain.ids import tree_of
+from orchestrator.scheduler.parts import Parts
 
 SHARE = 0.1
 """Of the lease, the time in which a tick plans runs. Whoever has work to be handed out waits for it."""
@@ -33,6 +34,8 @@ _A_HOOK = 1_000
 _MOST_CHILDREN = 1_000
 """Child runs that are created in one tick, and some more of trees of which there were none yet: a row of a run takes
 Postgres longer than all else that a tick does with it."""
+_MOST_NODES = 10_000
+"""Nodes of flows whose definitions are read in one tick, and those of one flow more: some 20 milliseconds."""
 _CHILDREN_OF_NEXT = 100
 """How many of them such a tree gets, however little time or room others have left."""
 _TOO_LONG = 0.4
@@ -79,8 +82,10 @@ class TickBudget:
     """Child runs that have been created, by tree."""
     _hooks: int = 0
     """Bytes that the hooks of runs which have ended are given."""
-    has_put_ends_off: bool = False
-    """Runs that are complete end in a later tick, because of their hooks."""
+    has_put_off: bool = False
+    """Some runs stand in the line again: they end in a later tick, because of their hooks, or are read in it."""
+    read_nodes: int = 0
+    """Nodes of the flows whose definitions have been read."""
     evaluated: set[str] = field(default_factory=set)
     """Kinds of expressions of which a dear one has been evaluated for those whose turn it is."""
     asked: int = 0
@@ -91,6 +96,13 @@ class TickBudget:
     """The runs that are being planned, or the requests that are applied, at this moment."""
     step: str | None = None
     """The step of which something is being evaluated, and what."""
+    parts: Parts = field(default_factory=Parts)
+    """How much the parts of a tick do that took too long before."""
+    part: str | None = None
+    """The part of the tick that is being done."""
+    parts_done: set[str] = field(default_factory=set)
+    has_timed_out: bool = False
+    """A statement of a part took too long in this tick."""
     struck: frozenset[bytes] = frozenset()
     """Those with which a tick was ended for its time before."""
     done: set[bytes] = field(default_factory=set)
@@ -138,9 +150,16 @@ class TickBudget:
         """
         more = number * (_A_HOOK + size)
         if number and self._hooks and self._hooks + more > _MOST_DATA:
-            self.has_put_ends_off = True
+            self.has_put_off = True
             return False
         self._hooks += more
+        return True
+
+    def may_read_nodes(self) -> bool:
+        """Say whether another definition of a flow may be read in this tick: the first one always, more while few."""
+        if self.read_nodes and (self.read_nodes >= _MOST_NODES or self.is_spent):
+            self.has_put_off = True
+            return False
         return True
 
     def spent_on_rows(self) -> tuple[int, set[bytes], Counter[bytes], int]:
@@ -162,6 +181,19 @@ class TickBudget:
             self.done.update(self.struck.intersection(self.busy_with))
         self.busy_with, self._began = before
 
+    @contextmanager
+    def doing(self, part: str) -> Iterator[None]:
+        """Remember which part of the tick is being done. It is left standing if that fails."""
+        before, self.part = self.part, part
+        yield
+        self.part = before
+        self.parts_done.add(part)
+
+    @property
+    def late_part(self) -> str | None:
+        """The part to which a timeout belongs: none, if runs or requests are known whose fault it may be."""
+        return None if self.busy_with else self.part
+
     @property
     def used(self) -> float:
         """Seconds of the processor that it has taken so far."""
@@ -177,6 +209,7 @@ class Pace:
         self._slice = SLICE
         self._ceiling = SLICE
         """Half of what was too much: from there on, it grows slowly."""
+        self.parts = Parts(monotonic)
         self._strikes: Counter[bytes] = Counter()
         self._refused: set[bytes] = set()
         self._at_fault: dict[bytes, str] = {}
@@ -185,7 +218,9 @@ class Pace:
         """Return what a tick may do that begins now. One that does little at once does not do it often, either."""
         until = self._monotonic() + SHARE * self._lease * self._slice / SLICE
         refused, struck = frozenset(self._refused), frozenset(self._strikes)
-        return TickBudget(self._monotonic, until, self._slice, refused, at_fault=dict(self._at_fault), struck=struck)
+        return TickBudget(
+            self._monotonic, until, self._slice, refused, at_fault=dict(self._at_fault), struck=struck, parts=self.parts
+        )
 
     def worked(self, budget: TickBudget, took: float = 0.0) -> None:
         """A tick has come to its end, after so many seconds."""
@@ -194,6 +229,8 @@ class Pace:
         elif self._slice < SLICE and took <= _IN_TIME * self._lease:
             more = self._slice if self._slice < self._ceiling else max(1, self._slice // 16)
             self._slice = min(SLICE, self._slice + more)
+        for part in budget.parts_done if self.parts else ():
+            self.parts.worked(part)
         for whom in budget.done:
             del self._strikes[whom]
         self._refused -= budget.met

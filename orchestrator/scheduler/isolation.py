@@ -13,8 +13,9 @@ from orchestrator.scheduler.leadership import TermOver
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.tasks.doubles import remove_doubles
 from orchestrator.scheduler.transaction import Transaction
-from orchestrator.store.database import is_outage
+from orchestrator.store.database import is_being_restored, is_outage, is_timeout
 from orchestrator.store.driver import savepoint
+from orchestrator.store.sql import statement_of
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -26,7 +27,7 @@ _TRIES = 3
 
 def is_about_all(error: Exception) -> bool:
     """Say whether an error is nobody's fault in particular: Postgres cannot be used, or somebody else leads."""
-    return isinstance(error, TermOver) or is_outage(error)
+    return isinstance(error, TermOver) or is_outage(error) or is_being_restored(error)
 
 
 def isolate(
@@ -45,6 +46,8 @@ def isolate(
     error = _failure(tx, news, lambda fresh: do(fresh, items))
     if error is None:
         return
+    if is_timeout(error):  # the part that it belongs to does less next time
+        raise error
     if len(items) == 1:
         give_up(items[0], error)
         return
@@ -53,15 +56,32 @@ def isolate(
     isolate(tx, news, items[middle:], do, give_up)
 
 
-def attempt(tx: Transaction, news: News, what: str, do: Callable[[News], object]) -> None:
-    """Do one part of a tick; in a careful tick, go on with the other parts if it fails."""
-    if not tx.is_careful:
-        do(news)
-        return
-    error = _failure(tx, news, do)
-    if error is not None:
-        log.error("the scheduler cannot %s; all else goes on", what, exc_info=error)
+def attempt(tx: Transaction, news: News, what: str, do: Callable[[News, int], object], rows: int) -> None:
+    """Do one part of a tick with so many rows, or fewer where they took too long before.
+
+    In a careful tick, go on with the other parts if it fails.
+    """
+    budget = tx.budget
+    most = budget.parts.most(what, rows)
+    if tx.is_careful and budget.parts.is_out(what):
         news.failed_parts.append(what)
+        return
+    with budget.doing(what):
+        if not tx.is_careful:
+            do(news, most)
+            return
+        with tx.hurrying():
+            error = _failure(tx, news, lambda fresh: do(fresh, most))
+    if error is None:
+        return
+    news.failed_parts.append(what)
+    budget.parts_done.discard(what)
+    if is_timeout(error):
+        budget.has_timed_out = True
+        budget.parts.timed_out(what, statement_of(error))
+        log.warning("part %r took too long and is left out of this tick: statement %s", what, statement_of(error))
+    else:
+        log.error("the scheduler cannot %s; all else goes on", what, exc_info=error)
 
 
 def _failure(tx: Transaction, news: News, do: Callable[[News], object]) -> Exception | None:
@@ -73,11 +93,12 @@ def _failure(tx: Transaction, news: News, do: Callable[[News], object]) -> Excep
                 do(fresh)
         except Exception as error:
             tx.rolled_back()
-            if is_about_all(error):
+            belongs_to_part = is_timeout(error) and tx.budget.late_part is not None and not tx.budget.has_timed_out
+            if is_about_all(error) and not belongs_to_part:
                 raise
             tx.budget.busy_with = []
             tx.budget.undo(before)
-            if not left or not remove_doubles(tx, news, error):
+            if not left or is_timeout(error) or not remove_doubles(tx, news, error):
                 return error
         else:
             news.merge(fresh)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ class Leadership:
         self._owner = str(uuid.uuid4())
         self._renew_at = 0.0
         self._connection: Connection | None = None
+        self._opened_at: float | None = None
         self.term = 0
         self.trouble: str | None = None
         """What keeps this process from its work while it leads: people are shown so, and others may take over."""
@@ -113,6 +115,7 @@ class Leadership:
         renew = monotonic >= self._renew_at
         lease = self._lease if renew else None
         connection = self._connect()
+        self._opened_at = time.monotonic()
         try:
             begun = leases.begin(
                 connection, self._shard, self.term, renew=lease, with_agenda=with_agenda, trouble=self.trouble
@@ -126,6 +129,7 @@ class Leadership:
         except BaseException:
             _roll_back(connection)
             raise
+        self._opened_at = None
         if renew:
             self._renew_at = monotonic + self._lease / 3
 
@@ -133,6 +137,7 @@ class Leadership:
     def reading(self) -> Iterator[Connection]:
         """Open a transaction that only reads."""
         connection = self._connect()
+        self._opened_at = time.monotonic()
         try:
             send(connection, "BEGIN")
             yield connection
@@ -140,6 +145,12 @@ class Leadership:
         except BaseException:
             _roll_back(connection)
             raise
+        self._opened_at = None
+
+    @property
+    def took(self) -> float:
+        """Seconds since the transaction began that is open, or that has just failed."""
+        return 0.0 if self._opened_at is None else time.monotonic() - self._opened_at
 
     def release(self) -> None:
         """Give the lease up, so that a standby takes over at once."""
@@ -166,7 +177,8 @@ class Leadership:
                 f"SET lock_timeout = {limit}; SET statement_timeout = {limit}; "
                 f"SET idle_in_transaction_session_timeout = {limit}; SET jit = off; "
                 "SET plan_cache_mode = force_generic_plan; "
-                "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off"
+                "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off; "
+                "SET enable_mergejoin = off"
             )
             connection.commit()
             self._connection = connection

@@ -20,6 +20,7 @@ from orchestrator.domain.limits.lanes import Lanes, Share
 from orchestrator.domain.limits.names import queue_bucket
 from orchestrator.domain.limits.unheard import Attempt, Handed, Unheard, is_heard_of, lane_buckets
 from orchestrator.domain.tasks.task import executor_of, parse_options
+from orchestrator.scheduler import isolation
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.remembering import Remembering
@@ -129,12 +130,16 @@ class LaneService(Remembering):
         if self._read_after is None and self._lanes.should_read():
             self.read_all()
         if self._read_after is not None:
-            heads = store.lanes_after(tx.connection, *self._read_after, _SLICE)
-            for head in heads:
-                self._lanes.learn(head.queue, head.lane, head.stock, parse_options(head.options))
-            self._read_after = (heads[-1].queue, heads[-1].lane) if len(heads) == _SLICE else None
+            isolation.attempt(tx, news, "read keys with tasks", lambda _, most: self._read(tx, most), _SLICE)
         if self._unheard:
             self._unheard.complete(self._lanes.options_of)
+
+    def _read(self, tx: Transaction, most: int) -> None:
+        """Go on looking through all lanes, with so many of them."""
+        heads = store.lanes_after(tx.connection, *(self._read_after or ("", "")), most)
+        for head in heads:
+            self._lanes.learn(head.queue, head.lane, head.stock, parse_options(head.options))
+        self._read_after = (heads[-1].queue, heads[-1].lane) if len(heads) == most else None
 
     def committed(self, news: News) -> None:
         """Count what is no longer in flight, unless that was done before claiming."""

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, exc
 
+from orchestrator.harmless import sentence
 from orchestrator.scheduler.budget import Pace
 from orchestrator.scheduler.candidacy import Candidacy
 from orchestrator.scheduler.leadership import TICK_LIMIT, Leadership, TermOver
@@ -18,12 +19,16 @@ from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.term import Term
 from orchestrator.settings import Settings
 from orchestrator.store import database
+from orchestrator.store.sql import statement_of
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport import connection as transport
 from orchestrator.transport.leader.streams import LeaderStreams
 from orchestrator.transport.leader.terms import Deposed, TermForgotten
 
 log = get_logger("scheduler")
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+"""Seconds until the next try, after the first that failed and after many."""
 
 
 class Scheduler:
@@ -39,6 +44,7 @@ class Scheduler:
         on_ended: Callable[[int], None] = lambda _: None,
         monotonic: Callable[[], float] = time.monotonic,
         spans: LeaderSpans | None = None,
+        on_timeout: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._spans = spans
         self._settings = settings
@@ -54,7 +60,12 @@ class Scheduler:
         self.postgres = Outage(log, "Postgres", "nothing moves, and reports wait", monotonic=monotonic)
         self.meter = Meter()
         self.leading = threading.Event()
+        self._pause = _SHORTEST_PAUSE
+        """Seconds until the next try, after one that failed."""
+        self._has_complained = False
+        """People were told that Postgres cannot be used."""
         self._pace = Pace(settings.lease, monotonic)
+        self._pace.parts.on_timeout = self._on_timeout = on_timeout
         self.term: Term
         """The one that it leads, or led last."""
 
@@ -67,7 +78,6 @@ class Scheduler:
 
     def run(self) -> None:
         """Lead, or stand by, until told to stop."""
-        pause = 0.1
         while not self._stopping.is_set():
             leads = False
             try:
@@ -77,10 +87,12 @@ class Scheduler:
                     continue
                 leads = True
                 self.take_over()
-                pause = 0.1
                 while not self._stopping.is_set():
                     self.tick()
+                    self._pause = _SHORTEST_PAUSE  # taking over is no success: each time costs a term
                     self.postgres.worked()
+                    if self._has_complained:
+                        self._withdraw()
                     if self._leadership.trouble is None:
                         self._candidacy.worked()
             except (TermOver, Deposed) as error:
@@ -93,9 +105,15 @@ class Scheduler:
                 self._stopping.wait(0.1)
             except (*database.UNAVAILABLE, *transport.UNAVAILABLE) as error:
                 self._cannot_work(error)
-                self._start_again(leads, pause)
-                pause = min(pause * 2, 2.0)
-            except Exception as error:  # a defect: say so loudly, and go on rather than leave the queue alone
+                self._start_again(leads, self._pause)
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            except Exception as error:
+                if database.is_being_restored(error):
+                    self._cannot_work(error)
+                    self._start_again(leads, self._pause)
+                    self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+                    continue
+                # A defect: say so loudly, and go on rather than leave the queue alone.
                 log.exception("this should not have happened; starting again from what is committed")
                 self._leadership.trouble = f"its ticks fail: {type(error).__name__}: {first_line(error)}"
                 self._start_again(leads, 2.0)
@@ -123,22 +141,35 @@ class Scheduler:
         if isinstance(error, transport.UNAVAILABLE):
             miss_redis(self.redis, self._leadership, error)
             return
-        took = self.term.took if self.leading.is_set() else 0.0
+        self._has_complained = True
+        took = max(self.term.took if self.leading.is_set() else 0.0, self._leadership.took)
         if took > TICK_LIMIT * self._settings.lease:
+            statement = statement_of(error)
+            self._on_timeout(statement)
             reason = (
-                f"a tick took {took:.1f} s, more than it may, and Postgres ended its transaction: {first_line(error)}"
+                f"a tick took {took:.1f} s, more than it may, and Postgres ended its transaction in statement "
+                f"{statement}: {first_line(error)}"
             )
-            complaint = f"The scheduler had more to do at once than it can in its lease: {reason}."
-            if not self.postgres.is_down and database.is_out_of_time(error):  # Postgres is well
+            complaint = sentence(f"The scheduler had more to do at once than it can in its lease: {reason}")
+            # Postgres is well: it says why it ended the transaction, or has closed its connection without a word.
+            if not self.postgres.is_down and (database.is_out_of_time(error) or database.is_broken_off(error)):
                 log.warning("%s The next ticks do less.", complaint)
                 self._leadership.trouble = f"it had more to do at once than it can: {reason}"
-                self._streams.complain(complaint)
+                self._streams.complain(complaint, self._pause)
                 return
         else:
-            reason, complaint = first_line(error), database.explain(error, self._settings.namespace)
+            reason = first_line(error)
+            complaint = f"The scheduler cannot use Postgres: {database.explain(error, self._settings.namespace)}"
         self.postgres.failed(reason)
         self._leadership.trouble = f"it cannot use Postgres: {reason}"
-        self._streams.complain(complaint)
+        self._streams.complain(complaint, self._pause)
+
+    def _withdraw(self) -> None:
+        """A tick has worked: what was said of Postgres is no longer so."""
+        self._has_complained = False
+        self._streams.withdraw_complaint()
+        if not self.redis.is_down:
+            self._leadership.trouble = None
 
     def misses_postgres(self, seconds: float) -> None:
         """Say that Postgres has not answered for so long; called from another thread while a statement waits."""
@@ -148,7 +179,7 @@ class Scheduler:
         try:
             if self._leadership.term:
                 self._leadership.release()
-        except database.UNAVAILABLE as error:
+        except exc.SQLAlchemyError as error:
             log.warning("could not give the lease up; it expires by itself: %s", first_line(error))
         self._leadership.disconnect()
 

@@ -54,10 +54,12 @@ class _Mergeable(msgspec.Struct):
                 mine.extend(more)
             elif isinstance(mine, dict):
                 mine.update(more)  # which adds the numbers of counters
-            elif isinstance(mine, int) and not isinstance(mine, bool):
+            elif isinstance(mine, bool):
+                setattr(self, name, mine or more)
+            elif isinstance(mine, int):
                 setattr(self, name, mine + more)
-            else:
-                setattr(self, name, more or mine)
+            elif more is not None:  # an empty value is one too
+                setattr(self, name, more)
 
 
 class TaskNews(_Mergeable):

@@ -52,7 +52,9 @@ def run_scheduler(settings: Settings) -> int:
         )
         janitor = Janitor(tidying)
         spans = _leader_spans()
-        scheduler = Scheduler(engine, LeaderStreams(redis, keys), settings, on_ended=janitor.note, spans=spans)
+        scheduler = Scheduler(
+            engine, LeaderStreams(redis, keys), settings, on_ended=janitor.note, spans=spans, on_timeout=janitor.analyse
+        )
         deadlines.on_late = scheduler.misses_postgres
         observed.scheduler = scheduler
         _stop_on_signal(scheduler, settings, keys)

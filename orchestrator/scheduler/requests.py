@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from orchestrator.scheduler.budget import TooSlow
 from orchestrator.scheduler.code.requests import ABOUT_CODE, CODE_REQUESTS, queries, update
 from orchestrator.scheduler.code.resets import reset_runs
 from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, reply
+from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.flow import requests as flow_requests
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.limits import LaneService
@@ -36,10 +38,14 @@ from orchestrator.store.database import said
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.limits import queues
 from orchestrator.store.tasks import completions, redrive, transitions, unique
-from orchestrator.store.tasks.redrive import FailedFilter
+from orchestrator.store.tasks.redrive import FailedFilter, Place
 from orchestrator.transport.quarantine import Refused
 
-_ASKED = "somebody asked for it"
+_SLICE = 250
+"""Tasks that a request about many of them looks at between two looks at the clock."""
+_SLICES_TIME = 0.05
+"""Seconds for which it goes on in one tick: all others wait for that long."""
+ASKED = "somebody asked for it"
 """Why code is cancelled, for its history."""
 
 
@@ -53,6 +59,7 @@ class Requests:
     code: CodeRuns
     backlog: Backlog
     lanes: LaneService
+    workers: Fleet
 
     def apply(self, tx: Transaction, news: News, limit: int) -> None:
         """Apply the oldest requests in their order, neighbours of a kind at once."""
@@ -86,7 +93,7 @@ class Requests:
                 cancel_asked(tx, news, ids)
             elif kind == RequestKind.CANCEL_RUN:
                 self.cancels.mark(tx, ids)
-                ask_to_cancel(tx, ids, _ASKED)
+                ask_to_cancel(tx, ids, ASKED)
             elif kind == RequestKind.TERMINATE:
                 self.cancels.mark(tx, ids, code=True)
             elif kind == RequestKind.RESET:
@@ -122,7 +129,7 @@ class Requests:
                 fleet.forget_drains(tx.connection, tx.now)
                 news.outgoing.drains = fleet.drains(tx.connection)
             elif kind == RequestKind.PURGE:
-                unfinished.update(item.id for item in same if not purge(tx, news, runs, item, 5 * limit))
+                unfinished.update(item.id for item in same if not purge(tx, news, runs, self.workers, item, 5 * limit))
             elif kind == RequestKind.REDRIVE:
                 unfinished.update(item.id for item in same if not redrive_tasks(tx, news, runs, item, 5 * limit))
             elif kind == RequestKind.ENQUEUE:
@@ -152,7 +159,7 @@ def cancel_asked(tx: Transaction, news: News, ids: list[bytes]) -> None:
     of_code = code_runs.of_code(tx.connection, ids)
     if of_code:
         latest = code_runs.latest(tx.connection, of_code)
-        ask_to_cancel(tx, dict.fromkeys(latest.values()), _ASKED)
+        ask_to_cancel(tx, dict.fromkeys(latest.values()), ASKED)
     cancel_tasks(tx, news, [task for task in ids if task not in of_code])
 
 
@@ -164,29 +171,56 @@ def complete_tasks(tx: Transaction, news: News, items: list[inbox.Request]) -> N
         news.note(transitions.succeed(tx.connection, completed, tx.now), results=results, by_worker=True)
 
 
-def purge(tx: Transaction, news: News, runs: Runs, item: inbox.Request, limit: int) -> bool:
-    """Cancel what waited in a queue when this was asked, slice by slice of the open tasks; say whether it is done."""
-    asked_at = tx.now - timedelta(seconds=item.age)
-    after = bytes.fromhex(item.body.get("after", "00" * 16))
-    found = queues.waiting_tasks(tx.connection, item.body["queue"], asked_at, after, limit)
-    if found.waiting:
-        cancel_asked(tx, news, found.waiting)
-        runs.advance(tx, news)
-    if found.last is not None:
-        inbox.go_on(tx.connection, item.id, msgspec.json.encode({"after": found.last.hex()}).decode())
-    return found.last is None
+def purge(tx: Transaction, news: News, runs: Runs, workers: Fleet, item: inbox.Request, limit: int) -> bool:
+    """Cancel what waited in a queue when this was asked, slice by slice of the open tasks; say whether it is done.
+
+    Where no worker serves the queue, what was handed out waits as well.
+    """
+    asked_at, queue = tx.now - timedelta(seconds=item.age), item.body["queue"]
+    is_unserved = workers.is_in_view and not workers.slots(queue)
+
+    def cancel_slice(after: str | None, size: int) -> str | None:
+        start = bytes.fromhex(after or "00" * 16)
+        found = queues.waiting_tasks(tx.connection, queue, asked_at, start, size, dispatched=is_unserved)
+        if found.waiting:
+            cancel_asked(tx, news, found.waiting)
+            runs.advance(tx, news)
+        return None if found.last is None else found.last.hex()
+
+    return _in_slices(tx, item, limit, cancel_slice)
+
+
+def _in_slices(tx: Transaction, item: inbox.Request, limit: int, do: Callable[[Any, int], Any]) -> bool:
+    """Go on with a request about many tasks as long as there is time, with at least one slice; say whether it is done.
+
+    `do` is given where a slice begins, and how many tasks it looks at. It returns where the next one begins: there
+    again, if somebody is in the way, and None after the last one.
+    """
+    until = tx.budget.monotonic() + _SLICES_TIME
+    after = item.body.get("after")
+    while limit > 0:
+        size, before = min(limit, _SLICE), after
+        after = do(after, size)
+        if after is None:
+            return True
+        limit -= size
+        if after == before or tx.budget.monotonic() >= until:
+            break
+    inbox.go_on(tx.connection, item.id, msgspec.json.encode({"after": after}).decode())
+    return False
 
 
 def redrive_tasks(tx: Transaction, news: News, runs: Runs, item: inbox.Request, limit: int) -> bool:
     """Open the failed tasks again that matched when this was asked, a slice at a time; say whether it is done."""
     wanted = msgspec.convert(item.body, FailedFilter)
     asked_at = tx.now - timedelta(seconds=item.age)
-    found = redrive.matching(tx.connection, wanted, asked_at, item.body.get("after"), limit)
-    if retry_tasks(tx, news, runs, found.tasks).contested:
-        return False  # the same slice again
-    if found.last is not None:
-        inbox.go_on(tx.connection, item.id, msgspec.json.encode({"after": found.last}).decode())
-    return found.last is None
+
+    def retry_slice(after: Place | None, size: int) -> Place | None:
+        after = after or redrive.beginning(wanted)
+        found = redrive.matching(tx.connection, wanted, asked_at, after, size)
+        return after if retry_tasks(tx, news, runs, found.tasks).contested else found.last
+
+    return _in_slices(tx, item, limit, retry_slice)
 
 
 def enqueue_with_keys(tx: Transaction, news: News, items: list[inbox.Request]) -> set[int]:

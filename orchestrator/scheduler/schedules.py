@@ -39,7 +39,9 @@ from orchestrator.telemetry import get_logger
 log = get_logger("scheduler")
 
 _SLICE = 200
-"""Schedules that one tick looks at, and fires that it starts. Each takes as long as ten tasks, and dispatch waits."""
+"""Schedules that are looked at, and fires that are started, between two looks at the clock."""
+_TIME = 0.03
+"""Seconds in which a tick fires schedules: dispatch waits, and the runs that it starts begin in the same tick."""
 _MOST_BACKFILLS = 20
 _CANNOT_BE_READ = (*REFUSALS, LookupError, OSError)
 """What comes of a definition that another release wrote, or of a time zone that this machine does not know."""
@@ -60,11 +62,19 @@ class _Firing:
 
 
 def fire_schedules(tx: Transaction, news: News, cancels: Cancels, limit: int) -> None:
-    """Fire a slice of the schedules that are due. What is left is due in the next tick, after dispatch."""
-    room = min(limit, _SLICE)
-    due = store.due(tx.connection, tx.now, room)
-    if not due:
-        return
+    """Fire schedules that are due, slice by slice, as long as there is time. The rest is due in the next tick."""
+    until = tx.budget.monotonic() + _TIME
+    while limit > 0:
+        size = min(limit, _SLICE)
+        due = store.due(tx.connection, tx.now, size)
+        if due:
+            _fire_slice(tx, news, cancels, due, size)
+        limit -= size
+        if len(due) < size or tx.budget.monotonic() >= until:
+            break
+
+
+def _fire_slice(tx: Transaction, news: News, cancels: Cancels, due: Sequence[DueSchedule], room: int) -> None:
     minding = [row.key for row in due if row.overlap in ("skip", "cancel_previous")]
     open_runs = store.open_runs(tx.connection, minding) if minding else {}
     isolate(

@@ -32,7 +32,7 @@ from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.fleet.watch import FleetWatch
 from orchestrator.scheduler.flow.plans import Flows
 from orchestrator.scheduler.isolation import is_about_all
-from orchestrator.scheduler.leadership import Leadership
+from orchestrator.scheduler.leadership import TICK_LIMIT, Leadership
 from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.link import Link
 from orchestrator.scheduler.meter import Meter
@@ -53,6 +53,7 @@ from orchestrator.store import database
 from orchestrator.store.driver import flush
 from orchestrator.store.fleet import drains
 from orchestrator.store.leases import Cursor
+from orchestrator.store.sql import statement_of
 from orchestrator.store.tasks import waiting
 from orchestrator.store.tasks.waiting import AgendaProbe
 from orchestrator.telemetry import Outage, first_line, get_logger
@@ -64,6 +65,8 @@ log = get_logger("scheduler")
 
 _FAILED_PAUSE = 0.5
 """Seconds in which a part of a tick that failed is not tried again, unless something happens."""
+_SAYS_EVERY = 1.0
+"""Seconds between two times that people are told which parts do less."""
 _REST = 0.005
 """Seconds after nudges that came to nothing, because no worker had room, in which a leader does not listen."""
 
@@ -95,7 +98,11 @@ class Term:
         self._stopping = stopping
         self._on_ended = on_ended
         self._monotonic = monotonic
-        self._is_careful = False
+        self._is_careful = bool(pace.parts)
+        self._late_part: str | None = None
+        """Of the last tick that failed, the part whose statement took too long."""
+        self._said_at = 0.0
+        """When it was last said that parts do less."""
         self.due_in = 0.0
         """Seconds for which nothing is due, unless something comes in; counted from `_due_since`."""
         self._due_since = 0.0
@@ -115,7 +122,7 @@ class Term:
         self.flows = flows = Flows(settings.max_payload)
         self.runs = runs = Runs(dags, flows, triggers, code, backlog)
         self.cancels = Cancels(runs, backlog)
-        requests = Requests(runs, self.cancels, triggers, code, backlog, lanes)
+        requests = Requests(runs, self.cancels, triggers, code, backlog, lanes, fleet)
         self.agenda = Agenda(settings, fleet, code, backlog, runs, self.cancels, requests)
         self._reports = Reports(
             code, settings.loss_limit, settings.inline_result, streams.signing, settings.unknown_task_timeout
@@ -192,9 +199,17 @@ class Term:
         try:
             news = self._commit(inbound, suspicion)
         except Exception as error:
-            if self._is_careful or is_about_all(error):
+            is_known = self._late_part is not None
+            if self._is_careful or (is_about_all(error) and not is_known):
                 raise
-            log.error("a tick failed, and the next one looks for what is at fault: %s", first_line(error))
+            if is_known:
+                log.warning(
+                    "part %r took too long, and Postgres ended its statement %s; it does less in the next ticks",
+                    self._late_part,
+                    statement_of(error),
+                )
+            else:
+                log.error("a tick failed, and the next one looks for what is at fault: %s", first_line(error))
             self._is_careful = True
             return
         is_useful = inbound.entries or inbound.fleet_changed or news.outgoing.ended or self.dispatcher.had_room
@@ -287,16 +302,23 @@ class Term:
                     writing.connection, writing.now, budget, self._is_careful, not self._is_careful, watched, undone
                 )
                 tx.vault, tx.spans = self._vault, self._spans
+                tx.statement_limit = TICK_LIMIT * self._settings.lease
                 yield tx, news, writing.agenda
                 writing.cursor = cursor if cursor is not self.generations.cursor else None
         except Exception as error:
             self._meter.failed_ticks += 1
-            took = 0.0 if began is None else self._monotonic() - began
-            self._pace.interrupted(budget, by_postgres=database.is_timeout(error), took=took)
+            took, is_late = 0.0 if began is None else self._monotonic() - began, database.is_timeout(error)
+            self._pace.interrupted(budget, by_postgres=is_late, took=took)
+            self._late_part = budget.late_part if is_late else None
+            if self._late_part is not None:
+                self._pace.parts.timed_out(self._late_part, statement_of(error))
             self._rolled_back()
             self.due_in = 0.0
             raise
         self._pace.worked(budget, self.took)
+        if self._pace.parts and self._monotonic() >= self._said_at + _SAYS_EVERY:
+            self._said_at = self._monotonic()
+            self._streams.complain(self._pace.parts.describe() or "")
         self._began = None
         self.generations.cursor = cursor
         self._committed(news)
@@ -305,7 +327,7 @@ class Term:
         for part in self._remembering:
             part.committed(news)
         self._on_ended(len(news.outgoing.ended))
-        self._is_careful = bool(news.failed_parts)
+        self._is_careful = bool(news.failed_parts or self._pace.parts)
         if self.link.has_pages:
             self.due_in = 0.0
         elif news.failed_parts:  # it is tried again, but all the others come first

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -11,7 +12,10 @@ from sqlalchemy import Connection
 from orchestrator.scheduler.budget import TickBudget
 from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.sealing import Vault
+from orchestrator.store.driver import limit_statements
 
+_HURRY = 0.25
+"""Of the time that a statement may take, how much one may of a part of a tick after another took too long."""
 _GATHERED = 200
 """Rows that are sent with the next statement, at most: for more, a round trip of their own does not matter."""
 _GATHERED_BYTES = 100_000
@@ -39,8 +43,20 @@ class Transaction:
     """Tell everyone who remembers something that a part of it was undone."""
     vault: Vault | None = None
     """What seals the values that are made here: the inputs of steps, the parameters of runs."""
+    statement_limit: float = 0.0
+    """Seconds after which Postgres ends a statement; 0 if it does not."""
     spans: LeaderSpans | None = None
     """Who makes spans of runs, if anybody does."""
+
+    @contextmanager
+    def hurrying(self) -> Iterator[None]:
+        """Have Postgres end statements earlier, after one that took too long: several parts fit into a lease then."""
+        if not (self.budget.parts and self.statement_limit):
+            yield
+            return
+        limit_statements(self.connection, _HURRY * self.statement_limit)
+        yield
+        limit_statements(self.connection, self.statement_limit)
 
     def gathers(self, rows: int, size: int = 0) -> bool:
         """Say whether so many rows, of so many bytes, are to be sent with the next statement.

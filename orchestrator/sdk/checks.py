@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
@@ -142,3 +142,13 @@ def check_zoned(name: str, value: object) -> None:
         raise InvalidTask(
             f"Option {name}: expected a datetime with a time zone, e.g. datetime.now(UTC), found {value!r}."
         )
+    try:
+        year = value.astimezone(UTC).year
+    except OverflowError:  # of the years 1 and 9999, in another zone
+        year = 0
+    if not 1 <= year <= _LAST_YEAR:
+        raise InvalidTask(f"Option {name}: expected a time before the year {_LAST_YEAR + 1} in UTC, found {value!r}.")
+
+
+_LAST_YEAR = 9_998
+"""Python's times end with the year 9999, and what is counted from another clock may come to a little later."""

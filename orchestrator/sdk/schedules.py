@@ -7,6 +7,7 @@ once, and stored when `orchestrator schedules apply` or `app.schedules.apply()` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -14,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 from orchestrator.domain.dag.expression import parse_template
+from orchestrator.domain.plain import stored_json, unstorable
 from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.errors import InvalidTask, InvalidWorkflow, ResultTimeout
 from orchestrator.sdk.checks import check_name
@@ -41,6 +43,8 @@ _A_RUN, _A_FIRE = "00000000-0000-7000-8000-000000000000", "2000-01-01T00:00:00+0
 """What parameters are tried with."""
 STEP = "task"
 """The one step of the workflow that a scheduled task becomes."""
+_WHOLE = re.compile(r"\$\{([^{}]+)\}")
+"""A value that is one expression."""
 _LOOK_AGAIN = 0.2
 """Seconds between two looks at a backfill."""
 
@@ -86,16 +90,38 @@ class Declaration:
             definitions,  # loads YAML and cron, which a worker without schedules does without
         )
 
-        data = {
-            "name": self.name,
-            "description": f"Task {self.task.name}, scheduled in the code.",
-            "queue": self.task.queue,
-            "schedule": plain_times(self.times),
-            "tasks": {STEP: {"task": self.task.name, "input": dict(self.params)}},
-        }
         source = f"schedule of task {self.task.name!r}"
         further = partial(take_over, tasks={self.task.name: self.task})
-        return definitions.completed(definitions.from_data(data, source), source, further)
+
+        def complete_with(parts: Mapping[str, Any]) -> Definition:
+            about = {"name": self.name, "description": f"Task {self.task.name}, scheduled in the code."}
+            data = {**about, "queue": self.task.queue, "schedule": plain_times(self.times), **parts}
+            return definitions.completed(definitions.from_data(data, source), source, further)
+
+        try:
+            return complete_with(_parameters(self.task, self.params))
+        except InvalidWorkflow:  # a key that a function computes wants constants
+            return complete_with({"tasks": {STEP: {"task": self.task.name, "input": dict(self.params)}}})
+
+
+def _parameters(task: Task[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters and the step of the workflow that a scheduled task is.
+
+    What the declaration gives, and the defaults of the function, are defaults of parameters, so that another schedule
+    of the workflow can give others. A value that is put together from several expressions stays as it is.
+    """
+    params: dict[str, Any] = {}
+    filled = {**task._signature.plain_defaults(), **given}
+    for name, value in filled.items():
+        is_constant = unstorable(value) is None and "${" not in stored_json(value)
+        whole = _WHOLE.fullmatch(value) if isinstance(value, str) else None
+        if whole is not None:
+            params[name] = {"default": None}
+            filled[name] = f"${{default(params.{name}, {whole[1]})}}"
+        elif is_constant:
+            params[name] = {"default": value}
+            filled[name] = f"${{params.{name}}}"
+    return {"params": params, "tasks": {STEP: {"task": task.name, "input": filled}}}
 
 
 @dataclass(frozen=True, kw_only=True)

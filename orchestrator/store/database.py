@@ -20,13 +20,14 @@ from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.harmless import sentence, without_password, without_password_of
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import DEFAULT_NAMESPACE
+from orchestrator.store.compatibility import oldest_supported
 from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
 from orchestrator.store.dialing import use_dialing
 from orchestrator.store.discretion import code_of, hide_rows
 from orchestrator.store.namespaces import namespace_of, use_namespace
 from orchestrator.store.tables import SCHEMA
 
-REVISION = "0033"
+REVISION = "0036"
 """The newest migration. `orchestrator db upgrade` brings a database here."""
 
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
@@ -37,6 +38,8 @@ _READ_ONLY = "25006"
 _REFUSED_TO_ALL = frozenset({_READ_ONLY, "25P03", "25P04", _FORBIDDEN})
 """SQLSTATEs of an outage that the driver gives another class: Postgres is read-only, it has ended a transaction that
 took too long, or the role lacks a privilege. They are no single statement's fault, and whoever mends them mends all."""
+_MISSING = frozenset({"42P01", "3F000"})
+"""SQLSTATEs of a table or a schema that does not exist."""
 _LIMIT_EXCEEDED = "54"
 _QUERY_CANCELLED = "57014"
 _MISTAKE = re.compile(
@@ -57,6 +60,7 @@ _POOL_TIMEOUT = 10.0
 """Seconds to wait for a connection of the pool, or for a new one."""
 _ADVICE = (
     ("No space left on device", "Postgres's disk is full: make room on it. What is stored stays stored."),
+    ('relation "', "The tables are missing: wait until the dump is restored, or run `orchestrator db upgrade`."),
     ("authentication failed", "Check the user and the password in the setting database_url."),
     ("no password supplied", "Put the password into the setting database_url, or into ~/.pgpass."),
     ("does not exist", "Create it, or check the setting database_url."),
@@ -239,6 +243,11 @@ def is_forbidden(error: BaseException) -> bool:
     return code_of(error) == _FORBIDDEN
 
 
+def is_being_restored(error: BaseException) -> bool:
+    """Say whether tables or their schema are missing, as they are for a while when a dump is restored."""
+    return code_of(error) in _MISSING
+
+
 def is_timeout(error: BaseException) -> bool:
     """Say whether Postgres has ended a statement because it took too long."""
     return code_of(error) == _QUERY_CANCELLED
@@ -252,9 +261,9 @@ def is_out_of_time(error: BaseException) -> bool:
 def awaited(engine: Engine) -> Prerequisite:
     """Return the database as something that a process waits for when it starts."""
 
-    def check() -> None:
+    def check() -> str | None:
         with engine.connect() as connection:
-            check_schema(connection)
+            return check_schema(connection)
 
     return Prerequisite("Postgres", check, _passing)
 
@@ -264,8 +273,8 @@ def _passing(error: Exception) -> str | None:
     return explain(error) if is_outage(error) and not _MISTAKE.search(str(error)) else None
 
 
-def check_schema(connection: Connection) -> None:
-    """Refuse to work on a database that is not at this release's revision."""
+def check_schema(connection: Connection) -> str | None:
+    """Refuse to work on a database whose schema does not support this release; return what to warn of, if anything."""
     found = current_revision(connection)
     if found is None:
         raise SchemaError(no_tables(namespace_of(connection)))
@@ -273,10 +282,16 @@ def check_schema(connection: Connection) -> None:
         raise SchemaError(
             f"The database is at revision {found}; this release needs {REVISION}. Run `orchestrator db upgrade`."
         )
-    if found > REVISION:
+    if found == REVISION:
+        return None
+    newer = f"The database is at revision {found}, newer than this release knows ({REVISION})."
+    oldest = oldest_supported(connection)
+    if oldest is None or oldest > REVISION:
         raise SchemaError(
-            f"The database is at revision {found}, newer than this release knows ({REVISION}). Upgrade the package."
+            f"{newer} It supports releases of revision {oldest or found} and later: use one of those, or restore a "
+            f"backup from before the upgrade."
         )
+    return f"{newer} It supports this release too."
 
 
 def lacks_tables(error: exc.ProgrammingError, namespace: str) -> bool:
@@ -315,8 +330,11 @@ def default_schema(url: str) -> tuple[str, str | None]:
         engine.dispose()
 
 
-def upgrade(url: str, revision: str = "head", *, namespace: str = DEFAULT_NAMESPACE) -> None:
-    """Bring a namespace to the newest revision, alone: a second upgrade waits for the first."""
+def upgrade(url: str, revision: str = "head", *, namespace: str = DEFAULT_NAMESPACE) -> str | None:
+    """Bring a namespace to the newest revision, alone: a second upgrade waits for the first.
+
+    A schema that is newer already stays as it is. If it supports this release, that is returned, to be told.
+    """
     from alembic import command
     from alembic.config import Config
 
@@ -327,6 +345,8 @@ def upgrade(url: str, revision: str = "head", *, namespace: str = DEFAULT_NAMESP
             connection.execute(text("SET lock_timeout = '10s'"))
             connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{namespace}"'))
             connection.commit()
+            if (current_revision(connection) or "") > REVISION:
+                return check_schema(connection)
             config = Config()
             config.set_main_option("script_location", str(_MIGRATIONS))
             config.attributes["connection"] = connection
@@ -335,5 +355,6 @@ def upgrade(url: str, revision: str = "head", *, namespace: str = DEFAULT_NAMESP
             connection.commit()
             connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _UPGRADE_LOCK})
             connection.commit()
+        return None
     finally:
         engine.dispose()

@@ -135,6 +135,11 @@ def flush(connection: Connection) -> None:
         found.flush(connection)
 
 
+def limit_statements(connection: Connection, seconds: float) -> None:
+    """Let each of the next statements of the transaction that is open take so long."""
+    channel(connection).later(f"SET LOCAL statement_timeout = {int(1_000 * seconds)}")
+
+
 @contextmanager
 def savepoint(connection: Connection) -> Iterator[None]:
     """Do something whole or not at all, and nothing else with it."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.access import Key, Scope, Secret
+from orchestrator.domain.quotas import DEFAULTS, Quotas
 from orchestrator.store.sql import Statement
 
 
@@ -23,19 +25,26 @@ class KeyRow(NamedTuple):
     revoked_at: datetime | None
     queues: str | None
     workflows: str | None
+    tasks: str | None
+    quotas: dict[str, Any] | None
     now: datetime
 
     @property
     def key(self) -> Key:
         """The key as others know it."""
         times = self.created_at, self.expires_at, self.revoked_at
-        return Key(self.id, self.name, bytes(self.hash), Scope(self.scope), *times, self.queues, self.workflows)
+        return Key(
+            *(self.id, self.name, bytes(self.hash), Scope(self.scope), *times),
+            *(self.queues, self.workflows, self.tasks),
+            DEFAULTS if self.quotas is None else msgspec.convert(self.quotas, Quotas),
+        )
 
 
-COLUMNS = "id, name, hash, scope, created_at, expires_at, revoked_at, queues, workflows, now()"
+COLUMNS = "id, name, hash, scope, created_at, expires_at, revoked_at, queues, workflows, tasks, quotas, now()"
 _ADD = Statement[KeyRow](f"""
-INSERT /* keys.add */ INTO orchestrator.api_keys (id, name, hash, scope, expires_at, queues, workflows)
-VALUES (%(id)s, %(name)s, %(hash)s, %(scope)s, %(expires_at)s::timestamptz, %(queues)s, %(workflows)s)
+INSERT /* keys.add */ INTO orchestrator.api_keys (id, name, hash, scope, expires_at, queues, workflows, tasks, quotas)
+VALUES (%(id)s, %(name)s, %(hash)s, %(scope)s, %(expires_at)s::timestamptz, %(queues)s, %(workflows)s, %(tasks)s,
+        %(quotas)s::jsonb)
 RETURNING {COLUMNS}
 """)
 _FIND = Statement[KeyRow](f"SELECT /* keys.find */ {COLUMNS} FROM orchestrator.api_keys WHERE id = %(id)s")
@@ -58,10 +67,13 @@ def add(
     *,
     queues: str | None = None,
     workflows: str | None = None,
+    tasks: str | None = None,
+    quotas: Quotas = DEFAULTS,
 ) -> Key:
     """Keep a new key: its hash, what it may do, and what the names of what it may do that to begin with."""
+    chosen = None if quotas == DEFAULTS else msgspec.json.encode(quotas).decode()
     given = {"id": secret.id, "name": name, "hash": secret.hash, "scope": str(scope), "expires_at": expires_at}
-    return _ADD.one(connection, given, queues=queues, workflows=workflows).key
+    return _ADD.one(connection, given, queues=queues, workflows=workflows, tasks=tasks, quotas=chosen).key
 
 
 def find(connection: Connection, id: str) -> tuple[Key, datetime] | None:

@@ -36,6 +36,21 @@ _known: dict[str, str] = {}
 """The text of every statement, by its name."""
 
 
+_NAMED = re.compile(r'EXECUTE "([\w. ]+)"|/\* ([\w. ]+) \*/')
+_TABLE = re.compile(r"\borchestrator\.(\w+)")
+
+
+def statement_of(error: BaseException) -> str:
+    """Return the name of the statement with which an error came."""
+    found = _NAMED.search(getattr(error, "statement", None) or "")
+    return (found[1] or found[2]) if found else "without a name"
+
+
+def tables_of(name: str) -> set[str]:
+    """Return the tables that a statement names."""
+    return set(_TABLE.findall(_known.get(name, "")))
+
+
 class Statement(Generic[R]):
     """A statement for anyone, on any connection of SQLAlchemy's.
 

@@ -216,6 +216,7 @@ runs = Table(
     Column("waiting", JSONB, comment="where its code waits: places, signals, updates"),
     Column("child_id", Uuid, comment="the id under which its parent waits for it"),
     _flag("detached", "goes on when its parent ends"),
+    _flag("terminates", "ends without its code when its parent ends"),
     _flag("closing", "has ended, and its open tasks are being cancelled"),
     Column("trace", Text, comment="the span that it came of, as a W3C traceparent; its own where it came of none"),
     _flag("flow", "of a flow graph: its planner ends it"),
@@ -355,6 +356,7 @@ flows = Table(
     Column("published", Boolean, nullable=False, server_default=text("true")),
     Column("created_at", _Time, nullable=False, server_default=_now),
     Column("deleted_at", _Time),
+    Column("on_error", Text, nullable=False, server_default="default", comment="default or fail: what failed nodes do"),
     comment="flow graphs, immutable under (name, version)",
 )
 
@@ -562,6 +564,8 @@ api_keys = Table(
     Column("revoked_at", _Time),
     Column("queues", Text, comment="what the names of the queues that it is for begin with"),
     Column("workflows", Text, comment="what the names of the workflows that it is for begin with"),
+    Column("tasks", Text, comment="what the names of the tasks that it may enqueue begin with, with commas between"),
+    Column("quotas", JSONB, comment="its quotas, where they are not the defaults"),
 )
 
 sessions = Table(

@@ -6,74 +6,26 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 from orchestrator.domain.code import commands, history, resets
-from orchestrator.domain.code.activation import Activation, Answer, Query, Violation
-from orchestrator.domain.code.ends import child_outcome, end_of, run_state
+from orchestrator.domain.code.activation import Activation, Answer, Query
+from orchestrator.domain.code.ends import PARENT_ASKS, PARENT_ENDED, carried_out
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.promises import Resolution, resolutions
 from orchestrator.domain.code.succession import carried_over, ignores_cancel
 from orchestrator.domain.ids import derived_id, successor_id
+from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.runs.verdict import TIMED_OUT
-from orchestrator.domain.tasks.task import NewTask, TaskError
+from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import NotFound
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.settings import Settings
+from orchestrator.testing.memory_run import Run, fact_for_parent, is_fact
 
-_FACTS = get_args(history.Fact)
 _TIME = b"time"
 """Stands where something is planned that the run's own time brings about."""
-
-
-class Run:
-    """One run and everything that is open in it."""
-
-    def __init__(self, run_id: bytes, parent: Run | None, detached: bool) -> None:
-        self.id = run_id
-        self.parent = parent
-        self.detached = detached
-        self.child_id = run_id
-        """The id under which the parent waits for it; a run that continues another takes over its id."""
-        self.history: list[Event] = []
-        self.tasks: dict[bytes, NewTask] = {}
-        self.timers: dict[bytes, float] = {}
-        self.promises: dict[bytes, str] = {}
-        self.early: list[Resolution] = []
-        """What was said of promises that the code has not made yet."""
-        self.settled: set[str] = set()
-        """Names of promises that are not open any more."""
-        self.children: dict[bytes, Run] = {}
-        self.answers: dict[bytes, commands.AnswerUpdate] = {}
-        self.state: dict[str, bytes] = {}
-        self.end: commands.EndCommand | None = None
-        self.next: Run | None = None
-        """The run that goes on from this one."""
-        self.timeout: float | None = None
-        """Seconds that it has in all."""
-        self.deadline: float | None = None
-        """When its time is up, or its grace, if it has been told so."""
-        self.timed_out = False
-        self.stuck: Violation | None = None
-        self.places: list[str] = []
-        """Where its code waits."""
-        self.attempt = 0
-        self.applied = 0
-        """The last attempt with events whose report was applied."""
-        self.shown = 0
-        """The number of the last event that the code has been shown."""
-
-    @property
-    def started(self) -> history.RunStarted:
-        what = self.history[0].what
-        assert isinstance(what, history.RunStarted)
-        return what
-
-    @property
-    def has_news(self) -> bool:
-        """Say whether there is a fact that the code has not been shown."""
-        return self.end is None and any(is_fact(event) for event in self.history[self.shown :])
 
 
 class MemoryLeader:
@@ -84,9 +36,10 @@ class MemoryLeader:
         self._find = find
         self.now = now
         self.grace = Settings.run_timeout_grace
+        self.nesting = Nesting()
         self.runs: dict[bytes, Run] = {}
-        self._due: list[tuple[float, int, Run, bytes, history.Fact | None]] = []
-        """What happens when: the run, what must still be open in it by then, and the fact; none for its own time."""
+        self._due: list[tuple[float, bytes, int, Run, history.Fact | None]] = []
+        """What happens when, what must still be open by then, in which run, and the fact; none for its own time."""
         self._serial = itertools.count()
 
     def start(
@@ -96,9 +49,10 @@ class MemoryLeader:
         parent: Run | None = None,
         detached: bool = False,
         timeout: float | None = None,
+        terminates: bool = False,
     ) -> Run:
         """Begin a run."""
-        run = self.runs[run_id] = Run(run_id, parent, detached)
+        run = self.runs[run_id] = Run(run_id, parent, detached, terminates)
         self.append(run, started)
         self._give_time(run, timeout)
         return run
@@ -110,12 +64,12 @@ class MemoryLeader:
 
     def _set_deadline(self, run: Run, deadline: float) -> None:
         run.deadline = deadline
-        heapq.heappush(self._due, (deadline, next(self._serial), run, _TIME, None))
+        heapq.heappush(self._due, (deadline, _TIME, next(self._serial), run, None))
 
     def _time_out(self, run: Run) -> None:
         """Ask a run to cancel itself because its time is up; when its grace is over, too, end it."""
         if run.timed_out:
-            self._end(run, commands.CancelRun())
+            self.end(run, commands.CancelRun())
             return
         run.timed_out = True
         self.append(run, history.RunCancelRequested(TIMED_OUT))
@@ -143,8 +97,11 @@ class MemoryLeader:
             if has_news:
                 self.append(run, history.ActivationApplied(report.through))
             for command in report.commands:
-                self.append(run, history.record(command))
-                self.apply(run, command)
+                self.append(run, record := history.record(command))
+                self._note_state(run, record)
+            self._carry_out(run, list(carried_out(report.commands)))
+            if report.commands and isinstance(last := report.commands[-1], commands.EndCommand):
+                self.end(run, last)
         return report.answers
 
     def settle(self, run: Run, task: bytes, outcome: history.TaskCompleted | history.TaskFailed) -> None:
@@ -154,12 +111,12 @@ class MemoryLeader:
 
     def plan(self, run: Run, identifier: bytes, seconds: float, fact: history.Fact) -> None:
         """Let a fact become known after some time, if what it is about is still open then."""
-        heapq.heappush(self._due, (self.now + seconds, next(self._serial), run, identifier, fact))
+        heapq.heappush(self._due, (self.now + seconds, identifier, next(self._serial), run, fact))
 
     def next_due(self) -> float | None:
         """Return when the next thing happens by itself."""
         while self._due:
-            due, _, run, identifier, fact = self._due[0]
+            due, identifier, _, run, fact = self._due[0]
             if fact is None and run.end is None and due == run.deadline:
                 return due
             if due < math.inf and any(identifier in open for open in (run.timers, run.tasks, run.children)):
@@ -173,7 +130,7 @@ class MemoryLeader:
         if due is None:
             return False
         self.now = max(self.now, due)
-        _, _, run, identifier, fact = heapq.heappop(self._due)
+        _, identifier, _, run, fact = heapq.heappop(self._due)
         if fact is None:
             self._time_out(run)
             return True
@@ -196,14 +153,33 @@ class MemoryLeader:
             queries=queries,
         )
 
-    def apply(self, run: Run, command: commands.Command) -> None:
-        """Do what a command asks for."""
+    def _carry_out(self, run: Run, wanted: list[commands.Command]) -> None:
+        """Do what commands ask for, kind by kind, as the real leader does."""
+        facts: list[history.Fact] = []
+        """What the code learns of its own commands when everything else is done."""
+        for command in wanted:
+            self._do_inside(run, command, facts)
+        for command in wanted:
+            if isinstance(command, commands.CancelPromise):
+                self._give_up_promise(run, command.id)
+        for early in [one for one in run.early if one.name in run.promises.values()]:
+            run.early.remove(early)
+            self.settle_promise(run, early)
+        for kind in (commands.StartChildRun, commands.CancelChildRun, commands.SignalRun):
+            for command in wanted:
+                if isinstance(command, kind):
+                    self._do_outside(run, command, facts)
+        for fact in facts:
+            self.append(run, fact)
+
+    def _do_inside(self, run: Run, command: commands.Command, facts: list[history.Fact]) -> None:
+        """Do what changes the run alone."""
         match command:
             case commands.ScheduleTask(task=task):
                 run.tasks[task.id] = task
             case commands.CancelTask(id=id):
                 if run.tasks.pop(id, None) is not None:
-                    self.append(run, history.TaskCancelled(id))
+                    facts.append(history.TaskCancelled(id))
             case commands.StartTimer(id=id, seconds=seconds, since=since):
                 run.timers[id] = since + seconds
                 self.plan(run, id, since + seconds - self.now, history.TimerFired(id))
@@ -211,26 +187,21 @@ class MemoryLeader:
                 run.timers.pop(id, None)
             case commands.CreatePromise(id=id, name=name):
                 run.promises[id] = name
-                early = next((one for one in run.early if one.name == name), None)
-                if early is not None:
-                    run.early.remove(early)
-                    self.settle_promise(run, early)
-            case commands.CancelPromise(id=id):
-                self._give_up_promise(run, id)
-            case commands.StartChildRun():
-                self._start_child(run, command)
-            case commands.CancelChildRun(id=id):
-                self.cancel(run.children.get(id))
-            case commands.SetState() | commands.ClearState():
-                self._note_state(run, history.record(command))
-            case commands.SignalRun(run=target, name=name, value=value):
-                self._pass_on(self.runs.get(target), history.SignalReceived(name, value))
             case commands.AnswerUpdate(id=id):
                 run.answers[id] = command
-            case commands.CompleteRun() | commands.FailRun() | commands.CancelRun() | commands.ContinueRun():
-                self._end(run, command)
             case _:
                 pass  # operations and patches are remembered by their record alone
+
+    def _do_outside(self, run: Run, command: commands.Command, facts: list[history.Fact]) -> None:
+        """Do what reaches other runs."""
+        match command:
+            case commands.StartChildRun():
+                refused = self._start_child(run, command)
+                facts.extend([history.ChildFailed(command.id, refused)] if refused is not None else [])
+            case commands.CancelChildRun(id=id):
+                self.cancel(run.children.get(id), PARENT_ASKS)
+            case commands.SignalRun(run=target, name=name, value=value):
+                self._pass_on(self.runs.get(target), history.SignalReceived(name, value))
 
     def _pass_on(self, run: Run | None, signal: history.SignalReceived) -> None:
         """Hand a signal to the run in which another one goes on; one that has ended does not hear it."""
@@ -274,26 +245,31 @@ class MemoryLeader:
             case history.StateCleared(key=key):
                 run.state.pop(key, None)
 
-    def _start_child(self, run: Run, command: commands.StartChildRun) -> None:
+    def _start_child(self, run: Run, command: commands.StartChildRun) -> TaskError | None:
+        """Start a child; return why not, if it is refused."""
         try:
             found = self._find(command.workflow, command.version)
         except NotFound as error:
-            self.append(run, history.ChildFailed(command.id, TaskError("NotFound", str(error))))
-            return
+            return TaskError("NotFound", str(error))
+        depth = run.depth + 1
+        if depth > self.nesting.depth:
+            return TaskError("InvalidWorkflow", self.nesting.too_deep(command.workflow, depth))
         queue = command.queue or run.started.queue
         started = history.RunStarted(found.name, found.version, command.payload, queue, run.id)
-        run.children[command.id] = self.start(started, command.id, run, command.detached, command.timeout)
+        child = self.start(started, command.id, run, command.detached, command.timeout, command.terminates)
+        run.children[command.id] = child
+        return None
 
-    def cancel(self, run: Run | None) -> None:
+    def cancel(self, run: Run | None, reason: str) -> None:
         """Ask a run to cancel itself."""
         if run is not None and run.end is None:
-            self.append(run, history.RunCancelRequested())
+            self.append(run, history.RunCancelRequested(reason))
 
     def reset(self, run: Run, to: int) -> Run:
         """Start a run that repeats another one up to an event; if that is open, it ends, and goes on in the new one."""
         identifier = derived_id(run.id, "reset", len(self.runs))
         begins = resets.reset(run.id, run.history, identifier, to, self.now)
-        new = self.runs[identifier] = Run(identifier, None, run.detached)
+        new = self.runs[identifier] = Run(identifier, None, run.detached, run.terminates)
         for event in begins.copy:
             new.history.append(event)
             self._note_state(new, event.what)
@@ -321,7 +297,8 @@ class MemoryLeader:
         else:
             self.append(new, fact_for_parent(new_id, child.end, child.timed_out))
 
-    def _end(self, run: Run, end: commands.EndCommand) -> None:
+    def end(self, run: Run, end: commands.EndCommand) -> None:
+        """End a run, tell its parent, or go on in the next one."""
         self._close(run, end)
         if isinstance(end, commands.ContinueRun):
             self._continue(run, end)
@@ -337,8 +314,10 @@ class MemoryLeader:
         run.tasks.clear()
         run.timers.clear()
         for child in run.children.values():
-            if not child.detached:
-                self.cancel(child)
+            if child.terminates and child.end is None:
+                self.end(child, commands.CancelRun())
+            elif not child.detached:
+                self.cancel(child, PARENT_ENDED)
 
     def _put_in_place(self, new: Run, old: Run) -> None:
         """Let a run go on where another one ends: who waits for that, waits for it."""
@@ -350,7 +329,7 @@ class MemoryLeader:
     def _continue(self, run: Run, end: commands.ContinueRun) -> None:
         old = run.started
         started = history.RunStarted(old.workflow, old.version, end.payload, old.queue, old.parent, run.id)
-        new = self.start(started, successor_id(run.id), run.parent, run.detached)
+        new = self.start(started, successor_id(run.id), run.parent, run.detached, terminates=run.terminates)
         self._put_in_place(new, run)
         new.timeout, new.timed_out = run.timeout, run.timed_out
         if run.deadline is not None:
@@ -361,15 +340,4 @@ class MemoryLeader:
         made = [event.what for event in run.history if isinstance(event.what, history.PromiseCreated)]
         new.early = [*resolutions(left.settled, made), *run.early]
         if ignores_cancel(run.history, end, run.history[0].at):
-            self._end(new, commands.CancelRun())
-
-
-def fact_for_parent(child: bytes, end: commands.EndCommand, timed_out: bool = False) -> history.Fact:
-    """Return what the parent of a run learns of its end."""
-    own = end_of(child, end)
-    return child_outcome(child, run_state(own, timed_out), own)
-
-
-def is_fact(event: Event) -> bool:
-    """Say whether an event is one that the code is shown."""
-    return isinstance(event.what, _FACTS)
+            self.end(new, commands.CancelRun())

@@ -13,12 +13,20 @@ from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.runs.verdict import RAN_TOO_LONG
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.errors import DeterminismViolation, NotDeterministic, OrchestratorError, RunFailed, WrongState
+from orchestrator.errors import (
+    HANDLER_ERRORS,
+    DeterminismViolation,
+    NotDeterministic,
+    OrchestratorError,
+    RunFailed,
+    WrongState,
+)
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.replaying import replay
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
-from orchestrator.testing.leader import MemoryLeader, Run
+from orchestrator.testing.leader import MemoryLeader
+from orchestrator.testing.memory_run import Run
 
 R = TypeVar("R")
 
@@ -114,6 +122,12 @@ class TestedRun(Generic[R]):
         """Ask the run to cancel itself."""
         await self._tell(history.RunCancelRequested(reason))
 
+    async def terminate(self) -> None:
+        """End the run without asking its code."""
+        self._check_open()
+        self._world.leader.end(self._run, commands.CancelRun())
+        await self._world.settle()
+
     async def reset(self, to: int) -> TestedRun[R]:
         """Start a run that repeats this one up to an event of its history, and goes on by itself from there."""
         new = self._world.leader.reset(self._run, to)
@@ -178,7 +192,8 @@ def _value(what: str, result: bytes | None, error: TaskError | None) -> Any:
     if error is not None and error.kind == "WrongState":
         raise WrongState(error.message)
     if error is not None:
-        failed = OrchestratorError(f"{what} failed: {error.kind}: {error.message}")
+        kind = HANDLER_ERRORS.get(error.phase, OrchestratorError)
+        failed = kind(f"{what} failed: {error.kind}: {error.message}")
         failed.data = error.attributes
         raise failed
     return decode_value(result or b"\xc0")

@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.ids import derived_id
+from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.settings import Settings
-from orchestrator.testing.leader import MemoryLeader, Run, fact_for_parent
+from orchestrator.testing.leader import MemoryLeader
+from orchestrator.testing.memory_run import Run, fact_for_parent
 from orchestrator.testing.mocks import MockBook, Mocks
 from orchestrator.testing.runs import TestedRun
 
@@ -68,7 +70,8 @@ class WorkflowTest:
         self._workflow = workflow
         settings = workflow._client.settings
         self._engine.limit, self._engine.largest = settings.max_payload, settings.largest_value
-        self.leader.grace = workflow._client.settings.run_timeout_grace
+        self.leader.grace = settings.run_timeout_grace
+        self.leader.nesting = Nesting(settings.max_depth, settings.max_descendants)
         self._mocks.add(mocks or {}, workflow._registry)
         self._count += 1
         payload = workflow._encode_call(args, kwargs)
@@ -138,7 +141,7 @@ class WorkflowTest:
         """Let a mock stand for a child run; asked to cancel itself, it does."""
         run.shown = len(run.history)
         if isinstance(run.history[-1].what, history.RunCancelRequested):
-            self.leader.apply(run, commands.CancelRun())
+            self.leader.end(run, commands.CancelRun())
         elif run.id not in self._mocked:
             self._mocked.add(run.id)
             self._calls[asyncio.ensure_future(self._mock_child(run, parent))] = None
@@ -151,7 +154,7 @@ class WorkflowTest:
         if seconds:
             self.leader.plan(parent, run.id, seconds, fact_for_parent(run.id, end))
         elif run.end is None:
-            self.leader.apply(run, end)
+            self.leader.end(run, end)
 
     def _find(self, name: str, version: int | None) -> CodeWorkflow[..., Any]:
         assert self._workflow is not None

@@ -1,19 +1,28 @@
 """Work that is offered to those who ask for it, in Redis: offered by who watches it, leased, completed, forgotten.
 
-    waiting ── take ──▶ leased ── complete ──▶ done ── release ──▶ ended
-       ▲                  │
-       └── silent too long┘ (so often, and then: lost)          any ── cancel ──▶ cancelled
+    offer ──▶ leased to nobody ── first look ──▶ waiting ── take ──▶ leased ── complete ──▶ done ── release ──▶ ended
+                                                    ▲                  │
+                                                    └─ silent too long ┘ (so often, and then: lost)
+    any ── cancel ──▶ cancelled
 
-Redis may lose it all. Whoever watches an execution offers it again where it is missing, and who completes something is
-told that this is done only when the end is in Postgres. `ended` and `cancelled` stay for an hour, so that who comes
-late or twice is told what became of it. A lease has an id of its own, and only who has the last one is believed.
+An execution is looked at only once its external id is in Postgres, so nobody has taken what a new watcher would submit.
+
+Redis may lose all of it, or come back with an older state. Each execution carries the generation (`keys.py`) in which
+it was last looked at. In another generation, and while there is none, it is leased to nobody, and heartbeats and
+completions find it `unknown`. Its watcher renews it, or offers it again where it is missing: as a lease whose holder is
+not known. The first heartbeat or completion that names the execution takes this lease over; if none comes in time, the
+work waits for the next poll.
+
+A completion is answered when the end is in Postgres. `ended` and `cancelled` stay for an hour, so that late and
+repeated requests are told what became of it. A lease has an id of its own, and only the last one counts.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,19 +36,38 @@ KEPT = 3_600
 """Seconds that anything is kept here after the last word about it."""
 _MOST = 500
 """Executions that one call looks at."""
+_NOBODY: Mapping[str, bytes] = {}
+
+_CURRENT = """
+local function current()
+  local generation, server = unpack(redis.call('MGET', ARGV[1], ARGV[2]))
+  if not (generation and server) then return false end
+  return string.find(redis.call('INFO', 'server'), 'run_id:' .. server, 1, true) and generation
+end
+local function is_unknown(s, g)
+  if s ~= 'leased' and s ~= 'waiting' then return not s end
+  local generation = current()
+  return not generation or (g or generation) ~= generation
+end
+local now = redis.call('TIME')
+local ms = now[1] * 1000 + math.floor(now[2] / 1000)
+local function after(lease) return string.format('%.0f', ms + tonumber(lease)) end
+"""
+"""For all scripts: their first two arguments are the keys of the generation and of its server."""
 
 _OFFER = """
+local generation = current()
+if not generation then return -1 end
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-local now = redis.call('TIME')
-redis.call('HSET', KEYS[1], 's', 'waiting', 'b', ARGV[2], 'v', ARGV[3], 'n', 0)
-redis.call('HSET', KEYS[1], 'd', ARGV[4], 'm', ARGV[5], 't', ARGV[6])
-redis.call('EXPIRE', KEYS[1], ARGV[8])
-redis.call('ZADD', KEYS[2], now[1] .. string.format('%06d', now[2]), ARGV[1])
-redis.call('PUBLISH', ARGV[7], ARGV[3])
+redis.call('HSET', KEYS[1], 's', 'leased', 'b', ARGV[3], 'v', ARGV[4], 'n', 0, 'u', 0, 'g', generation)
+redis.call('HSET', KEYS[1], 'd', ARGV[5], 'm', ARGV[6], 't', ARGV[7])
+if ARGV[8] == '1' then redis.call('HSET', KEYS[1], 'q', '', 'u', after(ARGV[5])) end
+redis.call('EXPIRE', KEYS[1], ARGV[9])
 return 1
 """
 _TAKE = """
-for _ = 1, 100 do
+local generation = current()
+for _ = 1, generation and 100 or 0 do
   local place, first, least
   for _, waiting in ipairs(KEYS) do
     local found = redis.call('ZRANGE', waiting, 0, 0, 'WITHSCORES')
@@ -49,11 +77,10 @@ for _ = 1, 100 do
   end
   if not place then return false end
   redis.call('ZREM', place, first)
-  local key = ARGV[1] .. first
-  if redis.call('HGET', key, 's') == 'waiting' then
-    local now = redis.call('TIME')
-    local until_ = now[1] * 1000 + math.floor(now[2] / 1000) + tonumber(redis.call('HGET', key, 'd'))
-    redis.call('HSET', key, 's', 'leased', 'q', ARGV[2], 'w', ARGV[3], 'u', string.format('%.0f', until_))
+  local key = ARGV[3] .. first
+  local s, g, d = unpack(redis.call('HMGET', key, 's', 'g', 'd'))
+  if s == 'waiting' and (g or generation) == generation then
+    redis.call('HSET', key, 's', 'leased', 'q', ARGV[4], 'w', ARGV[5], 'u', after(d))
     local number = redis.call('HINCRBY', key, 'n', 1)
     return {first, redis.call('HGET', key, 'b'), number}
   end
@@ -61,68 +88,80 @@ end
 return false
 """
 _BEAT = """
-local s, q, d = unpack(redis.call('HMGET', KEYS[1], 's', 'q', 'd'))
-if not s then return 'unknown' end
+local s, q, d, g = unpack(redis.call('HMGET', KEYS[1], 's', 'q', 'd', 'g'))
+if is_unknown(s, g) then return 'unknown' end
 if s == 'cancelled' then return s end
-if q ~= ARGV[1] then return 'lost' end
-if s ~= 'leased' then return s end
-local now = redis.call('TIME')
-local until_ = now[1] * 1000 + math.floor(now[2] / 1000) + tonumber(d)
-redis.call('HSET', KEYS[1], 'u', string.format('%.0f', until_))
+if q == '' and s == 'leased' then
+  q = ARGV[3]
+  redis.call('HSET', KEYS[1], 'q', q)
+  redis.call('HINCRBY', KEYS[1], 'n', 1)
+end
+if q ~= ARGV[3] then return 'lost' end
+if s == 'leased' then redis.call('HSET', KEYS[1], 'u', after(d)) end
 return s
 """
 _COMPLETE = """
-local s, q, v = unpack(redis.call('HMGET', KEYS[1], 's', 'q', 'v'))
-if not s then return 'unknown' end
+local s, q, v, g, h = unpack(redis.call('HMGET', KEYS[1], 's', 'q', 'v', 'g', 'h'))
+if is_unknown(s, g) then return 'unknown' end
 if s == 'cancelled' then return s end
-if q ~= ARGV[1] then return 'lost' end
+if q ~= ARGV[3] and q ~= '' then return 'lost' end
+if (s == 'done' or s == 'ended') and h and h ~= ARGV[8] then return 'differs' end
 if s == 'leased' or s == 'waiting' then
-  redis.call('ZREM', ARGV[4] .. v, ARGV[3])
-  redis.call('HSET', KEYS[1], 's', 'done', 'o', ARGV[2])
-  redis.call('PUBLISH', ARGV[5], ARGV[3])
+  redis.call('ZREM', ARGV[6] .. v, ARGV[5])
+  redis.call('HSET', KEYS[1], 's', 'done', 'o', ARGV[4], 'q', ARGV[3], 'h', ARGV[8])
+  redis.call('PUBLISH', ARGV[7], ARGV[5])
   return 'done'
 end
 if s == 'done' then return 'again' end
 return s
 """
 _LOOK = """
-local answer = {}
-local now = redis.call('TIME')
-local ms = now[1] * 1000 + math.floor(now[2] / 1000)
+local answer, generation = {}, current()
 for place, key in ipairs(KEYS) do
-  local s, u, n, m, v, o, w = unpack(redis.call('HMGET', key, 's', 'u', 'n', 'm', 'v', 'o', 'w'))
-  if s then redis.call('EXPIRE', key, ARGV[1]) end
-  if s == 'leased' and tonumber(u) < ms then
+  local s, u, n, m, v, o, w, g, d = unpack(redis.call('HMGET', key, 's', 'u', 'n', 'm', 'v', 'o', 'w', 'g', 'd'))
+  if s then redis.call('EXPIRE', key, ARGV[3]) end
+  if not generation then
+    s = 'unsettled'
+  elseif s and g ~= generation then
+    redis.call('HSET', key, 'g', generation)
+    if g and (s == 'leased' or s == 'waiting') then
+      s, u = 'leased', after(d)
+      redis.call('ZREM', ARGV[4] .. v, ARGV[5 + place])
+      redis.call('HSET', key, 's', s, 'q', '', 'u', u)
+    end
+  end
+  if s == 'leased' and (u == '0' or u == ARGV[5 + #KEYS + place]) then
     if tonumber(n) >= tonumber(m) then
       s = 'lost'
     else
       s = 'waiting'
-      redis.call('ZADD', ARGV[2] .. v, now[1] .. string.format('%06d', now[2]), ARGV[3 + place])
-      redis.call('PUBLISH', ARGV[3], v)
+      redis.call('ZADD', ARGV[4] .. v, now[1] .. string.format('%06d', now[2]), ARGV[5 + place])
+      redis.call('PUBLISH', ARGV[5], v)
     end
     redis.call('HSET', key, 's', s)
   end
-  answer[place] = {s or '', o or '', w or '', tonumber(n or 0)}
+  answer[place] = {s or '', o or '', w or '', tonumber(n or 0), u or ''}
 end
 return answer
 """
 _END = """
 local s, v = unpack(redis.call('HMGET', KEYS[1], 's', 'v'))
 if not s then
-  if ARGV[1] == '1' then
+  if ARGV[3] == '1' then
     redis.call('HSET', KEYS[1], 's', 'cancelled')
-    redis.call('EXPIRE', KEYS[1], ARGV[5])
+    redis.call('EXPIRE', KEYS[1], ARGV[7])
   end
   return 0
 end
+if ARGV[3] == '0' and (s == 'leased' or s == 'waiting') then return 0 end
 if s ~= 'ended' and s ~= 'cancelled' then
-  redis.call('HSET', KEYS[1], 's', (s == 'done' and ARGV[1] == '0') and 'ended' or 'cancelled')
+  redis.call('HSET', KEYS[1], 's', (s == 'done' and ARGV[3] == '0') and 'ended' or 'cancelled')
 end
 redis.call('HDEL', KEYS[1], 'b', 'o')
-if v then redis.call('ZREM', ARGV[3] .. v, ARGV[2]) end
-redis.call('EXPIRE', KEYS[1], ARGV[5])
-redis.call('PUBLISH', ARGV[4], ARGV[2])
-redis.call('PUBLISH', ARGV[4], ARGV[2] .. '!')
+if v then redis.call('ZREM', ARGV[5] .. v, ARGV[4]) end
+redis.call('EXPIRE', KEYS[1], ARGV[7])
+redis.call('PUBLISH', ARGV[6], ARGV[4])
+redis.call('PUBLISH', ARGV[6], ARGV[4] .. '!')
 return 1
 """
 
@@ -162,7 +201,7 @@ class State(NamedTuple):
     """Where an execution stands, as who watches it sees it."""
 
     state: str
-    """Empty if there is nothing of the kind."""
+    """Empty if there is nothing of the kind, `unsettled` while there is no generation."""
     outcome: bytes
     """JSON with `result` and `error`, once it is done."""
     problem: str
@@ -170,6 +209,8 @@ class State(NamedTuple):
     worker: str
     """Who had it last."""
     leases: int
+    beat: bytes
+    """Another one with each heartbeat."""
 
 
 def let_go(name: str) -> str:
@@ -184,7 +225,7 @@ class Pulls:
         self._redis = redis
         self._keys = keys
         self._scripts = {
-            name: redis.register_script(text)
+            name: redis.register_script(_CURRENT + text)
             for name, text in {
                 "offer": _OFFER,
                 "take": _TAKE,
@@ -195,12 +236,14 @@ class Pulls:
             }.items()
         }
 
-    def offer(self, offer: Offer) -> None:
-        """Offer work, unless it has been under this name."""
-        keys, place = self._keys, self._keys.pull(offer.name)
+    def offer(self, offer: Offer, *, again: bool = False) -> bool:
+        """Offer work, unless it has been under this name: from the first look on or, where it was lost and is offered
+        `again`, if nobody who has it is heard of within one lease. Say whether Redis has a generation to offer it in.
+        """
+        place = self._keys.pull(offer.name)
         body = self._sealed(place, encode(offer))
-        words = (offer.name, body, offer.service, round(offer.lease * 1000), offer.max_leases, offer.task_id)
-        self._run("offer", [place, keys.pull_waiting(offer.service)], *words, keys.pull_offers, KEPT)
+        words = (body, offer.service, round(offer.lease * 1000), offer.max_leases, offer.task_id, int(again), KEPT)
+        return int(self._run("offer", [place], *words)) >= 0
 
     def take(self, worker: str, services: Sequence[str]) -> Leased | None:
         """Lease to somebody what has waited longest of some services."""
@@ -238,12 +281,13 @@ class Pulls:
         name, token = _parts(queue_id)
         return self._said(self._run("beat", [self._keys.pull(name)], token))
 
-    def complete(self, queue_id: str, outcome: bytes) -> str:
+    def complete(self, queue_id: str, outcome: bytes, same: bytes) -> str:
         """Say how it ended; return where the work stands: `done`, `again` if that was said before, `ended` if it is
-        in Postgres."""
+        in Postgres, `differs` if it was completed before with other bytes for `same`."""
         name, token = _parts(queue_id)
         place, keys = self._keys.pull(name), self._keys
-        words = (token, self._sealed(place, outcome), name, keys.pull_waiting(""), keys.pull_ends)
+        digest = blake2b(same, digest_size=8).digest() if keys.vault is None else keys.vault.digest(same)
+        words = (token, self._sealed(place, outcome), name, keys.pull_waiting(""), keys.pull_ends, digest)
         return self._said(self._run("complete", [place], *words))
 
     def task_of(self, queue_id: str) -> str | None:
@@ -251,16 +295,22 @@ class Pulls:
         found = self._redis.hget(self._keys.pull(_parts(queue_id)[0]), "t")
         return found.decode() if isinstance(found, bytes) else found
 
-    def look(self, names: Sequence[str]) -> dict[str, State]:
-        """Return where executions stand; what was leased to somebody who fell silent is offered again."""
+    def look(self, names: Sequence[str], silent: Mapping[str, bytes] = _NOBODY) -> dict[str, State]:
+        """Return where executions stand; what is new, or was leased to somebody who fell silent, is open to all.
+
+        `silent` has the last heartbeats of holders that were not heard of for one lease, by the clock of the watcher:
+        Redis's own may be set.
+        """
         found: dict[str, State] = {}
         for start in range(0, len(names), _MOST):
             some = names[start : start + _MOST]
             places = [self._keys.pull(name) for name in some]
-            rows = self._run("look", places, KEPT, self._keys.pull_waiting(""), self._keys.pull_offers, *some)
-            for name, place, (state, outcome, worker, leases) in zip(some, places, rows, strict=True):
+            last = [silent.get(name, b"") for name in some]
+            rows = self._run("look", places, KEPT, self._keys.pull_waiting(""), self._keys.pull_offers, *some, *last)
+            for name, place, (state, outcome, worker, leases, beat) in zip(some, places, rows, strict=True):
                 said, problem = self._read(place, outcome) if state == b"done" else (b"", "")
-                found[name] = State(state.decode(), said, problem, worker.decode("utf-8", "replace"), int(leases))
+                holder = worker.decode("utf-8", "replace")
+                found[name] = State(state.decode(), said, problem, holder, int(leases), beat)
         return found
 
     def cancel(self, name: str) -> None:
@@ -268,7 +318,7 @@ class Pulls:
         self._end(name, is_cancelled=True)
 
     def release(self, name: str) -> None:
-        """Keep only that it has ended."""
+        """Keep only that it has ended; what has not is watched by another, who was given the task since."""
         self._end(name, is_cancelled=False)
 
     def _end(self, name: str, *, is_cancelled: bool) -> None:
@@ -277,7 +327,7 @@ class Pulls:
         self._run("end", [keys.pull(name)], *words)
 
     def _run(self, script: str, places: Sequence[str], *words: Any) -> Any:
-        return self._scripts[script](keys=list(places), args=list(words))
+        return self._scripts[script](keys=list(places), args=[self._keys.generation, self._keys.server, *words])
 
     @staticmethod
     def _said(state: Any) -> str:

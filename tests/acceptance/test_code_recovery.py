@@ -53,6 +53,7 @@ def test_a_worker_dies_between_two_turns(stack: Stack) -> None:
     assert handle.result(60) == "yes"
 
 
+@pytest.mark.long
 def test_fifty_megabytes_are_replayed_by_a_process_of_their_own_and_by_another_worker(
     stack: Stack, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def test_a_hundred_steps_in_sequence(running: Stack) -> None:
     assert project.steps.start(100).result(60) == 100, "at less than 0.6 s a step, which it takes nowhere"
 
 
+@pytest.mark.long
 def test_a_thousand_workflows_of_ten_steps(running: Stack) -> None:
     handles = [project.steps.start(10) for _ in range(1_000)]
     assert [handle.result(120) for handle in handles] == [10] * 1_000
@@ -157,7 +158,7 @@ def test_a_terminated_run_is_not_asked(running: Stack, tmp_path: Path) -> None:
     handle = project.tidy.start(str(path))
     eventually(lambda: _open_tasks(running, handle) == 2, "it waits")
     handle.terminate()
-    with pytest.raises(RunFailed, match="was cancelled"):
+    with pytest.raises(RunFailed, match="was terminated"):
         handle.result(60)
     assert not path.exists()
     eventually(lambda: not _open_tasks(running, handle), "nothing is open")
@@ -192,6 +193,7 @@ def test_one_run_is_open_under_an_id(running: Stack) -> None:
 # -- from the command line
 
 
+@pytest.mark.long_for("http")
 def test_from_the_command_line(running: Stack) -> None:
     run = _command(running, "runs", "start", "project.basket", "--app", "project:app").strip()
     _command(running, "runs", "signal", run, "add", "a pear")
@@ -209,6 +211,7 @@ def test_from_the_command_line(running: Stack) -> None:
     eventually(lambda: _state(running, run) == "cancelled", "it has ended")
 
 
+@pytest.mark.long_for("http")
 def test_a_run_is_reset_from_the_command_line(running: Stack) -> None:
     old = project.steps.start(3)
     assert old.result(60) == 3

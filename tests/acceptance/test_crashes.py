@@ -50,6 +50,7 @@ def descendants(pid: int) -> set[int]:
 # -- who pays for a death
 
 
+@pytest.mark.long
 def test_innocents_in_children_do_not_pay_for_the_death_of_their_worker(life: Stack, tmp_path: Path) -> None:
     worker = life.worker(*APP, "--concurrency", "20")
     started, kills = tmp_path / "started", tmp_path / "kills"

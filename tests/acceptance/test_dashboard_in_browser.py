@@ -277,6 +277,7 @@ def more_pages(base: str) -> list[str]:
     return [*pages, "/ui/tasks/retry?name=project.broken", "/ui/search?text=project", resets[0]]
 
 
+@pytest.mark.long
 def test_a_reset_is_looked_at_before_it_is_done(base: str, window: Watched) -> None:
     run = start_code(base)
     window.go(f"/ui/runs/{run}")
@@ -295,6 +296,7 @@ def test_a_reset_is_looked_at_before_it_is_done(base: str, window: Watched) -> N
 
 @pytest.mark.parametrize("pages", ["some", "all"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.long_for("all")
 def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: str, pages: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
     order, run, task = start_flow(base), start_fan_out(base), enqueue(f"{base}/api/v1", "broken", "to be looked at")
@@ -401,6 +403,7 @@ def turn(page: Any, *, hidden: bool) -> None:
     )
 
 
+@pytest.mark.long
 def test_there_may_be_more_tabs_than_connections(base: str, browser: Any) -> None:
     context = browser.new_context(base_url=base)
     tabs: list[Any] = []

@@ -196,6 +196,7 @@ def test_enqueue_many(running: Stack) -> None:
     assert [handle.result(60) for handle in handles] == list(range(1_000))
 
 
+@pytest.mark.long
 def test_a_run_of_a_hundred_thousand_tasks_counts_exactly(running: Stack) -> None:
     run = project.app.start_many(project.noop, [()] * 100_000)
     assert run.wait_ended(150) == "success"

@@ -38,6 +38,8 @@ KINDS: dict[str, tuple[dict[str, Any], Any]] = {
     "approval": ({"params": {"approval_key": "$shared.ok", "timeout_ms": 600_000}, "post": WORK["post"]}, "approved"),
 }
 """By kind, a node, and what it comes to."""
+TAKES = {"foreach": ("path", "go", "items"), "timer": ("val",), "wait_event": (), "approval": ()}
+"""By kind, the parameters that its flow takes, if not those of the function that most of them call."""
 LOOP: dict[str, Any] = {
     "start": "node",
     "max_steps": 1_000_000,
@@ -65,6 +67,7 @@ SELECT (SELECT count(*) FROM orchestrator.tasks) + (SELECT count(*) FROM orchest
 
 
 @pytest.mark.parametrize("victims", ["both", "scheduler", "worker"])
+@pytest.mark.long_for("scheduler", "worker")
 def test_somebody_is_killed_in_the_middle_of_every_kind_of_node(stack: Stack, tmp_path: Path, victims: str) -> None:
     log, go, flows = tmp_path / "log", tmp_path / "go", project.app.flows
     scheduler, worker = stack.scheduler(), stack.worker()
@@ -73,7 +76,8 @@ def test_somebody_is_killed_in_the_middle_of_every_kind_of_node(stack: Stack, tm
         after = {"kind": "choice", "default_action": "end"}
         graph = {"start": "node", "nodes": {"node": {"kind": kind, **node}, "after": after}}
         flows.publish(kind, {**graph, "edges": [{"from": "node", "action": "default", "to": "after"}]})
-        runs[kind] = flows[kind].start(path=str(log), go=str(go), val=3, items=[{"number": 1}, {"number": 2}])
+        given = {"path": str(log), "go": str(go), "val": 3, "items": [{"number": 1}, {"number": 2}]}
+        runs[kind] = flows[kind].start(**{name: given[name] for name in TAKES.get(kind, ("path", "go"))})
     flows.publish("choice", LOOP)
     loop = flows["choice"].start()
     eventually(lambda: stack.scalar(_MIDDLE), "every run is in the middle of its node")

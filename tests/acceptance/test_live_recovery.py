@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
+import pytest
 
 from orchestrator.transport.keys import Keys
 from tests.acceptance.conftest import project
@@ -120,6 +121,7 @@ def orchestrator(stack: Stack, *words: str) -> str:
     return subprocess.run(command, env=stack.environment, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.long
 def test_who_does_not_read_is_not_waited_for_and_begins_again(stack: Stack) -> None:
     stack.scheduler()
     stack.worker("--queues", "n" * 120)

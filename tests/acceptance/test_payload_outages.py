@@ -54,6 +54,7 @@ def test_an_outage_of_the_store_costs_no_try(stack: Stack, is_mount_point: bool)
     assert stack.scalar("SELECT max(failures) FROM orchestrator.ended_tasks") == 0
 
 
+@pytest.mark.long
 def test_an_outage_of_the_store_fails_no_workflow(stack: Stack) -> None:
     stack.scheduler()
     first = stack.worker(*WORKER)

@@ -292,6 +292,7 @@ def test_a_stored_result_is_answered_as_json(running: Stack) -> None:
         assert found.status_code == 422, found.text
 
 
+@pytest.mark.long
 def test_outputs_that_are_very_large_are_answered_by_reference(running: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     storing.app.workflows.apply(
         loads("""

@@ -116,6 +116,7 @@ def test_tasks_that_half_of_the_workers_know_do_not_go_round(deploy: Deploy) -> 
     assert {handle.result(0) for handle in fresh} == {"two"}
 
 
+@pytest.mark.long
 def test_a_task_waits_at_the_worker_that_knows_it_and_leaves_when_another_has_room(
     deploy: Deploy, tmp_path: Path
 ) -> None:

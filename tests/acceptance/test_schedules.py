@@ -65,6 +65,7 @@ def number(stack: Stack) -> int:
     return int(str(stack.scalar("SELECT count(*) FROM orchestrator.runs")))
 
 
+@pytest.mark.long
 def test_a_year_is_filled_in_a_few_at_a_time(stack: Stack) -> None:
     stack.scheduler()
     stack.worker("--allow", "steps.py")

@@ -367,6 +367,7 @@ def test_a_task_sealed_with_a_stray_key_holds_up_no_other_of_its_name(sealed: St
     assert vaulted.app.handle(stray).result(60)["said"] == MARK
 
 
+@pytest.mark.long
 def test_a_rotation_under_load_that_is_killed_goes_on(sealed: Stack) -> None:
     with_keys(sealed, "plain," + FIRST)
     scheduler, worker = sealed.scheduler(), sealed.worker(*WORKER)

@@ -463,7 +463,7 @@ def test_a_workflow_that_never_comes_back_is_stuck_and_frees_its_slot(life: Stac
     statement = "SELECT stuck FROM orchestrator.runs WHERE id = CAST(:id AS uuid)"
     assert life.sql(statement, id=handle.id)[0][0]["kind"] == "TurnTooLong"
     handle.terminate()
-    eventually(lambda: handle.status() == "cancelled", "it has ended")
+    eventually(lambda: handle.status() == "terminated", "it has ended")
 
 
 def test_a_workflow_that_keeps_the_interpreter_to_itself_leaves_others_alone(life: Stack, tmp_path: Path) -> None:
@@ -480,4 +480,4 @@ def test_a_workflow_that_keeps_the_interpreter_to_itself_leaves_others_alone(lif
     eventually(lambda: life.sql(alone, id=handle.id), "it is tried in a process of its own, which may last")
     assert stubborn.pid.enqueue().result(60) != old
     handle.terminate()
-    eventually(lambda: handle.status() == "cancelled", "it has ended")
+    eventually(lambda: handle.status() == "terminated", "it has ended")

@@ -392,6 +392,7 @@ def test_a_thousand_tasks_in_ten_fully_connected_layers_cost_the_leader_less_tha
     assert min(times) < 1.0, times
 
 
+@pytest.mark.long
 def test_the_cost_of_a_task_does_not_grow_with_the_size_of_its_run(running: Stack) -> None:
     cost = {}
     for size in (100, 1_000, 10_000):

@@ -30,7 +30,7 @@ from tests.chaos.cutting import Cutting
 from tests.stores import backend_of
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.skipif(find_redis() is None, reason="no Redis to stop")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(find_redis() is None, reason="no Redis to stop")]
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ def experiment(part: int) -> Experiment:
 
 @pytest.mark.timeout(300)  # some 25 s, and far more where others use the machine
 @pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.long_for("1")
 def test_the_promises_hold_on_real_processes(part: int, tmp_path: Path) -> None:
     wanted = experiment(part)
     outcome = run(wanted, tmp_path)

@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.soak.lines import LINES
+
+pytestmark = pytest.mark.long
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -103,6 +103,7 @@ def test_where_no_other_could_do_better_the_leader_leads_on_and_status_says_why(
     said = eventually(complains, "status says that the leader cannot work")
     assert str(first.pid) in said
     assert "it cannot use Redis" in said
+    assert ".." not in said
     assert "no worker" not in trouble(stack), "nobody can say so"
     eventually(lambda: second.logged("could not do better"), "the standby says that it could not do better")
     assert stack.leader() is first

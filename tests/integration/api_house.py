@@ -57,10 +57,12 @@ class House:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def make_key(self, queues: str | None, workflows: str | None, scope: Scope = Scope.ADMIN) -> Secret:
+    def make_key(
+        self, queues: str | None, workflows: str | None, scope: Scope = Scope.ADMIN, tasks: str | None = None
+    ) -> Secret:
         secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
         with self.engine.connect() as connection:
-            keys.add(connection, secret, "bound", scope, None, queues=queues, workflows=workflows)
+            keys.add(connection, secret, "bound", scope, None, queues=queues, workflows=workflows, tasks=tasks)
         return secret
 
 

@@ -203,7 +203,7 @@ class FakeKubernetes(http.server.ThreadingHTTPServer):
             if ("pods", space, pod["metadata"]["name"]) not in self.things:
                 return
             self.put("pods", space, pod, "MODIFIED")
-            condition = {"type": "Complete" if code == 0 else "Failed", "status": "True"}
+            condition = {"type": "Complete" if code == 0 else "Failed", "status": "True", "lastTransitionTime": _now()}
             if code:
                 condition["reason"] = "DeadlineExceeded" if is_late else "BackoffLimitExceeded"
             if ("jobs", space, name) in self.things:
@@ -299,7 +299,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif self.command == "PATCH":
             assert self.headers["Content-Type"] == "application/merge-patch+json"
             thing = self.server.things[kind, space, name]
-            thing["metadata"] |= body["metadata"]
+            for part, change in body.items():
+                thing[part] |= change
             check_model(_MODELS[kind], {**thing, "metadata": thing["metadata"]})
             self._send(200, self.server.put(kind, space, thing, "MODIFIED"))
         elif found["log"]:

@@ -33,10 +33,11 @@ class Parts:
         self.tx, self.news = Transaction(connection, now), News()
         backlog, lanes = Backlog(), LaneService()
         dags = Dags(backlog, 1_000_000, 1_000)
-        code, triggers = CodeRuns(Fleet(5.0), backlog), Triggers(dags)
+        fleet = Fleet(5.0)
+        code, triggers = CodeRuns(fleet, backlog), Triggers(dags)
         self.runs = Runs(dags, Flows(1_000_000), triggers, code, backlog)
         self.cancels = Cancels(self.runs, backlog)
-        self._requests = Requests(self.runs, self.cancels, triggers, code, backlog, lanes)
+        self._requests = Requests(self.runs, self.cancels, triggers, code, backlog, lanes, fleet)
         self._reports = Reports(code, 2, 100, OFF, 300.0)
 
     def report(self, *reports: Report) -> None:

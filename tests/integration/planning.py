@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.scheduler.leadership import Leadership
@@ -19,8 +20,40 @@ from orchestrator.store.driver import Answer, Channel
 from orchestrator.store.sql import Statement
 from orchestrator.store.tables import metadata
 
-STATES = ["never analysed", "analysed", "analysed when empty", "planned when empty", "planned when vacuumed"]
 BATCH = 500
+_OURS = "(SELECT oid FROM pg_class WHERE relnamespace = 'orchestrator'::regnamespace AND relkind IN ('r', 'i'))"
+_NOTHING_OF_COLUMNS = f"DELETE FROM pg_statistic WHERE starelid IN {_OURS}"
+_NO_HISTOGRAMS = ", ".join(f"stakind{n} = 0, stanumbers{n} = NULL, stavalues{n} = NULL" for n in range(1, 6))
+
+
+def _size(tuples: float, pages: int) -> str:
+    """Have the planner believe in so many rows a page: it looks at the real number of pages itself."""
+    return f"UPDATE pg_class SET reltuples = {tuples}, relpages = {pages} WHERE oid IN {_OURS}"
+
+
+def _columns(nulls: int, distinct: int) -> str:
+    values = f"stanullfrac = {nulls}, stadistinct = {distinct}, {_NO_HISTOGRAMS}"
+    return f"UPDATE pg_statistic SET {values} WHERE starelid IN {_OURS}"
+
+
+_SPARSE, _HUGE = _size(1, 100_000), _size(1e9, 1)
+STATISTICS = {
+    "never analysed": [_NOTHING_OF_COLUMNS, _size(-1, 0)],
+    "analysed": ["ANALYZE"],
+    "analysed when empty": [_NOTHING_OF_COLUMNS, _size(0, 0)],
+    "nearly empty": ["ANALYZE", _SPARSE],
+    "nearly empty, columns unknown": [_NOTHING_OF_COLUMNS, _SPARSE],
+    "nearly empty, columns null": ["ANALYZE", _columns(1, 0), _SPARSE],
+    "huge": ["ANALYZE", _HUGE],
+    "huge, one value a column": ["ANALYZE", _columns(0, 1), _HUGE],
+}
+"""What the planner may believe of full tables, true or not. "Nearly empty" is a table that was large, was analysed when
+a few rows were left, and has filled again."""
+STATES = [
+    *("never analysed", "analysed", "analysed when empty", "nearly empty", "huge"),
+    *("planned when empty", "planned when vacuumed"),
+]
+"""In which statements are run, and what they read is counted."""
 
 
 @dataclass
@@ -78,14 +111,44 @@ Call = Callable[[Leader], Callable[[Connection], object]]
 
 
 @contextmanager
-def leader_of(
+def leaders_of(
     services: EmbeddedServices,
-    state: str,
     fill: Sequence[str],
     begin: Callable[[Connection], list[tuple[bytes, int]]],
     statements: Mapping[str, Call],
-) -> Iterator[Leader]:
-    """Yield a leader of a database of its own, filled, with its statistics in a state; `begin` puts tasks in flight."""
+) -> Iterator[Callable[[str], Leader]]:
+    """Yield a function that returns a leader with statistics in a state; `begin` puts tasks in flight.
+
+    All states of statistics are those of one database. One in which plans were made before it was filled is another.
+    """
+    with ExitStack() as databases:
+        make = partial(_leader, services, fill=fill, begin=begin, statements=statements)
+        filled: list[tuple[Leader, Engine]] = []
+
+        def leader(state: str) -> Leader:
+            if state not in STATISTICS:
+                return databases.enter_context(make(state))[0]
+            if not filled:
+                filled.append(databases.enter_context(make(state)))
+            found, by_hand = filled[0]
+            with by_hand.connect() as connection:
+                for statement in STATISTICS[state]:
+                    connection.exec_driver_sql(statement)
+            return found
+
+        yield leader
+
+
+@contextmanager
+def _leader(
+    services: EmbeddedServices,
+    state: str,
+    *,
+    fill: Sequence[str],
+    begin: Callable[[Connection], list[tuple[bytes, int]]],
+    statements: Mapping[str, Call],
+) -> Iterator[tuple[Leader, Engine]]:
+    """Yield a leader of a database of its own, filled, and an engine for what people do there."""
     major = int((services.postgres.data / "PG_VERSION").read_text())
     name = f"plans_{uuid.uuid4().hex}"
     admin = create_engine(
@@ -95,12 +158,12 @@ def leader_of(
         connection.execute(text(f"CREATE DATABASE {name} TEMPLATE orchestrator"))
     admin.dispose()
     engine = database.engine_for(services.postgres.database_url(name))
-    leadership = Leadership(engine, lease=60.0)
+    leadership = Leadership(engine, lease=600.0)  # it waits in its transaction
     by_hand = engine.execution_options(isolation_level="AUTOCOMMIT")
     with by_hand.connect() as connection:
         for table in metadata.tables.values():  # autovacuum would change the state that is being tested
             connection.execute(text(f"ALTER TABLE {table.fullname} SET (autovacuum_enabled = off)"))
-        if state in ("analysed when empty", "planned when vacuumed"):
+        if state == "planned when vacuumed":
             connection.execute(text("VACUUM ANALYZE"))
     if state.startswith("planned when"):
         with leadership.reading() as connection, connection.begin_nested() as savepoint:
@@ -111,13 +174,11 @@ def leader_of(
     with engine.begin() as connection:
         for statement in fill:
             connection.execute(text(statement))
-    if state == "analysed":
-        with by_hand.connect() as connection:
-            connection.execute(text("ANALYZE"))
     with leadership.reading() as connection:
         in_flight = begin(connection)
     with leadership.reading() as connection:
-        yield Leader(connection, in_flight, is_misled=state == "planned when vacuumed" and major < 18)
+        connection.exec_driver_sql("SET statement_timeout = '10s'")
+        yield Leader(connection, in_flight, is_misled=state == "planned when vacuumed" and major < 18), by_hand
     leadership.disconnect()
     engine.dispose()
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from orchestrator import WorkflowContext
+from orchestrator import HandlerFailed, InvalidArguments, UpdateRefused, WorkflowContext
 from orchestrator.api.app import create_app
 from orchestrator.domain.access import Scope, Secret
+from orchestrator.errors import from_problem
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.store import keys
 from tests.integration.code_stage import rest
 from tests.integration.stage import System, Worker
+from tests.waiting import eventually
 
 Ask = Callable[..., httpx.Response]
 
@@ -127,3 +130,35 @@ def test_a_reset_is_shown_before_it_is_done(system: System, ask: Ask, engine_: E
     ask("POST", "/api/v1/workflows", json={"definition": steps}).raise_for_status()
     other = ask("POST", "/api/v1/workflows/steps/runs", json={}).json()["id"]
     assert ask("GET", f"/api/v1/runs/{other}/reset?to=1").status_code in (404, 409)
+
+
+def test_who_asks_is_told_how_far_it_came(system: System, ask: Ask, engine_: Engine) -> None:
+    @system.app.workflow(name="shop.basket")
+    async def basket(ctx: WorkflowContext) -> None:
+        def check(count: int) -> None:
+            if count > 9:
+                raise ValueError("too many")
+
+        @ctx.update(validate=check)
+        def add(count: int) -> float:
+            return 1 / count
+
+        await ctx.signals("end").get()
+
+    worker = system.worker(knows=("shop.basket",))
+    handle = basket.start()
+    rest(system, worker, engine_)
+    calls: list[tuple[str, list[Any]]] = [("add", [10]), ("add", ["x"]), ("add", [0]), ("add", [2])]
+    with ThreadPoolExecutor(8) as pool:
+        path = f"/api/v1/runs/{handle.id}/updates"
+        over_http = pool.submit(lambda: [ask("POST", f"{path}/{name}", json={"args": args}) for name, args in calls])
+        direct = [pool.submit(handle.update, name, *args, timeout=60) for name, args in calls]
+        done = [over_http.done, *(one.done for one in direct)]
+        eventually(lambda: rest(system, worker, engine_) or all(one() for one in done), "all are answered")
+    kinds = [UpdateRefused, InvalidArguments, HandlerFailed]
+    answers = over_http.result()
+    assert [answer.status_code for answer in answers] == [400, 400, 400, 200]
+    told = [from_problem(one.json()["type"], one.json()["detail"], {}) for one in answers[:3]]
+    assert [type(error) for error in told] == kinds
+    assert [type(one.exception()) for one in direct[:3]] == kinds
+    assert direct[3].result() == 0.5

@@ -109,6 +109,17 @@ def test_without_keys_nobody_comes_through_a_proxy(
     assert (answer.status_code, "keys create" in answer.json()["detail"]) == (403, True)
 
 
+def test_without_keys_pages_of_other_sites_read_nothing(engine: Engine, database_url: str, redis_url: str) -> None:
+    server, site = Server(database_url, redis_url), "Sec_Fetch_Site"
+    for path in ("/api/v1/tasks", "/ui"):
+        assert server.ask("GET", path, **{site: "cross-site"}).status_code == 403
+        for own in ("same-origin", "none"):
+            assert server.ask("GET", path, **{site: own}).status_code == 200
+    key = new_key(engine)
+    given = {site: "cross-site", "Authorization": f"Bearer {key}"}
+    assert Server(database_url, redis_url).ask("GET", "/api/v1/tasks", **given).status_code == 200
+
+
 def test_who_tries_many_keys_is_sent_away_and_nobody_else(
     engine: Engine, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

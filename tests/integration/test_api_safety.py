@@ -25,7 +25,7 @@ import uvicorn
 from click.testing import CliRunner
 from sqlalchemy import Engine
 
-from orchestrator.api import access, patience, server, turns
+from orchestrator.api import access, bodies, patience, server
 from orchestrator.api.app import create_app
 from orchestrator.api.patience import PatientProtocol
 from orchestrator.cli import main
@@ -316,7 +316,7 @@ def test_who_sends_a_request_by_drops_is_let_go(settings: Settings, monkeypatch:
 def test_who_sends_a_body_by_drops_is_answered_and_let_go(
     settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "LONGEST_BODY", 0.3)
+    monkeypatch.setattr(bodies, "LONGEST_BODY", 0.3)
     head = b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST + b"Content-Length: 100000\r\n"
     with serving(settings, timeout_keep_alive=60) as port:
         got = exchange(port, head + b"\r\n{")
@@ -330,7 +330,7 @@ def test_who_sends_a_body_by_drops_is_answered_and_let_go(
 
 
 def test_who_asks_before_sending_too_much_is_told_not_to(settings: Settings) -> None:
-    length = b"Content-Length: %d\r\n" % (turns.LARGEST_BODY + 1)
+    length = b"Content-Length: %d\r\n" % (bodies.LARGEST_BODY + 1)
     with serving(settings) as port:
         got = exchange(port, b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST + length + b"Expect: 100-continue\r\n\r\n")
     assert got.startswith(b"HTTP/1.1 413"), got

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import exc
 
-from orchestrator.api import refusals, turns
+from orchestrator.api import refusals, slots
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.reach import BACKFILL, QUEUE, RUN, TASK, WORKFLOW, Subject
 from orchestrator.api.routes import ROUTES
@@ -70,7 +70,7 @@ ACTS = [
 
 @pytest.fixture
 def house(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    monkeypatch.setattr(turns, "_LONGEST_WAIT", 0.2)
+    monkeypatch.setattr(slots, "_LONGEST_WAIT", 0.2)
     with furnished(database_url, redis_url) as found:
         yield found
         with found.engine.connect() as connection:

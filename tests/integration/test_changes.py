@@ -209,6 +209,7 @@ def test_rubbish_in_the_streams_is_a_gap(system: System) -> None:
     assert (heard.entries, heard.spoken, heard.has_gap) == ([], set(), True)
 
 
+@pytest.mark.long
 def test_where_too_many_have_spoken_any_may_have(system: System) -> None:
     follower = watch(system)
     pipeline = system.redis.pipeline()

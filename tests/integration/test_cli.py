@@ -620,6 +620,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
     assert {"queue": "system", "name": "shop.unheard_of", "tasks": 1} in [
         {key: unknown[key] for key in ("queue", "name", "tasks")} for unknown in after["unknown_tasks"]
     ]
+    assert [run("status", *words).exit_code for words in ((), ("--check",), ("--check", "--json"))] == [0, 1, 1]
     people = run("status").output
     assert "! No scheduler leads" in people
     assert "! Queue 'system' has ready tasks and no live worker" in people
@@ -831,8 +832,8 @@ def test_dev_brings_its_own_services_and_takes_them_away(folder: Path) -> None:
     below = folder / "below"
     below.mkdir()
     with Dev(folder) as dev:
-        dev.wait_for("Ctrl-C stops everything")
-        dev.wait_for("leading, term 1")
+        dev.wait_for("✓ ready. Ctrl-C stops everything")
+        assert "leading, term 1" in dev.said.read_text(encoding="utf-8")
         services = json.loads((folder / ".orchestrator" / "services.json").read_text(encoding="utf-8"))
         assert services["pid"] == dev.process.pid
         assert "no application is given" in dev.said.read_text(encoding="utf-8")

@@ -205,6 +205,22 @@ def test_who_terminates_at_a_terminal_is_asked(
     assert system.count("inbox") == 2
 
 
+@pytest.mark.parametrize("what", ["run", "task"])
+def test_who_cancels_several_at_a_terminal_is_asked(
+    system: System, order: CodeWorkflow[..., Any], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    one, two = (
+        order.start("4711", ["tea"]).id if what == "run" else system.job.options(delay=60).enqueue().id for _ in "12"
+    )
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+    refused = CliRunner().invoke(main, [f"{what}s", "cancel", one, two], input="n\n")
+    assert (refused.exit_code, f"Cancel 2 {what}s?" in refused.output) == (1, True)
+    assert CliRunner().invoke(main, [f"{what}s", "cancel", one]).exit_code == 0
+    assert CliRunner().invoke(main, [f"{what}s", "cancel", one, two, "--yes"]).exit_code == 0
+    monkeypatch.undo()
+    assert system.count("inbox") == 3
+
+
 def test_a_stuck_run_does_not_go_on(system: System, order: CodeWorkflow[..., Any]) -> None:
     worker = system.worker(knows=KNOWS)
     handle = system.app.code_workflows["parcel"].start("tea")

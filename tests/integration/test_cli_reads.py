@@ -19,6 +19,8 @@ from tests.integration.serving import both_ways  # noqa: F401
 from tests.integration.stage import System
 from tests.unit.test_cli_help import READS
 
+pytestmark = pytest.mark.long_for("http")
+
 LISTS = [
     ("tasks", "list"),
     ("runs", "list"),

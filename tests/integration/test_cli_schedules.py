@@ -148,6 +148,7 @@ def test_backfills(run: Run) -> None:
         ("2026-02-01", "2026-01-01", "expected start < end <= now"),
         ("2026-01-01", "9000-01-01", "expected start < end <= now"),
         ("soon", "2026-01-01", "start: expected a time such as"),
+        ("0001-01-01T00:00:00+14:00", "2026-01-01", "start: expected a time such as"),
         ("2026-01-01T03:00", "2026-01-01T04:00", "has no fire between"),
     ]:
         refused = run("schedules", "backfill", "nightly", "--from", start, "--to", end, exit_code=1)

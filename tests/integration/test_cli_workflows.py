@@ -606,7 +606,6 @@ def test_events_are_posted(engine: Engine, run: Callable[..., Result]) -> None:
 
 ORDERS = """
 from orchestrator import Orchestrator, WorkflowContext
-from tests.integration.serving import both_ways  # noqa: F401
 
 app = Orchestrator()
 
@@ -657,6 +656,13 @@ def open_orders(run: Callable[..., Result], connection: Connection) -> None:
             '"orders"',
             1,
             "order: 2 open runs, and the application has no workflow of this name. Did you mean",
+        ),
+        pytest.param(
+            "ship.schedule(item)",
+            f"ship.schedule(item if hash('a') == {hash('a')} else 'another')",
+            1,
+            "In a process with another hash seed (PYTHONHASHSEED=",
+            id="hash seed",
         ),
         ('"refund"', '"refund", version=2', 0, "1 open run held to a version that the application does not have"),
     ],

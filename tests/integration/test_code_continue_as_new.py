@@ -157,7 +157,7 @@ def test_a_terminated_run_ends(
 ) -> None:
     handle = looper.start()
     continue_with(system, worker, engine_, handle, moment, handle.terminate)
-    assert handle.status() == "cancelled"
+    assert handle.status() == "terminated"
 
 
 def test_a_run_that_is_being_terminated_does_not_escape(

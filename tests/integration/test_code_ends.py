@@ -163,5 +163,5 @@ def test_a_late_report_that_the_code_goes_on_changes_nothing(
     handle.terminate()
     worker.report(Activated(turn.id, turn.attempt + 1, 0.1, through=1, commands=[AGAIN]))
     system.pass_seconds(2)
-    assert handle.status() == "cancelled"
+    assert handle.status() == "terminated"
     assert len(started(system, "shop.order")) == 1

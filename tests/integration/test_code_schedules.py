@@ -11,6 +11,7 @@ from orchestrator import InvalidWorkflow, WorkflowContext, WorkflowHandle
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import CancelRun, Command, CompleteRun, ContinueRun
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.sdk.values.payload import decode_call
 from tests.integration.code_stage import activation
 from tests.integration.stage import ONE, System, Worker
 
@@ -140,3 +141,24 @@ def test_there_is_no_backfill(system: System, nightly: CodeWorkflow[..., Any]) -
     system.app.schedules.set("nightly", every="1h", params={"due": "x"})
     with pytest.raises(InvalidWorkflow, match="is a workflow as code, and cannot be filled in"):
         system.app.schedules["nightly"].backfill("2026-01-01", "2026-01-02")
+
+
+def test_another_schedule_of_a_task_takes_params_of_its_own(system: System) -> None:
+    def clean(area: str, due: str = "", limit: int = 3) -> None: ...
+
+    app = system.app
+    task = app.task(name="clean")(clean)
+    app.schedule(every="1h", params={"area": "attic", "due": "${run.fire_time}"})(task)
+    app.schedules.apply()
+    app.schedules.set("clean", "cellar", every="1h", params={"area": "cellar", "due": "today", "limit": 9})
+    worker = system.worker(knows=("clean",))
+    given = []
+    for key in ("clean/default", "clean/cellar"):
+        app.schedules[key].trigger()
+        system.pass_seconds(3)
+        (sent,) = worker.take()
+        given.append(decode_call(sent.payload)[1])
+    assert given[0] == {"area": "attic", "due": given[0]["due"], "limit": 3}
+    assert given[1] == {"area": "cellar", "due": "today", "limit": 9}
+    with pytest.raises(InvalidWorkflow, match="unknown parameter 'aria'. Did you mean 'area'"):
+        app.schedules.set("clean", "roof", every="1h", params={"aria": "roof"})

@@ -106,3 +106,24 @@ def test_a_signal_that_reaches_nobody_is_told_to_people_and_its_sender_goes_on(
     assert f"run {listener.id} has ended, or never was, and signal news does not reach it" in caplog.text
     assert "signal_received" not in kinds(system, listener)
     assert system.row(raw(lost))["status"] == "success"
+
+
+def test_a_signal_to_a_run_that_fails_at_that_moment_is_in_its_history(
+    system: System, worker: Worker, engine_: Engine
+) -> None:
+    job = system.job
+
+    @system.app.workflow(name="hears")
+    async def fails(ctx: WorkflowContext) -> int:
+        await job.schedule(1)
+        return await ctx.signals("news", type=int).get()
+
+    handle = fails.start()
+    (task,) = turn(system, worker, engine_, fresh=False)
+    worker.fail(task, retryable=False)
+    system.pass_seconds()
+    worker.report(act(engine_, *worker.take()))  # it fails, and nobody knows yet
+    handle.signal("news", 7)
+    system.pass_seconds(2)
+    assert handle.status() == "failed"
+    assert kinds(system, handle)[-2:] == ["run_failed", "signal_received"]

@@ -384,6 +384,14 @@ def test_all_of_a_block_commits_together(app: Orchestrator, running: Running, co
     assert len(running.outbox.tasks) == 2
 
 
+def test_a_block_leaves_no_warning_in_the_log_of_postgres(running: Running) -> None:
+    """There was one for each block: of a ROLLBACK outside of any transaction."""
+    with running.ctx.transaction() as connection:
+        lent: Any = connection.connection.dbapi_connection
+        connection.execute(text("INSERT INTO ledger VALUES ('quiet')"))
+    assert lent.notices == []
+
+
 def test_a_result_that_nobody_wants_is_not_kept(app: Orchestrator, connection: Connection) -> None:
     running = Running(app, put(connection), options='{"store_result":false}')
     with running.ctx.transaction():

@@ -491,6 +491,10 @@ def test_a_range_with_too_many_fires_is_refused_with_where_to_end(
         backend.schedules.preview_backfill("mail-flow/default", "2026-01-01", "2026-02-01", None, False)
     with pytest.raises(InvalidWorkflow, match="at most 20 years.* Fill in what comes before 2020-01-16 first"):
         backend.schedules.preview_backfill("mail-flow/default", "2000-01-01", "2026-02-01", None, False)
+    monkeypatch.undo()
+    monkeypatch.setattr(schedules, "_MOST_PREVIEWED", 10)
+    with pytest.raises(InvalidWorkflow, match="has more than 10 fires between"):
+        backend.schedules.preview_backfill("mail-flow/default", "2026-01-01", "2026-02-01", None, False)
     backend.close()
     assert said in str(caught.value)
 

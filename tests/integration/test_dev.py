@@ -90,6 +90,7 @@ def project(tmp_path: Path, database_url: str, redis_url: str) -> Project:
     )
 
 
+@pytest.mark.long
 def test_it_serves_every_queue_that_is_named(project: Project) -> None:
     with project.dev() as dev:
         dev.wait_for("ready: queues default, images, mail, 10 at once")
@@ -120,7 +121,10 @@ def test_schedules_come_and_go_with_the_code_and_a_second_start_gives_no_alarm(t
     tmp_path.chmod(0o755)  # Postgres may have to run as another user
     project = Project(tmp_path)
     with project.dev() as dev:
-        dev.wait_for("ready: queues")
+        dev.wait_for("✓ ready")
+        said = dev.said.read_text(encoding="utf-8")
+        assert "leading, term 1" in said
+        assert "ready: queues" in said
         project.write("shop.py", SHOP + SCHEDULED)
         dev.wait_for("shop.nightly: next fire")
         project.write("shop.py", SHOP + "(")
@@ -141,6 +145,7 @@ def test_schedules_come_and_go_with_the_code_and_a_second_start_gives_no_alarm(t
         assert "lost" not in said
 
 
+@pytest.mark.long
 def test_its_servers_are_started_again(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)  # Postgres may have to run as another user
     project, services = Project(tmp_path), EmbeddedServices(tmp_path / ".orchestrator")

@@ -36,6 +36,8 @@ class Heard:
     def log(self, line: str, *, level: str = "info") -> None:
         self.lines.append(f"{level}: {line}")
 
+    def ended(self) -> None: ...
+
     def progress(self, done: float, total: float | None = None, message: str = "") -> None: ...
 
 

@@ -30,7 +30,9 @@ class Heard:
         self.lines: list[str] = []
 
     def log(self, line: str, *, level: str = "info") -> None:
-        self.lines.append(f"{level}: {line}")
+        self.lines += [f"{level}: {one}" for one in line.split("\n")]
+
+    def ended(self) -> None: ...
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None: ...
 

@@ -39,6 +39,8 @@ class Heard:
     def log(self, line: str, *, level: str = "info") -> None:
         self.lines.append(f"{level}: {line}")
 
+    def ended(self) -> None: ...
+
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         raise AssertionError(f"nobody says {done} of {total}: {message}")
 
@@ -111,7 +113,11 @@ def test_a_job_is_created_once_and_nothing_is_left_of_it(cluster: FakeKubernetes
         assert set(names) == {f"jobs/{asked.name}"}
         outcome = await executor.watch(asked, names[0], heard)
         assert await executor.watch(asked, await executor.submit(asked), Heard()) == outcome
+        await executor.expire(asked, names[0])
+        ttl = cluster.things["jobs", "jobs", asked.name]["spec"]["ttlSecondsAfterFinished"]
+        assert 60 <= ttl < 120, "it goes a minute from now, if nobody is left to delete it"
         await executor.release(asked, names[0])
+        await executor.expire(asked, names[0])
         await executor.release(asked, names[0])
         return outcome
 

@@ -6,8 +6,12 @@ import asyncio
 import dataclasses
 import json
 import os
+import pwd
 import resource
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -22,10 +26,11 @@ from orchestrator.domain.executors.process import Process
 from orchestrator.domain.redaction import HIDDEN
 from orchestrator.errors import GiveUp, PayloadError
 from orchestrator.settings import load_settings
-from orchestrator.workers.executors import driving
+from orchestrator.transport.codec import LogLine
 from orchestrator.workers.executors import spool as spools
+from orchestrator.workers.executors.listener import Listener
 from orchestrator.workers.executors.process import ProcessExecutor
-from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable
+from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable
 from orchestrator.workers.executors.spool import Spool
 from orchestrator.workers.running.job import Stage
 from tests.integration.test_executor_http import Heard
@@ -89,7 +94,7 @@ def test_the_environment_is_explicit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ORCHESTRATOR_SECRET_KEY" not in seen
     known = {"COLOUR": "grün", "HOME": "/nowhere", "TASK_NAME": "shop.resize", "TASK_ID": "t-1", "TASK_ATTEMPT": "2"}
     assert {name: seen.get(name) for name in known} == known
-    passed_on = {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_"}
+    passed_on = {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "PWD", "SHLVL", "_"}
     assert {name for name in set(seen) - set(known) - passed_on if not name.startswith("TASK_")} == set()
 
 
@@ -193,7 +198,7 @@ def test_a_worker_that_allows_nothing_refuses_everything() -> None:
 
 
 def test_a_program_that_is_not_there_is_told_of() -> None:
-    with pytest.raises(GiveUp, match="there is no program '/opt/none'"):
+    with pytest.raises(Unequipped, match="there is no program '/opt/none'"):
         outcome(execution("/opt/none"))
 
 
@@ -231,6 +236,66 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
+def test_what_a_command_leaves_behind_ends_with_it() -> None:
+    left = int(output(execution("/bin/sh", "-c", "sleep 600 >/dev/null & echo $!", output="text")))
+    eventually(lambda: not _is_alive(left), f"the end of process {left}")
+
+
+SERVICE = """
+import os, sys
+from orchestrator.environment import forbid_inspection, hide_environment
+hide_environment()
+os.setgroups([])
+os.setresgid(*[int(sys.argv[2])] * 3)
+os.setresuid(*[int(sys.argv[1])] * 3)
+forbid_inspection(sys.argv[3] == "forbidden")
+print(os.environ["SECRET_KEY"], flush=True)
+sys.stdin.read()
+"""
+
+THIEF = """
+import ctypes, json, os, sys
+seen = {}
+for name in ("environ", "mem"):
+    try:
+        seen[name] = open(f"/proc/{sys.argv[1]}/{name}", "rb").read(100_000).decode(errors="replace")
+    except OSError as error:
+        seen[name] = error.strerror
+print(json.dumps({"seen": seen, "user": os.getuid(), "home": os.environ["HOME"], "cwd": os.listdir("."),
+    "spec": len(open(os.environ["TASK_SPEC_PATH"]).read()), "made": os.mkdir("own")}))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="becomes another user")
+@pytest.mark.parametrize("inspection", ["forbidden", "allowed"])
+def test_a_command_cannot_read_what_its_worker_was_started_with(
+    inspection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = pwd.getpwnam("nobody")
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as folder,
+        subprocess.Popen(
+            [sys.executable, "-c", SERVICE, str(nobody.pw_uid), str(nobody.pw_gid), inspection],
+            env={**os.environ, "SECRET_KEY": "hidden words"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as service,
+    ):
+        assert service.stdout is not None
+        assert service.stdin is not None
+        assert service.stdout.readline() == b"hidden words\n", "it has its variables"
+        Path(folder).chmod(0o755)
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        found = output(execution("/usr/bin/python3", "-c", THIEF, str(service.pid), user="nobody"))
+        service.stdin.close()
+    seen = found.pop("seen")
+    assert found.pop("spec") > 0
+    assert found == {"user": nobody.pw_uid, "home": nobody.pw_dir, "cwd": [], "made": None}
+    assert "hidden words" not in seen["environ"]
+    assert ("PATH=" in seen["environ"]) == (inspection == "allowed")
+    assert seen["mem"] == "Permission denied" or inspection == "allowed"
+
+
 def test_what_a_command_says_is_heard_while_it_runs() -> None:
     work = execution(*PYTHON, LISTENER)
 
@@ -262,29 +327,29 @@ def test_a_bar_that_is_drawn_over_is_told_while_it_is_drawn(tmp_path: Path, monk
     spool = Spool(tmp_path, "x-1")
     spool.folder.mkdir()
 
-    def said(data: bytes) -> list[str]:
+    def said(data: bytes) -> str | None:
         with spool.stderr.open("ab") as file:
             file.write(data)
         return spool.new_lines()
 
-    assert said(b"begins\r\n10%\r20%\r30") == ["begins", "20%"]
-    assert said(b"%\r40%\r") == [], "its time is not over"
+    assert said(b"begins\r\n10%\r20%\r30") == "begins\n20%"
+    assert said(b"%\r40%\r") is None, "its time is not over"
     monkeypatch.setattr(spools, "_DRAWN_EVERY", 0.0)
-    assert said(b"50%\r") == ["50%"], "only how it stands"
-    assert said(b"\nsaved\r\n60%") == ["saved"], "what ends the bar is no line"
-    assert spool.new_lines(is_last=True) == ["60%"]
+    assert said(b"50%\r") == "50%", "only how it stands"
+    assert said(b"\nsaved\r\n60%") == "saved", "what ends the bar is no line"
+    assert spool.new_lines(is_last=True) == "60%"
 
 
 def test_a_long_line_is_told_in_pieces() -> None:
     told: list[str] = []
     job = SimpleNamespace(stage=Stage.RUNNING, secrets=("secret",), dispatch=SimpleNamespace(attempt=1))
-    outbox = SimpleNamespace(log=lambda _, line: told.append(line.text))
+    outbox = SimpleNamespace(log_lines=lambda _, lines: told.extend(lines.text.split("\n")))
     line = "x" * 9_998 + "secret" + "y" * 15_000
-    driving._Listener(cast("Any", job), cast("Any", outbox)).log(line)
-    assert [len(piece) for piece in told[:-1]] == [10_000, 10_000]
-    assert "".join(told) == line.replace("secret", HIDDEN)
-    driving._Listener(cast("Any", job), cast("Any", outbox)).log("")
-    assert told[-1] == ""
+    listener = Listener(cast("Any", job), cast("Any", outbox), cast("Any", None))
+    listener.log(f"{line}\n\nshort")
+    assert told[-2:] == ["", "short"]
+    assert [len(piece) for piece in told[:-3]] == [10_000, 10_000]
+    assert "".join(told[:-2]) == line.replace("secret", HIDDEN)
 
 
 def test_the_next_watcher_is_told_what_the_first_was_not() -> None:
@@ -447,6 +512,28 @@ def test_all_that_is_said_at_once_is_told_while_the_command_goes_on(folder: Path
         await watching
 
     tell(story)
+
+
+def test_the_clock_stops_with_the_exit_code_and_lines_stay_whole(folder: Path) -> None:
+    count = 200_000
+    work = execution(*PYTHON, f"import sys; [print('line', n, 'of many', file=sys.stderr) for n in range({count})]")
+    job = SimpleNamespace(stage=Stage.RUNNING, secrets=(), dispatch=SimpleNamespace(attempt=1))
+
+    async def story(executor: ProcessExecutor) -> list[str]:
+        external_id, told = await executor.submit(work), list[str]()
+        while executor._spool(work).exit_code() is None:
+            await asyncio.sleep(0.02)
+        async with asyncio.timeout(60) as limit:
+
+            def log_lines(_: Any, lines: LogLine) -> None:
+                assert limit.when() is None, "its time goes on"
+                told.extend(lines.text.split("\n"))
+
+            listener = Listener(cast("Any", job), cast("Any", SimpleNamespace(log_lines=log_lines)), limit)
+            assert await executor.watch(work, external_id, listener) == Finished(None)
+        return told
+
+    assert tell(story) == [f"line {number} of many" for number in range(count)]
 
 
 def test_of_much_that_is_said_only_some_stays_on_the_disk(folder: Path) -> None:

@@ -32,6 +32,8 @@ class Heard:
     def log(self, line: str, *, level: str = "info") -> None:  # noqa: ARG002
         self.lines.append(line)
 
+    def ended(self) -> None: ...
+
     def progress(self, done: float, total: float | None = None, message: str = "") -> None: ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -40,6 +41,8 @@ class Heard:
 
     def log(self, line: str, *, level: str = "info") -> None:
         self.lines.append(f"{level}: {line}")
+
+    def ended(self) -> None: ...
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         self.marks.append((done, total, message))
@@ -114,6 +117,9 @@ def test_a_job_is_run_once_however_often_it_is_submitted(redis_url: str, tmp_pat
         assert await worker.wait() == 0
         await executor.submit(asked)
         assert Queue(serializer, connection=redis).job_ids == []
+        await executor.expire(asked, asked.name)
+        left = list(redis.scan_iter(f"*{asked.name}*"))
+        assert {0 < redis.ttl(key) <= 60 for key in left} == {True}, "it goes in a minute, if nobody deletes it"
         await executor.release(asked, asked.name)
         assert not list(redis.scan_iter(f"*{asked.name}*"))
         redis.close()
@@ -191,6 +197,47 @@ def test_a_job_is_stopped_where_it_runs(fleet: str, tmp_path: Path) -> None:
     outcome = drive(steps)
     assert isinstance(outcome, Broken)
     assert (outcome.kind, outcome.retryable) == ("JobStopped", False)
+
+
+def test_a_worker_is_told_once_to_stop_a_job_and_only_while_it_has_it(redis_url: str) -> None:
+    """RQ kills what its worker runs when it has read the command: by then that may be another job."""
+    asked, redis = execution("double", 1, url=redis_url, queue="nobody"), Redis.from_url(redis_url)
+    told = redis.pubsub()  # type: ignore[no-untyped-call]
+    told.subscribe("rq:pubsub:w1")
+    assert told.get_message(timeout=10)["type"] == "subscribe"
+
+    def commands() -> list[Any]:
+        return list(iter(lambda: told.get_message(timeout=0.1), None))
+
+    async def look_twice(executor: RqExecutor) -> None:
+        for _ in range(2):
+            fleet, options = executor._fleet(asked)
+            await fleet.next(asked.name, options)
+
+    async def steps(executor: RqExecutor) -> None:
+        await executor.submit(asked)
+        redis.hset(Job.key_for(asked.name), mapping={"status": "started", "worker_name": "w1"})
+        redis.hset("rq:worker:w1", "current_job", "another")
+        other = RqExecutor()
+        cancelling = [asyncio.create_task(one.cancel(asked, asked.name)) for one in (executor, other)]
+        await look_twice(executor)
+        assert commands() == [], "it runs another job"
+        redis.hset("rq:worker:w1", "current_job", asked.name)
+        await look_twice(executor)
+        await look_twice(other)
+        assert [json.loads(command["data"])["job_id"] for command in commands()] == [asked.name]
+        redis.hset(Job.key_for(asked.name), "status", "stopped")
+        await asyncio.gather(*cancelling)
+        await executor.release(asked, asked.name)
+        assert not list(redis.scan_iter(f"*{asked.name}*"))
+        await other.close()
+
+    try:
+        drive(steps)
+    finally:
+        redis.delete("rq:worker:w1")
+        told.close()
+        redis.close()
 
 
 def test_a_job_that_waits_is_taken_out_of_its_queue(redis_url: str) -> None:

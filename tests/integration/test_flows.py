@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import threading
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from orchestrator import Workflow
-from orchestrator.errors import ExpressionError, InvalidWorkflow, NotFound, RunFailed, WrongState
+from orchestrator.errors import ExpressionError, InvalidWorkflow, NotFound, RunFailed, StateTooLarge, WrongState
 from orchestrator.sdk.values.payload import decode_call
 from orchestrator.store.limits import queues
 from tests.integration.flow_stage import EVERY_KIND, Stage
@@ -188,6 +187,41 @@ def test_a_signal_counts_that_was_sent_before_the_run_began(stage: Stage) -> Non
     assert run.result() == {"flag": {"n": 1}, "got": {"n": 1}}
 
 
+def test_a_signal_to_a_run_that_fails_at_that_moment_is_there_for_its_retry(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    flows.publish("late", {"start": "a", "nodes": {"a": executor("flaky", post={"output_key": "got"})}})
+    stage.failures = 1
+    run = flows["late"].start()
+    stage.system.pass_seconds(2)
+    assert stage.work() == 1  # which fails, and nobody knows yet
+    run.signal("flag", {"n": 1})
+    stage.system.pass_seconds(2)
+    assert run.status() == "failed"
+    run.retry()
+    assert stage.run(run) == "success"
+    assert run.result() == {"flag": {"n": 1}, "got": "worked"}
+
+
+def test_signals_that_a_waiting_run_cannot_keep_are_refused_and_it_lives(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    wait = {"kind": "wait_event", "params": {"signal_key": "$shared.flag"}}
+    flows.publish("waits", {"start": "w", "nodes": {"w": wait}})
+    run = flows["waits"].start()
+    stage.run(run, times=3)
+    text = "x" * 400_000
+    sent = 0
+    with pytest.raises(StateTooLarge, match=r"Signal 'k\d' cannot be kept: .*up to 3,000,000"):
+        for sent in range(9):
+            run.signal(f"k{sent}", text)
+            stage.system.pass_seconds(sent % 2)  # some stand in the inbox
+    assert sent == 3
+    run.signal("k0", text)  # in the place of another
+    run.signal("k1", None)
+    stage.system.pass_seconds()
+    run.signal("flag", text)
+    assert stage.run(run) == "success"
+
+
 def test_a_run_is_cancelled_wherever_it_stands(stage: Stage) -> None:
     flows = stage.system.app.flows
     flows.publish("every", EVERY_KIND)
@@ -272,6 +306,43 @@ def test_versions_never_change_and_a_run_keeps_its_own(stage: Stage) -> None:
         stage.system.app.workflows.apply(_dag("v"))
     with pytest.raises(NotFound, match="There is no flow 'w'"):
         flows["w"].start()
+
+
+def test_a_failed_node_fails_the_run_and_a_version_keeps_the_rule_that_it_was_published_under(stage: Stage) -> None:
+    app = stage.system.app
+    backend: Any = app._client.backend.flows
+    shop = {
+        "start": "charge",
+        "nodes": {"charge": executor("bad"), "ship": executor("route", post={"output_key": "shipped"})},
+        "edges": [{"from": "charge", "to": "ship"}],
+    }
+    backend.publish("shop", app.flows.read(shop), rule="default")  # as the endpoints of others do
+    assert (app.flows.publish("shop", shop), app.flows.publish("shop", shop)) == (2, 2)
+    assert backend.publish("shop", app.flows.read(shop), 1).created is False
+    ends = {version: app.flows["shop"].options(version=version).start() for version in (1, 2)}
+    assert [stage.run(ends[version]) for version in (1, 2)] == ["success", "failed"]
+    assert ends[1].shared()["shipped"] == {"action": "default"}
+    assert ends[1].shared()["_error"]["node"] == "charge"
+    (visit,) = backend.node_runs(_raw(ends[2].id))
+    assert (visit.node, visit.status, visit.action) == ("charge", "failed", "")
+    for version in (1, 2):
+        inner = {"kind": "subflow", "subflow": {"flow": "shop", "version": version}}
+        app.flows.publish("mall", {"start": "shop", "nodes": {"shop": inner}})
+        run = app.flows["mall"].start()
+        assert stage.run(run) == ("success" if version == 1 else "failed")
+
+
+def test_a_parameter_that_nothing_takes_is_refused(stage: Stage) -> None:
+    app = stage.system.app
+    app.task(name="price")(lambda items: items)
+    known = {"start": "a", "nodes": {"a": {"exec_type": "local_func", "func": "price"}}}
+    app.flows.publish("known", known)
+    with pytest.raises(InvalidWorkflow, match="no parameter 'itmes'. Did you mean 'items'.* parameters: items"):
+        app.flows["known"].start(itmes=[1])
+    app.flows["known"].start(items=[1])
+    backend: Any = app._client.backend.flows
+    backend.publish("older", app.flows.read(known), rule="default")
+    app.flows["older"].start(itmes=[1])
 
 
 def test_a_workflow_and_a_flow_that_have_one_name_from_before_both_keep_it(stage: Stage) -> None:
@@ -387,38 +458,6 @@ def test_a_run_that_would_have_to_remember_too_much_fails_and_says_at_which_node
     assert {**stage.system.sql("SELECT open FROM orchestrator.runs")[0]} == {"open": 0}
 
 
-def test_of_two_who_decide_at_once_one_is_told_that_it_is_done_and_what_is_decided_stays(stage: Stage) -> None:
-    flows = stage.system.app.flows
-    nodes = {"ask": {"kind": "approval"}, "wait": {"kind": "wait_event", "params": {"signal_key": "go"}}}
-    flows.publish("race", {"start": "ask", "nodes": nodes, "edges": [{"from": "ask", "to": "wait"}]})
-    run = flows["race"].start()
-    stage.run(run, 2)
-    told: list[str] = []
-
-    def decide(name: str) -> None:
-        try:
-            getattr(run, name)(why=name)
-            told.append("done")
-        except WrongState as error:
-            told.append(str(error))
-
-    threads = [threading.Thread(target=decide, args=(name,)) for name in ("approve", "reject")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert "done" in told
-    assert any("is decided already, a moment ago" in text for text in told)
-    stage.run(run, 2)
-    assert run.cursor() == "wait"
-    decided = run.shared()
-    for late in (run.approve, run.reject):
-        with pytest.raises(WrongState, match="Approval 'ask' of run .* is decided already, by .* at .* UTC"):
-            late(node="ask")
-    stage.run(run, 2)
-    assert run.shared() == decided
-
-
 def test_a_retried_list_shows_each_item_under_its_own_number(stage: Stage) -> None:
     flows = stage.system.app.flows
     node: dict[str, object] = {"kind": "parallel", "exec_type": "local_func", "parallel_services": ["sum", "flaky"]}
@@ -443,7 +482,8 @@ def test_a_function_is_sent_what_it_takes_and_its_input(stage: Stage) -> None:
         return rate
 
     node = {"exec_type": "local_func", "func": "takes", "prep": {"input_key": "$params.val"}}
-    app.flows.publish("takes", {"start": "a", "nodes": {"a": node}})
+    later = {"kind": "choice", "prep": {"input_key": "$params.all"}, "default_action": "on"}
+    app.flows.publish("takes", {"start": "a", "nodes": {"a": node, "b": later}, "edges": [{"from": "a", "to": "b"}]})
     app.flows["takes"].start(val=1, rate=2, all="x" * 1_000)
     stage.system.pass_seconds()
     ((_, given, _),) = [

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError
+from sqlalchemy import Connection
 
 from orchestrator.domain.tasks.reports import Flush
 from orchestrator.domain.tasks.task import Succeeded
+from orchestrator.store.tasks import waiting
 from orchestrator.transport.codec import (
     Applied,
     encode,
@@ -77,6 +79,27 @@ def test_after_flushall_only_what_nobody_has_is_run_again(system: System) -> Non
     system.tick()
     assert system.states(kept, running, lost, unread) == ["success"] * 4
     assert [system.row(handle)["attempt"] for handle in (kept, running, lost, unread)] == [1, 1, 2, 2]
+
+
+def test_what_redis_has_lost_is_run_again_in_seconds_although_looking_takes_long(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_flight = waiting.in_flight
+
+    def slowly(connection: Connection) -> list[waiting.InFlight]:
+        system.clock.now += 1.5
+        return in_flight(connection)
+
+    monkeypatch.setattr(waiting, "in_flight", slowly)
+    system.worker()
+    system.settle()
+    (handle,) = system.dispatch()
+    system.make_old()
+    system.tick()
+    system.redis.flushall()
+    began = system.clock.now
+    system.tick_until(lambda: system.row(handle)["attempt"] == 2)
+    assert system.clock.now - began < 2 * TTL
 
 
 def test_nothing_is_judged_before_everyone_had_time_to_be_heard(system: System) -> None:

@@ -250,6 +250,7 @@ def promised(system: System) -> System:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(plan=st.lists(STEPS, min_size=10, max_size=40))
+@pytest.mark.long
 def test_the_promises_hold_whatever_happens(promised: System, plan: list[tuple[Any, dict[str, Any]]]) -> None:
     promises = Promises(promised)
     for method, arguments in plan:

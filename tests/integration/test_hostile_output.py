@@ -68,7 +68,7 @@ def places(system: System, in_empty_folder: Path) -> Iterator[dict[str, tuple[ob
     worker.report(Failed(raw(failed), tasks[raw(failed)].attempt, 0.1, error, False))
     worker.succeed(tasks[raw(won)], result=msgspec.msgpack.encode([HOSTILE, {HOSTILE: HOSTILE}]))
     run = system.app.workflows["hostile"].start(any=HOSTILE)
-    flow = system.app.flows["hostile-flow"].start(any=HOSTILE)
+    flow = system.app.flows["hostile-flow"].start(number=HOSTILE)
 
     def all_fail() -> bool:
         if tasks := worker.take():

@@ -41,9 +41,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[list[bytes]]:
     found: list[list[bytes]] = []
     load = store.load
 
-    def counted(connection: Connection, ids: list[bytes]) -> list[FlowRun]:
+    def counted(connection: Connection, ids: list[bytes], over: list[bytes]) -> list[FlowRun]:
         found.append(list(ids))
-        return load(connection, ids)
+        return load(connection, ids, over)
 
     monkeypatch.setattr(store, "load", counted)
     return found

@@ -114,6 +114,7 @@ def test_where_the_front_is_slow_claims_go_on_behind_the_last(system: System, sl
     assert len(slow_front) <= 3 + (system.clock.now - began) / 6
 
 
+@pytest.mark.long
 def test_where_the_front_is_slow_the_most_urgent_still_go_first(system: System, slow_front: list[float]) -> None:
     worker = system.worker(slots=2)
     system.settle()

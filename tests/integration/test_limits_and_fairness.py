@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from orchestrator import InvalidTask, Rate, TaskFailed
 from orchestrator.domain.limits import lanes as domain_lanes
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Returned, Succeeded
+from orchestrator.scheduler import requests
 from tests.integration.stage import ERROR, ONE, System, Worker, raw
 from tests.waiting import eventually
 
@@ -414,6 +415,38 @@ def test_a_purge_cancels_what_waits_and_nothing_else(system: System) -> None:
     assert worker.take()[0].id == raw(running)
 
 
+def test_a_purge_cancels_what_was_handed_out_where_nobody_serves_the_queue(system: System) -> None:
+    """It stood there until a worker came, and then ran."""
+    worker = system.worker()
+    tasks = system.dispatch(3)
+    worker.leave()
+    system.tick_until(lambda: not system.scheduler.term.fleet.slots("default"))
+    system.app.queue("default").purge()
+    system.tick_until(lambda: set(system.states(*tasks)) == {"cancelled"})
+
+
+def test_a_purge_of_many_goes_on_for_a_moment_in_each_tick(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others waited for seconds. The clock goes with what is cancelled: 250 take a twentieth of a second."""
+    cancel = requests.cancel_asked
+
+    def slowly(tx: Any, news: Any, ids: list[bytes]) -> None:
+        system.clock.now += 0.05 * len(ids) / 250
+        cancel(tx, news, ids)
+
+    monkeypatch.setattr(requests, "cancel_asked", slowly)
+    system.app.queue("default").pause()
+    system.sql(
+        "INSERT INTO orchestrator.tasks (id, name, queue, payload, lane) "
+        "SELECT gen_random_uuid(), 'job', 'default', '', 'job|' || n FROM generate_series(1, 1000) AS n"
+    )
+    system.app.queue("default").purge()
+    ended = []
+    while system.count("inbox"):
+        system.tick()
+        ended.append(system.count("ended_tasks"))
+    assert ended[:4] == [250, 500, 750, 1000]
+
+
 def test_a_purge_walks_along_all_that_is_open_once(system: System) -> None:
     """It goes on where it was, also under another leader, and leaves alone what comes behind or was asked for later."""
     for name in ("default", "other"):
@@ -456,6 +489,8 @@ def test_draining_waits_for_the_last_task(system: System) -> None:
         ({"concurrency_key": ""}, "Option concurrency_key: expected printable text"),
         ({"expires": -1}, "Option expires: expected more than zero seconds"),
         ({"eta": "tomorrow"}, "Option eta: expected a datetime with a time zone"),
+        ({"eta": datetime.max.replace(tzinfo=timezone(timedelta(hours=-14)))}, "Option eta: expected a time before"),
+        ({"expires": datetime.max.replace(tzinfo=UTC)}, "Option expires: expected a time before the year 9999"),
         ({"priority": 101}, "Option priority: expected a whole number from -100 to 100"),
     ],
 )

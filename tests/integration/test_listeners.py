@@ -5,7 +5,9 @@ several ticks, and none of them keeps the event, the run, or anybody else.
 from __future__ import annotations
 
 import logging
+import select
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -196,6 +198,20 @@ def test_a_run_that_takes_too_long_says_at_which_step(system: System, monkeypatc
     (row,) = system.sql("SELECT stuck FROM orchestrator.runs")
     assert row["stuck"]["kind"] == "TooSlow"
     assert row["stuck"]["message"].endswith("It was at the decision of step 'slow'.")
+
+
+def test_a_transaction_that_the_scheduler_let_idle_is_not_said_to_be_an_outage(
+    system: System, caplog: pytest.LogCaptureFixture
+) -> None:
+    system.settings = replace(system.settings, lease=0.3)
+    scheduler = system.lead()
+    with pytest.raises(OperationalError) as ended, scheduler._leadership.reading() as connection:
+        driver: Any = connection.connection.driver_connection
+        select.select([driver], [], [], 10.0)  # until Postgres closes it
+        connection.execute(text("SELECT 1"))
+    scheduler._cannot_work(ended.value)
+    assert "Postgres ended its transaction" in caplog.text
+    assert "cannot be used" not in caplog.text
 
 
 def test_a_tick_that_takes_too_long_is_not_said_to_be_an_outage(

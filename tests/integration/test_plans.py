@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -23,7 +23,7 @@ from orchestrator.store.runs import cancels
 from orchestrator.store.tasks import claims, completions, details, enqueue, transitions, waiting
 from orchestrator.store.tasks.claims import ClaimPosition
 from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Requeue, Success
-from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, nodes, rows_read, scans
+from tests.integration.planning import BATCH, STATES, Call, Leader, leaders_of, nodes, rows_read, scans
 
 PENDING = 50_000
 DELAYED = 2_000
@@ -48,10 +48,15 @@ SELECT gen_random_uuid(), n, 'job', 'q', 0, CASE WHEN n % 10 = 0 THEN 'failed' E
 """
 
 
-@pytest.fixture(scope="module", params=STATES)
-def leader(request: pytest.FixtureRequest, services: EmbeddedServices) -> Iterator[Leader]:
-    with leader_of(services, request.param, [_FILL, _ENDED], begin, STATEMENTS) as found:
+@pytest.fixture(scope="module")
+def leaders(services: EmbeddedServices) -> Iterator[Callable[[str], Leader]]:
+    with leaders_of(services, [_FILL, _ENDED], begin, STATEMENTS) as found:
         yield found
+
+
+@pytest.fixture(scope="module", params=STATES)
+def leader(request: pytest.FixtureRequest, leaders: Callable[[str], Leader]) -> Leader:
+    return leaders(request.param)
 
 
 def begin(connection: Connection) -> list[tuple[bytes, int]]:

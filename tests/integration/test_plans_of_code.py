@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,7 +24,7 @@ from orchestrator.store.runs import cancels, creation, stuck
 from orchestrator.store.runs import life as runs
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import claims
-from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
+from tests.integration.planning import BATCH, STATES, Call, Leader, leaders_of, rows_read, scans
 
 NOW = datetime.now(UTC)
 OPEN = 20_000
@@ -79,10 +79,15 @@ def begin(connection: Connection) -> list[tuple[bytes, int]]:
     return [(task.id, task.attempt) for task in claims.claim(connection, {"now": IN_FLIGHT}, NOW)]
 
 
-@pytest.fixture(scope="module", params=STATES)
-def leader(request: pytest.FixtureRequest, services: EmbeddedServices) -> Iterator[Leader]:
-    with leader_of(services, request.param, FILL, begin, STATEMENTS) as found:
+@pytest.fixture(scope="module")
+def leaders(services: EmbeddedServices) -> Iterator[Callable[[str], Leader]]:
+    with leaders_of(services, FILL, begin, STATEMENTS) as found:
         yield found
+
+
+@pytest.fixture(scope="module", params=STATES)
+def leader(request: pytest.FixtureRequest, leaders: Callable[[str], Leader]) -> Leader:
+    return leaders(request.param)
 
 
 def pairs(leader: Leader) -> list[tuple[bytes, bytes]]:
@@ -139,7 +144,7 @@ STATEMENTS: dict[str, Call] = {
     "free by workflow": lambda _: lambda c: stuck.free_code(c, ["flow1", "flow2"], bytes(16), BATCH),
     "wake": lambda leader: lambda c: stuck.wake(c, leader.ids),
 }
-ONLY_INSERT = {"start", "start_timers", "create_promises"}
+ONLY_INSERT = {"start", "start_timers", "create_promises", "answer"}
 
 
 @pytest.mark.parametrize("name", STATEMENTS)

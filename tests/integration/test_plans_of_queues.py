@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -17,7 +17,7 @@ from orchestrator.store.schedules import fires
 from orchestrator.store.schedules.fires import Advance
 from orchestrator.store.tasks import claims, redrive, revival, unique
 from orchestrator.store.tasks.redrive import FailedFilter
-from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
+from tests.integration.planning import BATCH, STATES, Call, Leader, leaders_of, rows_read, scans
 
 NOW = datetime.now(UTC)
 TOMORROW = NOW + timedelta(days=1)
@@ -76,10 +76,15 @@ def begin(connection: Connection) -> list[tuple[bytes, int]]:
     return [(task.id, task.attempt) for task in (*plain, *lanes.claim(connection, shares, NOW))]
 
 
-@pytest.fixture(scope="module", params=STATES)
-def leader(request: pytest.FixtureRequest, services: EmbeddedServices) -> Iterator[Leader]:
-    with leader_of(services, request.param, FILL, begin, STATEMENTS) as found:
+@pytest.fixture(scope="module")
+def leaders(services: EmbeddedServices) -> Iterator[Callable[[str], Leader]]:
+    with leaders_of(services, FILL, begin, STATEMENTS) as found:
         yield found
+
+
+@pytest.fixture(scope="module", params=STATES)
+def leader(request: pytest.FixtureRequest, leaders: Callable[[str], Leader]) -> Leader:
+    return leaders(request.param)
 
 
 def with_keys() -> list[NewTask]:

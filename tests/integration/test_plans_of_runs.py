@@ -15,7 +15,7 @@ from orchestrator.store.dag import plans as dags
 from orchestrator.store.runs import ancestry, cancels, stuck, untold
 from orchestrator.store.runs import life as runs
 from orchestrator.store.runs import retries as run_retries
-from tests.integration.planning import BATCH, STATES, Call, Leader, leader_of, rows_read, scans
+from tests.integration.planning import BATCH, STATES, Call, Leader, leaders_of, rows_read, scans
 
 NOW = datetime.now(UTC)
 RUNS = 30_000
@@ -81,10 +81,15 @@ def in_a_crowd(ids: list[bytes]) -> Callable[[Connection], object]:
     return lambda connection: ancestry.waiting_for_themselves(connection, ids, BATCH)
 
 
-@pytest.fixture(scope="module", params=STATES)
-def leader(request: pytest.FixtureRequest, services: EmbeddedServices) -> Iterator[Leader]:
-    with leader_of(services, request.param, [_RUNS, _ENDED, _CROWD, _FAMILIES, _UNTOLD], begin, STATEMENTS) as found:
+@pytest.fixture(scope="module")
+def leaders(services: EmbeddedServices) -> Iterator[Callable[[str], Leader]]:
+    with leaders_of(services, [_RUNS, _ENDED, _CROWD, _FAMILIES, _UNTOLD], begin, STATEMENTS) as found:
         yield found
+
+
+@pytest.fixture(scope="module", params=STATES)
+def leader(request: pytest.FixtureRequest, leaders: Callable[[str], Leader]) -> Leader:
+    return leaders(request.param)
 
 
 def steps(leader: Leader, name: str) -> list[tuple[bytes, str]]:

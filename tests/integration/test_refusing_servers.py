@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -21,6 +22,7 @@ from orchestrator.domain.dag.definition import Definition, Step
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.store import database
 from orchestrator.transport.connection import connect
+from orchestrator.transport.health import check_health
 from orchestrator.transport.leader.streams import LeaderStreams
 from tests.integration.stage import KEYS, System
 from tests.waiting import eventually
@@ -132,6 +134,78 @@ def test_a_scheduler_waits_for_a_read_only_postgres(
         engine.dispose()
     assert "should not have happened" not in caplog.text
     assert caplog.text.count("Postgres cannot be used; nothing moves") == 1
+
+
+def test_a_leader_that_can_store_nothing_takes_few_terms_and_says_so_no_longer_than_it_lasts(
+    database_url: str, redis_url: str
+) -> None:
+    """On a full disk it took several terms a second, and `status` blamed the disk for seconds after it had room."""
+    settings = Settings(database_url=database_url, redis_url=redis_url, lease=30.0, worker_ttl=60.0, safety_scan=0.01)
+    engine = database.engine_for(database_url)
+    redis = connect(redis_url)
+    redis.flushall()
+    system = System(engine, redis, settings)
+    full = "RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = 'disk_full'"
+    execute(
+        database_url,
+        f"CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {full}; END $$",
+        "CREATE TRIGGER full_disk BEFORE UPDATE ON orchestrator.tasks EXECUTE FUNCTION full_disk()",
+        "UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'",
+    )
+    system.worker()
+    task = system.job.enqueue()
+    streams = LeaderStreams(connect(redis_url), KEYS)
+    scheduler = Scheduler(engine, streams, settings)
+    thread = threading.Thread(target=scheduler.run)
+    thread.start()
+
+    def term() -> int:
+        return int(system.sql("SELECT term FROM orchestrator.leases")[0]["term"])
+
+    try:
+        eventually(lambda: "No space left" in (check_health(redis, KEYS).complaint or ""), "status says so")
+        before, began = term(), time.monotonic()
+        eventually(lambda: time.monotonic() > began + 3.0, "three seconds pass")
+        assert term() - before <= 5
+        execute(database_url, "DROP TRIGGER full_disk ON orchestrator.tasks")
+        eventually(lambda: system.row(task)["status"] == "dispatched", "it goes on")
+        eventually(lambda: check_health(redis, KEYS).complaint is None, "status says nothing more", timeout=2.0)
+    finally:
+        execute(database_url, "DROP FUNCTION IF EXISTS full_disk CASCADE")
+        scheduler.stop()
+        thread.join()
+        streams.close()
+        system.close()
+        redis.close()
+        engine.dispose()
+
+
+def test_a_scheduler_waits_while_a_dump_is_restored(
+    database_url: str, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its tables are gone for a while: the log had a traceback for each try."""
+    settings = Settings(database_url=database_url, redis_url=redis_url, lease=30.0, worker_ttl=60.0, safety_scan=0.01)
+    engine = database.engine_for(database_url)
+    redis = connect(redis_url)
+    redis.flushall()
+    streams = LeaderStreams(redis, KEYS)
+    scheduler = Scheduler(engine, streams, settings)
+    execute(database_url, "UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'")
+    thread = threading.Thread(target=scheduler.run)
+    thread.start()
+    try:
+        eventually(scheduler.leading.is_set, "it leads")
+        execute(database_url, "ALTER SCHEMA orchestrator RENAME TO away")
+        eventually(lambda: scheduler.postgres.is_down, "it says so")
+        execute(database_url, "ALTER SCHEMA away RENAME TO orchestrator")
+        eventually(scheduler.leading.is_set, "it leads again")
+    finally:
+        scheduler.stop()
+        thread.join()
+        streams.close()
+        redis.close()
+        engine.dispose()
+    assert not [record for record in caplog.records if record.exc_info], caplog.text
 
 
 def test_a_missing_privilege_is_no_runs_fault(role_url: str, database_url: str, redis_url: str) -> None:

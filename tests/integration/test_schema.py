@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import threading
 import uuid
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from orchestrator import Orchestrator, Settings
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.scheduler.process import run_scheduler
-from orchestrator.store import database
+from orchestrator.store import compatibility, database
 from orchestrator.store.tables import SCHEMA, metadata
 
 
@@ -143,15 +145,42 @@ def test_a_database_without_tables(empty: Engine) -> None:
     ("revision", "message"),
     [
         ("0000", r"at revision 0000; this release needs .*Run `orchestrator db upgrade`"),
-        ("9999", r"at revision 9999, newer than this release knows .*Upgrade the package"),
+        (
+            "9999",
+            r"at revision 9999, newer than this release knows \(.*supports releases of revision 9998 and later: use",
+        ),
     ],
 )
 def test_a_schema_of_another_release(migrated: Connection, revision: str, message: str) -> None:
     with migrated.begin() as transaction:
         migrated.execute(text(f"UPDATE {SCHEMA}.alembic_version SET version_num = :to"), {"to": revision})
+        compatibility.mark(migrated, "9998")
         with pytest.raises(SchemaError, match=message):
             database.check_schema(migrated)
         transaction.rollback()
+
+
+def test_a_newer_schema_that_supports_this_release(migrated: Connection) -> None:
+    assert database.check_schema(migrated) is None
+    with migrated.begin_nested() as transaction:
+        migrated.execute(text(f"UPDATE {SCHEMA}.alembic_version SET version_num = '9999'"))
+        warning = database.check_schema(migrated)
+        transaction.rollback()
+    assert warning is not None
+    assert "at revision 9999, newer than this release knows" in warning
+
+
+_TAKES_AWAY = re.compile(r"drop_(?:column|table)|DROP (?:COLUMN|TABLE)|RENAME|rename_|SET NOT NULL|alter_column")
+
+
+def test_a_migration_that_takes_something_away_says_which_releases_it_supports() -> None:
+    scripts = ScriptDirectory(str(database._MIGRATIONS))
+    new = [script for script in scripts.walk_revisions() if script.revision > compatibility.FIRST]
+    assert [
+        script.revision
+        for script in new
+        if _TAKES_AWAY.search(inspect.getsource(script.module.upgrade)) and not hasattr(script.module, "oldest")
+    ] == []
 
 
 def test_an_upgrade_that_was_interrupted_counts_as_missing(empty: Engine, empty_url: str) -> None:

@@ -56,7 +56,9 @@ def test_nothing_goes_past_the_one_way_to_call_a_statement() -> None:
     folder = Path(store.__path__[0])
     past = re.compile(r"connection\.(exec_driver_sql|execute)\(")
     found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if past.search(path.read_text())}
-    assert found == {"sql.py", "database.py", "retention.py", "tasks/completions.py", "insights/load.py"}
+    assert found == {
+        *("sql.py", "database.py", "compatibility.py", "retention.py", "tasks/completions.py", "insights/load.py")
+    }
 
 
 def test_a_statement_without_a_name_or_with_that_of_another_is_refused() -> None:

@@ -8,6 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.domain.executors.call import announced
 from orchestrator.scheduler.fleet.capabilities import ANY_FUNCTION, Capabilities, Place
 from orchestrator.transport.codec import Heartbeat
 
@@ -55,6 +56,25 @@ def test_tasks_go_to_whoever_knows_them_and_has_most_room_up_to_their_slots() ->
     assert placed[:3] == ["b", "b", "c"] or placed[:3] == ["b", "c", "b"]
     assert Counter(placed) == {"b": 2, "c": 3, None: 1}
     assert mixed.places("default", frozenset({"new"})) == 0
+
+
+def test_a_program_that_one_machine_lacks_is_had_by_others_like_it() -> None:
+    names = {"open": frozenset({announced("process *")})}
+    found, ffmpeg = Capabilities(), announced("process ffmpeg")
+
+    def hear(*workers: str, now: float = 0.0) -> None:
+        found.index([beat(worker, "open") for worker in workers], names, now)
+
+    hear("a", "b")
+    found.deny("a", ffmpeg)
+    assert (found.executing("default", ffmpeg), found.mixed) == (["b"], frozenset())
+    assert found.executing("default", announced("process wc")) == ["a", "b"]
+    found.deny("b", ffmpeg)
+    assert found.who("default", ffmpeg) == NOBODY, "it waits for another"
+    hear("a", "b", "c")
+    assert found.executing("default", ffmpeg) == ["c"]
+    hear("a", "b", "c", now=601.0)
+    assert found.executing("default", ffmpeg) == ["a", "b", "c"], "it may have been installed"
 
 
 def test_what_is_in_flight_takes_its_place_until_it_is_over() -> None:

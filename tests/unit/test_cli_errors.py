@@ -15,6 +15,8 @@ from click.testing import CliRunner
 from orchestrator.cli import main
 from orchestrator.settings import load_settings
 
+pytestmark = pytest.mark.slow
+
 NEXT = ("schedules", "next", "--every", "1h", "-n", "1")
 """A command that needs no services."""
 

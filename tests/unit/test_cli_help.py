@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -128,6 +129,13 @@ def test_the_short_help_of_the_list_matches_the_command() -> None:
     for name, (_, text) in COMMANDS.items():
         assert ALL[name].help
         assert text.rstrip(".").split()[0] == str(ALL[name].help).split()[0]
+
+
+def test_a_shell_completes_commands() -> None:
+    command = Path(sys.executable).with_name("orchestrator")
+    words = {"_ORCHESTRATOR_COMPLETE": "bash_complete", "COMP_WORDS": "orchestrator runs ca", "COMP_CWORD": "2"}
+    done = subprocess.run([command], env={**os.environ, **words}, capture_output=True, text=True, check=True)
+    assert done.stdout == "plain,cancel\n"
 
 
 def test_defaults_are_shown() -> None:

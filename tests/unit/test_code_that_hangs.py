@@ -29,6 +29,8 @@ from orchestrator.workers.running.runner import Runner
 from orchestrator.workers.spec import WorkerSpec
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 0.3
 STOP_GRACE = 0.1
 app = Orchestrator(database_url="postgresql://nowhere/x", redis_url="redis://nowhere")

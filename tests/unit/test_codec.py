@@ -70,11 +70,13 @@ dispatches = st.lists(
 
 
 @given(flushes)
+@pytest.mark.slow
 def test_a_flush_comes_back_as_it_was(flush: Flush) -> None:
     assert decode_flush(encode(flush)) == flush
 
 
 @given(dispatches)
+@pytest.mark.slow
 def test_dispatches_come_back_as_they_were(tasks: list[Dispatch]) -> None:
     assert decode_dispatches(encode(tasks)) == tasks
 
@@ -107,6 +109,7 @@ READERS = [decode_flush, decode_dispatches]
 @example(b"\x91" * 100_000)  # nesting without end
 @example(b"\x92\xa1w" + b"\x91" * 100_000)
 @example(b"\x81" * 100_000)
+@pytest.mark.slow
 def test_random_bytes(data: bytes) -> None:
     for read in READERS:
         understood(read, data)
@@ -124,17 +127,20 @@ changes = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 4), st.binar
 
 @examples(300)
 @given(flushes, changes)
+@pytest.mark.slow
 def test_mutated_flushes(flush: Flush, damage: list[tuple[int, int, bytes]]) -> None:
     understood(decode_flush, mutate(encode(flush), damage))
 
 
 @examples(500)
 @given(dispatches, changes)
+@pytest.mark.slow
 def test_mutated_dispatches(tasks: list[Dispatch], damage: list[tuple[int, int, bytes]]) -> None:
     understood(decode_dispatches, mutate(encode(tasks), damage))
 
 
 @given(flushes, st.integers(0, 10_000))
+@pytest.mark.slow
 def test_a_truncated_flush_is_malformed(flush: Flush, place: int) -> None:
     data = encode(flush)
     assert not understood(decode_flush, data[: place % len(data)])
@@ -155,6 +161,7 @@ structures = st.recursive(
 
 @examples(300)
 @given(structures)
+@pytest.mark.slow
 def test_other_data(value: Any) -> None:
     """Well-formed MessagePack that is something else."""
     for read in READERS:
@@ -166,6 +173,7 @@ def test_other_data(value: Any) -> None:
 @examples(100)
 @given(structures | st.lists(structures, max_size=14))
 @example(b"\x91" * 50_000)
+@pytest.mark.slow
 def test_the_other_messages_too(value: Any) -> None:
     kinds: tuple[Any, ...] = (Heartbeat, Order, list[Ended], Applied, list[Word], Hello | Leaving, Command)
     for kind in kinds:
@@ -193,6 +201,7 @@ heartbeats = st.builds(
 
 @examples(300)
 @given(heartbeats)
+@pytest.mark.slow
 def test_a_heartbeat_that_is_understood_can_be_stored(beat: Heartbeat) -> None:
     try:
         found = decode(Heartbeat, encode(beat))
@@ -206,6 +215,7 @@ def test_a_heartbeat_that_is_understood_can_be_stored(beat: Heartbeat) -> None:
 
 @examples(300)
 @given(st.text(max_size=30) | st.from_regex(r"[0-9]{1,25}-[0-9]{0,25}", fullmatch=True))
+@pytest.mark.slow
 def test_a_position_that_is_understood_can_be_compared(cursor: str) -> None:
     try:
         applied = decode(Applied, msgspec.msgpack.encode(["1-1", cursor]))
@@ -214,6 +224,7 @@ def test_a_position_that_is_understood_can_be_compared(cursor: str) -> None:
     assert stream_position(applied.cursor) >= (0, 0)
 
 
+@pytest.mark.slow
 def test_malformed_says_what_was_expected() -> None:
     with pytest.raises(Malformed, match="Flush.* expected"):
         decode_flush(b"\x01")
@@ -224,6 +235,7 @@ def test_malformed_says_what_was_expected() -> None:
 # -- compatibility: the order of fields is the wire format
 
 
+@pytest.mark.slow
 def test_a_newer_release_may_add_fields_at_the_end() -> None:
     fields = msgspec.msgpack.decode(encode(Dispatch(b"i" * 16, 1, "n", b"p", "q")))
     assert decode_dispatches(encode([[*fields, "something new"]])) == [Dispatch(b"i" * 16, 1, "n", b"p", "q")]
@@ -231,6 +243,7 @@ def test_a_newer_release_may_add_fields_at_the_end() -> None:
     assert decode_flush(encode(["w", [[*started, "new"]], "new"])) == Flush("w", [Started(b"i" * 16, 1, 0.5)])
 
 
+@pytest.mark.slow
 def test_an_older_release_may_leave_the_last_fields_out() -> None:
     assert decode_dispatches(encode([[b"i" * 16, 1, "n", b"p", "q"]])) == [Dispatch(b"i" * 16, 1, "n", b"p", "q")]
     assert decode_flush(encode(["w", [["returned", b"i" * 16, 1, "r"]]])) == Flush("w", [Returned(b"i" * 16, 1, "r")])
@@ -240,6 +253,7 @@ def test_an_older_release_may_leave_the_last_fields_out() -> None:
 
 
 @given(st.lists(st.tuples(ids, st.integers(1, 2**32 - 1)), max_size=20), st.binary(max_size=19))
+@pytest.mark.slow
 def test_held_attempts_come_back_as_they_were(held: list[tuple[bytes, int]], torn: bytes) -> None:
     packed = b"".join(pack_attempt(*attempt) for attempt in held)
     assert unpack_attempts(packed) == held
@@ -247,6 +261,7 @@ def test_held_attempts_come_back_as_they_were(held: list[tuple[bytes, int]], tor
 
 
 @given(st.tuples(st.integers(0, 2**63), st.integers(0, 2**63)), st.tuples(st.integers(0, 2**63), st.integers(0, 2**63)))
+@pytest.mark.slow
 def test_stream_positions_compare_as_numbers(one: tuple[int, int], other: tuple[int, int]) -> None:
     positions = [stream_position(f"{milliseconds}-{sequence}") for milliseconds, sequence in (one, other)]
     assert positions == [one, other]
@@ -254,15 +269,18 @@ def test_stream_positions_compare_as_numbers(one: tuple[int, int], other: tuple[
 
 
 @given(st.lists(texts, unique=True))
+@pytest.mark.slow
 def test_the_digest_of_names_ignores_their_order(names: list[str]) -> None:
     assert names_digest(names) == names_digest(names[::-1])
     assert names_digest([*names, "one more\x01"]) != names_digest(names)
 
 
+@pytest.mark.slow
 def test_attempts_are_twenty_bytes() -> None:
     assert pack_attempt(b"i" * 16, 258) == b"i" * 16 + struct.pack(">I", 258)
 
 
+@pytest.mark.slow
 def test_whatever_is_decoded_was_prepared_when_modules_were_imported() -> None:
     """Threads that work out a type at the same time take the process down."""
     with pytest.raises(KeyError):

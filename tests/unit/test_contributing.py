@@ -26,6 +26,18 @@ def test_code_and_tests_of_a_feature_stand_where_it_says(feature: str, code: str
     assert missing(tests, REPOSITORY / "tests") == []
 
 
+def test_each_package_of_the_product_has_a_row() -> None:
+    product = REPOSITORY / "orchestrator"
+    named = {Path(path) for _, code, _ in ROWS for path in re.findall(r"`([^`]+)`", code)}
+    packages = {file.parent.relative_to(product) for file in product.rglob("*.py")} - {Path()}
+
+    assert [
+        str(package)
+        for package in sorted(packages)
+        if not any(package in (path, *path.parents) or path in package.parents for path in named)
+    ] == []
+
+
 def test_the_rest_of_the_page_names_what_there_is() -> None:
     text = PAGE.partition("## Where a feature")[0]
     paths = [path for path in re.findall(r"`([\w/.]+)`", text) if "/" in path]

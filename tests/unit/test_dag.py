@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import get_args
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -146,6 +147,7 @@ class Driver:
 
 @settings(max_examples=400, deadline=None)
 @given(runs())
+@pytest.mark.slow
 def test_any_order_of_events_ends_as_the_oracle_says(run: tuple[Graph, list[StepState], int, list[int]]) -> None:
     graph, outcomes, seed, fans = run
     for place, fan in enumerate(fans):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -292,6 +293,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 @settings(max_examples=500, deadline=None)
 @given(worlds(), st.lists(st.sampled_from([-1, -1, 0, 1, 3]), min_size=2, max_size=5))
+@pytest.mark.slow
 def test_any_graph_is_retried_as_the_rule_says(world: World, stops: list[int]) -> None:
     leader = Leader(world)
     leader.begin()

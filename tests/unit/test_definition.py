@@ -216,6 +216,7 @@ def test_all_problems_are_found_at_once() -> None:
     assert len(found) == 4
 
 
+@pytest.mark.slow
 def test_each_cycle_is_drawn_once_and_not_all_of_a_thousand() -> None:
     pairs = [(f"a{n}", f"b{n}") for n in range(1000)]
     steps = [made for a, b in pairs for made in (step(a, b), step(b, a))]
@@ -424,6 +425,7 @@ def test_a_workflow_beyond_reason_is_refused_at_once() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_of_very_many_problems_the_first_are_told() -> None:
     params = {f"p{number}": Param() for number in range(1_000)}
     steps = tuple(Step(name=f"s{n}", task="t", input={"a": f"${{params.q{n}}}"}) for n in range(5_000))

@@ -628,6 +628,7 @@ _PLAIN = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from("abc"), _PLAIN), _WORDS, st.floats(0.001, 1e9), st.integers(1, 99))
+@pytest.mark.slow
 def test_any_definition_can_be_written_and_read(
     data: dict[str, Any], description: str, timeout: float, version: int
 ) -> None:
@@ -644,6 +645,7 @@ def test_any_definition_can_be_written_and_read(
 
 @given(st.data())
 @settings(max_examples=200)
+@pytest.mark.slow
 def test_any_text_is_read_or_refused(data: st.DataObject) -> None:
     text = data.draw(st.sampled_from([NIGHTLY, EVERYTHING]) | st.text())
     for _ in range(data.draw(st.integers(0, 4))):

@@ -289,6 +289,7 @@ def _texts() -> tuple[st.SearchStrategy[str], ...]:
 
 
 @given(st.one_of(*_texts()))
+@pytest.mark.slow
 def test_python_agrees(text: str) -> None:
     assume(len(text) < 5000)
     try:
@@ -338,6 +339,7 @@ _DATA = st.recursive(
 
 
 @given(st.text() | _TOKENS, _DATA, _DATA)
+@pytest.mark.slow
 def test_any_text_is_read_or_refused(text: str, a: Any, other: Any) -> None:
     names = {"a": a, "b-c": other}
     reads: list[Callable[[], Any]] = [lambda: parse(text).evaluate(names), lambda: parse_template(text).render(names)]
@@ -402,6 +404,7 @@ def test_many_looks_into_one_long_list_cost_little_more_than_one() -> None:
         "len(" + " + ".join(["long"] * 2) + ") == 3",
     ],
 )
+@pytest.mark.slow
 def test_what_takes_too_much_work_is_refused_before_it_is_done(text: str) -> None:
     big = [list(range(1_000)) for _ in range(4_000)]
     names = {"big": big, "copy": [list(row) for row in big[:3_000]], "long": "x" * 1_000_000}

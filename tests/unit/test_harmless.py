@@ -21,6 +21,7 @@ EVIL = "a\x1b[2J\x9b\r\x00\x7f\u202e\u2066\u2028\ud800\U000e0041b"
 
 
 @given(st.text())
+@pytest.mark.slow
 def test_it_keeps_its_length_and_everything_that_is_harmless(text: str) -> None:
     shown = harmless(text)
     assert len(shown) == len(one_line(text)) == len(text)
@@ -31,6 +32,7 @@ def test_it_keeps_its_length_and_everything_that_is_harmless(text: str) -> None:
 
 
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@pytest.mark.slow
 def test_json_says_the_same(value: object) -> None:
     document = json.dumps(value, ensure_ascii=False)
     safe = harmless_json(document)

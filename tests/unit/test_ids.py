@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import RFC_4122, UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,6 +61,7 @@ def test_the_parts_of_a_derived_id_do_not_run_together() -> None:
     assert len({derived_id(parent, *parts) for parts in [(1, 23), (12, 3), (123,), ("1", 23), ("1, 23",)]}) == 5
 
 
+@pytest.mark.slow
 def test_an_attempt_derives_a_hundred_thousand_ids() -> None:
     parent = time_ordered_id(1, bytes(10))
     assert len({derived_id(parent, attempt, count) for attempt in range(10) for count in range(10_000)}) == 100_000

@@ -291,6 +291,7 @@ class TurnsMachine(RuleBasedStateMachine):
         )
 
 
+@pytest.mark.slow
 def test_whatever_comes_and_goes() -> None:
     run_state_machine_as_test(TurnsMachine, settings=settings(max_examples=150, stateful_step_count=60))
 

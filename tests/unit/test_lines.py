@@ -47,40 +47,60 @@ def test_each_attempt_has_chunks_of_its_own_in_order() -> None:
 def test_of_too_many_lines_the_first_and_the_last_are_kept() -> None:
     lines, job = Lines(10_000), new_job()
     for number in range(1_000):
-        lines.add(job, line(f"{number:060}"))
+        lines.add(job, line(f"{number:099}"))
     assert lines.end(job)
     said = texts(lines.take().chunks)
-    assert said[:80] == [f"{number:060}" for number in range(80)]
+    assert said[:80] == [f"{number:099}" for number in range(80)]
     assert said[80] == "900 lines were dropped here: of an attempt, 10,000 bytes are kept (setting log_limit)"
-    assert said[81:] == [f"{number:060}" for number in range(980, 1_000)]
+    assert said[81:] == [f"{number:099}" for number in range(980, 1_000)]
     assert (lines._attempts, lines._fresh) == ({}, {})
+
+
+def test_lines_that_come_as_one_text_are_kept_as_if_they_came_alone() -> None:
+    said = [f"{'ö' * (number % 7)} {number}" for number in range(3_000)]
+    alone, together, job = Lines(10_000), Lines(10_000), new_job()
+    for text in said:
+        alone.add(job, line(text))
+    for first in range(0, len(said), 700):
+        together.add_many(job, line("\n".join(said[first : first + 700])))
+    for lines in (alone, together):
+        lines.end(job)
+    kept = texts(together.take().chunks)
+    assert kept == texts(alone.take().chunks)
+    (at,) = (number for number, text in enumerate(kept) if "dropped here" in text)
+    missing = f"{len(said) - len(kept) + 1:,} lines were dropped here"
+    assert kept[at].startswith(missing)
+    assert kept[:at] == said[:at]
+    assert kept[at + 1 :] == said[at + 1 - len(kept) :]
+    size = sum(len(text.encode()) + 1 for text in kept[:at] + kept[at + 1 :])
+    assert 9_900 < size <= 10_000, "as many bytes as the setting says"
 
 
 def test_the_last_lines_wait_for_the_end() -> None:
     lines, job = Lines(1_000), new_job()
     for number in range(20):
-        lines.add(job, line(f"{number:060}"))
+        lines.add(job, line(f"{number:099}"))
     assert len(texts(lines.take().chunks)) == 8
     lines.add(job, line("z"))
     assert texts(lines.take().chunks) == []
     lines.end(job)
     assert texts(lines.take().chunks) == [
         "11 lines were dropped here: of an attempt, 1,000 bytes are kept (setting log_limit)",
-        f"{19:060}",
+        f"{19:099}",
         "z",
     ]
 
 
 def test_more_than_can_be_passed_on_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporting, "_MOST_WAITING", 1_000)
+    monkeypatch.setattr(reporting, "_MOST_WAITING", 1_400)
     lines, job, other = Lines(1_000_000), new_job(), new_job()
     for number in range(15):
-        lines.add(job, line(f"{number:060}"))
+        lines.add(job, line(f"{number:099}"))
     lines.add(other, line("none"))
     said = texts(lines.take().chunks)
     why = "more was said than could be passed on"
     assert said == [
-        *(f"{number:060}" for number in range(10)),
+        *(f"{number:099}" for number in range(10)),
         f"5 lines were dropped here: {why}",
         f"1 line was dropped here: {why}",
     ]

@@ -11,8 +11,6 @@ from tests.chaos.mutations.copies import REPOSITORY
 from tests.chaos.mutations.mutation import Finder, Mutation, NotThere
 from tests.chaos.mutations.table import MUTATIONS
 
-_BOOK = REPOSITORY / "docs" / "reliability.md"
-
 
 def test_every_mutation_still_applies() -> None:
     for mutation in MUTATIONS:
@@ -39,10 +37,3 @@ def test_what_is_to_find_them_is_there(finder: Finder) -> None:
         if file.startswith("tests/"):
             text = (REPOSITORY / file).read_text(encoding="utf-8")
             assert f"def {test.partition('[')[0]}" in text if test else text
-
-
-def test_the_book_lists_them() -> None:
-    """As rows of tables: the name, what the product does then, and what finds it."""
-    _, _, section = _BOOK.read_text(encoding="utf-8").partition("\n## Mutations\n")
-    rows = re.findall(r"^\| `([a-z-]+)` \|", section.partition("\n## ")[0], re.MULTILINE)
-    assert sorted(rows) == sorted(mutation.name for mutation in MUTATIONS)

@@ -15,3 +15,13 @@ def test_what_is_merged_is_added() -> None:
     assert whole.wakeups.delayed is True
     whole.merge(News())
     assert (whole.counts.reports, whole.wakeups.delayed) == (5, True)
+
+
+def test_an_empty_value_replaces_an_older_one_and_a_missing_one_does_not() -> None:
+    whole, part = News(), News()
+    whole.outgoing.drains = frozenset({b"worker"})
+    whole.merge(News())
+    assert whole.outgoing.drains == {b"worker"}
+    part.outgoing.drains = frozenset()
+    whole.merge(part)
+    assert whole.outgoing.drains == frozenset()

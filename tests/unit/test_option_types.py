@@ -18,6 +18,8 @@ from orchestrator.sdk.code.workflow import CodeOptions
 from orchestrator.sdk.tasks.given import GivenOptions, GivenToRuns
 from orchestrator.sdk.tasks.options import CallOptions
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("typed_program.py")
 

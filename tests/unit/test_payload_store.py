@@ -76,6 +76,14 @@ def test_a_value_is_read_as_it_was_written(payloads: PayloadStore, value: Any) -
     assert stored(reference).name[:4] == (RUN, TASK, 3, RESULT)
 
 
+def test_only_their_owner_reads_objects(tmp_path: Path) -> None:
+    kept = PayloadStore(open_store(str(tmp_path), "orchestrator"), 10, None)
+    kept.result(msgspec.msgpack.encode("x" * 100), bytes(16), None, 1)
+    [written] = [one for one in tmp_path.rglob("*") if one.is_file() and one.name != MARK]
+    modes = [one.stat().st_mode & 0o777 for one in (written, written.parent, written.parent.parent)]
+    assert modes == [0o600, 0o700, 0o700]
+
+
 def test_what_is_small_stays(payloads: PayloadStore) -> None:
     assert payloads.result(b"x" * 1_000, TASK, None, 1) == b"x" * 1_000
     assert everything(payloads.store) == []

@@ -238,6 +238,7 @@ def graphs(draw: st.DrawFn) -> dict[str, list[str]]:
 
 
 @given(graphs())
+@pytest.mark.slow
 def test_every_step_is_drawn_once_and_below_what_it_waits_for(graph: dict[str, list[str]]) -> None:
     order = [name for _, name in gutters(graph)]
     assert sorted(order) == sorted(graph)

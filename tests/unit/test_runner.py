@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from orchestrator import ConfigurationError, GiveUp, Orchestrator, Retry, RetryLater, TaskContext
@@ -16,11 +21,15 @@ from orchestrator.domain.executors.registry import call_of
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, Dispatch, Failed, Returned, Succeeded, TaskError
 from orchestrator.executors import Process
+from orchestrator.payloads.mark import MARK
+from orchestrator.references import whole_reference
 from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.running import large_results
 from orchestrator.workers.running.interrupt import uninterrupted
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
 from tests.outbox import ClosedOutbox
+from tests.waiting import eventually
 
 
 def run(function: Callable[..., Any], failures: int = 0, **options: Any) -> AttemptReport:
@@ -213,3 +222,48 @@ def test_what_a_task_makes_of_having_no_database_is_its_own_affair() -> None:
     report = run(gives_up)
     assert isinstance(report, Failed)
     assert not report.retryable
+
+
+def test_an_output_for_which_the_store_has_no_room_waits_and_is_handed_back_at_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Orchestrator(
+        database_url="postgresql://nowhere",
+        redis_url="redis://nowhere",
+        payload_store=str(tmp_path),
+        inline_payload=1_000,
+    )
+    data = os.urandom(3_000_000)
+    (tmp_path / "orchestrator").mkdir()
+    (tmp_path / "orchestrator" / MARK).touch()
+
+    @app.task(name="it")
+    def write(ctx: TaskContext) -> None:
+        with ctx.open_output() as output:
+            output.write(data)
+
+    runner = Runner(app, ClosedOutbox(), Allowed(app, ()))
+
+    def run() -> AttemptReport:
+        new = write._new((), {})
+        job = Job(Dispatch(new.id, 1, "it", new.payload, "default", new.options), Bundle("", "default", "1", 1), 0, 0.0)
+        job.begin(0.0)
+        return runner.run(job)
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, limits[1]))  # in the middle of a chunk
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            report = threads.submit(run)
+            eventually(lambda: runner._large._outage.lasts, "that it waits")
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            done = report.result(60)
+        assert isinstance(done, Succeeded)
+        reference = whole_reference(done.result)
+        assert reference is not None
+        assert runner._large._store.encoded(reference) == msgspec.msgpack.encode(data)  # type: ignore[union-attr]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, limits[1]))
+        monkeypatch.setattr(large_results, "_PATIENCE", 0.0)
+        assert isinstance(run(), Returned)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

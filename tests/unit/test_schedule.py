@@ -104,6 +104,7 @@ def clocks(draw: st.DrawFn) -> tuple[str, datetime]:
 @example("30 2 * * *", (BERLIN, utc("2026-10-24 12:00")))
 @example("*/20 * * * *", ("Australia/Lord_Howe", utc("2026-04-04 00:00")))
 @example("0 12 30 12 *", ("Pacific/Apia", utc("2011-12-29 00:00")))
+@pytest.mark.slow
 def test_cron_agrees_with_looking_at_the_clock_minute_by_minute(expression: str, clock: tuple[str, datetime]) -> None:
     zone, start = clock
     end = start + timedelta(days=2)
@@ -136,6 +137,7 @@ def test_seconds_and_bounds_are_kept_within_a_day() -> None:
 
 @settings(max_examples=300)
 @given(expressions, clocks(), st.integers(0, 59_999_999))
+@pytest.mark.slow
 def test_the_next_fire_is_later_and_nothing_is_between(expression: str, clock: tuple[str, datetime], odd: int) -> None:
     """Wherever one starts to count, the same fires come."""
     zone, start = clock
@@ -366,6 +368,7 @@ def test_without_catching_up_a_missed_fire_is_gone_and_a_late_one_is_not() -> No
 
 @settings(max_examples=60)
 @given(expressions, clocks(), st.integers(0, 5_000), st.sampled_from(["none", "latest", "all(3)", "all(20)", "all"]))
+@pytest.mark.slow
 def test_catching_up_is_what_it_says(expression: str, clock: tuple[str, datetime], minutes: int, catch_up: str) -> None:
     """Compared with the list of all fires; and in slices, the same fires come."""
     zone, start = clock

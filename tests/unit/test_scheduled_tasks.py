@@ -39,7 +39,7 @@ def test_a_scheduled_task_is_a_workflow_of_one_step() -> None:
     assert (definition.name, definition.queue) == ("clean", "night")
     assert definition.schedule == {"cron": "0 3 * * *", "timezone": "Europe/Berlin"}
     (step,) = definition.steps
-    assert (step.task, step.input) == ("clean", {"before": "${run.fire_time}"})
+    assert (step.task, step.input) == ("clean", {"before": "${default(params.before, run.fire_time)}"})
     assert step.registered == Registered(queue="night", priority=3)
 
 

@@ -42,6 +42,7 @@ def printed() -> Iterator[Printed]:
     handler.setFormatter(TextFormatter())
     logger = logging.getLogger(LOGGER_NAME)
     before, logger.handlers[:], logger.propagate = logger.handlers[:], [handler], False
+    task_output._mark_log_handlers()
     os.set_blocking(reader, False)
 
     def lines() -> list[str]:
@@ -99,7 +100,7 @@ def test_a_log_handler_keeps_its_format(printed: Printed, job: Job) -> None:
     stream, lines = printed
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(task_name)s %(attempt)s %(queue)s %(user)s: %(message)s"))
-    handler.addFilter(TaskFields(handler))
+    handler.addFilter(TaskFields())
     logger = logging.Logger("own")
     logger.addHandler(handler)
     logger.warning("hot", extra={"user": "ann"})

@@ -84,6 +84,7 @@ def test_both_do_the_same(door: Door) -> None:
     assert door.wait(7) == 7
 
 
+@pytest.mark.slow
 def test_those_who_wait_hold_no_threads() -> None:
     threads = Threads()
     bells = [Pause(60) for _ in range(5_000)]

@@ -28,15 +28,14 @@ import msgspec
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.domain.executors.record import Record, decode_record, encode_record, execution_name
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.redaction import scrub
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import Failed, Noted, Returned, Started, Succeeded, TaskError
 from orchestrator.errors import TaskAborted, TaskTimeout, Unavailable
 from orchestrator.references import may_hold_references
 from orchestrator.telemetry import get_logger
-from orchestrator.transport.codec import LogLine, ProgressMark
 from orchestrator.workers.executors import registry
-from orchestrator.workers.executors.protocol import Executor, Gone, Setup, Unequipped, Unreachable
+from orchestrator.workers.executors.listener import Listener
+from orchestrator.workers.executors.protocol import Executor, Expiring, Gone, Setup, Unequipped, Unreachable
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.reporting.task_log import TaskLog
 from orchestrator.workers.running.job import Job, Stage
@@ -56,7 +55,8 @@ _RELEASE_AFTER = 3.0
 """Seconds between the end and the release. A worker that was cut off learns in that time that others watch by now."""
 _LATER = 0.5
 """Seconds before a task goes elsewhere that is handed back."""
-_LONGEST_LINE = 10_000
+_LAST_LOOK = 1.0
+"""Seconds to see that it ended while nobody watched, whose time is over by now."""
 
 T = TypeVar("T")
 
@@ -76,26 +76,6 @@ class _Job:
         self.execution = execution
         self.record = record
         self.external_id = record.external_id
-
-
-class _Listener:
-    """Passes on what is heard of an execution."""
-
-    def __init__(self, job: Job, outbox: Outbox) -> None:
-        self._job = job
-        self._outbox = outbox
-
-    def log(self, line: str, *, level: str = "info") -> None:
-        if self._job.stage is Stage.RUNNING:
-            text, now = scrub(line, self._job.secrets), time.time()
-            for start in range(0, len(text) or 1, _LONGEST_LINE):
-                piece = text[start : start + _LONGEST_LINE]
-                self._outbox.log(self._job, LogLine(now, self._job.dispatch.attempt, level, piece))
-
-    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        if self._job.stage is Stage.RUNNING:
-            fraction = min(1.0, max(0.0, done / total if total else done))
-            self._outbox.mark(self._job.dispatch.id, ProgressMark(self._job.dispatch.attempt, fraction, message))
 
 
 class Driver:
@@ -119,11 +99,17 @@ class Driver:
         self._freed = threading.Event()
         self._hurry = asyncio.Event()
         """This process ends: what is over is released at once."""
-        self.in_doubt = False
-        """Nobody has heard of this worker, so others may watch what it watches."""
+        self._in_doubt = False
+        self._doubts = 0
+        """How often nobody had heard of this worker, so that others may watch what it watches."""
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    def doubt(self, is_so: bool) -> None:
+        """Take note that nobody has heard of this worker for a while, or that the leader knows of it again."""
+        self._in_doubt = is_so
+        self._doubts += is_so
 
     @property
     def room(self) -> int:
@@ -215,7 +201,8 @@ class Driver:
             self._executors[call.name] = executor
         record = decode_record(job.dispatch.details)
         if record is None or record.failures != job.dispatch.failures:  # a leader of an earlier release has sent it
-            record = self._new_record(job)
+            name, attempt = execution_name(job.dispatch.id, job.dispatch.attempt), job.dispatch.attempt
+            record = Record(name=name, attempt=attempt, failures=job.dispatch.failures, since=time.time())
             await self._keep(job, record)
         if call.ends is not None:
             record = call.ends
@@ -246,9 +233,10 @@ class Driver:
     async def _go_on(self, watched: _Job) -> None:
         job = watched.job
         left = None if job.options.timeout is None else job.options.timeout - watched.record.elapsed
+        least = _LAST_LOOK if watched.external_id else 0.0
         try:
-            async with asyncio.timeout(None if left is None else max(0.0, left)) as limit:
-                outcome = await self._watch(watched)
+            async with asyncio.timeout(None if left is None else max(least, left)) as limit:
+                outcome = await self._watch(watched, limit)
             report = await self._runner.kept(job, self._report(job, outcome))
         except BaseException as error:  # noqa: BLE001  # whatever an executor raises is the failure of this try
             if job.stage is not Stage.RUNNING:
@@ -295,7 +283,7 @@ class Driver:
         task = job.dispatch
         self._end(job, Returned(task.id, task.attempt, "its executor lacks something here", _LATER, call.means))
 
-    async def _watch(self, watched: _Job) -> Outcome:
+    async def _watch(self, watched: _Job, limit: asyncio.Timeout) -> Outcome:
         """Start it, unless that was done, and return how it ends."""
         job, execution, executor = watched.job, watched.execution, watched.executor
         if not watched.external_id:
@@ -307,7 +295,7 @@ class Driver:
             job.announced = True
             age = time.monotonic() - job.started_at
             self._reporter.report(Started(job.dispatch.id, job.dispatch.attempt, age))
-        listener = _Listener(job, self._outbox)
+        listener = Listener(job, self._outbox, limit)
         return await self._reach(watched, lambda: executor.watch(execution, watched.external_id, listener))
 
     async def _reach(self, watched: _Job, call: Callable[[], Awaitable[T]]) -> T:
@@ -342,11 +330,6 @@ class Driver:
 
     # -- reports
 
-    def _new_record(self, job: Job) -> Record:
-        task = job.dispatch
-        name = execution_name(task.id, task.attempt)
-        return Record(name=name, attempt=task.attempt, failures=task.failures, since=time.time())
-
     async def _keep(self, job: Job, record: Record) -> None:
         """Return once the leader has a record with the task, or has seen that the attempt counts no more."""
         loop = asyncio.get_running_loop()
@@ -378,25 +361,32 @@ class Driver:
         applied = None
         if watched is not None and watched.external_id:
             loop = asyncio.get_running_loop()
-            is_cancelled = job.interrupted_by is TaskAborted
+            after = 0.0 if job.interrupted_by is TaskAborted else _RELEASE_AFTER
+            doubts = -1 if self._in_doubt else self._doubts
 
             def applied() -> None:
-                _call_soon(loop, lambda: self._release_later(watched, is_cancelled))
+                _call_soon(loop, lambda: self._release_later(watched, after, doubts))
 
         self._reporter.report(report, job, applied)
 
-    def _release_later(self, watched: _Job, at_once: bool) -> None:
-        task = asyncio.create_task(self._release(watched, 0.0 if at_once else _RELEASE_AFTER))
+    def _release_later(self, watched: _Job, after: float, doubts: int) -> None:
+        task = asyncio.create_task(self._release(watched, after, doubts))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _release(self, watched: _Job, after: float) -> None:
+    async def _release(self, watched: _Job, after: float, doubts: int) -> None:
+        """Clear it away, unless this worker was in doubt since it ended: another may be about to read how it did."""
+        executor, execution = watched.executor, watched.execution
+        if after and isinstance(executor, Expiring) and self._doubts == doubts:
+            await self._clear_away(watched, executor.expire(execution, watched.external_id))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), after)
-        if self.in_doubt:
-            return  # another may be about to read how it ended
+        if self._doubts == doubts:
+            await self._clear_away(watched, executor.release(execution, watched.external_id))
+
+    async def _clear_away(self, watched: _Job, clearing: Awaitable[None]) -> None:
         try:
-            await watched.executor.release(watched.execution, watched.external_id)
+            await clearing
         except Exception as error:  # noqa: BLE001  # what is left there is cleared away by others, or by time
             log.info("execution %s is not cleared away: %r", watched.execution.name, error, extra=watched.job.fields)
 

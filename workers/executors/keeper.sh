@@ -13,6 +13,7 @@ exec 3>&-
 (
   trap - TERM INT HUP
   cd "$place" || exit 126
+  unset OLDPWD
   # A second more until SIGKILL, where the system allows it: SIGXCPU tells what it died of, and SIGKILL does not.
   [ "$cpu" = - ] || { { ulimit -t $((cpu + 1)) 2>/dev/null || ulimit -t "$cpu"; } && ulimit -S -t "$cpu"; } || exit 126
   [ "$memory" = - ] || ulimit -v "$memory" || exit 126
@@ -20,3 +21,5 @@ exec 3>&-
   exec "$@"
 )
 echo "$?" >"$folder/end"
+# Whatever the command has left behind ends with it, and this process too.
+kill -KILL 0

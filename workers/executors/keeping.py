@@ -25,7 +25,7 @@ _FULL = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """What the system says that has no room for more processes or descriptors."""
 
 
-async def begin(spool: Spool, options: Process, program: str, environment: dict[str, str]) -> Keeper:
+async def begin(spool: Spool, options: Process, command: list[str], environment: dict[str, str]) -> Keeper:
     """Start a keeper, and return it, or the one that was faster."""
     try:
         heard, told = os.pipe()
@@ -33,7 +33,7 @@ async def begin(spool: Spool, options: Process, program: str, environment: dict[
         raise no_room(error) from error
     try:
         try:
-            pid = _spawn(spool, options, program, environment, told)
+            pid = _spawn(spool, options, command, environment, told)
         except OSError as error:
             raise no_room(error) from error
         finally:
@@ -114,7 +114,7 @@ async def _readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-def _spawn(spool: Spool, options: Process, program: str, environment: dict[str, str], told: int) -> int:
+def _spawn(spool: Spool, options: Process, command: list[str], environment: dict[str, str], told: int) -> int:
     """Start a keeper, without a copy of this process; return its number. It closes what is `told` when it has begun."""
     limits = (options.cpu, None if options.memory is None else max(1, options.memory // 1024), options.files)
     place = options.cwd or str(spool.folder / "work")
@@ -122,7 +122,7 @@ def _spawn(spool: Spool, options: Process, program: str, environment: dict[str, 
     written = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return os.posix_spawn(
         _SHELL,
-        [*arguments, program, *options.command[1:]],
+        [*arguments, *command],
         environment,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, str(spool.folder / "input"), os.O_RDONLY, 0),

@@ -6,6 +6,7 @@ writes is its log; its last line, or the termination message, is the result.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import replace
@@ -17,6 +18,7 @@ from orchestrator.domain.executors.kubernetes_job import (
     CONTAINER,
     LARGEST_FILE,
     LARGEST_VARIABLE,
+    ended_for,
     failure,
     file_of,
     job_of,
@@ -40,6 +42,9 @@ _WAIT = (401, 403, 408, 429)
 """Refusals that may pass: an account that is being set up, a quota that is used up, too many requests."""
 _LOOK_AGAIN = 5.0
 """Seconds after which a deletion is looked at, if no event told of it."""
+_EXPIRES = 60
+"""Seconds after which Kubernetes deletes a Job by itself whose end is in Postgres."""
+_MERGE = "application/merge-patch+json"
 _LINES_SHOWN = 1_000
 _DETAIL = 4_000
 _FILES = {"secret": "secrets", "config_map": "configmaps"}
@@ -121,6 +126,14 @@ class KubernetesExecutor:
         await self._delete(space, execution.name, "Background")
         await self._forget(space, execution)
 
+    async def expire(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
+        """Have Kubernetes delete the Job in a minute, with what it reads; where that is not allowed, after `ttl`."""
+        space, _ = self._space(execution)
+        found = await space.api.ask("GET", space.path("jobs", execution.name))
+        if found.status == 200:
+            change = {"spec": {"ttlSecondsAfterFinished": math.ceil(ended_for(found.data, time.time()) + _EXPIRES)}}
+            await space.api.ask("PATCH", space.path("jobs", execution.name), body=change, content_type=_MERGE)
+
     async def close(self) -> None:
         """Watch no more; Jobs go on."""
         for space in self._spaces.values():
@@ -132,7 +145,7 @@ class KubernetesExecutor:
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
         change = {"metadata": {"ownerReferences": [owner]}}
         path = space.path(_FILES[options.input], name)
-        await space.api.ask("PATCH", path, body=change, content_type="application/merge-patch+json")
+        await space.api.ask("PATCH", path, body=change, content_type=_MERGE)
 
     async def _delete(self, space: _Space, name: str, policy: str) -> bool:
         """Ask for a deletion, and say whether there is nothing any more."""

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import groupby
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -29,9 +30,11 @@ from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.process import Process
 from orchestrator.domain.executors.strict_json import strict_json
 from orchestrator.domain.plain import MOST_LEVELS, is_too_deep
+from orchestrator.environment import PASSED_ON
 from orchestrator.errors import GiveUp
+from orchestrator.workers.executors.accounts import account_of
 from orchestrator.workers.executors.keeping import begin, has_ended, keeper_of, no_room, told_of
-from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher
 from orchestrator.workers.executors.spool import Keeper, Spool, open_root, root_of, sweep
 from orchestrator.workers.executors.written import Written
 
@@ -39,7 +42,8 @@ T = TypeVar("T")
 
 _PAUSE = 0.2
 """Seconds between two looks at what a command says while it says something."""
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
+_AT_ONCE = 4
+"""Parts of what it has said that are passed on in one look."""
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _KILLED = 10.0
 """Seconds in which processes that were killed are gone."""
@@ -75,13 +79,18 @@ class ProcessExecutor:
         if keeper is None:
             options = _options(execution)
             program = self._program(options.command[0])
+            account = None if options.user is None else account_of(options.user)
             input = (
                 b""
                 if options.input != "stdin"
                 else strict_json(_input(execution), f"The input of task {execution.task!r}")
             )
             await self._call(partial(spool.prepare, input, execution.specification))
-            keeper = await begin(spool, options, program, _environment(execution, options, spool))
+            environment, command = _environment(execution, options, spool), [program, *options.command[1:]]
+            if account is not None:
+                await self._call(partial(spool.hand_over, account.uid, account.gid))
+                environment, command = {**environment, "HOME": account.home, **options.env}, [*account.prefix, *command]
+            keeper = await begin(spool, options, command, environment)
         return f"{self._host} {keeper.pid} {keeper.started or '-'} {spool.folder}"
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
@@ -101,12 +110,12 @@ class ProcessExecutor:
             keeper.signal_group(signal.SIGKILL)  # at once: it fills the disk
             await has_ended(keeper, _KILLED)
             return self._too_large()
-        while spool.has_more() and (lines := await self._call(partial(spool.new_lines, is_last=True))):
-            for line in lines:
-                watcher.log(line)
+        watcher.ended()
+        while await self._pass_on(spool, watcher, is_last=True):
+            pass
         said, outcome = await self._call(partial(self._collect, options, spool))
-        for line in said:
-            watcher.log(line)
+        if said:
+            watcher.log(said)
         return outcome
 
     async def cancel(self, execution: Execution, external_id: str) -> None:
@@ -159,11 +168,11 @@ class ProcessExecutor:
                 await news.wait()
                 if is_told:
                     news.clear()
-                lines = await self._call(spool.new_lines) if spool.has_more() else []
-                for line in lines:
-                    watcher.log(line, level="warning" if "error" in line.lower() else "info")
-                if lines:
-                    news.set()  # there may be more than is read at once, and nobody else says so
+                for _ in range(_AT_ONCE):
+                    if ended.is_set() or not await self._pass_on(spool, watcher):
+                        break
+                else:
+                    news.set()  # there may be more, and nobody else says so
                 if left_out := await self._call(spool.cut) if spool.has_much() else 0:
                     watcher.log(f"({left_out:,} bytes of stderr were left out: they came too fast)", level="warning")
                 if spool.has_written_more_than(self._largest) and not ended.is_set():
@@ -171,6 +180,13 @@ class ProcessExecutor:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ended.wait(), _PAUSE)
         return False
+
+    async def _pass_on(self, spool: Spool, watcher: Watcher, *, is_last: bool = False) -> bool:
+        """Pass on a part of what a command has said; say whether there was one."""
+        said = await self._call(partial(_said, spool, is_last)) if spool.has_more() else []
+        for level, text in said:
+            watcher.log(text, level=level)
+        return bool(said)
 
     def _spool(self, execution: Execution, external_id: str = "") -> Spool:
         """Return the folder of an execution: where whoever has started it says that it is, whatever TMPDIR is here."""
@@ -188,7 +204,7 @@ class ProcessExecutor:
             )
         found = shutil.which(program, path=os.environ.get("PATH", _PATH))
         if found is None:
-            raise GiveUp(f"Executor process: there is no program {program!r} on {self._host} that can be run.")
+            raise Unequipped(f"Executor process: there is no program {program!r} on {self._host} that can be run.")
         real = os.path.realpath(found)
         if not any(_leads_within(program, real, pattern) for pattern in patterns):
             raise GiveUp(
@@ -197,24 +213,24 @@ class ProcessExecutor:
             )
         return found
 
-    def _collect(self, options: Process, spool: Spool) -> tuple[list[str], Outcome]:
+    def _collect(self, options: Process, spool: Spool) -> tuple[str, Outcome]:
         """Return what the command has said on stdout for the log, and how it ended."""
         code = spool.exit_code()
         if not code and spool.has_written_more_than(self._largest):
-            return [], self._too_large()
+            return "", self._too_large()
         if code is None:
             raise Gone("the process that kept it was killed, or its machine was started again")
         if code != 0:
-            return [], _failure(options, spool, code)
+            return "", _failure(options, spool, code)
         data = spool.output(self._largest)
-        said: list[bytes] = []
+        said = b""
         if options.output == "text":
-            return [], Finished(data.decode(errors="replace"))
+            return "", Finished(data.decode(errors="replace"))
         if options.output == "none" or not data.strip():
-            return [], Finished(None)
+            return "", Finished(None)
         if options.output == "last_line":
-            *said, data = data.rstrip().split(b"\n")
-        return [line.decode(errors="replace") for line in said], _read(data)
+            said, _, data = data.rstrip().rpartition(b"\n")
+        return said.decode(errors="replace"), _read(data)
 
     def _too_large(self) -> Broken:
         return Broken(
@@ -223,6 +239,20 @@ class ProcessExecutor:
             f"{self._largest - _MARGIN:,} are allowed (setting max_payload).",
             retryable=False,
         )
+
+
+def _said(spool: Spool, is_last: bool) -> list[tuple[str, str]]:
+    """Return what a command has said, by the level of its lines."""
+    text = spool.new_lines(is_last=is_last)
+    if text is None:
+        return []
+    if "error" not in text.lower():
+        return [("info", text)]
+    return [(level, "\n".join(lines)) for level, lines in groupby(text.split("\n"), _level)]
+
+
+def _level(line: str) -> str:
+    return "warning" if "error" in line.lower() else "info"
 
 
 def _leads_within(program: str, real: str, pattern: str) -> bool:
@@ -263,7 +293,7 @@ def _input(execution: Execution) -> Any:
 
 
 def _environment(execution: Execution, options: Process, spool: Spool) -> dict[str, str]:
-    passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     known = {
         "TASK_SPEC_PATH": str(spool.folder / "spec.json"),
         "TASK_EXECUTION": execution.name,

@@ -9,7 +9,7 @@ whatever does the work. All its methods are coroutines on one event loop with th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from orchestrator.domain.executors.execution import Execution, Outcome
 from orchestrator.domain.executors.options import ExecutorOptions
@@ -43,10 +43,16 @@ class Watcher(Protocol):
     """Who hears of an execution while it goes on."""
 
     def log(self, line: str, *, level: str = "info") -> None:
-        """Take one line that the work has written."""
+        """Take what the work has written: a line, or several with newlines between them.
+
+        Many lines are best handed over as one text: those that the setting `log_limit` drops then cost nothing.
+        """
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Show how far it has come."""
+
+    def ended(self) -> None:
+        """The work has ended, and with it the time that it may take: what is left is to hear what it has said."""
 
 
 class Executor(Protocol):
@@ -81,3 +87,14 @@ class Executor(Protocol):
 
     async def close(self) -> None:
         """Close connections; executions go on."""
+
+
+@runtime_checkable
+class Expiring(Protocol):
+    """An executor whose other side can clear away by itself."""
+
+    async def expire(self, execution: Execution, external_id: str) -> None:
+        """Have what is left of it cleared away in a minute. Its end is in Postgres, or another worker watches it.
+
+        `release` follows after some seconds, unless this worker is killed before.
+        """

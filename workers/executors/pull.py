@@ -1,8 +1,9 @@
 """Tasks that are done by whoever asks for work over the HTTP API: it is offered here, and waited for.
 
-Whoever watches an execution keeps the promises: it offers the work again where Redis has lost it, or where somebody had
-it and fell silent; and only when its report is in Postgres is who completed it told so. So work stands in Redis, where
-the processes of the API find it without a look into the database, and nothing is lost with Redis but time.
+Whoever watches an execution keeps the promises: it offers the work again where Redis has lost it, first to whoever had
+it, or where somebody had it and fell silent; and only when its report is in Postgres is who completed it told so. So
+work stands in Redis, where the processes of the API find it without a look into the database, and nothing is lost with
+Redis but time.
 """
 
 from __future__ import annotations
@@ -50,16 +51,22 @@ class PullExecutor:
         self._payloads = store_of(settings)
         self._news = PullNews(self._redis, keys.pull_ends, one_by_one=False)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pull")
-        self._waiting: dict[str, tuple[State | None, asyncio.Future[State]]] = {}
-        """Who waits for something else than what they have seen."""
+        self._waiting: dict[str, tuple[State | None, asyncio.Future[State], float]] = {}
+        """Who waits for something else than what they have seen, and until when the holder may be silent."""
+        self._fair_time = 0.0
+        """Seconds in which holders could be heard: while looks take long, Redis does not answer heartbeats either."""
         self._urgent: set[str] = set()
         self._rung = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
 
     async def submit(self, execution: Execution) -> str:
-        """Offer the work under the execution's name, unless it has been."""
-        await self._call(lambda: self._pulls.offer(self._offer(execution)))
+        """Offer the work under the execution's name, unless it has been, to those who ask once it is watched."""
+        await self._offer_work(execution)
         return execution.name
+
+    async def _offer_work(self, execution: Execution, *, again: bool = False) -> None:
+        if not await self._call(lambda: self._pulls.offer(self._offer(execution), again=again)):
+            raise Unreachable("Redis has restarted or was emptied, and no leader has begun on it yet")
 
     def _offer(self, execution: Execution) -> Offer:
         """Return what is offered; what is large goes into the payload store, and not into the memory of Redis."""
@@ -87,14 +94,14 @@ class PullExecutor:
         )
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
-        """Return what was said when it was completed."""
+        """Return what was said when it was completed; silence of its holder is counted from here on."""
         loop, options = asyncio.get_running_loop(), _options(execution)
         seen: State | None = None
         with self._news.listening([external_id], partial(self._ring, loop, external_id)):
             while True:
-                before, seen = seen, await self._change(external_id, seen)
-                if seen.state == "leased" and (before is None or seen.leases > before.leases):
-                    watcher.log(f"{seen.worker} has it")
+                before, seen = seen, await self._change(external_id, seen, options.lease)
+                if seen.state == "leased" and seen.leases > (0 if before is None else before.leases):
+                    watcher.log(f"{seen.worker} has it" if seen.worker else "who had it before has it still")
                 if seen.state == "done":
                     for line in said_lines(seen.outcome):
                         watcher.log(line)
@@ -105,8 +112,9 @@ class PullExecutor:
                 if seen.state in ("ended", "cancelled"):
                     raise Gone(f"Nobody works on {external_id} any more: it was {seen.state}.")
                 if not seen.state:
-                    watcher.log("Redis has lost it: it is offered again", level="warning")
-                    await self.submit(execution)
+                    grace = f"if nobody who has it is heard of within {options.lease:g} s"
+                    watcher.log(f"Redis has lost it: it is offered again {grace}", level="warning")
+                    await self._offer_work(execution, again=True)
                     seen = None
 
     async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002  # it is the name
@@ -134,10 +142,10 @@ class PullExecutor:
         self._urgent.add(name)
         self._rung.set()
 
-    async def _change(self, name: str, seen: State | None) -> State:
+    async def _change(self, name: str, seen: State | None, lease: float) -> State:
         """Return where it stands as soon as that is something else than what was seen."""
         future: asyncio.Future[State] = asyncio.get_running_loop().create_future()
-        self._waiting[name] = seen, future
+        self._waiting[name] = seen, future, self._fair_time + lease
         if seen is None:
             self._look_at(name)
         if self._looking is None or self._looking.done():
@@ -153,24 +161,27 @@ class PullExecutor:
         try:
             await self._look_while_wanted()
         finally:
-            for _, future in self._waiting.values():  # who waits is told of a defect, and does not wait for ever
+            for _, future, _ in self._waiting.values():  # who waits is told of a defect, and does not wait for ever
                 if not future.done():
                     future.set_exception(Unreachable("nobody looks any more"))
 
     async def _look_while_wanted(self) -> None:
-        due = 0.0
+        due, looked = 0.0, time.monotonic()
         while self._waiting:
             now = time.monotonic()
+            self._fair_time += min(now - looked, 2 * _LOOK_EVERY)
+            looked = now
             names = list(self._waiting) if now >= due else [name for name in self._urgent if name in self._waiting]
             due = now + _LOOK_EVERY if now >= due else due
             self._urgent.clear()
             self._rung.clear()
+            silent = {name: beat for name in names if (beat := self._last_beat(name))}
             try:
-                found: dict[str, State] | Unreachable = await self._call(partial(self._pulls.look, names))
+                found: dict[str, State] | Unreachable = await self._call(partial(self._pulls.look, names, silent))
             except Unreachable as error:
                 found = error
             for name in names:
-                seen, future = self._waiting.get(name, (None, None))
+                seen, future, _ = self._waiting.get(name, (None, None, 0.0))
                 if future is None or future.done():
                     continue
                 if isinstance(found, Unreachable):
@@ -179,6 +190,11 @@ class PullExecutor:
                     future.set_result(found[name])
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._rung.wait(), max(0.0, due - time.monotonic()))
+
+    def _last_beat(self, name: str) -> bytes:
+        """Return the last heartbeat of a holder that was silent for one lease; empty if it was not."""
+        seen, _, until = self._waiting[name]
+        return seen.beat if seen is not None and seen.state == "leased" and self._fair_time >= until else b""
 
     async def _call(self, call: Callable[[], T]) -> T:
         try:

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from orchestrator.domain.executors.execution import Execution, Outcome
 from orchestrator.domain.executors.rq import Rq
-from orchestrator.harmless import without_password
+from orchestrator.harmless import sentence, without_password
 from orchestrator.settings import Settings
 from orchestrator.workers.executors import rq_fleet
 from orchestrator.workers.executors.looking import Looks
@@ -81,6 +81,10 @@ class RqExecutor:
         """Delete the job and its result."""
         await self._fleet(execution)[0].call(rq_fleet.delete, execution.name)
 
+    async def expire(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
+        """Have Redis delete the job and its result in a minute."""
+        await self._fleet(execution)[0].call(rq_fleet.expire, execution.name)
+
     async def close(self) -> None:
         """Close connections; jobs go on."""
         for fleet in self._fleets.values():
@@ -108,7 +112,7 @@ class _Fleet:
         try:
             self._redis = Redis.from_url(url, socket_timeout=timeout, socket_connect_timeout=timeout)
         except ValueError as error:
-            raise Unequipped(f"The address of the RQ fleet's Redis cannot be read: {error}.") from None
+            raise Unequipped(f"The address of the RQ fleet's Redis cannot be read: {sentence(str(error))}") from None
         self._where = without_password(url)
         self._threads = threads
         self._looks = Looks(self._look, _EVERY)

@@ -6,6 +6,7 @@ A job's key is watched while it is looked for and created, so that of two who su
 from __future__ import annotations
 
 import io
+import json
 import math
 import pickle
 from collections.abc import Collection, Mapping
@@ -13,8 +14,8 @@ from typing import Any, NamedTuple
 
 from redis import Redis
 from redis.exceptions import WatchError
-from rq import Queue
-from rq.command import send_stop_job_command
+from rq import Queue, Worker
+from rq.command import PUBSUB_CHANNEL_TEMPLATE
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job, JobStatus
 from rq.registry import StartedJobRegistry
@@ -35,6 +36,22 @@ _AT_ONCE = 1_000
 _KEEPING = "orchestrator.workers.executors.rq_side.call"
 _LINES = "orchestrator_lines"
 """Where that leaves them in the `meta` of a job; it is loaded by the fleet's workers, and not here."""
+
+_EXPIRES = 60
+"""Seconds after which Redis deletes a job whose end is in Postgres."""
+_STOP_AGAIN = 10
+"""Seconds after which a worker that still has a job is told once more to stop it: the command may have been lost."""
+_STOP = """
+local status, worker = unpack(redis.call('HMGET', KEYS[1], 'status', 'worker_name'))
+if status ~= 'started' or not worker then return 0 end
+if redis.call('HGET', ARGV[1] .. worker, 'current_job') ~= ARGV[2] then return 0 end
+if not redis.call('SET', KEYS[2], worker, 'NX', 'EX', ARGV[5]) then return 0 end
+local heard = redis.call('PUBLISH', ARGV[3] .. worker, ARGV[4])
+if heard == 0 then redis.call('DEL', KEYS[2]) end
+return heard
+"""
+"""Tell the worker of a job, once, whoever cancels it, and while the job is its current one. A worker kills what it runs
+when it has read the command: by then that may be the next job, or itself."""
 
 
 class Seen(NamedTuple):
@@ -209,11 +226,20 @@ def stop(redis: Redis, name: str, options: Rq) -> None:
     try:
         job = Job.fetch(name, connection=redis, serializer=serializer)
         if job.is_started:
-            send_stop_job_command(redis, name, serializer=serializer)
+            command = json.dumps({"command": "stop-job", "job_id": name})
+            channel = PUBSUB_CHANNEL_TEMPLATE % ""
+            words = (Worker.redis_worker_namespace_prefix, name, channel, command, _STOP_AGAIN)
+            redis.eval(_STOP, 2, Job.key_for(name), _stopping(name), *words)
         elif not job.is_queued or redis.lrem(Queue(options.queue, connection=redis).key, 1, name):
             job.cancel()  # else a worker has just taken it, and will soon be told to stop
     except (NoSuchJobError, InvalidJobOperation):
         return
+
+
+def expire(redis: Redis, name: str) -> None:
+    """Have what is left of a job that has ended go by itself."""
+    for key in (Job.key_for(name), f"rq:results:{name}"):
+        redis.expire(key, _EXPIRES)
 
 
 def delete(redis: Redis, name: str) -> None:
@@ -223,4 +249,9 @@ def delete(redis: Redis, name: str) -> None:
     except NoSuchJobError:
         return
     job.delete()
-    redis.delete(f"rq:results:{name}")
+    redis.delete(f"rq:results:{name}", _stopping(name))
+
+
+def _stopping(name: str) -> str:
+    """Return the key that says that the worker of a job was told to stop it."""
+    return f"orchestrator:rq-stop:{name}"

@@ -70,6 +70,13 @@ class Spool:
         for path in (self.stderr, self.stdout):
             path.touch(0o600)
 
+    def hand_over(self, uid: int, gid: int) -> None:
+        """Let another user run the command: the folder in which it runs, and its specification, are that user's."""
+        for folder in (self.folder.parent, self.folder):
+            folder.chmod(0o711)
+        for name in ("work", "spec.json"):
+            os.chown(self.folder / name, uid, gid)
+
     def keeper(self) -> Keeper | None:
         """Return who keeps the command; None if nobody has begun to."""
         try:
@@ -121,26 +128,29 @@ class Spool:
         """Say whether there are more bytes in stdout."""
         return _size(self.stdout) > limit
 
-    def new_lines(self, *, is_last: bool = False) -> list[str]:
-        """Return the lines of stderr that nobody has been told, and remember that they are."""
+    def new_lines(self, *, is_last: bool = False) -> str | None:
+        """Return lines of stderr that nobody has been told, as one text, and remember that they are; None: none."""
         place = self._how_far()
         try:
             with self.stderr.open("rb") as file:
                 file.seek(place)
                 data = file.read(_CHUNK)
         except FileNotFoundError:
-            return []
-        if not is_last and not data.endswith(b"\n"):
-            data = data[: self._whole(data) or (len(data) if len(data) == _CHUNK else 0)]
+            return None
+        is_all = len(data) < _CHUNK
+        if not data.endswith(b"\n") and not (is_last and is_all):
+            data = data[: self._whole(data) or (0 if is_all else len(data))]
         if not data:
-            return []
+            return None
         self._told = place + len(data)
         (self.folder / "told").write_text(str(self._told))
         text = data.decode(errors="replace")
         if self._is_returned:
             text = text.removeprefix("\n")  # which ends a line that has been told
         self._is_returned = data.endswith(b"\r")
-        return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")).splitlines()
+        if "\r" in text:
+            text = "\n".join([line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")])
+        return text.removesuffix("\n")
 
     def _whole(self, data: bytes) -> int:
         """Return how many bytes are lines that have ended; a bar that is drawn over is one, once a second."""
@@ -177,7 +187,7 @@ class Spool:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-_CHUNK = 64_000
+_CHUNK = 1_000_000
 _MOST_SAID = 16_000_000
 """Bytes of stderr that stand on the disk."""
 _DRAWN_EVERY = 1.0

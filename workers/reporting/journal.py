@@ -60,6 +60,13 @@ class Journal:
         self._lines.add(job, line)
         self._wake()
 
+    def log_lines(self, job: Job, lines: LogLine) -> None:
+        """Note what a task says in many lines."""
+        if is_fork():
+            return
+        self._lines.add_many(job, lines)
+        self._wake()
+
     def end(self, job: Job) -> None:
         """Note that an attempt has ended."""
         if self._lines.end(job):

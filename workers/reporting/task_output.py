@@ -15,30 +15,36 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, Protocol
 
 from orchestrator.domain.redaction import scrub
 from orchestrator.harmless import with_styles
-from orchestrator.log_format import TASK_FIELDS
-from orchestrator.sdk.tasks.context import current_runtime
+from orchestrator.log_format import TASK_FIELDS, JsonFormatter, TextFormatter
+from orchestrator.sdk.tasks.context import current_runtime, printing
 from orchestrator.telemetry import LOGGER_NAME, get_logger
 from orchestrator.transport.codec import LogLine
 from orchestrator.unblocked import UnblockedHandler, unblocked
+from orchestrator.workers.reporting.printed import LONGEST_PIECE, RATE, LogRoom, PrintBuffer
 from orchestrator.workers.running.forks import is_fork, on_fork
 from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.task_runtime import JobRuntime
 
-_READER_TIMEOUT = 1.0
-"""Seconds that a task waits, once, for a reader who is slow."""
-_LONGEST_PIECE = 10_000
-"""Characters that are kept until their line ends."""
-_HANDLE = logging.Handler.handle.__code__
+_unfinished: dict[tuple[int, TaskOutput], str] = {}
+"""Lines that have not ended, by the thread that prints them outside of a task."""
 
-_unfinished: dict[tuple[Job | int, TaskOutput], str] = {}
-"""Lines that have not ended, by the job or the thread that prints them."""
 
-Keep = Callable[[Job, LogLine], None]
-_keepers: list[Keep] = []
+class Keeper(Protocol):
+    """Who keeps the lines of attempts."""
+
+    def log(self, job: Job, line: LogLine) -> None:
+        """Keep what a task says."""
+
+    def log_lines(self, job: Job, lines: LogLine) -> None:
+        """Keep what a task says in many lines, which are one text here."""
+
+
+_keepers: list[Keeper] = []
 """Who keeps the lines of attempts, if anybody does."""
 _streams: dict[str, TaskStream] = {}
 """What was made `sys.stdout` and `sys.stderr`, by name."""
@@ -46,7 +52,8 @@ _streams: dict[str, TaskStream] = {}
 
 def capture_output() -> None:
     """Make standard output and error lead here; called before the application is imported."""
-    on_fork(_unfinished.clear)
+    on_fork(_forked)
+    _mark_log_handlers()
     for name in ("stdout", "stderr"):
         try:
             output = TaskOutput(name, unblocked(getattr(sys, name).fileno()))
@@ -56,7 +63,30 @@ def capture_output() -> None:
         setattr(sys, name, _streams[name])
 
 
-def share_log(keep: Keep | None = None) -> None:
+def _forked() -> None:
+    _unfinished.clear()
+    if (printed := _printed()) is not None:
+        printed.forked()
+
+
+def _mark_log_handlers() -> None:
+    """Let what log handlers write not count as printed by the task that logs: they say themselves whose it is."""
+    handle = logging.Handler.handle
+    if hasattr(handle, "__wrapped__"):
+        return
+
+    @wraps(handle)
+    def handle_unprinted(self: logging.Handler, record: logging.LogRecord) -> bool:
+        token = printing.set(None)
+        try:
+            return handle(self, record)
+        finally:
+            printing.reset(token)
+
+    logging.Handler.handle = handle_unprinted  # type: ignore[method-assign]
+
+
+def share_log(keep: Keeper | None = None) -> None:
     """Let what the application logs come out; called when it has been imported.
 
     What tasks print and log is handed to `keep`, too.
@@ -75,12 +105,12 @@ def share_log(keep: Keep | None = None) -> None:
     ours.disabled = False
     for handler in {handler for logger in _loggers() for handler in logger.handlers}:
         if not any(isinstance(known, TaskFields) for known in handler.filters):
-            handler.addFilter(TaskFields(handler))
+            handler.addFilter(TaskFields())
     if keep is not None:
         _keepers[:] = [keep]
         kept = KeptRecords()
         for logger in _loggers():
-            if logger is root or not logger.propagate:  # of these, each record reaches exactly one
+            if logger is root or not (logger.propagate or logger is ours):  # of these, each record reaches exactly one
                 logger.addHandler(kept)
 
 
@@ -95,6 +125,12 @@ def current_job() -> Job | None:
     """Return the attempt around the current code, if any."""
     runtime = current_runtime()
     return runtime.job if isinstance(runtime, JobRuntime) else None
+
+
+def _printed() -> PrintBuffer | None:
+    """Return what the attempt around the current code has printed."""
+    runtime = current_runtime()
+    return runtime.printed if isinstance(runtime, JobRuntime) else None
 
 
 def add_fields(record: logging.LogRecord, job: Job | None) -> None:
@@ -118,18 +154,14 @@ def _hide(record: logging.LogRecord, secrets: Sequence[str]) -> None:
 class TaskFields(logging.Filter):
     """Lets each record of a handler know which attempt it comes from; refuses none."""
 
-    def __init__(self, handler: logging.Handler) -> None:
-        super().__init__()
-        self._unblocked = handler if isinstance(handler, UnblockedHandler) else None
-
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add the fields; a task that says much waits for its reader, for a while."""
+        """Add the fields, once what the attempt has printed before is passed on."""
         job = current_job()
+        if (printed := _printed()) is not None:
+            printed.pass_on()
         add_fields(record, job)
         if job is not None and job.secrets:
             _hide(record, job.secrets)
-        if job is not None and self._unblocked is not None:
-            self._unblocked.wait_for_room(_READER_TIMEOUT)
         return True
 
 
@@ -137,8 +169,8 @@ def _keep(job: Job, level: str, text: str, source: str) -> None:
     """Hand a line to whoever keeps those of attempts; code that outlives its task has nothing to say."""
     if job.stage is Stage.RUNNING:
         line = LogLine(time.time(), job.dispatch.attempt, level, scrub(text, job.secrets), source)
-        for keep in _keepers:
-            keep(job, line)
+        for keeper in _keepers:
+            keeper.log(job, line)
 
 
 class KeptRecords(logging.Handler):
@@ -162,6 +194,8 @@ class KeptRecords(logging.Handler):
             text = self.format(record)
         except Exception:  # noqa: BLE001  # what cannot be written is for the other handlers to say
             return
+        if (printed := _printed()) is not None:
+            printed.pass_on()
         _keep(job, record.levelname.lower(), text, record.name)
 
 
@@ -170,6 +204,7 @@ class TaskStream(io.TextIOWrapper):
 
     def __init__(self, output: TaskOutput) -> None:
         super().__init__(output, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True)
+        self.write = _write_to(output)  # type: ignore[method-assign]
 
     def detach(self) -> Any:
         """Return what it writes to, and go on writing there."""
@@ -179,6 +214,26 @@ class TaskStream(io.TextIOWrapper):
     def reconfigure(self, **_: Any) -> None:
         """Keep it as it is: it takes every character already, and hides no line that has ended."""
         self.flush()
+
+
+def _write_to(output: TaskOutput) -> Callable[[str], int]:
+    """Return what `print` calls twice a line: to a task that prints much, an append is nearly all that it costs."""
+    current, put = printing.get, output.put
+
+    def write(text: str, /) -> int:
+        runtime = current()
+        if runtime is None or (printed := runtime.printed) is None or printed.output is not output:
+            return put(text)
+        size = len(text)
+        if size > LONGEST_PIECE or text.__class__ is not str:
+            return put(text)
+        pieces = printed.pieces
+        pieces.append(text)
+        if len(pieces) >= printed.pass_on_at:
+            printed.pass_on()
+        return size
+
+    return write
 
 
 class TaskOutput(io.RawIOBase):
@@ -199,50 +254,93 @@ class TaskOutput(io.RawIOBase):
         return self._passed_on.descriptor
 
     def write(self, data: Any, /) -> int:
-        """Take whatever is printed; lines are told when they end."""
+        """Take bytes that are printed."""
         data = bytes(data)
-        job = current_job()
-        if job is not None and _is_logging():
-            job = None
-        key = (job or threading.get_ident(), self)
-        *lines, rest = (_unfinished.pop(key, "") + data.decode("utf-8", "backslashreplace")).split("\n")
-        for line in lines:
-            self._log_line(job, line)
-        if len(rest) > _LONGEST_PIECE:
-            self._log_line(job, rest)
-        elif rest:
-            _unfinished[key] = rest
+        self.put(data.decode("utf-8", "backslashreplace"))
         return len(data)
+
+    def put(self, text: str) -> int:
+        """Take a piece of what is printed; lines are told when they end."""
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        runtime = printing.get()
+        if isinstance(runtime, JobRuntime):
+            if runtime.printed is None:
+                runtime.printed = PrintBuffer(runtime.job, self)
+            runtime.printed.put(self, text)
+            return len(text)
+        key, size = (threading.get_ident(), self), len(text)
+        text = _unfinished.pop(key, "") + text
+        ended, newline, rest = text.rpartition("\n")
+        if len(rest) > LONGEST_PIECE:
+            ended, newline, rest = text, "\n", ""
+        if rest:
+            _unfinished[key] = rest
+        if newline:
+            lines = ended.split("\n")
+            self._passed_on.write("".join([f"{with_styles(line)}\n" for line in lines]), len(lines))
+        return size
 
     def flush(self) -> None:
         """Write what has not ended, unless a task prints it: that has a line of its own when it ends."""
         if rest := _unfinished.pop((threading.get_ident(), self), ""):
             self._passed_on.write(with_styles(rest))
-        job = current_job()
-        if job is not None and is_fork():  # it ends, and its job does not
-            self.end(job)
+        if is_fork() and (printed := _printed()) is not None:  # it ends, and its job does not
+            printed.pass_on(is_last=True)
         self._passed_on.retry()
 
     def close(self) -> None:
         """Write what is there, and stay open: a task that closes it, or a wrapper around it, has no other in mind."""
         self.flush()
 
-    def end(self, job: Job) -> None:
-        """Tell the line that a job has left unfinished."""
-        if rest := _unfinished.pop((job, self), ""):
-            self._log_line(job, rest)
+    def print_lines(self, job: Job, room: LogRoom, text: str) -> None:
+        """Tell what a job has printed: whole lines, the last without its end."""
+        if not text.isascii():
+            text = text.encode("utf-8", "backslashreplace").decode()  # there are characters that nobody can store
+        if "\r" in text:  # a bar that is drawn again and again is shown once
+            text = "\n".join([line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")])
+        text = scrub(text, job.secrets)
+        left_out, shown = room.take(text)
+        self.tell_left_out(job, left_out)
+        if shown and (lines := [line for line in shown.split("\n") if line and not line.isspace()]):
+            self._log_lines(job, logging.INFO, lines)
+        if job.stage is Stage.RUNNING:  # code that outlives its task has nothing to say
+            for keeper in _keepers:
+                keeper.log_lines(job, LogLine(time.time(), job.dispatch.attempt, "info", text, self.name[1:-1]))
 
-    def _log_line(self, job: Job | None, line: str) -> None:
-        if job is None:
-            self._passed_on.wait_for_room(_READER_TIMEOUT)
-            self._passed_on.write(f"{with_styles(line)}\n")
+    def tell_left_out(self, job: Job, lines: int) -> None:
+        """Tell how many lines the log of the worker does not have."""
+        if lines:
+            number = "1 line was" if lines == 1 else f"{lines:,} lines were"
+            why = f"the log of a worker takes {RATE:,} bytes a second of a task that prints more"
+            self._log_lines(job, logging.WARNING, [f"{number} left out here: {why}"])
+
+    def _log_lines(self, job: Job, level: int, lines: list[str]) -> None:
+        record = self._log.makeRecord(self._log.name, level, "", 0, lines[0], (), None)
+        add_fields(record, job)
+        if (handler := self._plain_handler()) is not None:
+            assert isinstance(handler.formatter, (TextFormatter, JsonFormatter))
+            handler.write(handler.formatter.format_lines(record, lines), len(lines))
             return
-        line = line.rstrip("\r").rpartition("\r")[2]  # a bar that is drawn again and again is shown once
-        if line.strip():
-            record = self._log.makeRecord(self._log.name, logging.INFO, "", 0, line, (), None)
+        self._log.handle(record)
+        for line in lines[1:]:
+            record = self._log.makeRecord(self._log.name, level, "", 0, line, (), None)
             add_fields(record, job)
             self._log.handle(record)
-            _keep(job, "info", line, self.name[1:-1])
+
+    def _plain_handler(self) -> UnblockedHandler | None:
+        """Return the one handler that gets what is printed, if it is ours as we have made it."""
+        logger, found = self._log, list(self._log.handlers)
+        while logger.propagate and logger.parent is not None:
+            logger = logger.parent
+            found += logger.handlers
+        if len(found) != 1 or self._log.disabled or self._log.filters:
+            return None
+        (handler,) = found
+        if type(handler) is not UnblockedHandler or handler.level > logging.INFO:
+            return None
+        is_ours = type(handler.formatter) in (TextFormatter, JsonFormatter)
+        return handler if is_ours and all(isinstance(one, TaskFields) for one in handler.filters) else None
 
 
 def end_lines(job: Job) -> None:
@@ -250,9 +348,9 @@ def end_lines(job: Job) -> None:
 
     A file that a task has put in place of `sys.stdout` or `sys.stderr` is taken away again if it is closed.
     """
-    for owner, output in list(_unfinished) if _unfinished else ():
-        if owner is job:
-            output.end(job)
+    runtime = current_runtime()
+    if isinstance(runtime, JobRuntime) and runtime.job is job and runtime.printed is not None:
+        runtime.printed.pass_on(is_last=True)
     for name, stream in _streams.items():
         if getattr(sys, name, None) is not stream and _is_useless(name):
             setattr(sys, name, stream)
@@ -264,13 +362,3 @@ def _is_useless(name: str) -> bool:
         return bool(getattr(getattr(sys, name), "closed", False))
     except Exception:  # noqa: BLE001  # there is none, or it is a wrapper that was detached
         return True
-
-
-def _is_logging() -> bool:
-    """Say whether a log handler writes, rather than the task itself."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code is _HANDLE:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False

@@ -7,7 +7,7 @@ it holds as much memory as a worker process. The two talk over a pair of pipes:
                      [handed, holders of keys] or [uncertain, why]         [begun, None] as the first word about a task
                      [page, page] or [gone, None]                          [enqueue, tasks]
                                                                            [page, number]
-                                                                           [mark | log | leave, what it says]
+                                                                           [mark | log | lines | leave, what it says]
                                                                            [report, report]
 
 A task's time begins with `begun`. A child that ends before it has said so is no fault of the task.
@@ -29,6 +29,7 @@ import msgspec
 
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import Dispatch, KeyHolder, Lost, NewTask, Returned
+from orchestrator.environment import forbid_inspection, hide_environment
 from orchestrator.errors import SoftTimeout, Uncertain
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import close_output, configure_logging, get_logger
@@ -195,6 +196,9 @@ class Isolation:
             elif word == "log":
                 job.label, line = decode(tuple[str, LogLine], data)
                 self._outbox.log(job, line)
+            elif word == "lines":
+                job.label, line = decode(tuple[str, LogLine], data)
+                self._outbox.log_lines(job, line)
             elif word == "leave":
                 self._outbox.leave(job, data)
 
@@ -237,6 +241,7 @@ class _Child:
                 str(theirs.fileno()),
                 str(os.getpid()),
                 "database" if spec.database else "",
+                "hidden" if spec.commands else "",
                 spec.log_level,
                 spec.log_format,
                 *spec.allow,
@@ -318,12 +323,15 @@ class _PipeOutbox:
     def log(self, job: Job, line: LogLine) -> None:
         self.send("log", encode((job.label, line)))
 
+    def log_lines(self, job: Job, lines: LogLine) -> None:
+        self.send("lines", encode((job.label, lines)))
+
     def leave(self, job: Job, details: bytes) -> None:
         del job
         self.send("leave", details)
 
 
-def main(app: str, descriptor: int, database: bool, allow: Sequence[str]) -> None:
+def main(app: str, descriptor: int, database: bool, allow: Sequence[str], *, is_hidden: bool = False) -> None:
     """Run tasks as they come, until the worker closes the pipe."""
     # The worker decides when this process ends. Handlers, unlike SIG_IGN, are not inherited by what a task starts.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -334,9 +342,11 @@ def main(app: str, descriptor: int, database: bool, allow: Sequence[str]) -> Non
     watch_forks()
     on_fork(pipe.close)
     capture_output()
+    if is_hidden:
+        forbid_inspection()
     application = load_app(app)
     outbox = _PipeOutbox(pipe)
-    share_log(outbox.log if application.settings.capture_logs == "all" else None)
+    share_log(outbox if application.settings.capture_logs == "all" else None)
     install(application)
     runner = Runner(application, outbox, Allowed(application, allow), database=database)
     turn_timeout = load_settings().turn_timeout
@@ -393,6 +403,7 @@ def _watched(runner: Runner, job: Job, limit: float) -> AttemptReport:
 
 if __name__ == "__main__":
     die_with(int(sys.argv[3]))
-    configure_logging(sys.argv[5], sys.argv[6])
-    main(sys.argv[1], int(sys.argv[2]), bool(sys.argv[4]), sys.argv[7:])
+    configure_logging(sys.argv[6], sys.argv[7])
+    hide_environment()
+    main(sys.argv[1], int(sys.argv[2]), bool(sys.argv[4]), sys.argv[8:], is_hidden=bool(sys.argv[5]))
     close_output()

@@ -78,6 +78,7 @@ class Job:
         "started_at",
         "starting",
         "step",
+        "store_failure",
         "trace",
         "transaction",
     )
@@ -131,6 +132,8 @@ class Job:
         """Its span, from when it begins until its end is reported."""
         self.output: Output | None = None
         """Where it writes its result, if it has asked for that."""
+        self.store_failure: BaseException | None = None
+        """Why its output could not be written, which is no fault of its code."""
         self.completion: bytes | None = None
         """The result that its transaction has recorded: it has succeeded, whatever its code does now."""
 

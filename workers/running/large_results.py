@@ -101,10 +101,21 @@ class LargeResults:
         if job.transaction is not None or job.completion is not None:
             raise WrongState(f"Task {name!r}: inside ctx.transaction(), the result is what ctx.complete() is given.")
         if self._store is not None:
-            job.output = self._store.output(job.dispatch.id, job.dispatch.run_id, job.dispatch.attempt)
+            task = job.dispatch
+            job.output = self._store.output(
+                task.id, task.run_id, task.attempt, lambda write: self._write_output(job, write)
+            )
         else:
             job.output = Output(None, self._inline, lambda size: _too_large(name, size, self._inline))
         return job.output
+
+    def _write_output(self, job: Job, write: Callable[[], None]) -> None:
+        """Write some of what becomes the result; wait for a store that is away, but not on the event loop."""
+        try:
+            self._patiently(job, write, 0.0 if job.on_loop else _PATIENCE)
+        except Unavailable as error:
+            job.store_failure = error
+            raise
 
 
 def _too_large(name: str, size: int, limit: int) -> PayloadError:

@@ -256,7 +256,7 @@ class Runner:
                 self._keys_told.add(error.key)
                 log.error("%s It is handed back, and waits for a worker with that key.", error, extra=job.fields)
             return Returned(job.dispatch.id, job.dispatch.attempt, "no data key", _UNKNOWN_DELAY, data_key=error.key)
-        elif isinstance(error, (NoStore, Unavailable)) and not _frames(error):
+        elif isinstance(error, (NoStore, Unavailable)) and (error is job.store_failure or not _frames(error)):
             return self._handed_back(job, error)
         elif isinstance(error, NoDatabase):
             if job.dispatch.name not in self._told:

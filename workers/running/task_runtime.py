@@ -39,6 +39,7 @@ from orchestrator.transport.codec import LARGEST_MESSAGE, LogLine, ProgressMark
 from orchestrator.transport.connection import UNAVAILABLE, describe
 from orchestrator.transport.pages import Pages
 from orchestrator.workers.reporting.journal import Journal
+from orchestrator.workers.reporting.printed import PrintBuffer
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.large_results import LargeResults
@@ -75,6 +76,9 @@ class Outbox(Protocol):
     def log(self, job: Job, line: LogLine) -> None:
         """Keep what a task says."""
 
+    def log_lines(self, job: Job, lines: LogLine) -> None:
+        """Keep what a task says in many lines, which are one text here."""
+
     def leave(self, job: Job, details: bytes) -> None:
         """Keep details for the next attempt, in place of earlier ones."""
 
@@ -95,6 +99,10 @@ class ProcessOutbox:
         if self._journal is not None:
             self._journal.log(job, line)
 
+    def log_lines(self, job: Job, lines: LogLine) -> None:
+        if self._journal is not None:
+            self._journal.log_lines(job, lines)
+
     def leave(self, job: Job, details: bytes) -> None:
         job.noted = details  # the pool's clock sends it, or the report that ends the job
 
@@ -109,7 +117,7 @@ class ProcessOutbox:
 class JobRuntime:
     """The way out for one running task."""
 
-    __slots__ = ("_database", "_large", "_outbox", "job")
+    __slots__ = ("_database", "_large", "_outbox", "job", "printed")
 
     def __init__(
         self,
@@ -123,6 +131,8 @@ class JobRuntime:
         self._database = database
         """The application, where its worker was given the database."""
         self._large = large
+        self.printed: PrintBuffer | None = None
+        """What it prints, once it has."""
 
     def context(self) -> TaskContext:
         job = self.job
@@ -185,6 +195,8 @@ class JobRuntime:
     def log(self, level: Level, text: str) -> None:
         if self.job.stage is Stage.RUNNING:
             text = scrub(text, self.job.secrets)
+            if self.printed is not None:
+                self.printed.pass_on()
             _said.log(_LEVELS[level], "%s", text)
             self._outbox.log(self.job, LogLine(time.time(), self.job.dispatch.attempt, level, text))
 

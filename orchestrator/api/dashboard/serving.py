@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, get_args, get_origin
@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from orchestrator.api.access import Caller
+from orchestrator.api.bodies import LARGEST_QUESTION, SMALL, check_shape, read_body
 from orchestrator.api.dashboard import log_ins
 from orchestrator.api.dashboard.rendering import go, page, refusal
 from orchestrator.api.dashboard.session import Session, headers_with_key, place, ticket_of
@@ -21,13 +22,12 @@ from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.problems import MEDIA_TYPE, Refused, misfit, refused
 from orchestrator.api.reach import WHOLE
 from orchestrator.api.routes.workflows import Started
-from orchestrator.api.serving import ServedPath, explained
-from orchestrator.api.turns import perform, read_body, wait_for
+from orchestrator.api.serving import ServedPath, explained, perform, query_of
+from orchestrator.api.slots import Client
 from orchestrator.domain.access import Scope, Ticket
 from orchestrator.sdk.acting import Actor
 
 LOG_IN, LOG_OUT = "/ui/login", "/ui/logout"
-_LONGEST_FORM = 1_000_000
 _TOKEN, _BACK = "token", "back"
 _NOT_DONE = Said("Nothing was done: you are not logged in, or no longer. Log in, and do it once more.", is_error=True)
 
@@ -64,9 +64,11 @@ class PagePath(ServedPath):
         current.set(_visit(request, caller, session))
         given = endpoint.read_path(request.path_params)
         if request.method != "POST":
-            given |= endpoint.read_query(_without_blanks(request.url.query))
+            given |= endpoint.read_query(_without_blanks(query_of(request)))
             return session.finish(await self._do(endpoint, given, request, caller))
-        form = await _form(request)
+        is_public = endpoint.scope is None
+        data = await read_body(request, SMALL if is_public else LARGEST_QUESTION)
+        form = _form(data) if len(data) <= SMALL else await self._slots.run(partial(_form, data), caller)
         token = form.get(_TOKEN, [""])[0]
         if endpoint.path == LOG_IN and session.ticket is not None and not session.is_of(token):
             return session.finish(go(place(form.get("to", [""])[0])))  # another tab of the browser has logged in since
@@ -74,14 +76,12 @@ class PagePath(ServedPath):
         if endpoint.path == LOG_IN:
             return await self._log_in(request, session, form)
         if endpoint.path == LOG_OUT:
-            return await self._log_out(session)
+            return await self._log_out(session, caller)
         if endpoint.query is not None:
             given |= endpoint.read_query("")
         back = place(form.get(_BACK, [""])[0])
         try:
-            if endpoint.body is not None:
-                given["body"] = _body(endpoint, form)
-            answer = await self._do(endpoint, given, request, caller)
+            answer = await self._do(endpoint, given, request, caller, partial(_read, endpoint, form))
         except ClientDisconnect:
             raise  # nobody is there any more to be told anything
         except Exception as error:
@@ -94,7 +94,7 @@ class PagePath(ServedPath):
             return session.finish(answer)
         assert isinstance(endpoint, Action), "everything else answers with a page"
         to = f"/ui/runs/{answer.id}" if isinstance(answer, Started) else back
-        return session.finish(go(to), Said(endpoint.outcome(answer)))
+        return session.finish(go(to), Said(await self._slots.run(partial(endpoint.outcome, answer), caller)))
 
     async def _log_in(self, request: Request, session: Session, form: dict[str, list[str]]) -> Response:
         """Let somebody in by the key that they have typed, or say why not."""
@@ -102,32 +102,46 @@ class PagePath(ServedPath):
         headers = headers_with_key(request, key)
         peer = request.client.host if request.client else ""
         try:
-            caller = await self._door.admit(peer, headers, Scope.READ, self._turns.run)
+            caller = await self._door.admit(peer, headers, Scope.READ, self._slots.look_up)
         except Refused as error:
             await super()._note(error, self._door.stranger(peer, headers), request)
             return session.finish(page("login.html", error.problem.status, to=to, wrong=error.problem))
         if caller.key is None:  # nobody is asked who they are
             return session.finish(go(to))
         begin = partial(log_ins.begin, self._api, caller.key, caller.actor, session.ticket)
-        return session.enter(go(to), await self._turns.run(begin))
+        return session.enter(go(to), await self._slots.run(begin, caller))
 
-    async def _log_out(self, session: Session) -> Response:
+    async def _log_out(self, session: Session, caller: Caller) -> Response:
         """End a session here and at every other server."""
         if session.ticket is not None:
-            await self._turns.run(partial(log_ins.end, self._api, session.ticket))
+            await self._slots.run(partial(log_ins.end, self._api, session.ticket), caller)
             self._door.forget(session.ticket)
         return session.leave(go(LOG_IN))
 
-    async def _do(self, endpoint: Endpoint, given: dict[str, Any], request: Request, caller: Caller) -> Any:
+    async def _do(
+        self,
+        endpoint: Endpoint,
+        given: dict[str, Any],
+        request: Request,
+        caller: Caller,
+        read: Callable[[], dict[str, Any]] = dict,
+    ) -> Any:
         if caller.reach.is_bound and endpoint.about is WHOLE:
             endpoint.about.check(self._api, caller.reach, {})
         if endpoint.takes_key:
             given["key"] = None
         if endpoint.takes_match:
             given["match"] = None
-        call = partial(perform, self._api, endpoint, given, caller.reach)
-        answer = await (self._turns.count if endpoint.is_async else self._turns.run)(call)
-        return await wait_for(self._turns, answer, request, caller) if isinstance(answer, Generator) else answer
+
+        def work() -> Any:
+            return perform(self._api, endpoint, endpoint.call, given | read(), caller)
+
+        is_expensive = endpoint.is_expensive
+        with Client(request) as client:
+            answer = await self._slots.run(work, caller, client, is_expensive=is_expensive)
+            if isinstance(answer, Generator):
+                answer = await self._slots.wait_for(answer, caller, client, is_expensive=is_expensive)
+            return answer
 
     def refuse(self, error: Exception, request: Request, caller: Caller | None) -> Response:
         """Show why not; who is not known, or no longer, is sent to the log-in, unless a program of the page asks."""
@@ -196,10 +210,7 @@ def _without_blanks(query: str) -> str:
     return urlencode([(name, value) for name, value in parse_qsl(query) if value])
 
 
-async def _form(request: Request) -> dict[str, list[str]]:
-    if int(request.headers.get("Content-Length", "0")) > _LONGEST_FORM:
-        raise refused(413, "The form is too large", f"At most {_LONGEST_FORM:,} bytes are read.")
-    data = await read_body(request)
+def _form(data: bytes) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     try:
         pairs = parse_qsl(data.decode(), keep_blank_values=True, max_num_fields=2_000)
@@ -210,8 +221,10 @@ async def _form(request: Request) -> dict[str, list[str]]:
     return found
 
 
-def _body(endpoint: Endpoint, form: dict[str, list[str]]) -> Any:
+def _read(endpoint: Endpoint, form: dict[str, list[str]]) -> dict[str, Any]:
     """Return what a form says, in the type of the route; what may be anything is JSON, or else a text."""
+    if endpoint.body is None:
+        return {}
     given: dict[str, Any] = {}
     for field in msgspec.structs.fields(endpoint.body):
         texts = [text for text in form.get(field.encode_name, []) if text.strip()]
@@ -230,13 +243,14 @@ def _body(endpoint: Endpoint, form: dict[str, list[str]]) -> Any:
         else:
             given[field.encode_name] = texts[0] if field.type is str else texts[0].strip()
     try:
-        return msgspec.convert(given, endpoint.body, strict=False)
+        return {"body": msgspec.convert(given, endpoint.body, strict=False)}
     except msgspec.ValidationError as error:
         raise misfit(error) from error
 
 
 def _value(name: str, text: str) -> Any:
     """Return what a text says as JSON, or the text itself; what was begun as JSON is not taken for a text."""
+    check_shape(text.encode())
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:

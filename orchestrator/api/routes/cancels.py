@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from orchestrator.api.context import Api
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.problems import refused
 from orchestrator.api.reach import WITHIN
 from orchestrator.domain.access import Reach
@@ -64,6 +64,7 @@ def find(api: Api, wanted: OpenFilter, reach: Reach) -> list[OpenGroup]:
 
 
 @routes.post("/cancel", about=WITHIN, status=202, examples=[{"queue": "mail", "status": ["pending"], "dry_run": True}])
+@costs(expensive=True)
 def cancel_tasks(api: Api, body: Cancel, reach: Reach) -> Cancelled:
     """Cancel open tasks by the thousand: those of a queue, a name, a run or a state."""
     wanted = OpenFilter(statuses=body.status, queue=body.queue, name=body.name, run=body.run, until=body.until)

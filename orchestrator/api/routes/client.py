@@ -9,13 +9,14 @@ from typing import Any
 import anyio.to_thread
 import msgspec
 
+from orchestrator.api.bodies import LARGEST_BODY, LARGEST_QUESTION
 from orchestrator.api.client_checks import CHECKS
 from orchestrator.api.client_lists import KEPT, NARROWED, TRIMMED
 from orchestrator.api.client_reach import KEEPS_WITHIN, WAITS, about
-from orchestrator.api.client_views import hide
 from orchestrator.api.context import Api
-from orchestrator.api.endpoints import Endpoint, Routes
+from orchestrator.api.endpoints import Endpoint, Routes, costs, largest_body
 from orchestrator.api.problems import refused
+from orchestrator.api.redacting import hides, value_shown
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.calls.code import CodeCalls
@@ -48,6 +49,22 @@ PARTS: dict[str, type] = {
 }
 _MAKES_TASKS = {("tasks", "enqueue_many"), ("runs", "start")}
 """Calls that come with ids of tasks: who asks may have done so before, where a proxy has held up the request."""
+_EXPENSIVE = {
+    *(("tasks", name) for name in ("enqueue_many", "retry_failed", "preview_retry", "payload_part")),
+    *(("runs", name) for name in ("start", "rerun", "ends_after", "encoded_outputs")),
+    *(("schedules", name) for name in ("apply", "upcoming", "backfill", "preview_backfill")),
+    *(("insights", name) for name in ("search", "open_runs", "enough_of_ids")),
+    ("workflows", "apply"),
+    ("workflows", "list_latest"),
+    ("flows", "publish"),
+    ("code", "history"),
+    ("queues", "purge"),
+}
+_FOR_PROGRAMS = {
+    *(("tasks", "payload_part"), ("runs", "ends_after"), ("runs", "encoded_outputs"), ("flows", "shared")),
+    *(("code", name) for name in ("history", "query", "update", "resolve", "reject", "reset")),
+}
+"""Calls that return what a program goes on with, and so as it is; `read` does for none of them but queries."""
 _LINGER = 2e-5
 """Seconds, for each id that is asked for, in which further ends are gathered once there is one."""
 _FEW = 50
@@ -58,7 +75,14 @@ Find = Callable[[Sequence[bytes]], Sequence[Ended]]
 routes = Routes("waiting")
 
 
-@routes.post(PATH, about=WAITS, scope=Scope.ENQUEUE, examples=[{"tasks": ["AZmy9H1ceji8QVsNbyqOFw=="], "timeout": 20}])
+@routes.post(
+    PATH,
+    about=WAITS,
+    scope=Scope.ENQUEUE,
+    true_values=True,
+    examples=[{"tasks": ["AZmy9H1ceji8QVsNbyqOFw=="], "timeout": 20}],
+)
+@costs(expensive=True, body=LARGEST_QUESTION)
 def wait_for_ends(api: Api, body: Waiting) -> Steps[Ends]:
     """Wait for the first of many tasks and runs to end, and return all that have ended by then."""
     kinds = (
@@ -102,6 +126,8 @@ def _by_kind(finders: dict[bytes, Find]) -> Find:
 
 def _endpoint(call: Declared) -> Endpoint:
     check = CHECKS.get((call.part, call.name))
+    if (call.part, call.name) == ("code", "query"):
+        hides(call.answer)(_hide_answer)
 
     def answer(api: Api, body: Any, reach: Reach) -> Any:
         given = {name: getattr(body, name) for name in call.signature.parameters if name != "self"}
@@ -119,7 +145,7 @@ def _endpoint(call: Declared) -> Endpoint:
             raise OrchestratorError(f"What is stored cannot be read by this release: {error}.") from error
         if reach.is_bound and (keep := (KEPT | TRIMMED).get((call.part, call.name))):
             done = keep(reach, done)
-        return _wait_for(call, done) if call.waits else call.answer(hide(api, done))
+        return _wait_for(call, done) if call.waits else call.answer(done)
 
     is_async = (call.part, call.name) == ("tasks", "enqueue")
     function = _enqueue if is_async else answer
@@ -129,9 +155,13 @@ def _endpoint(call: Declared) -> Endpoint:
         path=call.path,
         call=function,
         is_async=is_async,
+        call_large=answer if is_async else None,
+        is_expensive=(call.part, call.name) in _EXPENSIVE,
+        largest_body=LARGEST_BODY if (call.part, call.name) == ("code", "query") else largest_body(call.scope),
         scope=call.scope,
         about=about(call.part, call.name),
         takes_reach=True,
+        true_values=(call.part, call.name) in _FOR_PROGRAMS,
         tag=f"client: {call.part}",
         status=200,
         summary=call.summary,
@@ -154,6 +184,11 @@ async def _enqueue(api: Api, body: Any, reach: Reach) -> Any:
 
 def _wait_for(call: Declared, steps: Steps[Any]) -> Steps[msgspec.Struct]:
     return call.answer((yield from steps))
+
+
+def _hide_answer(api: Api, found: Any) -> Any:
+    """Hide what a query was answered with, from those who only read."""
+    return msgspec.structs.replace(found, result=value_shown(api.redaction, found.result))
 
 
 routes.found.extend(_endpoint(call) for name, part in PARTS.items() for call in declared(name, part).values())

@@ -9,9 +9,11 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
+from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, Api, Asked
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.reach import RUN
+from orchestrator.api.redacting import hides
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Scope
 from orchestrator.domain.code.reset_preview import preview
@@ -63,6 +65,11 @@ class Answer(msgspec.Struct, frozen=True):
     """What the code answered."""
 
     result: Any
+
+
+@hides(Answer)
+def _hidden(api: Api, found: Answer) -> Answer:
+    return Answer(api.redaction.shown(found.result))
 
 
 def _answer(data: bytes) -> Answer:
@@ -127,9 +134,11 @@ class ResetPreview(msgspec.Struct, frozen=True):
 
 
 @routes.get("/{id}/history", about=RUN)
+@costs(expensive=True)
 def history(api: Api, id: UUID) -> Response:
     """Show the history of a run of a workflow as code, as tests replay it."""
-    return Response(api.backend.code.history(id.bytes).to_json(api.redaction), media_type="application/json")
+    text = api.backend.code.history(id.bytes).to_json(api.redaction_of_run(id))
+    return Response(text, media_type="application/json")
 
 
 @routes.post("/{id}/signals/{name}", about=RUN, status=202, examples=[{"value": {"approved": True}}])
@@ -157,6 +166,7 @@ def reject(api: Api, id: UUID, name: str, body: Rejection) -> Steps[Settled]:
 
 
 @routes.post("/{id}/queries/{name}", about=RUN, scope=Scope.READ, examples=[{"args": ["items"]}])
+@costs(body=LARGEST_BODY)
 def query_run(api: Api, id: UUID, name: str, body: Question) -> Steps[Answer]:
     """Ask the code of a run something."""
     payload = encode_call(name, body.args, body.kwargs, api.settings.max_payload)
@@ -184,6 +194,7 @@ def reset(api: Api, id: UUID, body: ResetTo) -> Steps[Started]:
 
 
 @routes.get("/{id}/reset", about=RUN)
+@costs(expensive=True)
 def preview_reset(api: Api, id: UUID, query: ResetQuery) -> ResetPreview:
     """Show what would become of everything if a run were reset; nothing is done."""
     lines = preview(id.bytes, api.backend.code.history(id.bytes).events, query.to)

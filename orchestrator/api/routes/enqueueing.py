@@ -10,9 +10,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from orchestrator.api.context import Api
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.problems import Refused, at, refused
-from orchestrator.api.reach import WITHIN, check_queue
+from orchestrator.api.reach import WITHIN, check_queue, check_task_name
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask, UniqueKey
 from orchestrator.errors import InvalidTask
@@ -93,6 +93,7 @@ def new_task(api: Api, call: NewCall, reach: Reach, key: str | None = None) -> N
         raise refused(422, "The request does not fit", "Idempotency-Key and idempotency_key differ.")
     task = call_by_name(api.settings, call.name, call.args, call.kwargs, options=given, queue=DEFAULT_QUEUE)
     check_queue(reach, task.queue)
+    check_task_name(reach, task.name)
     if task.unique is not None and task.unique.same_call:
         return _with_key(task, task.unique)
     return task
@@ -103,7 +104,12 @@ def _with_key(task: NewTask, unique: UniqueKey) -> NewTask:
     return msgspec.structs.replace(task, unique=msgspec.structs.replace(unique, same_options=True))
 
 
+def _enqueue_large(api: Api, body: NewCall, key: str | None, reach: Reach) -> Enqueued:
+    return Enqueued(UUID(bytes=api.backend.tasks.enqueue(new_task(api, body, reach, key), reach.queues)))
+
+
 @routes.post("", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[_EXAMPLE])
+@costs(large=_enqueue_large)
 async def enqueue(api: Api, body: NewCall, key: str | None, reach: Reach) -> Enqueued:
     """Enqueue a task. It is durable when this is answered.
 
@@ -114,6 +120,7 @@ async def enqueue(api: Api, body: NewCall, key: str | None, reach: Reach) -> Enq
 
 
 @routes.post("/bulk", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[{"tasks": [_EXAMPLE, _EXAMPLE]}])
+@costs(expensive=True)
 def enqueue_many(api: Api, body: Calls, key: str | None, reach: Reach) -> EnqueuedMany:
     """Enqueue many tasks, all or none.
 

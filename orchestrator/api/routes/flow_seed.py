@@ -16,11 +16,12 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.problems import Refused, refused
 from orchestrator.api.reach import RUN, WITHIN, Subject, check_flow, check_workflow
 from orchestrator.api.routes import flows
 from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.flow.definition import DEFAULT
 from orchestrator.errors import NotFound
 from orchestrator.sdk.checks import check_label, check_name
 from orchestrator.sdk.flow import reading
@@ -195,12 +196,13 @@ def list_flows(api: Api, reach: Reach) -> list[FlowItem]:
 
 
 @routes.post("/flows/version", about=WITHIN, examples=[{"flow_id": "order", "definition": {"start": "a", "nodes": {}}}])
+@costs(expensive=True)
 def create_version(api: Api, body: dict[str, Any], reach: Reach) -> Created:
     """Create a version of a flow, and publish it unless its status is another."""
     name = check_name("flow", str(_given(body, "flow_id", "flow", "name")))
     check_workflow(reach, name)
     source = _given(body, "definition_json", "definition")
-    find = flows.find_flow(api)
+    find = flows.find_flow(api, reach)
     if isinstance(source, str):
         flow = reading.loads(source, "definition_json", find=find)
     else:
@@ -210,7 +212,7 @@ def create_version(api: Api, body: dict[str, Any], reach: Reach) -> Created:
     status = str(_given(body, "status", otherwise="") or "published")
     if status not in ("published", "draft"):
         raise _misfit(f"There is no status {status!r:.60} of a version. Expected published or draft.")
-    done = api.backend.flows.publish(name, flow, version or None, published=status == "published")
+    done = api.backend.flows.publish(name, flow, version or None, published=status == "published", rule=DEFAULT)
     return Created(f"{name}@{done.version}")
 
 
@@ -240,20 +242,13 @@ def create_task(api: Api, body: dict[str, Any], key: str | None, reach: Reach) -
     """Start a run of the newest published version of a flow; the same request_id or Idempotency-Key starts one."""
     name = check_name("flow", str(_given(body, "flow_id", "flow")))
     check_workflow(reach, name)
-    params = _given(body, "params_json", "params", otherwise={})
-    if isinstance(params, str):
-        try:
-            params = msgspec.json.decode(params) if params else {}
-        except msgspec.DecodeError as error:
-            raise _misfit(f"params_json is not JSON: {error}") from None
-    if not isinstance(params, dict):
-        raise _misfit("params_json is a mapping.")
+    params, shared = _mapping(body, "params_json", "params"), _mapping(body, "shared_json", "shared")
     version = _whole(_given(body, "version", otherwise=0), "version")
     request = _given(body, "request_id", otherwise="") or key or ""
     if key is not None and request != key:
         raise _misfit("request_id and the header Idempotency-Key differ: give one of them.")
     key = check_label("request_id", str(request)) if request else None
-    run = api.backend.flows.start(name, params, new_id(), version=version or None, key=key)
+    run = api.backend.flows.start(name, params, new_id(), version=version or None, key=key, shared=shared)
     return Created(str(UUID(bytes=run)))
 
 
@@ -323,6 +318,19 @@ def _given(body: Mapping[str, Any], *names: str, otherwise: Any = _NOTHING) -> A
     if otherwise is _NOTHING:
         raise _misfit(f"{names[0]} is missing.")
     return otherwise
+
+
+def _mapping(body: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return a mapping by any of its names, as data or as a text of JSON."""
+    found = _given(body, *names, otherwise={})
+    if isinstance(found, str):
+        try:
+            found = msgspec.json.decode(found) if found else {}
+        except msgspec.DecodeError as error:
+            raise _misfit(f"{names[0]} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise _misfit(f"{names[0]} is a mapping.")
+    return found
 
 
 def _misfit(detail: str) -> Refused:

@@ -9,15 +9,16 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.client_views import hide
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.problems import refused
 from orchestrator.api.reach import RUN, WITHIN, WORKFLOW, check_flow, check_workflow
+from orchestrator.api.redacting import shown
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
-from orchestrator.domain.flow.definition import Flow, body_of, content_hash, named_flows
+from orchestrator.domain.flow.definition import DEFAULT, Flow, body_of, content_hash, named_flows
+from orchestrator.domain.flow.portability import differences
 from orchestrator.domain.states import RunState
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.flow import reading
@@ -54,6 +55,8 @@ class FlowAnswer(msgspec.Struct, frozen=True):
     created_at: datetime
     definition: dict[str, Any]
     """As a file would have it."""
+    on_error: str = DEFAULT
+    """What a failed node does that has no `error` edge and no `on_error`: take its `default` edge, or `fail`."""
 
 
 class FlowDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +82,8 @@ class FlowChecked(msgspec.Struct, frozen=True):
 
     nodes: int
     hash: str
+    warnings: list[str] = []
+    """How a run differs that another flow scheduler makes of it."""
 
 
 class NewFlowRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,6 +93,8 @@ class NewFlowRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     version: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
     """The newest, if none is given."""
     tags: list[str] = []
+    shared: dict[str, Any] = {}
+    """The shared state that it begins with."""
 
 
 class FlowRunsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -194,23 +201,24 @@ class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str | None = None
 
 
-def find_flow(api: Api) -> reading.Find:
-    """Return what finds published flows."""
+def find_flow(api: Api, reach: Reach) -> reading.Find:
+    """Return what finds published flows, and refuses others than the caller's before it looks for them."""
 
     def find(name: str, version: int | None) -> tuple[int, dict[str, Any]] | None:
+        check_workflow(reach, name)
         found = api.backend.flows.find(name, version)
         return None if found is None else (found.version, body_of(found.flow))
 
     return find
 
 
-def read_flow(api: Api, document: FlowDocument) -> Flow:
+def read_flow(api: Api, document: FlowDocument, reach: Reach) -> Flow:
     """Return the flow of a document, or say what is wrong with it."""
     if (document.definition is None) == (document.text is None):
         raise refused(422, "The request does not fit", "Expected either `definition` or `text`.")
     if document.text is not None:
-        return reading.loads(document.text, "text", find=find_flow(api))
-    return reading.from_data(document.definition, find=find_flow(api))
+        return reading.loads(document.text, "text", find=find_flow(api, reach))
+    return reading.from_data(document.definition, find=find_flow(api, reach))
 
 
 @routes.get("/flows", about=WITHIN)
@@ -221,25 +229,28 @@ def list_flows(api: Api, reach: Reach) -> FlowList:
 
 
 @routes.post("/flows/validate", about=WITHIN, scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
+@costs(expensive=True)
 def validate_flow(api: Api, body: FlowDocument, reach: Reach) -> FlowChecked:
     """Say everything that is wrong with a flow, without storing it."""
-    flow = read_flow(api, body)
+    flow = read_flow(api, body, reach)
     for name in sorted(named_flows(flow)):
         check_workflow(reach, name)
-    return FlowChecked(len(flow.nodes), content_hash(flow))
+    return FlowChecked(len(flow.nodes), content_hash(flow), differences(flow))
 
 
 @routes.get("/flows/{name}", about=WORKFLOW)
 def show_flow(api: Api, name: str) -> FlowAnswer:
     """Show the newest version of a flow."""
     found = api.backend.flows.latest(name)
-    return FlowAnswer(found.name, found.version, found.hash, found.created_at, body_of(found.flow))
+    rule = api.backend.flows.rule(found)
+    return FlowAnswer(found.name, found.version, found.hash, found.created_at, body_of(found.flow), rule)
 
 
 @routes.post("/flows/{name}", about=WORKFLOW, examples=[{"definition": _EXAMPLE}])
+@costs(expensive=True)
 def publish_flow(api: Api, name: str, body: FlowDocument, reach: Reach) -> FlowPublished:
     """Publish a flow: the same body again is a no-op, another one gets a new version."""
-    flow = read_flow(api, body)
+    flow = read_flow(api, body, reach)
     check_flow(reach, name, flow)
     done = api.backend.flows.publish(check_name("flow", name), flow, body.version)
     return FlowPublished(name, done.version, done.created)
@@ -250,7 +261,13 @@ def start_flow(api: Api, name: str, body: NewFlowRun, key: str | None) -> Starte
     """Start a run of a flow."""
     key = None if key is None else check_label("key", key)
     run = api.backend.flows.start(
-        name, body.params, new_id(), version=body.version, key=key, tags=check_tags(tuple(body.tags))
+        name,
+        body.params,
+        new_id(),
+        version=body.version,
+        key=key,
+        tags=check_tags(tuple(body.tags)),
+        shared=body.shared,
     )
     return Started(UUID(bytes=run))
 
@@ -299,11 +316,11 @@ def reject_flow(api: Api, id: UUID, body: Decision) -> Asked:
 
 def node_runs(api: Api, run: UUID, after: int = 0, limit: int = LARGEST_PAGE) -> list[NodeRunView]:
     """Return visits to nodes, without what is not to be shown."""
-    found = api.backend.flows.node_runs(run.bytes, after, limit)
-    return [hide(api, view) for view in found]
+    found: list[NodeRunView] = shown(api, api.backend.flows.node_runs(run.bytes, after, limit))
+    return found
 
 
 def hidden(api: Api, view: FlowRunView) -> FlowRunView:
     """Return a run without what is not to be shown."""
-    shown: FlowRunView = hide(api, view)
-    return shown
+    found: FlowRunView = shown(api, view)
+    return found

@@ -21,12 +21,14 @@ from orchestrator.api.endpoints import JSON, Routes
 from orchestrator.api.problems import refused
 from orchestrator.api.reach import WHOLE
 from orchestrator.api.routes.registry import Ok, ServiceName, WorkerId
+from orchestrator.domain.executors.record import decode_record, task_of
 from orchestrator.domain.patterns import whole
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.errors import NotFound, Unavailable, WrongState
 from orchestrator.payloads.keeping import NoStore, read_encoded
 from orchestrator.references import whole_reference
 from orchestrator.sdk.waiting.steps import Pause, Steps
+from orchestrator.store.tasks import details
 from orchestrator.transport.pull import Leased, let_go
 
 routes = Routes("pull", "/queue")
@@ -35,6 +37,9 @@ _LOOK_AGAIN = 5.0
 """Seconds after which who waits looks again: a word may have been lost."""
 _APPLYING = 20.0
 """Seconds that a completion may take to be in Postgres, before it is to be sent again."""
+_UNKNOWN = 0.5
+"""Seconds after which a completion is tried again that Redis does not know: an offer that was lost is renewed soon."""
+_LOST = "Redis has restarted or was emptied, and the work has not been offered again yet"
 _AROUND = 4_096
 """Bytes of a completion that may be around its result."""
 
@@ -92,7 +97,13 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """What the work has said, for the log of the task."""
 
 
-@routes.post("/poll", about=WHOLE, may_be_nothing=True, examples=[{"worker_id": "w1", "services": ["sum"], "wait": 0}])
+@routes.post(
+    "/poll",
+    about=WHOLE,
+    may_be_nothing=True,
+    true_values=True,
+    examples=[{"worker_id": "w1", "services": ["sum"], "wait": 0}],
+)
 def poll_queue(api: Api, body: Poll) -> Steps[Work | None]:
     """Ask for work: answered when there is some, or with 204 when there was none."""
     services, deadline, pause = list(dict.fromkeys(body.services)), time.monotonic() + body.wait, Pause()
@@ -110,6 +121,9 @@ def poll_queue(api: Api, body: Poll) -> Steps[Work | None]:
 def queue_heartbeat(api: Api, body: Beat) -> Ok:
     """Say that somebody still works on something; refused with 409 where that is in vain."""
     state = api.desk.pulls.beat(body.queue_id)
+    if state == "unknown":
+        _refuse_unless_open(api, body.queue_id)
+        raise refused(503, "It is not known yet", f"{_LOST}: go on, and send it again.")
     if state != "leased":
         raise _refusal(state, body.queue_id)
     return Ok()
@@ -117,25 +131,32 @@ def queue_heartbeat(api: Api, body: Beat) -> Ok:
 
 @routes.post("/complete", about=WHOLE)
 def complete_work(api: Api, body: Completion) -> Steps[Ok]:
-    """Hand in what came of something; answered when that is in Postgres. The same again changes nothing."""
+    """Hand in what came of something; answered when that is in Postgres. The same again changes nothing, and
+    something else is refused with 409."""
     said = msgspec.json.encode({"result": body.result, "error": body.error or "", "logs": body.logs})
     if len(said) > api.settings.max_payload + _AROUND:
         detail = (
             f"A result has at most {api.settings.max_payload:,} bytes (setting max_payload): send an error instead."
         )
         raise refused(413, "The result is too large", detail)
-    pause, deadline = Pause(), time.monotonic() + _APPLYING
+    same = msgspec.json.encode([body.result, body.error or ""], order="sorted")
+    pause, deadline, is_kept = Pause(), time.monotonic() + _APPLYING, False
     with _told(api, body.queue_id, pause) as task:
         while True:
-            state = api.desk.pulls.complete(body.queue_id, said)
-            if state not in ("done", "again", "ended"):
+            state = api.desk.pulls.complete(body.queue_id, said, same)
+            if state not in ("done", "again", "ended", "unknown"):
                 raise _refusal(state, body.queue_id)
+            is_kept |= state != "unknown"
             left = deadline - time.monotonic()
-            if state == "ended" or (state == "again" and _has_ended(api, body.queue_id, task)):
+            if state == "ended" or (state != "done" and is_kept and _has_ended(api, body.queue_id, task)):
                 return Ok()
+            if state == "unknown":
+                _refuse_unless_open(api, body.queue_id)
             if left <= 0:
+                if state == "unknown":
+                    raise refused(503, "It is not known yet", f"{_LOST}: send it again.")
                 raise refused(503, "It is kept, but not in Postgres yet", "No leader has applied it: send it again.")
-            pause.seconds = min(left, _LOOK_AGAIN)
+            pause.seconds = min(left, _UNKNOWN if state == "unknown" else _LOOK_AGAIN)
             yield pause
 
 
@@ -143,10 +164,10 @@ def complete_work(api: Api, body: Completion) -> Steps[Ok]:
 def _told(api: Api, queue_id: str, pause: Pause) -> Iterator[bytes | None]:
     """End pauses when the end of a task is announced, or who watches an execution lets go of it; yield the task."""
     found = api.desk.pulls.task_of(queue_id)
-    if found is None:
+    task = task_of(queue_id.rpartition("~")[0]) if found is None else UUID(found).bytes
+    if task is None:
         yield None
         return
-    task = UUID(found).bytes
 
     def wake(_: object) -> None:
         pause.ring()
@@ -170,17 +191,33 @@ def _has_ended(api: Api, queue_id: str, task: bytes | None) -> bool:
     return outcome is not None and outcome.status in ENDED_TASK_STATES
 
 
+def _refuse_unless_open(api: Api, queue_id: str) -> None:
+    """Say what became of work that Redis does not know; return if it is offered again, or renewed, in a moment."""
+    name = queue_id.rpartition("~")[0]
+    task = task_of(name)
+    if task is not None:
+        with api.backend.connections.reading() as connection:
+            found = details.of_open(connection, task)
+        if found is not None:
+            failures, kept = found
+            record = decode_record(kept)
+            if record is None or (record.name, record.failures) == (name, failures):
+                return
+            raise _refusal("replaced", queue_id)
+        if _has_ended(api, queue_id, task):
+            raise _refusal("ended", queue_id)
+    raise NotFound(f"Nothing is known of {queue_id}: it ended long ago, or has never been.")
+
+
 def _refusal(state: str, queue_id: str) -> Exception:
-    if state == "unknown":
-        return NotFound(
-            f"Nothing is known of {queue_id}: it ended long ago, or Redis was lost. It may be offered again."
-        )
     reasons = {
+        "differs": "it has been completed with another result",
         "cancelled": "it was cancelled, or its time was up",
         "lost": "the lease was lost in silence, and somebody else has the work, or may ask for it",
         "waiting": "the lease was lost in silence, and the work waits for somebody; who has it done may still say so",
         "done": "it has been completed",
-        "ended": "it has been completed",
+        "ended": "its task has ended",
+        "replaced": "this try of its task has failed, and the next one is offered by itself",
     }
     return WrongState(f"{queue_id} is not worked on any more: {reasons.get(state, state)}.")
 

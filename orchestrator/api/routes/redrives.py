@@ -7,7 +7,7 @@ from datetime import datetime
 import msgspec
 
 from orchestrator.api.context import Api
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.problems import refused
 from orchestrator.api.reach import WITHIN
 from orchestrator.domain.access import Reach
@@ -55,6 +55,7 @@ class Redriven(msgspec.Struct, frozen=True):
 @routes.post(
     "/retry", about=WITHIN, status=202, examples=[{"queue": "mail", "error": "ConnectionError", "dry_run": True}]
 )
+@costs(expensive=True)
 def retry_failed(api: Api, body: Redrive, reach: Reach) -> Redriven:
     """Open failed tasks again by the thousand: those of a queue, a name, an error or a time."""
     given = {name: getattr(body, name) for name in ("queue", "name", "error", "since", "until", "kind")}

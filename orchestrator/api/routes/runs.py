@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked, Page
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.reach import RUN, WITHIN
+from orchestrator.api.redacting import shown
 from orchestrator.api.routes.tasks import Log, Stored, shown_log, stored_at
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Reach
@@ -140,7 +141,7 @@ def find(api: Api, id: UUID) -> RunAnswer:
             raise NotFound.by_id("run", str(id))
         code = insights.show_code(connection, id) if run.code else None
         steps = insights.list_steps(connection, id) if run.workflow and not run.code else []
-    run = dataclasses.replace(run, params=api.redaction.shown(insights.told_params(run.params)))
+    run = shown(api, dataclasses.replace(run, params=insights.told_params(run.params)))
     return RunAnswer(run, steps, None if code is None else _of_code(id, code, api.redaction))
 
 
@@ -183,12 +184,13 @@ def show_steps(api: Api, id: UUID) -> Steps:
 
 
 @routes.get("/{id}/outputs", about=RUN)
+@costs(expensive=True)
 def show_outputs(api: Api, id: UUID) -> Outputs:
     """Show what the steps of a run of a definition came to; of what is very large, where it is."""
     api.backend.runs.progress(id.bytes)  # there is such a run
     outputs, left = api.backend.runs.outputs_within(id.bytes, LARGEST_OUTPUTS)
     stored = {step: [_where(reference) for reference in some] for step, some in left.items()}
-    return Outputs(api.redaction.shown(outputs), stored)
+    return Outputs(api.redaction_of_run(id).shown(outputs), stored)
 
 
 def _where(reference: Reference) -> Stored:
@@ -224,6 +226,7 @@ def retry_run(api: Api, id: UUID) -> Asked:
 
 
 @routes.post("/{id}/rerun", about=RUN, status=201, examples=[{"from_step": "load"}])
+@costs(expensive=True)
 def rerun(api: Api, id: UUID, body: Rerun) -> Started:
     """Start a run over, with the same version and parameters."""
     api.backend.runs.progress(id.bytes)  # there is such a run

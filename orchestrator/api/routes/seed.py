@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -9,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api, Asked, Done, Page
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.reach import RUN, WITHIN, WORKFLOW
 from orchestrator.api.routes import runs, tasks, workflows
 from orchestrator.api.routes.runs import RunAnswer, RunQuery
@@ -17,10 +19,11 @@ from orchestrator.api.routes.tasks import Log, LogQuery
 from orchestrator.api.routes.workflows import Applied, Document, NewRunOf, Started, WorkflowAnswer, Workflows, hash_of
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.dag.conditions import Condition
+from orchestrator.domain.flow.definition import step_of
 from orchestrator.domain.patterns import whole
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.store import insights
-from orchestrator.store.insights import RunView, TaskFilter, TaskView
+from orchestrator.store.insights import RunView, StepView, TaskFilter, TaskView
 
 routes = Routes("root")
 
@@ -32,6 +35,56 @@ class RunTasksQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = LARGEST_PAGE
     cursor: UUID | None = None
+
+
+class RunTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A task of a run; or a step that was skipped, or failed, before it had one."""
+
+    id: UUID | None
+    """Null for a step without a task."""
+    step: str | None
+    """The step of the workflow or node of the flow: the name in `/runs/{id}/tasks/{name}/logs`."""
+    index: int
+    """Of a fan-out, which: `?index=` there."""
+    attempt: int
+    """How often it was handed out; `?attempt=` there is one of these."""
+    status: str
+    reason: str | None
+    """Why it did not succeed, in a word or two."""
+    name: str
+    """The task that it calls."""
+    queue: str = ""
+    priority: int = 0
+    hold: str | None = None
+    blockers: int = 0
+    wake_at: datetime | None = None
+    failures: int = 0
+    losses: int = 0
+    run_id: UUID
+    position: int | None = None
+    worker: str | None = None
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+    @classmethod
+    def of_task(cls, task: TaskView) -> RunTask:
+        """Return a task as it is answered."""
+        return cls(**dataclasses.asdict(task), index=task.position or 0)
+
+    @classmethod
+    def of_step(cls, run: UUID, step: StepView) -> RunTask:
+        """Return a step that has no task."""
+        return cls(
+            id=None,
+            step=step.name,
+            index=0,
+            attempt=0,
+            status=step.state,
+            reason=step.reason,
+            name=step.calls,
+            run_id=run,
+        )
 
 
 class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,9 +103,11 @@ def list_workflows(api: Api, reach: Reach) -> Workflows:
 
 
 @routes.post("/workflows", about=WITHIN, etag=hash_of, examples=[_EXAMPLE])
-def put_workflow(api: Api, body: dict[str, Any], reach: Reach, match: Condition) -> Applied:
-    """Create or update a workflow: a definition as data."""
-    return workflows.apply_workflow(api, Document(definition=body), reach, match)
+@costs(expensive=True)
+def put_workflow(api: Api, body: dict[str, Any] | str, reach: Reach, match: Condition) -> Applied:
+    """Create or update a workflow: a definition in JSON or, as the content type says, in YAML."""
+    document = Document(text=body) if isinstance(body, str) else Document(definition=body)
+    return workflows.apply_workflow(api, document, reach, match)
 
 
 @routes.get("/workflows/{name}", about=WORKFLOW, etag=hash_of)
@@ -98,12 +153,18 @@ def retry_run(api: Api, id: UUID) -> Asked:
 
 
 @routes.get("/runs/{id}/tasks", about=RUN)
-def list_tasks(api: Api, id: UUID, query: RunTasksQuery) -> Page[TaskView]:
-    """List the tasks of a run, in the order in which they were created."""
+def list_tasks(api: Api, id: UUID, query: RunTasksQuery) -> Page[RunTask]:
+    """List the tasks of a run, in the order in which they were created, and then the steps that have none.
+
+    Such a step was skipped, or failed before it had a task; its `reason` says why.
+    """
     api.backend.runs.progress(id.bytes)  # there is such a run
     wanted = TaskFilter(run=id)
     with api.reading() as connection:
-        return Page(*insights.page_of_tasks(connection, wanted, limit=query.limit, before=query.cursor))
+        found, after = insights.page_of_tasks(connection, wanted, limit=query.limit, before=query.cursor)
+        steps = insights.list_steps(connection, id) if after is None else []
+    items = [RunTask.of_task(task) for task in found]
+    return Page([*items, *(RunTask.of_step(id, step) for step in steps if step.reason is not None)], after)
 
 
 @routes.get("/runs/{id}/tasks/{name}/logs", about=RUN)
@@ -111,11 +172,13 @@ def task_logs(api: Api, id: UUID, name: str, query: LogsQuery) -> Log:
     """Get the log of a task of a run: of a fan-out, the one at `index`; of one `attempt`, or of all."""
     with api.reading() as connection:
         task = insights.find_step_task(connection, id, name, query.index)
+        task = task or insights.find_step_task(connection, id, step_of(name), query.index)
         if task is None:
-            steps = insights.list_steps(connection, id)
+            steps = {step.name: step for step in insights.list_steps(connection, id)}
     if task is None:
         api.backend.runs.progress(id.bytes)  # there is such a run
-        names = [step.name for step in steps]
-        known = f"It has {name!r}, but no task {query.index} of it yet" if name in names else f"It has no task {name!r}"
+        names, reason = list(steps), steps[name].reason if name in steps else None
+        without = f"but no task of it: it is {steps[name].state} ({reason})" if reason else "but no task {} of it yet"
+        known = f"It has {name!r}, {without.format(query.index)}" if name in steps else f"It has no task {name!r}"
         raise NotFound(f"Run {id}: {known}.{did_you_mean(name, names) if name not in names else ''}")
     return tasks.log_of(api, task.bytes, LogQuery(query.attempt, query.cursor))

@@ -12,19 +12,17 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.context import Api, Asked
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.problems import refused
 from orchestrator.api.reach import NOTHING, WHOLE, WITHIN
 from orchestrator.domain.access import Reach, Scope
-from orchestrator.errors import OrchestratorError, SchemaError
 from orchestrator.monitoring.exposition import CONTENT_TYPE, SECONDS, render
 from orchestrator.monitoring.listener import ELSEWHERE
 from orchestrator.sdk.checks import check_label
 from orchestrator.sdk.ids import new_id
-from orchestrator.store import database, insights, throughput
+from orchestrator.store import insights, throughput
 from orchestrator.store.insights import Found, Overview
 from orchestrator.store.throughput import Throughput
-from orchestrator.telemetry import first_line
 
 routes = Routes("system")
 
@@ -63,6 +61,7 @@ def status(api: Api) -> Overview:
 
 
 @routes.get("/api/v1/search", about=WITHIN)
+@costs(expensive=True)
 def search(api: Api, query: SearchQuery, reach: Reach) -> Found:
     """Find tasks and runs by id, name, tag, or the text of an error."""
     with api.reading() as connection:
@@ -131,25 +130,20 @@ def metrics(api: Api) -> Response:
 
 
 @routes.get("/healthz", about=NOTHING, scope=None)
-def healthy(api: Api) -> Health:
+async def healthy(api: Api) -> Health:
     """Say that this process lives."""
     del api
     return Health("ok")
 
 
 @routes.get("/readyz", about=NOTHING, scope=None)
-def ready(api: Api) -> Health:
+async def ready(api: Api) -> Health:
     """Say whether this process can work: Postgres answers, and has the tables of this release.
 
     Why it cannot is in its log: anybody may ask.
     """
-    try:
-        with api.reading() as connection:
-            database.check_schema(connection)
-    except OrchestratorError as error:
-        api.readiness.failed(first_line(error))
-        what = "schema" if isinstance(error, SchemaError) else "postgres"
-        detail = f"Not ready ({what}): {ELSEWHERE}."
-        raise refused(503, "The server is not ready", detail, data={"obstacles": [what]}) from error
-    api.readiness.worked()
-    return Health("ready")
+    obstacle = await api.readiness.obstacle()
+    if obstacle is None:
+        return Health("ready")
+    detail = f"Not ready ({obstacle}): {ELSEWHERE}."
+    raise refused(503, "The server is not ready", detail, data={"obstacles": [obstacle]})

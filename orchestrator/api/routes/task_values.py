@@ -13,7 +13,7 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from orchestrator.api.context import Api
-from orchestrator.api.endpoints import JSON, Routes
+from orchestrator.api.endpoints import JSON, Routes, costs
 from orchestrator.api.reach import TASK
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.states import TaskState
@@ -28,7 +28,7 @@ from orchestrator.store.insights import TaskDetail
 
 routes = Routes("tasks", "/api/v1/tasks")
 
-_LARGEST_WHOLE = 64_000_000
+_LARGEST_WHOLE = 16_000_000
 """Bytes of a value that is made JSON of in one piece; lists and bytes are read chunk by chunk."""
 
 
@@ -40,6 +40,7 @@ class Arguments(msgspec.Struct, frozen=True):
 
 
 @routes.get("/{id}/result", about=TASK)
+@costs(expensive=True)
 def task_result(api: Api, id: UUID) -> Response:
     """Return the value that a task, or a run of code, has returned, as JSON, however large; bytes in base 64."""
     task = _found(api, id)
@@ -56,6 +57,7 @@ def task_result(api: Api, id: UUID) -> Response:
 
 
 @routes.get("/{id}/arguments", about=TASK)
+@costs(expensive=True)
 def task_arguments(api: Api, id: UUID) -> Arguments:
     """Return the arguments that a task, or a run of code, was given, also where they are in the payload store."""
     task = _found(api, id)

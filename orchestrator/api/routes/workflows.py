@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Done
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.problems import refused
 from orchestrator.api.reach import NOTHING, WITHIN, WORKFLOW, check_definition, check_queue, check_workflow
 from orchestrator.domain.access import Reach, Scope
@@ -243,6 +243,7 @@ def summary(stored: workflows.Stored) -> WorkflowSummary:
 
 
 @routes.post("/validate", about=NOTHING, scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
+@costs(expensive=True)
 def validate_workflow(api: Api, body: Document) -> Verdict:
     """Say everything that is wrong with a definition; nothing is stored."""
     del api
@@ -258,6 +259,7 @@ def hash_of(found: WorkflowAnswer | Applied) -> str:
 
 
 @routes.post("", about=WITHIN, etag=hash_of, examples=[{"definition": _EXAMPLE}])
+@costs(expensive=True)
 def apply_workflow(api: Api, body: Document, reach: Reach, match: Condition) -> Applied:
     """Store a definition. A body that has changed becomes a new version; runs under way stay on theirs.
 
@@ -274,6 +276,7 @@ def apply_workflow(api: Api, body: Document, reach: Reach, match: Condition) -> 
 
 
 @routes.post("/diff", about=WITHIN, scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
+@costs(expensive=True)
 def diff_workflow(api: Api, body: Document, reach: Reach) -> Difference:
     """Say what applying a definition would change."""
     definition = read_definition(body)

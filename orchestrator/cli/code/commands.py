@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from textwrap import indent
 from typing import Any
@@ -13,8 +12,8 @@ import click
 from orchestrator.cli.code.resetting import reset
 from orchestrator.cli.runs.ids import run_argument, runs_argument
 from orchestrator.cli.terminal.data import data_text, hidden, parse_value, stored_value
-from orchestrator.cli.terminal.options import json_option
-from orchestrator.cli.terminal.output import confirm, counted, echo, echo_json, print_table
+from orchestrator.cli.terminal.options import certain_option, json_option
+from orchestrator.cli.terminal.output import confirm_if_asked, counted, echo, echo_json, print_table
 from orchestrator.cli.terminal.sending import ask_each, sending
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.ids import to_text
@@ -126,7 +125,7 @@ def update(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
 
 @click.command()
 @runs_argument
-@click.option("--yes", is_flag=True, help="Do not ask. Where nobody could answer, nobody is asked.")
+@certain_option
 def terminate(runs: tuple[UUID, ...], yes: bool) -> None:
     """End runs of workflows as code at once, without asking the code. To let it tidy up: runs cancel.
 
@@ -134,8 +133,7 @@ def terminate(runs: tuple[UUID, ...], yes: bool) -> None:
     Example:
       orchestrator runs terminate 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
-    is_sure = yes or not sys.stdin.isatty()
-    confirm(f"End {counted(len(runs), 'run')} at once, without letting the code tidy up?", yes=is_sure, err=True)
+    confirm_if_asked(f"End {counted(len(runs), 'run')} at once, without letting the code tidy up?", yes=yes)
     ask_each(runs, lambda app, run: app.workflow_run(run).terminate(), "Asked to terminate run {}.")
 
 

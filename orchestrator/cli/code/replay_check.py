@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from datetime import datetime
 
@@ -27,10 +29,14 @@ from orchestrator.workers.functions.loading import load_app
     help="A workflow that another application has: its runs are none of this one's business. May be repeated.",
 )
 @json_option
-def replay_check(app: str | None, since: datetime | None, elsewhere: tuple[str, ...], as_json: bool) -> None:
+@click.option("--once", is_flag=True, help="Only with the hash seed of this process.")
+def replay_check(
+    app: str | None, since: datetime | None, elsewhere: tuple[str, ...], as_json: bool, once: bool
+) -> None:
     """Run the code of workflows against the histories of open runs, before a deploy; exit with 1 if it does not fit.
 
-    Open runs of workflows that the application does not have would be stuck, and count as such.
+    Open runs of workflows that the application does not have would be stuck, and count as such. Where all fits, the
+    code runs once more in a process with another hash seed: it must not depend on the order of a set.
 
     \b
     Example:
@@ -58,6 +64,8 @@ def replay_check(app: str | None, since: datetime | None, elsewhere: tuple[str, 
         problems.append({"workflow": name, "run": None, "problem": "The application has no workflow of this name."})
         what = f"{name}: {counted(count, 'open run')}, and the application has no workflow of this name."
         echo(f"{what}{did_you_mean(name, known)} If another one has it: --elsewhere {name}", colour="red", err=True)
+    if checked and not misfits and not once:
+        _check_again(app, since, elsewhere, as_json)
     if as_json:
         counts = {"checked": checked, "misfits": misfits, "not_checked": waiting}
         print_json({**counts, "problems": problems})
@@ -66,3 +74,21 @@ def replay_check(app: str | None, since: datetime | None, elsewhere: tuple[str, 
         echo(f"{counted(waiting, 'open run')} held to a version that the application does not have: not checked.")
     echo(f"{counted(checked, 'open run')}: the code fits {checked - misfits:,}, and does not fit {misfits:,}.")
     sys.exit(1 if misfits else 0)
+
+
+def _check_again(app: str | None, since: datetime | None, elsewhere: tuple[str, ...], as_json: bool) -> None:
+    """Do the same in a process with another hash seed; where something does not fit there, say what, and exit."""
+    words = ["--app", app] if app else []
+    words += ["--since", since.isoformat()] if since is not None else []
+    words += [word for name in elsewhere for word in ("--elsewhere", name)]
+    words += ["--json"] if as_json else []
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    command = [sys.executable, "-m", "orchestrator", "workflows", "replay-check", "--once", *words]
+    again = subprocess.run(
+        command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=False
+    )
+    if again.returncode:
+        echo(f"In a process with another hash seed (PYTHONHASHSEED={seed}):", err=True)
+        echo(again.stderr.rstrip(), err=True)
+        echo(again.stdout.rstrip())
+        sys.exit(again.returncode)

@@ -19,12 +19,14 @@ import click
 
 from orchestrator.cli.dev.app_check import what_is_wrong
 from orchestrator.cli.dev.children import Child, Console, say
+from orchestrator.cli.dev.readiness import is_ready
 from orchestrator.cli.dev.servers import LATELY, MOST_KILLED, Servers
 from orchestrator.cli.dev.warnings import WarningWatch
 from orchestrator.cli.system.api import PORT
 from orchestrator.cli.terminal.options import app_option, log_options
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.embedded import DATABASE, DEFAULT_FOLDER, EmbeddedServices, remove_services_file, write_services_file
+from orchestrator.environment import hide_environment
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
 from orchestrator.settings import SERVICES_FILE, Settings, load_settings, read_services_file
 from orchestrator.store import database
@@ -81,6 +83,7 @@ def command(
     chosen = load_settings(**logs)
     console = Console(chosen.log_format)
     configure_logging(chosen.log_level, chosen.log_format, into=console)
+    hide_environment()
     with _interrupts() as interrupts, ExitStack() as stack:
         settings, services = _start_services(stack, app, logs, reload)
         if interrupts.requested.is_set():
@@ -202,6 +205,7 @@ class _Team:
         self._warnings = WarningWatch(settings)
         self._changes = Changes(Path.cwd()) if reload and settings.app else None
         self._schedules_due = bool(settings.app)
+        self._is_ready = False
         self._queues = {DEFAULT_QUEUE}
         """What workers were told to serve, beside what the application names."""
 
@@ -220,7 +224,12 @@ class _Team:
                 'app = "module:app" under [tool.orchestrator] in pyproject.toml',
                 logging.WARNING,
             )
-        say("dev", "Ctrl-C stops everything; see `orchestrator status`")
+
+    def _say_when_ready(self) -> None:
+        """Say once that a scheduler leads and, if there is an application, that its worker is live."""
+        if not self._is_ready and is_ready(self._settings, workers=self._processes if self._settings.app else 0):
+            self._is_ready = True
+            say("dev", "✓ ready. Ctrl-C stops everything; see `orchestrator status`")
 
     def _serve_api(self) -> None:
         """Serve the HTTP API with the dashboard, where what they need is installed; it says the addresses itself."""
@@ -241,6 +250,7 @@ class _Team:
                 elif child.exit_code is not None and not self._start_again(role, child.exit_code):
                     return 1
             self._apply_schedules()
+            self._say_when_ready()
             for message in self._warnings.new_warnings():
                 say("dev", message, logging.WARNING)
             self._serve_more()

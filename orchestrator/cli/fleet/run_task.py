@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from orchestrator.cli.terminal.options import app_option, log_options, require_app
+from orchestrator.environment import hide_environment
 from orchestrator.errors import ConfigurationError, OrchestratorError
 from orchestrator.harmless import without_password
 from orchestrator.settings import load_settings
@@ -46,6 +47,7 @@ def command(function: str | None, app: str | None, log_level: str | None, log_fo
     try:
         settings = load_settings(app=app, log_level=log_level, log_format=log_format)
         configure_logging(settings.log_level, settings.log_format)
+        hide_environment()
         specification = _specification()
         place = _place()
         call = _function(function, specification) if function else _task(require_app(settings), specification)

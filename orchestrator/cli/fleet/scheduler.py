@@ -8,6 +8,7 @@ import click
 
 from orchestrator.cli.dev.parent import follow_parent
 from orchestrator.cli.terminal.options import log_options, metrics_option
+from orchestrator.environment import hide_environment
 from orchestrator.scheduler.process import run_scheduler
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import configure_logging
@@ -30,4 +31,5 @@ def command(log_level: str | None, log_format: str | None, metrics: str | None) 
     follow_parent()
     settings = load_settings(log_level=log_level, log_format=log_format, metrics=metrics)
     configure_logging(settings.log_level, settings.log_format)
+    hide_environment()
     sys.exit(run_scheduler(settings))

@@ -7,6 +7,7 @@ import click
 from orchestrator.cli.dev.parent import follow_parent
 from orchestrator.cli.terminal.options import app_option, log_options, require_app
 from orchestrator.domain.executors.services import address_problem
+from orchestrator.environment import hide_environment
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import configure_logging
@@ -49,6 +50,7 @@ def command(
     follow_parent()
     settings = load_settings(app=app, log_level=log_level, log_format=log_format)
     configure_logging(settings.log_level, settings.log_format)
+    hide_environment()
     for option, address in (("--registry", registry), ("--advertise", advertise)):
         if address and (problem := address_problem(address)):
             raise click.UsageError(f"{option}: {problem}, found {address!r}.")

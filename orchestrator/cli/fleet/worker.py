@@ -9,6 +9,7 @@ import click
 
 from orchestrator.cli.dev.parent import follow_parent
 from orchestrator.cli.terminal.options import app_option, log_options, metrics_option, require_app
+from orchestrator.environment import forbid_inspection, hide_environment
 from orchestrator.sdk.checks import check_name
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import configure_logging
@@ -126,6 +127,9 @@ def command(
     )
     follow_parent()
     configure_logging(settings.log_level, settings.log_format)
+    hide_environment()
+    if spec.commands:
+        forbid_inspection()
     sys.exit(run_worker(spec, settings))
 
 

@@ -23,6 +23,7 @@ from orchestrator.cli.terminal.times import ago, between, present
 from orchestrator.domain.flow.checks import Known
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.flow.definition import Flow
+from orchestrator.domain.flow.portability import differences
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.errors import InvalidWorkflow, NotFound, did_you_mean
 from orchestrator.harmless import indented, one_line
@@ -62,7 +63,8 @@ def command() -> None:
 def validate(files: tuple[str, ...], app: str | None, services: tuple[str, ...], as_json: bool) -> None:
     """Check files, and say everything that is wrong with them; exit with 1 if anything is. Needs no services.
 
-    Flows that others name are not looked for here: `publish` does.
+    Flows that others name are not looked for here: `publish` does. Warnings name what other flow schedulers would do
+    differently; they are no reason to exit with 1.
 
     \b
     Example:
@@ -82,6 +84,7 @@ def validate(files: tuple[str, ...], app: str | None, services: tuple[str, ...],
                 "file": file,
                 "valid": isinstance(result, Flow),
                 "problems": [] if isinstance(result, Flow) else _told(result),
+                "warnings": differences(result) if isinstance(result, Flow) else [],
             }
             for file, result in found.items()
         ]
@@ -90,6 +93,8 @@ def validate(files: tuple[str, ...], app: str | None, services: tuple[str, ...],
         for file, result in found.items():
             if isinstance(result, Flow):
                 echo(f"{file}: {counted(len(result.nodes), 'node')}, valid")
+                for warning in differences(result):
+                    echo(f"{file}: warning: {warning}", colour="yellow", err=True)
             else:
                 echo(str(result), colour="red", err=True)
     sys.exit(0 if all(isinstance(result, Flow) for result in found.values()) else 1)
@@ -149,6 +154,9 @@ def list_command(as_json: bool) -> None:
 @click.option("--version", type=click.IntRange(1), help="Default: the newest.")
 @click.option("--key", help="An idempotency key: a second start with it returns the first run.")
 @click.option("--tag", "tags", multiple=True, help="Add a tag; may be repeated.")
+@click.option(
+    "--shared", metavar="KEY=VALUE", multiple=True, help="Begin with this in the shared state; may be repeated."
+)
 @click.option("--watch", "is_watched", is_flag=True, help="Draw the run until its end; exit with 1 unless it succeeds.")
 @json_option
 def start(
@@ -157,6 +165,7 @@ def start(
     version: int | None,
     key: str | None,
     tags: tuple[str, ...],
+    shared: tuple[str, ...],
     is_watched: bool,
     as_json: bool,
 ) -> None:
@@ -166,15 +175,10 @@ def start(
     Example:
       orchestrator flows start order items='[1, 2]' customer=ann --watch
     """
-    given: dict[str, Any] = {}
-    for param in params:
-        name, sign, value = param.partition("=")
-        if not sign or not name:
-            raise click.UsageError(f"Expected KEY=VALUE, found {param!r}.")
-        given[name] = parse_value(value)
+    given, initial = _values(params), _values(shared)
     with sending() as app:
         try:
-            run = app.flows[flow].options(version=version, key=key, tags=tags).start(**given)
+            run = app.flows[flow].options(version=version, key=key, tags=tags, shared=initial).start(**given)
         except NotFound as error:
             raise NotFound(f"{error}{did_you_mean(flow, app.flows.names())}") from None
     if as_json:
@@ -183,6 +187,16 @@ def start(
         echo(run.id)
     if is_watched:
         sys.exit(_follow(UUID(run.id)))
+
+
+def _values(words: tuple[str, ...]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not sign or not name:
+            raise click.UsageError(f"Expected KEY=VALUE, found {word!r}.")
+        given[name] = parse_value(value)
+    return given
 
 
 @command.command()

@@ -22,8 +22,23 @@ from orchestrator.cli.runs.view import MOST_LINES, draw_lines, to_lines
 from orchestrator.cli.terminal.data import parse_value
 from orchestrator.cli.terminal.ids import Shown
 from orchestrator.cli.terminal.logs import print_logs
-from orchestrator.cli.terminal.options import app_option, json_option, moment, page_options, status_option
-from orchestrator.cli.terminal.output import console, echo, on_terminal, print_json, print_table
+from orchestrator.cli.terminal.options import (
+    app_option,
+    certain_option,
+    json_option,
+    moment,
+    page_options,
+    status_option,
+)
+from orchestrator.cli.terminal.output import (
+    confirm_if_asked,
+    console,
+    counted,
+    echo,
+    on_terminal,
+    print_json,
+    print_table,
+)
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import ask_each, sending
 from orchestrator.cli.terminal.times import ago, between, present
@@ -253,13 +268,15 @@ def logs(run: UUID, follow: bool, last: int | None, as_json: bool) -> None:
 
 @command.command()
 @runs_argument
-def cancel(runs: tuple[UUID, ...]) -> None:
-    """Cancel runs with all of their open tasks and child runs.
+@certain_option
+def cancel(runs: tuple[UUID, ...], yes: bool) -> None:
+    """Cancel runs with all of their open tasks and child runs. Of several, it asks first.
 
     \b
     Example:
       orchestrator runs cancel 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
+    confirm_if_asked(f"Cancel {counted(len(runs), 'run')}?", yes=yes or len(runs) == 1)
     ask_each(runs, lambda app, run: app.run(run).cancel(), "Asked to cancel run {}.")
 
 

@@ -6,6 +6,7 @@ import click
 
 from orchestrator.cli.dev.parent import follow_parent
 from orchestrator.cli.terminal.options import log_options
+from orchestrator.environment import hide_environment
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import configure_logging
@@ -45,6 +46,7 @@ def command(
     follow_parent()
     settings = load_settings(log_level=log_level, log_format=log_format)
     configure_logging(settings.log_level, settings.log_format)
+    hide_environment()
     settings.require_database()
     settings.require_redis()
     try:

@@ -8,6 +8,7 @@ import click
 
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import echo, print_json
+from orchestrator.errors import SchemaError
 from orchestrator.settings import load_settings
 from orchestrator.store import database
 
@@ -33,8 +34,8 @@ def upgrade() -> None:
       ORCHESTRATOR_DATABASE_URL=postgresql://… orchestrator db upgrade
     """
     settings = load_settings()
-    database.upgrade(settings.require_database(), namespace=settings.namespace)
-    echo(f"The database is at revision {database.REVISION}.")
+    newer = database.upgrade(settings.require_database(), namespace=settings.namespace)
+    echo(f"{newer} Nothing to do." if newer else f"The database is at revision {database.REVISION}.")
     role, schema = database.default_schema(settings.require_database())
     if schema == settings.namespace:
         echo(
@@ -48,7 +49,7 @@ def upgrade() -> None:
 @command.command()
 @json_option
 def check(as_json: bool) -> None:
-    """Say whether the database is at the revision that this release needs; exit with 1 if not.
+    """Say whether this release can use the database; exit with 1 if not.
 
     \b
     Example:
@@ -61,10 +62,16 @@ def check(as_json: bool) -> None:
     try:
         with engine.connect() as connection:
             found = database.current_revision(connection)
-            if as_json:
-                print_json({"revision": found, "needed": database.REVISION, "ok": found == database.REVISION})
-                sys.exit(0 if found == database.REVISION else 1)
-            database.check_schema(connection)
+            try:
+                newer = database.check_schema(connection)
+            except SchemaError:
+                if not as_json:
+                    raise
+                print_json({"revision": found, "needed": database.REVISION, "ok": False})
+                sys.exit(1)
     finally:
         engine.dispose()
-    echo(f"The database is at revision {found}, as this release needs it.")
+    if as_json:
+        print_json({"revision": found, "needed": database.REVISION, "ok": True})
+    else:
+        echo(newer or f"The database is at revision {found}, as this release needs it.")

@@ -7,6 +7,7 @@ import secrets
 from datetime import datetime, timedelta
 
 import click
+import msgspec
 
 from orchestrator.cli.system.rotation import rotate_data
 from orchestrator.cli.terminal.options import json_option
@@ -15,12 +16,14 @@ from orchestrator.cli.terminal.reading import reading, writing
 from orchestrator.cli.terminal.times import ago, present
 from orchestrator.domain.access import Key, Scope, Secret
 from orchestrator.domain.durations import parse_duration
+from orchestrator.domain.quotas import Quotas
 from orchestrator.errors import NotFound
 from orchestrator.sdk.checks import check_label, check_name
+from orchestrator.sdk.quotas import parse_quotas
 from orchestrator.sealing import check_key_id
 from orchestrator.store import keys
 
-_SHOWN = ("id", "name", "created_at", "expires_at", "revoked_at", "queues", "workflows")
+_SHOWN = ("id", "name", "created_at", "expires_at", "revoked_at", "queues", "workflows", "tasks")
 _LONGEST = 100 * 365 * 86_400
 
 
@@ -48,9 +51,29 @@ def command() -> None:
 @click.option("--expires", metavar="TIME", help="How long it is good for: 12h, 90d.  [default: for ever]")
 @click.option("--queues", metavar="PREFIX", help="Only for queues whose names begin so, and for no workflow.")
 @click.option("--workflows", metavar="PREFIX", help="Only for workflows whose names begin so, and for no queue.")
+@click.option(
+    "--tasks",
+    metavar="PREFIX",
+    multiple=True,
+    help="Enqueue only tasks whose names begin so; repeat it for more. Built-in tasks need it, or operate.",
+)
+@click.option(
+    "--quota",
+    "quotas",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help=f"Allow less or more than usual: {', '.join(Quotas.__struct_fields__)}; repeat it for more.",
+)
 @json_option
 def create(
-    name: str, scope: str, expires: str | None, queues: str | None, workflows: str | None, as_json: bool
+    name: str,
+    scope: str,
+    expires: str | None,
+    queues: str | None,
+    workflows: str | None,
+    tasks: tuple[str, ...],
+    quotas: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Make a key, and print it: it is shown this once, and only a hash of it is kept.
 
@@ -60,16 +83,20 @@ def create(
     Example:
       orchestrator keys create webshop --scope enqueue
       orchestrator keys create mailers --scope operate --queues mail. --workflows mail-
+      orchestrator keys create notifier --tasks mail. --tasks orchestrator.webhook
+      orchestrator keys create guest --quota rate=10 --quota priority=0
     """
-    for option, prefix in (("--queues", queues), ("--workflows", workflows)):
+    for option, prefix in (("--queues", queues), ("--workflows", workflows), *(("--tasks", one) for one in tasks)):
         if prefix:
             check_name(option, prefix)
+    chosen = parse_quotas(quotas)
     secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
     until = None if expires is None else present() + _period(expires)
     with writing() as (connection, record):
         label = check_label("name", name)
-        key = keys.add(connection, secret, label, Scope(scope), until, queues=queues, workflows=workflows)
-        record("create", "key", key.id, name=label, scope=scope, queues=queues, workflows=workflows)
+        bounds = {"queues": queues, "workflows": workflows, "tasks": ",".join(tasks) or None}
+        key = keys.add(connection, secret, label, Scope(scope), until, **bounds, quotas=chosen)
+        record("create", "key", key.id, name=label, scope=scope, **bounds, quotas=", ".join(quotas) or None)
     if as_json:
         print_json(_document(key, present()) | {"key": str(secret)})
         return
@@ -154,8 +181,8 @@ def _period(text: str) -> timedelta:
 
 def _bounds(key: Key) -> str:
     """Say what a key is bound to, if it is."""
-    prefixes = (("queues", key.queues), ("workflows", key.workflows))
-    parts = [f"{kind} {prefix}*" for kind, prefix in prefixes if prefix is not None]
+    prefixes = (("queues", key.queues), ("workflows", key.workflows), ("tasks", key.tasks))
+    parts = [f"{kind} {prefix.replace(',', '*, ')}*" for kind, prefix in prefixes if prefix is not None]
     return f" {' and '.join(parts)}" if parts else ""
 
 
@@ -167,4 +194,5 @@ def _state(key: Key, now: datetime) -> str:
 
 def _document(key: Key, now: datetime) -> dict[str, object]:
     shown = {name: getattr(key, name) for name in _SHOWN}
-    return shown | {"scope": str(key.scope), "state": _state(key, now)}
+    quotas = msgspec.structs.asdict(key.quotas)
+    return shown | {"scope": str(key.scope), "state": _state(key, now), "quotas": quotas}

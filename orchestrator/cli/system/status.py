@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -23,12 +24,14 @@ from orchestrator.transport.health import RedisHealth
 
 @click.command("status")
 @json_option
-def command(as_json: bool) -> None:
+@click.option("--check", is_flag=True, help="Exit with 1 if anything needs a person.")
+def command(as_json: bool, check: bool) -> None:
     """Show how the system is doing, and what needs a person.
 
     \b
     Example:
       orchestrator status
+      orchestrator status --check || mail -s "orchestrator needs you" ops@example.com
       orchestrator status --json | jq '.open, .trouble[].kind'
     """
     settings = load_settings()
@@ -55,26 +58,28 @@ def command(as_json: bool) -> None:
         redis = msgspec.to_builtins(held) | msgspec.to_builtins(health)
         del redis["standbys"]
         print_json({**msgspec.to_builtins(overview), "redis": redis, "trouble": troubles})
-        return
-    print_fields(
-        {
-            "scheduler": _leader(overview.leader),
-            "standbys": _standbys(overview.standbys),
-            "workers": f"{overview.workers} live, {overview.slots} slots, {overview.running} running",
-            "open": _open(overview),
-            "last minute": _counts(overview.ended_last_minute),
-            "last hour": _counts(overview.ended_last_hour) + _forgotten(settings, counts),
-            "schedules": _counts(overview.schedules),
-            "inbox": f"{overview.inbox} waiting",
-            "events": _events(overview.events),
-            "set aside": counted(held.quarantined, "message") if held.quarantined else None,
-            "database": f"revision {overview.revision}",
-            "storage": _storage(overview.storage),
-            "redis": _redis(health),
-        }
-    )
-    for found in troubles:
-        echo(f"! {found.message}", colour="yellow")
+    else:
+        print_fields(
+            {
+                "scheduler": _leader(overview.leader),
+                "standbys": _standbys(overview.standbys),
+                "workers": f"{overview.workers} live, {overview.slots} slots, {overview.running} running",
+                "open": _open(overview),
+                "last minute": _counts(overview.ended_last_minute),
+                "last hour": _counts(overview.ended_last_hour) + _forgotten(settings, counts),
+                "schedules": _counts(overview.schedules),
+                "inbox": f"{overview.inbox} waiting",
+                "events": _events(overview.events),
+                "set aside": counted(held.quarantined, "message") if held.quarantined else None,
+                "database": f"revision {overview.revision}",
+                "storage": _storage(overview.storage),
+                "redis": _redis(health),
+            }
+        )
+        for found in troubles:
+            echo(f"! {found.message}", colour="yellow")
+    if check and troubles:
+        sys.exit(1)
 
 
 _HOUR = 3600.0

@@ -17,9 +17,17 @@ from orchestrator.cli.terminal.data import as_json as data_json
 from orchestrator.cli.terminal.data import call_of, call_text, data_text, short_text, stored_value
 from orchestrator.cli.terminal.ids import TASK, Shown, existing, task_argument
 from orchestrator.cli.terminal.logs import print_logs
-from orchestrator.cli.terminal.options import json_option, moment, page_options, status_option, yes_option
+from orchestrator.cli.terminal.options import (
+    certain_option,
+    json_option,
+    moment,
+    page_options,
+    status_option,
+    yes_option,
+)
 from orchestrator.cli.terminal.output import (
     confirm,
+    confirm_if_asked,
     counted,
     echo,
     json_text,
@@ -212,8 +220,9 @@ def _is_past(task: TaskView, attempt: int) -> bool:
 
 @command.command()
 @click.argument("tasks", type=TASK, metavar="ID…", nargs=-1, required=True)
-def cancel(tasks: tuple[UUID, ...]) -> None:
-    """Cancel tasks, wherever they stand.
+@certain_option
+def cancel(tasks: tuple[UUID, ...], yes: bool) -> None:
+    """Cancel tasks, wherever they stand. Of several, it asks first.
 
     The leading scheduler does it at once or, where none runs, when one starts. A task that runs is interrupted.
 
@@ -221,6 +230,7 @@ def cancel(tasks: tuple[UUID, ...]) -> None:
     Example:
       orchestrator tasks cancel 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
+    confirm_if_asked(f"Cancel {counted(len(tasks), 'task')}?", yes=yes or len(tasks) == 1)
     ask_each(tasks, lambda app, task: app.handle(task).cancel(), "Asked to cancel task {}.")
 
 

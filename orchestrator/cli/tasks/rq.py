@@ -16,7 +16,7 @@ from orchestrator.cli.terminal.options import app_option, json_option
 from orchestrator.cli.terminal.output import counted, counting_bar, echo, on_terminal, print_json
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import ConfigurationError, OrchestratorError, did_you_mean
-from orchestrator.harmless import without_password
+from orchestrator.harmless import sentence, without_password
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.settings import load_settings
@@ -151,12 +151,13 @@ def _jobs(url: str | None, queue: str, serializer: str) -> Iterator[WaitingJobs]
     try:
         redis = Redis.from_url(address)
     except ValueError as error:
-        raise ConfigurationError(f"The address of RQ's Redis cannot be read: {error}.") from None
+        raise ConfigurationError(f"The address of RQ's Redis cannot be read: {sentence(str(error))}") from None
     try:
         yield WaitingJobs(redis, queue, serializer)
     except (RedisError, OSError, UnicodeError) as error:  # the last of a host that can be no name
         raise ConfigurationError(
-            f"The Redis of RQ, {without_password(address)}: {error}. What was taken so far is kept: run this again."
+            f"The Redis of RQ, {without_password(address)}: {sentence(str(error))} What was taken so far is kept: "
+            f"run this again."
         ) from error
     finally:
         redis.close()

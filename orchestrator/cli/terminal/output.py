@@ -68,6 +68,11 @@ def confirm(question: str, *, yes: bool, err: bool = False) -> None:
         click.confirm(one_line(question), abort=True, err=err)
 
 
+def confirm_if_asked(question: str, *, yes: bool) -> None:
+    """Ask whether to go on where somebody can answer, and nothing where a script runs the command."""
+    confirm(question, yes=yes or not sys.stdin.isatty(), err=True)
+
+
 def json_text(document: Any) -> str:
     """Return JSON in one line; the keys of a value object are its fields, and times are ISO 8601."""
     return harmless_json(describe_json(msgspec.json.encode(document)).decode())

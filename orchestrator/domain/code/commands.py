@@ -26,6 +26,8 @@ from orchestrator.domain.tasks.task import NewTask, TaskError
 Kind = Literal["task", "timer", "promise", "child", "operation", "state", "signal"]
 """What has ordinals of its own."""
 OnCancel = Literal["cancel", "wait", "abandon"]
+ClosePolicy = Literal["cancel", "terminate", "abandon"]
+"""What becomes of a child when its parent ends."""
 
 
 def command_size(command: Command) -> int:
@@ -114,6 +116,8 @@ class StartChildRun(msgspec.Struct, frozen=True, array_like=True, tag="start_chi
     """It goes on when the parent ends."""
     digest: str = ""
     """Of its arguments, as in `ScheduleTask`."""
+    terminates: bool = False
+    """When the parent ends, it ends without its code."""
 
 
 class CancelChildRun(msgspec.Struct, frozen=True, array_like=True, tag="cancel_child_run"):

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from orchestrator.domain.code import commands, history
+from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.history import Outcome
 from orchestrator.domain.runs.changes import TurnTaskEnd
-from orchestrator.domain.runs.verdict import RAN_TOO_LONG
+from orchestrator.domain.runs.verdict import RAN_TOO_LONG, TERMINATED, WAS_TERMINATED
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import TaskError
 
 NOTHING = b"\xc0"
 """The result of what returns none."""
+PARENT_ASKS, PARENT_ENDED = "its parent asks for it", "its parent has ended"
+"""Why a child is asked to cancel itself, for its history."""
 _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
+
+
+def carried_out(batch: Sequence[Command]) -> Iterator[Command]:
+    """Yield the commands of a batch that are carried out beside being recorded.
+
+    Where the batch ends the run, that is what reaches others: detached children, cancels of children, signals and
+    answers. All else that it asks for belongs to the run, whose end cancels it before it begins.
+    """
+    ends = bool(batch) and isinstance(batch[-1], commands.EndCommand)
+    for command in batch:
+        match command:
+            case commands.StartChildRun(detached=True):
+                yield command
+            case commands.CancelChildRun() | commands.SignalRun() | commands.AnswerUpdate():
+                yield command
+            case _ if not ends:
+                yield command
 
 
 def end_of(run: bytes, last: commands.EndCommand) -> TurnTaskEnd:
@@ -32,8 +54,10 @@ def run_state(end: TurnTaskEnd, timed_out: bool) -> RunState:
     return RunState.FAILED if timed_out and end.state == TaskState.CANCELLED else RunState(end.state)
 
 
-def run_error(end: TurnTaskEnd, state: str) -> TaskError | None:
+def run_error(end: TurnTaskEnd, state: str, reason: str | None = None) -> TaskError | None:
     """Return why a run ended in its state."""
+    if reason == TERMINATED:
+        return WAS_TERMINATED
     return RAN_TOO_LONG if state == RunState.FAILED and end.state == TaskState.CANCELLED else end.error
 
 

@@ -40,6 +40,11 @@ def is_announced(name: str) -> bool:
     return name.startswith(_ANNOUNCED)
 
 
+def is_program(name: str) -> bool:
+    """Say whether what a worker knows is a program of its machine, or a pattern for some."""
+    return name.startswith(f"{_ANNOUNCED}process ")
+
+
 def wanted(means: str) -> str:
     """Return what is announced, in the words of people."""
     return means.removeprefix(_ANNOUNCED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -82,6 +83,15 @@ def file_of(execution: Execution, options: Kubernetes) -> dict[str, Any]:
     if options.input == "secret":
         return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": text}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": text}
+
+
+def ended_for(job: Mapping[str, Any], now: float) -> float:
+    """Return for how many seconds a Job has ended, by its own account and a clock of ours; 0 if it does not say."""
+    for condition in job.get("status", {}).get("conditions") or ():
+        if condition.get("status") == "True" and condition.get("type") in ("Complete", "Failed"):
+            since = str(condition.get("lastTransitionTime") or "")
+            return max(0.0, now - datetime.fromisoformat(since).timestamp()) if since else 0.0
+    return 0.0
 
 
 def verdict(job: Mapping[str, Any]) -> Literal["complete", "failed"] | None:

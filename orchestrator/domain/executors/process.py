@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.patterns import whole
 
 _Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 _Size = Annotated[int, Meta(ge=1)]
@@ -39,6 +40,9 @@ class Process(ExecutorOptions, frozen=True, kw_only=True):
     """Seconds of CPU time that each of its processes may use."""
     files: _Size | None = None
     """Files that each of its processes may have open."""
+
+    user: Annotated[str, Meta(pattern=whole(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"))] | None = None
+    """The user of the machine as whom it runs; its worker runs as root then. If nothing is said, the worker's own."""
 
     @property
     def wants(self) -> str:

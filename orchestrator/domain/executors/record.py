@@ -7,10 +7,14 @@ The worker adds the external id before the attempt counts as started.
 
 from __future__ import annotations
 
+import re
+from uuid import UUID
+
 import msgspec
 
 from orchestrator.domain.ids import to_text
 
+_NAME = re.compile(r"task-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-[0-9]+")
 _TAG = b"\xa9execution"
 """The text `execution` in MessagePack, with which the details of such a task begin."""
 
@@ -40,6 +44,12 @@ _decoder = msgspec.msgpack.Decoder(Record)
 def execution_name(task: bytes, attempt: int) -> str:
     """Return the name of the execution that an attempt begins: unlike that of any other try of any task."""
     return f"task-{to_text(task)}-{attempt}"
+
+
+def task_of(execution: str) -> bytes | None:
+    """Return the task that an execution is of, by its name; None if it is not one that `execution_name` gives."""
+    found = _NAME.fullmatch(execution)
+    return UUID(found[1]).bytes if found else None
 
 
 def encode_record(record: Record) -> bytes:

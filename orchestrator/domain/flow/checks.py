@@ -13,13 +13,27 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 
 from orchestrator.domain.flow import expression
-from orchestrator.domain.flow.definition import MOST_MS, Exec, Flow, Kind, Node, Post, Prep, Script
+from orchestrator.domain.flow.definition import (
+    MOST_MS,
+    Exec,
+    Flow,
+    Kind,
+    Mode,
+    Node,
+    OnError,
+    Post,
+    Prep,
+    Script,
+    Strategy,
+)
 from orchestrator.domain.flow.paths import parse
 from orchestrator.domain.flow.ways import Flaw, Place, of_edges, shown, unknown_keys
 from orchestrator.errors import ExpressionError, InvalidWorkflow, did_you_mean
 
 KINDS: tuple[str, ...] = get_args(Kind)
 MOST_NODES = 10_000
+"""Of a flow, together with those of the flows in its nodes: each may stand in many, and the leader reads them all."""
+TOO_MANY = f"more than {MOST_NODES:,} nodes, with those of the flows in its nodes; at most so many are allowed."
 MOST_FLAWS = 100
 """Flaws that are told at once: nobody reads more, and looking for the nearest of thousands of names takes long."""
 DEEPEST = 20
@@ -70,8 +84,8 @@ def flaws(plain: Any, known: Known = ANYTHING, *, place: Place = (), depth: int 
     if not isinstance(nodes, dict) or not nodes:
         yield Flaw((*place, "nodes"), "a flow has nodes: a mapping of keys to nodes.")
         return
-    if len(nodes) > MOST_NODES:
-        yield Flaw((*place, "nodes"), f"{len(nodes):,} nodes, and at most {MOST_NODES:,} are allowed.")
+    if not depth and count_nodes(plain) > MOST_NODES:
+        yield Flaw((*place, "nodes"), TOO_MANY)
         return
     if depth > DEEPEST:
         yield Flaw(place, f"flows stand in each other's nodes at most {DEEPEST} levels deep.")
@@ -90,6 +104,18 @@ def flaws(plain: Any, known: Known = ANYTHING, *, place: Place = (), depth: int 
             name = f"{key!r:.140}"
             yield from (Flaw(flaw.place, f"node {name}: {flaw.message}") for flaw in _node(node, known, at, depth))
     yield from of_edges(plain, nodes, place)
+
+
+def count_nodes(plain: Any) -> int:
+    """Return how many nodes a flow has as it was written, with those of the flows in them; of too many, not all."""
+    found, waiting = 0, [plain]
+    while waiting and found <= MOST_NODES:
+        flow = waiting.pop()
+        nodes = flow.get("nodes") if isinstance(flow, dict) else None
+        if isinstance(nodes, dict):
+            found += len(nodes)
+            waiting += [node["subflow"] for node in nodes.values() if isinstance(node, dict) and "subflow" in node]
+    return found
 
 
 def _path_size(place: Place) -> int:
@@ -122,7 +148,7 @@ def _types(node: dict[str, Any], place: Place) -> Iterator[Flaw]:
         try:
             msgspec.convert(value, _TYPES[key])
         except msgspec.ValidationError as error:
-            words = " or ".join(get_args(_TYPES[key])) if key in _WORDS else ""
+            words = " or ".join(_WORDS.get(key, ()))
             expected = f"{key} is {words}" if words else f"{key}: {_said(error)}"
             yield Flaw((*place, key), f"{expected}; found {shown(value)}.")
         else:
@@ -150,7 +176,7 @@ def _types(node: dict[str, Any], place: Place) -> Iterator[Flaw]:
                     )
 
 
-_WORDS = ("parallel_mode", "failure_strategy")
+_WORDS = {"parallel_mode": get_args(Mode), "failure_strategy": get_args(Strategy), "on_error": get_args(OnError)}
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Node)}
 _PARTS: dict[str, Any] = {"prep": Prep, "post": Post, "script": Script}
 
@@ -167,8 +193,9 @@ def _mapping(node: dict[str, Any], place: Place) -> Iterator[Flaw]:
     if isinstance(post, dict):
         at = (*place, "post")
         for name in ("output_key", "action_key"):
-            if post.get(name):
-                yield from _path(post[name], (*at, name), within=name)
+            if post.get(name):  # of a choice, the action may stand anywhere
+                within = "" if (name, node.get("kind")) == ("action_key", "choice") else name
+                yield from _path(post[name], (*at, name), within=within)
         for name, path in _items(post.get("output_map")):
             yield from _path(name, (*at, "output_map", name), within="output_map")
             yield from _path(path, (*at, "output_map", name), within="output_map", is_result=True)

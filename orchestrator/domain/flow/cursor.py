@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from orchestrator.domain.flow import commands
 from orchestrator.domain.flow.commands import Command
 from orchestrator.domain.flow.decisions import action_of
-from orchestrator.domain.flow.definition import DEFAULT, ERROR, Node, Prep
+from orchestrator.domain.flow.definition import ERROR, Node, Prep
 from orchestrator.domain.flow.graph import Graph
 from orchestrator.domain.flow.paths import Names, find, part_of, write
 from orchestrator.domain.flow.state import Calls, FlowState, Frame, Wait
@@ -52,7 +52,7 @@ class Cursor:
         *above, frame = self._state.frames
         for outer in above:
             params = params | graph.nodes[outer.node].params
-            graph = graph.inner[outer.node]
+            graph = graph.inner(outer.node)
         node = graph.nodes[frame.node]
         return Place(graph, frame, node, params | node.params if node.params else params)
 
@@ -83,9 +83,9 @@ class Cursor:
     def _fail(self, given: Any, error: str, *, output: Any = None) -> None:
         """End the present node badly: an edge catches that, or it ends the flow that it stands in."""
         place = self._place()
-        key, edges = place.frame.node, place.graph.edges
+        key = place.frame.node
         is_tried_again = place.node.kind == "subflow" and place.frame.attempt <= (place.node.max_retries or 0)
-        caught = not is_tried_again and (edges.catches(key, ERROR) or edges.catches(key, DEFAULT))
+        caught = not is_tried_again and place.graph.goes_on(key)
         self._record(place, "failed", given, output, ERROR if caught else "", error)
         if is_tried_again:
             place.frame.attempt += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.domain.flow.definition import DEFAULT, ERROR, TIMEOUT, Flow, Node
-from orchestrator.domain.flow.paths import part_of
+from orchestrator.domain.flow.paths import Names, find, part_of
 from orchestrator.errors import ExpressionError
 
 APPROVED = "approved"
@@ -23,6 +23,17 @@ def action_of(node: Node, result: Any) -> str:
         if action := as_action(part_of(source, node.post.action_key)):
             return action
     return node.default_action or DEFAULT
+
+
+def fallback_of(node: Node, given: Any, names: Names) -> str:
+    """Return the action of a choice of which no case holds: `action_key` is of its input, or else a path."""
+    post = node.post
+    if post.action_key and not post.action_static:
+        source = given if isinstance(given, dict) else {"result": given}
+        found = None if post.action_key.startswith("$") else part_of(source, post.action_key)
+        if action := as_action(find(post.action_key, names) if found is None else found):
+            return action
+    return post.action_static or node.default_action or DEFAULT
 
 
 def as_action(value: Any) -> str:
@@ -49,20 +60,25 @@ def decision(value: Any) -> str:
     )
 
 
-def check_decision(flow: Flow, path: str, value: Any) -> None:
-    """Refuse what decides nothing at the approval that stands at a path."""
+def check_decision(flow: Flow, path: str, value: Any) -> str:
+    """Return what a value decides at the approval that stands at a path; refuse a value that decides nothing."""
     *above, key = path.split("/")
     inner: Flow | None = flow
     for one in above:
         inner = inner.nodes[one].subflow if inner is not None and one in inner.nodes else None
-    if inner is None or key not in inner.nodes or value is None:
-        return
+    assert inner is not None, f"there is no node {path!r}"
     node = inner.nodes[key]
     action = action_of_approval(node, value)
     own = {edge.action for edge in inner.edges if edge.source == key} | {APPROVED, REJECTED, node.post.action_static}
-    if action not in own:
+    if value is None or action not in own:
         expected = ", ".join(sorted(own - {"", DEFAULT, ERROR, TIMEOUT}))
         raise ExpressionError(f"{value!r:.100} decides nothing at approval {path!r}: expected one of {expected}.")
+    if not node.post.action_static:
+        return action
+    try:
+        return decision(value)
+    except ExpressionError:
+        return action
 
 
 def action_of_approval(node: Node, value: Any) -> str:

@@ -7,7 +7,7 @@ keeps and the content hash covers.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -16,8 +16,12 @@ from orchestrator.domain.dag.definition import Registered
 Kind = Literal["executor", "choice", "parallel", "subflow", "timer", "foreach", "wait_event", "approval"]
 Mode = Literal["sequential", "concurrent"]
 Strategy = Literal["fail_fast", "collect_errors", "ignore_errors", "continue"]
+OnError = Literal["fail", "continue"]
+"""What a node does that has failed and has no `error` edge: fail the flow that it stands in, or go on."""
+Rule = Literal["default", "fail"]
+"""What the nodes of a version do then that do not say: take their `default` edge, or fail. It is stored beside it."""
 
-DEFAULT = "default"
+DEFAULT: Final = "default"
 """The action of who says none, and the edge that every action takes which has none of its own."""
 ERROR = "error"
 """The edge of a node that has failed."""
@@ -131,6 +135,8 @@ class Node(_Data, frozen=True, kw_only=True):
     parallel_mode: Mode = "sequential"
     max_parallel: int = 0
     failure_strategy: Strategy = "fail_fast"
+    on_error: OnError | None = None
+    """What follows a failure where no `error` edge does; if it is not said, the rule of the version decides."""
     foreach_execs: tuple[Exec, ...] = ()
     subflow: Flow | None = None
     subflow_execs: tuple[Exec, ...] = ()
@@ -198,6 +204,11 @@ def node_at(flow: Flow, path: str) -> Node | None:
     return node
 
 
+def size_of(flow: Flow) -> int:
+    """Return how many nodes a flow has, with those of the flows in it."""
+    return len(flow.nodes) + sum(size_of(node.subflow) for node in flow.nodes.values() if node.subflow is not None)
+
+
 def named_queues(flow: Flow) -> set[str]:
     """Return the queues that the tasks of a flow wait in."""
     found = {node.queue or "default" for node in flow.nodes.values()}
@@ -249,6 +260,11 @@ _STEP = "flow:"
 def step_of(path: str) -> str:
     """Return what stands in the row of a task as its step; no step of a workflow can be called so."""
     return _STEP + path
+
+
+def name_of(step: str | None) -> str | None:
+    """Return what people call a step of a workflow or a node of a flow, by what stands in the row of a task."""
+    return None if step is None else step.removeprefix(_STEP)
 
 
 def is_node(step: str | None) -> bool:

@@ -3,46 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from orchestrator.domain.flow.definition import Edges, Exec, Flow, Node
+from orchestrator.domain.flow.definition import DEFAULT, ERROR, Edges, Exec, Flow, Node, Rule
 from orchestrator.domain.flow.paths import Path, parse
 
 _OWN = ("service", "exec_type", "func", "script", "options")
 
 
 class Graph:
-    """A flow, with those that stand in its nodes."""
+    """A flow, with those that stand in its nodes. Each of them is worked out when a run first comes to it."""
 
-    def __init__(self, flow: Flow, execs: Mapping[str, Exec] | None = None) -> None:
+    def __init__(self, flow: Flow, rule: Rule, execs: Mapping[str, Exec] | None = None) -> None:
         self.flow = flow
+        self.rule = rule
         self.nodes = flow.nodes
-        self.edges = Edges(flow)
         self._execs = execs or {}
         """By node, who runs it instead of whom it names."""
         self._known: dict[str, Exec] = {}
         """By node, who runs it."""
-        self.inner = {
-            key: Graph(node.subflow, {one.node: one for one in node.subflow_execs})
-            for key, node in flow.nodes.items()
-            if node.subflow is not None
-        }
-        waits = {key: node for key, node in flow.nodes.items() if node.kind in ("approval", "wait_event")}
-        self.asked = {signal_path(key, node).key for key, node in waits.items() if node.kind == "approval"}
-        """What its approvals are called, and behind the keys of their nodes, those of the flows in it."""
-        self.asked_below = {f"{key}/{name}" for key, graph in self.inner.items() for name in graph.asked}
-        self.asked |= self.asked_below
-        self.consumed = {signal_path(key, node).key for key, node in waits.items() if node.params.get("consume")}
-        """Signals that somebody takes away, so that one waits for the other."""
-        for key, graph in self.inner.items():
-            self.consumed |= {f"{key}/{name}" if name in graph.asked else name for name in graph.consumed}
+        self._inner: dict[str, Graph] = {}
 
-    @property
-    def size(self) -> int:
-        """Return how many nodes it has, with those of the flows in it."""
-        return len(self.nodes) + sum(graph.size for graph in self.inner.values())
+    @cached_property
+    def edges(self) -> Edges:
+        """Return where the actions of its nodes lead."""
+        return Edges(self.flow)
+
+    def inner(self, key: str) -> Graph:
+        """Return the flow that stands in a node."""
+        found = self._inner.get(key)
+        if found is None:
+            node = self.nodes[key]
+            assert node.subflow is not None, f"node {key!r} is no subflow"
+            found = Graph(node.subflow, self.rule, {one.node: one for one in node.subflow_execs})
+            self._inner[key] = found
+        return found
+
+    @cached_property
+    def asked(self) -> frozenset[str]:
+        """Return what its approvals are called, and behind the keys of their nodes, those of the flows in it."""
+        return frozenset(address for _, address in approvals(self.flow))
+
+    @cached_property
+    def asked_below(self) -> frozenset[str]:
+        """Return those of the flows in it."""
+        return frozenset(address for node, address in approvals(self.flow) if "/" in node)
+
+    @cached_property
+    def consumed(self) -> frozenset[str]:
+        """Return the signals that somebody takes away, so that one waits for the other."""
+        return frozenset(_consumed(self.flow))
+
+    def goes_on(self, key: str) -> bool:
+        """Say whether the flow goes on after a node has failed, along an edge or to its end."""
+        said = self.nodes[key].on_error
+        if said == "continue" or self.edges.catches(key, ERROR):
+            return True
+        return said is None and self.rule == DEFAULT and self.edges.catches(key, DEFAULT)
 
     def executor(self, key: str, own: Exec | None = None) -> Exec:
         """Return who runs a node, or a branch or item of it that says so itself."""
@@ -71,6 +91,14 @@ def approvals(flow: Flow, above: str = "") -> Iterator[tuple[str, str]]:
             yield above + key, above + signal_path(key, node).key
         elif node.subflow is not None:
             yield from approvals(node.subflow, f"{above}{key}/")
+
+
+def _consumed(flow: Flow, above: str = "") -> Iterator[str]:
+    for key, node in flow.nodes.items():
+        if node.kind in ("approval", "wait_event") and node.params.get("consume"):
+            yield (above if node.kind == "approval" else "") + signal_path(key, node).key
+        elif node.subflow is not None:
+            yield from _consumed(node.subflow, f"{above}{key}/")
 
 
 def _overridden(found: Exec, more: Exec) -> Exec:

@@ -17,6 +17,7 @@ from orchestrator.domain.flow import commands
 from orchestrator.domain.flow.calls import Calling
 from orchestrator.domain.flow.commands import Command, Event
 from orchestrator.domain.flow.cursor import Place
+from orchestrator.domain.flow.decisions import fallback_of
 from orchestrator.domain.flow.expression import evaluate
 from orchestrator.domain.flow.graph import branches
 from orchestrator.domain.flow.paths import find
@@ -34,6 +35,9 @@ class Planner(Calling, Waiting):
     def tell(self, event: Event) -> list[Command]:
         """Say what follows from an event. What comes too late, or twice, changes nothing."""
         state = self._state
+        if state.has_ended and isinstance(event, commands.Signalled):
+            self.keep(event)
+            return []
         if state.has_ended and not (isinstance(event, commands.Retried) and state.error is not None):
             return []
         self._commands = []
@@ -49,7 +53,7 @@ class Planner(Calling, Waiting):
         return self._commands
 
     def abort(self, error: str, events: Iterable[Event] = ()) -> list[Command]:
-        """End the flow: it cannot go on. Of what has happened, only what has ended counts: nobody waits for that."""
+        """End the flow: it cannot go on. Of what has happened, only what has ended counts, and what was sent."""
         self._commands = []
         state = self._state
         for event in events:
@@ -57,6 +61,8 @@ class Planner(Calling, Waiting):
                 if isinstance(state.work, Calls):
                     state.work.running.pop(event.id, None)
                 state.closing = [one for one in state.closing if one != event.id]
+            elif isinstance(event, commands.Signalled):
+                self.keep(event)
         self._end(error)
         if not self._state.closing:
             self._commands.append(commands.End(error))
@@ -77,7 +83,7 @@ class Planner(Calling, Waiting):
 
     def _begin(self) -> None:
         if not self._state.frames:
-            self._state.frames = [Frame(self._graph.flow.start)]
+            self._state.frames = [Frame(self._graph.flow.start, {**(self._state.initial or {})})]
             for key, value in self._state.signals.items():
                 self._show(key, value)
 
@@ -128,7 +134,7 @@ class Planner(Calling, Waiting):
             for key in [one for one in self._state.deciders if one.startswith(below)]:
                 if key not in self._state.signals:
                     del self._state.deciders[key]  # it was of an earlier visit
-            self._state.frames.append(Frame(place.graph.inner[place.frame.node].flow.start, input=given))
+            self._state.frames.append(Frame(place.graph.inner(place.frame.node).flow.start, input=given))
         elif node.kind == "timer":
             self._start_timer(place, given)
         else:
@@ -150,4 +156,4 @@ class Planner(Calling, Waiting):
             if evaluate(case.expr, names):
                 self._finish(given, given, action=case.action)
                 return
-        self._finish(given, given)
+        self._finish(given, given, action=fallback_of(node, given, names))

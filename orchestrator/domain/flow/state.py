@@ -110,11 +110,13 @@ class FlowState:
     kept: Kept | None = None
     queued: dict[str, list[tuple[Any, str, float, str]]] = field(default_factory=dict)
     """By key, the signals that came after one which nobody has taken away yet: value, who, when, why."""
+    initial: dict[str, Any] | None = None
+    """The shared state that the run was started with."""
 
     @property
     def shared(self) -> dict[str, Any]:
         """Return the shared state of the run."""
-        return self.frames[0].shared if self.frames else {}
+        return self.frames[0].shared if self.frames else self.initial or {}
 
     @property
     def cursor(self) -> str:
@@ -150,6 +152,8 @@ class FlowState:
         numbers = [self.steps, self.made, self.recorded]
         kept = None if self.kept is None else [*self.kept]
         plain = [frames, work, numbers, self.signals, deciders, self.closing, self.is_over, self.error]
+        if self.initial is not None:
+            return [*plain, kept, self.queued, self.initial]
         return [*plain, kept, self.queued] if kept or self.queued else plain
 
     @classmethod
@@ -157,6 +161,7 @@ class FlowState:
         """Return it as `to_plain` has written it."""
         frames, work, (steps, made, recorded), signals, deciders, closing, is_over, error = plain[:8]
         kept, queued = plain[8:10] if len(plain) > 8 else (None, {})
+        initial = plain[10] if len(plain) > 10 else None
         found: Calls | Wait | None = None
         if work is not None and work[0] == "calls":
             _, given, total, first, values, errors, running, *rest = work
@@ -177,4 +182,5 @@ class FlowState:
             error=error,
             kept=None if kept is None else Kept(*kept),
             queued={key: [(one[0], one[1], one[2], one[3]) for one in some] for key, some in queued.items()},
+            initial=initial,
         )

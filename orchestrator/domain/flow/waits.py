@@ -32,6 +32,7 @@ class Waiting(Cursor):
     def _signalled(self, event: commands.Signalled) -> None:
         state = self._state
         if state.is_over:
+            self.keep(event)
             return
         try:
             key = parse(event.key).key
@@ -39,10 +40,33 @@ class Waiting(Cursor):
             return
         work = state.work
         place = self._place() if isinstance(work, Wait) and work.what == "signal" else None
-        if place is not None and place.node.kind == "approval" and key == self._expected(place).key:
-            key = self._address(place)  # it is for the one who asks now, and for no other of that name
+        is_asked = place is not None and place.node.kind == "approval" and not event.key.startswith("$")
+        if is_asked and place is not None and key == self._expected(place).key:
+            key = self._address(place)  # a client of the previous release leaves that to the leader
+        if self._is_decided(key):
+            return
         if isinstance(work, Calls) and work.is_looked_up:
             work.input, work.is_looked_up = self._given(self._place(), work), False
+        self._keep(key, event)
+        if place is not None and isinstance(work, Wait):
+            value = self._awaited(place, work.input)
+            if value is not None:
+                self._stop_waiting(work)
+                self._met(place, work.input, value)
+
+    def keep(self, event: commands.Signalled) -> None:
+        """Keep a signal that comes when the flow is over: a retry has it, and what a run came to stays as it is."""
+        with suppress(ExpressionError):
+            key = parse(event.key).key
+            if not self._is_decided(key):
+                self._keep(key, event)
+
+    def _is_decided(self, key: str) -> bool:
+        """Say whether this is an approval that is decided, and stays so."""
+        return key in self._graph.asked and key in self._state.deciders and key not in self._graph.consumed
+
+    def _keep(self, key: str, event: commands.Signalled) -> None:
+        state = self._state
         if event.value is None:
             for kept in (state.signals, state.deciders, state.queued):
                 kept.pop(key, None)
@@ -53,15 +77,11 @@ class Waiting(Cursor):
             state.signals[key] = event.value
             state.deciders[key] = (event.by, self._now, event.why)
             self._show(key, event.value)
-        if place is not None and isinstance(work, Wait):
-            value = self._awaited(place, work.input)
-            if value is not None:
-                self._stop_waiting(work)
-                self._met(place, work.input, value)
 
     def _show(self, key: str, value: Any) -> None:
         """Write a signal into the shared state of the run; a decision for a flow below is none of that one's."""
-        if self._state.frames and key not in self._graph.asked_below:
+        is_result = self._state.is_over and self._state.error is None
+        if self._state.frames and not is_result and key not in self._graph.asked_below:
             _note(self._state.shared, key, value)
 
     def _start_timer(self, place: Place, given: Any) -> None:
@@ -75,6 +95,8 @@ class Waiting(Cursor):
 
     def _wait_for_signal(self, place: Place, given: Any) -> None:
         timeout = self._number(place, given, "timeout_ms")
+        if place.node.kind == "approval":
+            self._state.deciders.pop(self._address(place), None)  # it was of an earlier visit
         wait = Wait("signal", given, key=self._address(place))
         if timeout is not None and timeout > 0:
             self._wait(wait, self._now + timeout / 1000)
@@ -108,6 +130,8 @@ class Waiting(Cursor):
         if place.node.kind != "approval":
             self._finish(given, value)
             return
+        if not place.node.params.get("consume"):
+            self._state.deciders[address] = (by, at, why)
         shown = {"approval": value, "by": by, "at": at, "why": why}
         self._finish(given, value, action=action_of_approval(place.node, value), shown=shown)
 

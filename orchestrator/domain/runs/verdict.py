@@ -14,6 +14,10 @@ CONTINUED = "continued"
 RESET = "reset"
 """The reason of a run of code that was open when it was reset, and went on in the run that repeats it."""
 GOES_ON = (CONTINUED, RESET)
+TERMINATED = "terminated"
+"""The reason of a run of code that was ended without its code. Its state is `cancelled`, and people are shown this."""
+WAS_TERMINATED = TaskError("RunTerminated", "The run was terminated: its code was not asked.")
+"""Why such a run has no result."""
 RAN_TOO_LONG = TaskError("RunTimedOut", "The run took longer than it may.")
 """Why a run of code has failed whose turn task was cancelled when its time was up."""
 

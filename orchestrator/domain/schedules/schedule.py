@@ -12,6 +12,7 @@ A *fire* is a moment at which a run is due, in UTC and whole microseconds; it na
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import re
@@ -142,9 +143,13 @@ def _next_fire(schedule: Schedule, after: datetime) -> datetime | None:
         fire = moment(schedule.at, schedule.zone)
         return fire if fire > after else None
     assert schedule.cron is not None
-    after = after.replace(microsecond=0)
-    next_one = _next_on_the_clock if cron.has_fixed_hour(schedule.cron) else _next_elapsed
-    return next_one(schedule.cron, schedule.zone, after)
+    return _next_of_cron(schedule.cron, schedule.zone, after.replace(microsecond=0))
+
+
+@functools.lru_cache(maxsize=4096)  # thousands of schedules are due at the same moment
+def _next_of_cron(expression: str, zone: ZoneInfo, after: datetime) -> datetime | None:
+    next_one = _next_on_the_clock if cron.has_fixed_hour(expression) else _next_elapsed
+    return next_one(expression, zone, after)
 
 
 def fires(schedule: Schedule, start: datetime, end: datetime) -> Iterator[datetime]:

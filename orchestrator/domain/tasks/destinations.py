@@ -21,6 +21,8 @@ Network = IPv4Network | IPv6Network
 _HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*\.?")
 _TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")))
 """Ways to write an address of IPv4 as one of IPv6, with which a gateway may lead anywhere."""
+_NEWER = tuple(map(ipaddress.IPv6Network, ("3fff::/20", "5f00::/16")))
+"""For documentation and for segment routing; Python releases before 3.13 take them for public."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,7 @@ def parse_address(address: str) -> Address:
 def is_public(address: Address) -> bool:
     """Say whether an address is one of the whole world: none of a house, a machine, a cable, a cloud or a group."""
     if isinstance(address, IPv6Address) and (
-        address.is_site_local or any(address in network for network in _TRANSLATED)
+        address.is_site_local or any(address in network for network in (*_TRANSLATED, *_NEWER))
     ):
         return False
     return address.is_global and not (

@@ -202,13 +202,16 @@ class TaskError(msgspec.Struct, frozen=True, array_like=True):
     traceback: str = ""
     data: str = ""
     """What the exception knew beside its text, as a JSON object; empty if nothing."""
+    phase: str = ""
+    """Of a query or an update, how far it came: a key of `errors.HANDLER_ERRORS`."""
 
     @classmethod
     def stored(cls, fields: Mapping[str, str] | None) -> TaskError | None:
         """Return an error as `to_json` has written it."""
         if fields is None:
             return None
-        return cls(fields["kind"], fields["message"], fields.get("traceback", ""), fields.get("data", ""))
+        named = (fields.get(name, "") for name in ("traceback", "data", "phase"))
+        return cls(fields["kind"], fields["message"], *named)
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -221,7 +224,8 @@ class TaskError(msgspec.Struct, frozen=True, array_like=True):
     def to_json(self) -> str:
         """Return it as it is stored. The data stays a text, in which no store finds anything to change or refuse."""
         fields = {"kind": self.kind, "message": self.message, "traceback": self.traceback}
-        return msgspec.json.encode(fields | ({"data": self.data} if self.data else {})).decode()
+        more = {"data": self.data, "phase": self.phase}
+        return msgspec.json.encode(fields | {name: text for name, text in more.items() if text}).decode()
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.code.commands import Command
-from orchestrator.domain.code.ends import NOTHING, end_of
+from orchestrator.domain.code.ends import NOTHING, PARENT_ASKS, carried_out, end_of
 from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.code.succession import with_seen
 from orchestrator.domain.runs.nesting import Nesting
@@ -156,7 +156,7 @@ class _Wanted:
         self.answers: list[Answered] = []
 
     def add(self, run: bytes, command: Command) -> None:
-        """Take a command of a run that goes on."""
+        """Take a command that is carried out."""
         match command:
             case commands.ScheduleTask(task=task):
                 self.tasks.append(task)
@@ -181,15 +181,6 @@ class _Wanted:
             case _:
                 pass  # operations, state and patches are remembered by their record alone
 
-    def add_last(self, run: bytes, command: Command) -> int:
-        """Take a command of a run that ends with it: only what outlives the run counts; return what is counted."""
-        if isinstance(command, commands.StartChildRun) and command.detached:
-            self.children.append(_child(run, command))
-            return 1
-        if isinstance(command, (commands.AnswerUpdate, commands.SignalRun)):
-            self.add(run, command)
-        return 0
-
 
 def _child(run: bytes, command: commands.StartChildRun) -> NewRun:
     started = history.RunStarted(
@@ -201,6 +192,7 @@ def _child(run: bytes, command: commands.StartChildRun) -> NewRun:
         parent_run=run,
         parent_position=command.ordinal,
         detached=command.detached,
+        terminates=command.terminates,
     )
 
 
@@ -209,13 +201,12 @@ def _carry_out(tx: Transaction, news: News, nesting: Nesting, batches: Mapping[b
     wanted = _Wanted()
     outliving: dict[bytes, dict[str, int]] = {}
     for run, batch in batches.items():
-        if batch and isinstance(batch[-1], commands.EndCommand):
-            counted = sum(wanted.add_last(run, command) for command in batch)
-            if counted:
-                outliving[run] = {"total": counted, "opened": counted}
-        else:
-            for command in batch:
-                wanted.add(run, command)
+        before = len(wanted.children)
+        for command in carried_out(batch):
+            wanted.add(run, command)
+        counted = len(wanted.children) - before
+        if counted and isinstance(batch[-1], commands.EndCommand):
+            outliving[run] = {"total": counted, "opened": counted}
     if outliving:
         runs.count(tx.connection, outliving)
     if wanted.tasks:
@@ -238,7 +229,7 @@ def _carry_out(tx: Transaction, news: News, nesting: Nesting, batches: Mapping[b
         _start_children(tx, news, nesting, wanted.children)
     if wanted.cancelled_children:
         last = code_runs.latest(tx.connection, wanted.cancelled_children)
-        ask_to_cancel(tx, last.values(), "its parent asks for it")
+        ask_to_cancel(tx, last.values(), PARENT_ASKS)
     if wanted.signals:
         pass_on_signals(tx, wanted.signals)
     reply(tx, news, wanted.answers)

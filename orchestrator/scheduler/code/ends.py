@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import ContinueRun
+from orchestrator.domain.code.ends import PARENT_ENDED
 from orchestrator.domain.code.promises import Resolution, resolutions
 from orchestrator.domain.code.succession import carried_over, ignores_cancel
 from orchestrator.domain.ids import successor_id
@@ -79,7 +80,9 @@ def end_runs(tx: Transaction, news: News, ends: Sequence[RunEnd]) -> list[RunRow
     if leaving:
         news.wakeups.has_requests = True  # the agenda says that they are closing
         # A child may have continued in this very tick, so this comes after the successors are there.
-        ask_to_cancel(tx, code_runs.children(tx.connection, leaving), "its parent has ended")
+        children = code_runs.children(tx.connection, leaving)
+        ask_to_cancel(tx, [child.id for child in children if not child.terminates], PARENT_ENDED)
+        cancels.mark(tx.connection, [child.id for child in children if child.terminates], code=True)
     return ended
 
 
@@ -113,6 +116,7 @@ def _successors(tx: Transaction, continuing: Mapping[bytes, ContinueRun]) -> dic
             parent_position=old.position,
             child_id=old.child_id,
             detached=old.detached,
+            terminates=old.terminates,
             tags=stored_json(old.tags),
             reason=old.reason,
             cancelling=old.cancelling or ignores_cancel(said.get(old.id, []), continuing[old.id], old.began_at),

@@ -50,7 +50,21 @@ def signal(tx: Transaction, news: News, items: Sequence[Request]) -> None:
             passed.append(Answered(fact.otherwise.id, run))
     heard = append_facts(tx, facts)
     reply(tx, news, [word for word in passed if word.result in heard])
-    begin_with(tx, news, {run: late for run, late in facts.items() if run not in heard})
+    late = {run: some for run, some in facts.items() if run not in heard}
+    if late:
+        _keep_late(tx, late)
+        begin_with(tx, news, late)
+
+
+def _keep_late(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalReceived]]) -> None:
+    """Keep signals in the histories of runs that ended before they came: who sent one was told that it is there.
+
+    A run that is reset hears them, as all others that came after the event to which it is.
+    """
+    for_themselves = {run: [one for one in some if one.otherwise is None] for run, some in late.items()}
+    events = {run: some for run, some in for_themselves.items() if some}
+    if events:
+        histories.append(tx.connection, events, tx.now, wake=False, late=True)
 
 
 def begin_with(tx: Transaction, news: News, late: Mapping[bytes, Sequence[history.SignalReceived]]) -> None:

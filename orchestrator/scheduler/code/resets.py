@@ -188,6 +188,7 @@ def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewRun:
         parent_position=head.position if head.open else None,
         child_id=head.child_id if head.open else None,
         detached=head.detached,
+        terminates=head.terminates,
         tags=stored_json(head.tags),
         schedule=head.schedule if head.open else None,
         fire_time=head.fire_time,

@@ -1,6 +1,6 @@
 """Workflows as code: send activations out, and tell runs what happened. All runs of a tick at once.
 
-`code_batches.py` applies what comes back, `code_ends.py` ends tasks and runs, `code_requests.py` is for outsiders.
+`batches.py` applies what comes back, `ends.py` ends tasks and runs, `requests.py` is for outsiders.
 """
 
 from __future__ import annotations

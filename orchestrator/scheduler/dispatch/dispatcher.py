@@ -49,6 +49,8 @@ _LARGE = 10_000
 """Bytes of payload from which on it matters how many tasks are claimed."""
 
 
+_PART = "hand out tasks"
+"""The part of a tick that this is."""
 _STORE = key_name(PAYLOAD_STORE)
 """What a worker says that has a payload store."""
 Crowded = tuple[Claimed, Crowd]
@@ -120,6 +122,10 @@ class Dispatcher(Remembering):
         if self._settings is None or news.wakeups.queues_changed:
             self._settings = {row.name: row for row in queues.read(tx.connection)}
             self._lanes.queue_rates = {row.name: row.rate for row in self._settings.values() if row.rate is not None}
+        with tx.budget.doing(_PART):
+            self._claim(tx, news, unknown_timeout)
+
+    def _claim(self, tx: Transaction, news: News, unknown_timeout: float) -> None:
         self._lanes.refresh(tx, news)
         self._has_executions = self._has_more = self._fleet.capabilities.grows = self.has_drained = False
         rooms = self._rooms(tx, news)
@@ -274,7 +280,7 @@ class Dispatcher(Remembering):
                 free = min(free, self._allowed(limits, outstanding, tx.now.timestamp()))
             if free > 0:
                 most = max(1, int(_MOST_DATA / self._sizes[queue])) if queue in self._sizes else free
-                rooms[queue] = min(self._batch, free, most)
+                rooms[queue] = min(tx.budget.parts.most(_PART, self._batch), free, most)
         return rooms
 
     def _weigh(self, found: Sequence[Claimed], sizes: Sequence[int]) -> None:

@@ -6,7 +6,8 @@ up to as many as it has slots (and what it finishes in a moment). What finds no 
 `crowded`, and is made ready as places become free. So nothing goes round among workers that do not know it.
 
 Workers say what they know in their heartbeats. Of functions that may be imported by name only trying tells: one that
-hands such a task back does not know it, nor do those like it, until another of them comes.
+hands such a task back does not know it, nor do those like it, until another of them comes. A program may be missing on
+one machine alone: only when all workers of a kind have handed a command back do they count as not having it.
 
 Where all workers of a queue know the same, nothing of this costs anything.
 """
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from orchestrator.domain.executors.call import has_means, is_announced
+from orchestrator.domain.executors.call import has_means, is_announced, is_program
 from orchestrator.domain.fleet.window import HORIZON
 from orchestrator.scheduler.fleet.executions import Executions
 from orchestrator.transport.codec import Heartbeat
@@ -81,6 +82,8 @@ class Capabilities:
         self._running: dict[str, int] = {}
         self._who: dict[tuple[str, str], Kinds | None] = {}
         self._denied: dict[str, dict[str, float]] = {}
+        self._missing: dict[str, dict[str, float]] = {}
+        """By program, the workers that have handed a command back, and when."""
         self._members: frozenset[str] = frozenset()
         self._placed: dict[bytes, Place] = {}
         self._left: dict[bytes, Place] = {}
@@ -112,6 +115,17 @@ class Capabilities:
             for kind, denied in self._denied.items()
             if (kept := {name: since for name, since in denied.items() if self._now - since < _BELIEVED})
         }
+        self._missing = {
+            name: kept
+            for name, workers in self._missing.items()
+            if (
+                kept := {
+                    worker: since
+                    for worker, since in workers.items()
+                    if worker in self._slots and self._now - since < _BELIEVED
+                }
+            )
+        }
         self.mixed = frozenset(
             queue for queue, kinds in self._kinds.items() if len(kinds) > 1 or not self._denied.keys().isdisjoint(kinds)
         )
@@ -119,9 +133,13 @@ class Capabilities:
 
     def deny(self, worker: str, name: str) -> None:
         """A worker has handed a task back that it does not know, whatever it had said."""
+        missing: Mapping[str, float] | None = None
+        if is_program(name):
+            missing = self._missing.setdefault(name, {})
+            self._missing[name][worker] = self._now
         for kinds in self._kinds.values():
             for kind, members in kinds.items():
-                if worker in members and self._knows(kind, name):
+                if worker in members and self._knows(kind, name) and (missing is None or missing.keys() >= {*members}):
                     self._denied.setdefault(kind, {})[name] = self._now
         self._refresh()
 
@@ -168,8 +186,9 @@ class Capabilities:
 
     def executing(self, queue: str, means: str) -> list[str]:
         """Return the workers of a queue that have an executor."""
-        kinds = self.who(queue, means)
-        return self._of(queue, frozenset(self._kinds.get(queue, ())) if kinds is None else kinds)
+        kinds, missing = self.who(queue, means), self._missing.get(means, {})
+        workers = self._of(queue, frozenset(self._kinds.get(queue, ())) if kinds is None else kinds)
+        return [worker for worker in workers if worker not in missing]
 
     def watching(self, queue: str) -> list[str]:
         """Return the workers of a queue."""

@@ -22,8 +22,8 @@ _COUNT_PAUSE = 20.0
 """Between two looks at what is in flight, so many times as long as one takes: where a transaction of others keeps dead
 rows in the index, it takes long, and must not take all the time."""
 _LONGEST_PAUSE = 30.0
-"""Seconds after which there is another look all the same: it finds what Redis has lost, and the last one may have taken
-long because the machine was busy."""
+"""Seconds after which there is another look all the same: the last one may have taken long because the machine was
+busy. When Redis has lost its data, or something is missing, there is one earlier."""
 
 
 def pause_after(took: float) -> float:
@@ -47,25 +47,32 @@ class FleetCheck:
     monotonic: Callable[[], float]
     _sweep_at: float = 0.0
     _count_at: float = 0.0
+    _counted_at: float = 0.0
 
     def run(self) -> Suspicion:
         """Look at Redis and the fleet, and note which in-flight tasks seem to be nowhere."""
-        suspicion = Suspicion()
+        suspicion = Suspicion(looked=False)
 
         def check() -> None:
             nonlocal suspicion
             if self.generations.keep(self.monotonic()):
                 self.fleet.grace()
+                self._count_at = 0.0
                 if self.generations.is_rewound:
                     self.watch.doubt_all()
             self.watch.read_heartbeats()
             self.link.changes.look(self.streams.fleet.is_watched, self.fleet.beats.values())
-            if self.monotonic() >= self._count_at:
+            if self._is_count_due():
                 suspicion = self._suspects()
             self.link.worked()
 
         self.link.talk(check)
         return suspicion
+
+    def _is_count_due(self) -> bool:
+        """Say whether to look at what is in flight; what was missing at the last look can be judged after a TTL."""
+        at = min(self._count_at, self._counted_at + self.fleet.ttl) if self.reconciler.is_waiting else self._count_at
+        return self.monotonic() >= at
 
     def _suspects(self) -> Suspicion:
         began, sweep = self.monotonic(), self._sweep()
@@ -73,6 +80,7 @@ class FleetCheck:
             return Suspicion()
         with self.leadership.reading() as connection:
             in_flight = waiting.in_flight(connection)
+        self._counted_at = began
         self._count_at = began + pause_after(self.monotonic() - began)
         self.dispatcher.recount(in_flight)
         self.watch.ask_back(in_flight)

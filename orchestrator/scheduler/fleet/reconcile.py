@@ -51,6 +51,8 @@ _UNRECEIVED_AFTER = 2.0
 class Suspicion:
     """What was found out of place, before the events were read to their end."""
 
+    looked: bool = True
+    """The tasks in flight were read. If not, what was missing before may still be."""
     tasks: list[InFlight] = field(default_factory=list)
     where: dict[tuple[bytes, int], tuple[str, Message]] = field(default_factory=dict)
     """For attempts that still have a message: queue and message."""
@@ -69,6 +71,11 @@ class Reconciler:
         self._fleet = fleet
         self._missing_since: dict[tuple[bytes, int], float] = {}
 
+    @property
+    def is_waiting(self) -> bool:
+        """Say whether something is missing that is lost if nobody is heard to have it within a TTL."""
+        return bool(self._missing_since)
+
     def suspects(
         self, queues: Queues, generation: str, in_flight: Sequence[InFlight], sweep: Iterable[str] = ()
     ) -> Suspicion:
@@ -78,7 +85,7 @@ class Reconciler:
         """
         held = self._fleet.held()
         suspicion = Suspicion(
-            [task for task in in_flight if task.age > _MINIMUM_AGE and (task.id, task.attempt) not in held]
+            tasks=[task for task in in_flight if task.age > _MINIMUM_AGE and (task.id, task.attempt) not in held]
         )
         current = {(task.id, task.attempt) for task in in_flight}
         for queue in sorted({*sweep, *self._private(suspicion.tasks), *(task.queue for task in suspicion.tasks)}):
@@ -126,6 +133,8 @@ class Reconciler:
 
     def judge(self, suspicion: Suspicion) -> tuple[list[Reported], dict[str, list[str]]]:
         """Return what is to be reported of lost attempts, and the messages to withdraw, by queue."""
+        if not suspicion.looked:
+            return [], {}
         fleet = self._fleet
         reports: list[Reported] = []
         withdraw: dict[str, list[str]] = defaultdict(list)

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 from orchestrator.domain import zoned
 from orchestrator.domain.code import history
+from orchestrator.domain.code.history import Fact
 from orchestrator.domain.dag.state import Delta
 from orchestrator.domain.flow import commands
 from orchestrator.domain.flow.commands import Command, Event
+from orchestrator.domain.flow.definition import size_of
 from orchestrator.domain.flow.graph import Graph
 from orchestrator.domain.flow.plan import Planner
 from orchestrator.domain.flow.state import Calls, FlowState
@@ -41,6 +43,8 @@ from orchestrator.store.flow.runs import FlowRun, Visit
 
 _GRAPHS = 30_000
 """Nodes of the flows that are kept in memory."""
+_LEAST_KEPT = 3
+"""So many flows are kept however large they are: earlier releases took some that have more nodes than that."""
 _KEPT = 8_000_000
 """Bytes of the states of runs that are kept in memory."""
 _RUN_WEIGHT = 1_000
@@ -60,6 +64,8 @@ class Advanced(NamedTuple):
 
     saved: dict[bytes, Saved]
     ends: list[FlowEnd]
+    late: set[bytes] = set()
+    """Runs that were not told: their definitions are read in a later tick."""
 
 
 class Known(NamedTuple):
@@ -117,19 +123,39 @@ class Flows(Remembering):
             return Advanced({}, [])
         saved: dict[bytes, Saved] = {}
         effects = _Effects([], [], [], [], [], [])
+        late: set[bytes] = set()
         for run in self._load(tx, told):
-            saved[run.id], own = self._advance(tx, run, told[run.id])
+            known = self._version(tx, run)
+            if known is None:
+                late.add(run.id)
+                continue
+            if run.is_over:
+                saved[run.id] = self._keep_signals(tx, known, run, told[run.id])
+                continue
+            saved[run.id], own = self._advance(tx, known, run, told[run.id])
             effects.add(own)
         self._apply(tx, news, effects)
-        return Advanced(saved, effects.ends)
+        return Advanced(saved, effects.ends, late)
 
-    def _load(self, tx: Transaction, ids: Iterable[bytes]) -> list[FlowRun]:
-        """Return those of these runs that go on."""
-        found = {run: self._runs.get(run) for run in ids}
+    def _load(self, tx: Transaction, told: Mapping[bytes, Sequence[RunChanges]]) -> list[FlowRun]:
+        """Return those of these runs that go on, and others that were sent signals before they ended."""
+        found = {run: self._runs.get(run) for run in told}
         missing = [run for run, kept in found.items() if kept is None]
+        late = [run for run in missing if any(_is_signal(fact) for one in told[run] for fact in one.facts)]
         if missing:
-            found.update((run.id, run) for run in store.load(tx.connection, missing))
+            found.update((run.id, run) for run in store.load(tx.connection, missing, late))
         return [run for run in found.values() if run is not None]
+
+    def _keep_signals(self, tx: Transaction, known: Known, run: FlowRun, told: Sequence[RunChanges]) -> Saved:
+        """Keep signals for a run that is over: who sent them was told that they are there, and a retry finds them."""
+        state = _read(run)
+        planner = _planner(tx, known, run, state)
+        for event in _events(told):
+            if isinstance(event, commands.Signalled):
+                planner.keep(event)
+        data = _encode(tx, state)
+        too_large = run.state is not None and len(data) > _STATES * self._max_payload
+        return Saved(Delta(), run.state if run.state is not None and too_large else data, False)
 
     def _keep(self, run: FlowRun, state: FlowState, data: bytes) -> None:
         """Remember how a run stands that waits for tasks; what waits for something else may do so for months."""
@@ -154,13 +180,15 @@ class Flows(Remembering):
         if effects.cancelled:
             cancel_tasks(tx, news, effects.cancelled)
 
-    def _advance(self, tx: Transaction, run: FlowRun, told: Sequence[RunChanges]) -> tuple[Saved, _Effects]:
+    def _advance(
+        self, tx: Transaction, known: Known, run: FlowRun, told: Sequence[RunChanges]
+    ) -> tuple[Saved, _Effects]:
         state, delta = _read(run), Delta()
         happened = [*_events(told)]
         if not isinstance(run.params, dict):
             reason = "Its parameters are sealed with a data key that the scheduler does not have."
-            return self._abort(tx, run, happened, reason)
-        cursor, known = state.cursor, self._version(tx, run)
+            return self._abort(tx, known, run, happened, reason)
+        cursor = state.cursor
         planner = _planner(tx, known, run, state)
         effects = _Effects([], [], [], [], [], [])
         waiting = deque(happened)
@@ -172,12 +200,14 @@ class Flows(Remembering):
             data = _encode(tx, state)
         except REFUSALS as error:
             node = f"Node {cursor!r}: " if cursor else ""
-            return self._abort(tx, run, happened, f"{node}What the run would have to remember cannot be kept: {error}.")
+            reason = f"{node}What the run would have to remember cannot be kept: {error}."
+            return self._abort(tx, known, run, happened, reason)
         most = _STATES * self._max_payload
         if len(data) > most:
             node = f"Node {cursor!r}: " if cursor else ""
             return self._abort(
                 tx,
+                known,
                 run,
                 happened,
                 f"{node}The run would have to remember {len(data):,} bytes in its shared state and of its open node, "
@@ -187,8 +217,23 @@ class Flows(Remembering):
         self._keep(run, state, data)
         return Saved(delta, data, False), effects
 
-    def _abort(self, tx: Transaction, run: FlowRun, happened: Sequence[Event], error: str) -> tuple[Saved, _Effects]:
-        """End a run that cannot go on, as it was before this was found out, but for what has ended meanwhile."""
+    def _abort(
+        self, tx: Transaction, known: Known, run: FlowRun, happened: Sequence[Event], error: str
+    ) -> tuple[Saved, _Effects]:
+        """End a run that cannot go on, as it was before this was found out, but for what has ended meanwhile and for
+        signals, as far as they can be kept.
+        """
+        kept = self._aborted(tx, known, run, happened, error)
+        if kept is None:
+            quiet = [one for one in happened if not isinstance(one, commands.Signalled)]
+            kept = self._aborted(tx, known, run, quiet, error)
+        assert kept is not None, "a state that was stored can be stored again"
+        return kept
+
+    def _aborted(
+        self, tx: Transaction, known: Known, run: FlowRun, happened: Sequence[Event], error: str
+    ) -> tuple[Saved, _Effects] | None:
+        """Return how a run ends that cannot go on; None if that cannot be kept because of signals."""
         state, delta = _read(run), Delta()
         self._runs.drop(run.id)
         effects = _Effects([], [], [], [], [], [])
@@ -198,17 +243,29 @@ class Flows(Remembering):
         if not state.frames:
             delta.total += 1
             delta.opened += 1
-        known = self._version(tx, run)
         self._do(tx, known, run, _planner(tx, known, run, state).abort(error, happened), effects, delta)
-        return Saved(delta, _encode(tx, state), False), effects
+        has_signals = any(isinstance(event, commands.Signalled) for event in happened)
+        try:
+            data = _encode(tx, state)
+        except REFUSALS:
+            if has_signals:
+                return None
+            raise
+        if has_signals and len(data) > _STATES * self._max_payload:
+            return None
+        return Saved(delta, data, False), effects
 
-    def _version(self, tx: Transaction, run: FlowRun) -> Known:
+    def _version(self, tx: Transaction, run: FlowRun) -> Known | None:
+        """Return the definition of a run; None if it is to be read in a later tick, because this one has read many."""
         known = self._known.get((run.flow, run.version))
-        if known is None:
+        if known is None and tx.budget.may_read_nodes():
             found = definitions.read(tx.connection, run.flow, run.version)
             assert found is not None, f"the definition of flow {run.flow} version {run.version} is gone"
-            known = Known(Graph(found.flow), Caller(found.flow))
-            self._known.put((run.flow, run.version), known, 1 + known.graph.size)
+            rule = definitions.rules(tx.connection, [(run.flow, run.version)])[run.flow, run.version]
+            known = Known(Graph(found.flow, rule), Caller(found.flow))
+            size = 1 + size_of(found.flow)
+            tx.budget.read_nodes += size
+            self._known.put((run.flow, run.version), known, min(size, _GRAPHS // _LEAST_KEPT))
         return known
 
     def _do(
@@ -241,6 +298,10 @@ class Flows(Remembering):
                     state = RunState.SUCCESS if error is None else RunState.FAILED
                     effects.ends.append((run.id, state, error))
         return refused
+
+
+def _is_signal(fact: Fact) -> bool:
+    return isinstance(fact, history.SignalReceived)
 
 
 def _planner(tx: Transaction, known: Known, run: FlowRun, state: FlowState) -> Planner:

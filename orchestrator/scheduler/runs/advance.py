@@ -136,7 +136,7 @@ class Runs:
                 lambda one, error: self.backlog.set_aside(tx, news, one.run, (), error),
             )
             self.advance(tx, news)
-            if tx.budget.is_spent or tx.budget.has_put_ends_off:  # which stand in this line, too
+            if tx.budget.is_spent or tx.budget.has_put_off:  # which stands in this line, too
                 break
 
     def _tell_waited(self, tx: Transaction, news: News, some: Sequence[Waited]) -> None:
@@ -226,6 +226,9 @@ class Runs:
         saved = self.dags.advance(tx, news, planned)
         advanced = self.flows.advance(tx, news, of_flows)
         saved |= advanced.saved
+        if advanced.late:
+            self.backlog.add(tx, news, [(run, one) for run in advanced.late for one in of_flows[run]])
+            some = [told for told in some if told[0] not in advanced.late]
         deltas: Deltas = {
             run: _delta(changes) for run, changes in some if run in saved or any(h.delta or h.facts for h in changes)
         }
@@ -373,7 +376,9 @@ def _announced(run: RunRow, turn_task: TurnTaskEnd | None) -> Ended:
     """Return what clients hear. A success without a result tells them to look, and they find where a run goes on."""
     if run.goes_on:
         return Ended(run.id, RunState.SUCCESS)
-    return Ended(run.id, run.status, turn_task and turn_task.inline, turn_task and run_error(turn_task, run.status))
+    return Ended(
+        run.id, run.status, turn_task and turn_task.inline, turn_task and run_error(turn_task, run.status, run.reason)
+    )
 
 
 def _is_for_plan(told: RunAndChanges) -> bool:

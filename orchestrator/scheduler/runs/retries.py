@@ -1,4 +1,4 @@
-"""Try failed runs again: a run stands in line for its limit like a new one, then goes on by `domain/dag/retrying`."""
+"""Try failed runs again: a run waits for its limit like a new one, then goes on by `domain/dag/retrying.py`."""
 
 from __future__ import annotations
 

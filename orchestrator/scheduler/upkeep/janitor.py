@@ -3,6 +3,9 @@
 Every task leaves dead entries at the front of the index that claims read. Autovacuum looks once a minute by default;
 at ten thousand tasks a second the claims would by then wade through half a million of them. So the leader asks for
 a vacuum of this one small table by the number of tasks that ended, and never for more than a tenth of the time.
+
+Postgres plans by statistics that autovacuum takes once a minute at best. Where a statement of the leader took too long,
+and where a table has ten times the rows that they tell of or a tenth, new ones are taken.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ from __future__ import annotations
 import threading
 import time
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, exc
 
-from orchestrator.store.database import UNAVAILABLE
+from orchestrator.store import statistics
+from orchestrator.store.sql import tables_of
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -20,6 +24,8 @@ log = get_logger("scheduler")
 VACUUM = "VACUUM (TRUNCATE false, PARALLEL 0) orchestrator.tasks"
 _AFTER = 20_000
 """Tasks that ended since the last vacuum."""
+_LOOKS_EVERY = 5.0
+"""Seconds between two looks at statistics."""
 _AT_LEAST = 1.0
 """Seconds between two of them."""
 
@@ -30,6 +36,8 @@ class Janitor:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ended = 0
+        self._suspect: set[str] = set()
+        """Tables whose statistics may be wrong."""
         self._due = threading.Event()
         self._due.set()  # whatever an earlier leader left behind
 
@@ -43,16 +51,25 @@ class Janitor:
         if self._ended >= _AFTER:
             self._due.set()
 
+    def analyse(self, statement: str) -> None:
+        """Take new statistics of the tables of a statement, which took too long."""
+        self._suspect = self._suspect | tables_of(statement)
+        self._due.set()
+
     def _run(self) -> None:
         pause = threading.Event()
         while True:
-            self._due.wait()
+            is_due = self._due.wait(_LOOKS_EVERY)
             self._due.clear()
-            self._ended = 0
+            self._ended, suspect, self._suspect = 0, self._suspect, set()
             began = time.monotonic()
             try:
                 with self._engine.connect() as connection:
-                    connection.exec_driver_sql(VACUUM)
-            except UNAVAILABLE as error:
+                    for table in sorted(suspect.union(statistics.misleading(connection))):
+                        log.info("taking new statistics of table %s", table)
+                        connection.exec_driver_sql(f"ANALYZE orchestrator.{table}")
+                    if is_due:
+                        connection.exec_driver_sql(VACUUM)
+            except exc.SQLAlchemyError as error:
                 log.debug("vacuum put off: %s", error)
             pause.wait(max(_AT_LEAST, 9 * (time.monotonic() - began)))

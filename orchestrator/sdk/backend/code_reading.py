@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from orchestrator.domain.code.activation import NO_HANDLER
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.limits.names import scoped
-from orchestrator.domain.runs.verdict import GOES_ON
+from orchestrator.domain.runs.verdict import GOES_ON, TERMINATED
 from orchestrator.domain.sealed import reveal_error, reveal_event
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import TaskError
@@ -39,6 +39,8 @@ class CodeReading:
     def status(self, run: bytes) -> str:
         """Return the state of the run, or of the one in which it goes on."""
         _, outcome = self._last(run)
+        if outcome.status == RunState.CANCELLED and outcome.reason == TERMINATED:
+            return TERMINATED
         return "stuck" if outcome.stuck is not None else outcome.status
 
     def overdue(self, run: bytes, update: str | None = None) -> str:

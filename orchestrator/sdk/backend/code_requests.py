@@ -16,7 +16,7 @@ from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.obstacles import NO_LEADER
 from orchestrator.domain.tasks.task import TaskError, error_text
-from orchestrator.errors import NotFound, OrchestratorError, ResultTimeout, Unavailable, WrongState
+from orchestrator.errors import HANDLER_ERRORS, NotFound, OrchestratorError, ResultTimeout, Unavailable, WrongState
 from orchestrator.sdk.backend.asking import obstacles
 from orchestrator.sdk.backend.code_reading import CodeReading
 from orchestrator.sdk.backend.connections import LONGEST_TOLD, Connections
@@ -191,8 +191,10 @@ class CodeRequests(CodeReading):
                 if request_kind is RequestKind.QUERY:
                     self._send(run, request_kind, verb, request=request, **body)
         if answer.error is not None:
-            kind = WrongState if answer.error.kind == "WrongState" else OrchestratorError
-            refused = kind(_refused(verb, body["name"], answer.error))
+            kind = HANDLER_ERRORS.get(answer.error.phase, OrchestratorError)
+            refused = (WrongState if answer.error.kind == "WrongState" else kind)(
+                _refused(verb, body["name"], answer.error)
+            )
             refused.data = answer.error.attributes
             raise refused
         return answer.result or b"\xc0"

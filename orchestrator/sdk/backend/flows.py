@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection
 
 from orchestrator.domain.dag.definition import check_size
-from orchestrator.domain.flow.decisions import check_decision
-from orchestrator.domain.flow.definition import Flow
-from orchestrator.domain.flow.graph import approvals, signal_path
-from orchestrator.domain.flow.paths import parse, write
+from orchestrator.domain.flow.definition import Flow, Rule
+from orchestrator.domain.flow.graph import signal_path
+from orchestrator.domain.flow.parameters import parameters
+from orchestrator.domain.flow.paths import look_up
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import stored_json, unstorable
 from orchestrator.domain.schedules.schedule import from_data
-from orchestrator.domain.states import ENDED_RUN_STATES, RunState
-from orchestrator.errors import ExpressionError, InvalidWorkflow, NotFound, PayloadError, WrongState
-from orchestrator.sdk import acting
+from orchestrator.errors import InvalidWorkflow, NotFound, did_you_mean
 from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.backend.flow_signals import FlowSignals
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.dag.schedule_fields import checked_schedule
-from orchestrator.sdk.values.payload import encode_value
 from orchestrator.sdk.values.shown import as_json
-from orchestrator.store import inbox
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.flow import definitions, reads
 from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.flow.definitions import FlowName, Published, StoredFlow
 from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
-from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import creation
 from orchestrator.store.schedules import definitions as schedules
 from orchestrator.store.schedules.fires import Target, run_of
@@ -44,7 +38,7 @@ class FlowBackend:
         self._connections = connections
         self._vault = connections.keys.vault
         self._limit = max_payload
-        self._actor = actor
+        self._signals = FlowSignals(connections, max_payload, actor)
 
     # -- definitions
 
@@ -54,7 +48,9 @@ class FlowBackend:
             definitions.declare(connection, name)
             self._connections.record(connection, "declare", "flow", name)
 
-    def publish(self, name: str, graph: Flow, version: int | None = None, *, published: bool = True) -> Published:
+    def publish(
+        self, name: str, graph: Flow, version: int | None = None, *, published: bool = True, rule: Rule = "fail"
+    ) -> Published:
         """Store a version of a flow, and the schedule in its file; the same body again is a no-op."""
         check_name("flow", name)
         if problem := unstorable(graph.schedule or {}):
@@ -62,7 +58,7 @@ class FlowBackend:
         if graph.schedule is not None:
             checked_schedule(graph.schedule)
         with self._connections.writing(f"flow {name!r} was stored", transaction=True) as connection:
-            done = definitions.publish(connection, name, graph, version, published=published)
+            done = definitions.publish(connection, name, graph, rule, version, published=published)
             if published:
                 _declare_schedule(connection, name, done.version, graph.schedule)
             if done.created:
@@ -102,6 +98,11 @@ class FlowBackend:
             raise NotFound(f"Flow {name!r} has no version {version}; the newest is {newest.version}.")
         return found
 
+    def rule(self, stored: StoredFlow) -> Rule:
+        """Return what the nodes of a version do that fail, unless they say."""
+        with self._connections.reading() as connection:
+            return definitions.rule_of(connection, stored)
+
     def versions(self, name: str) -> list[StoredFlow]:
         """Return the versions of a flow, newest first."""
         if "\0" in name:
@@ -120,12 +121,15 @@ class FlowBackend:
         version: int | None = None,
         key: str | None = None,
         tags: Sequence[str] = (),
+        shared: Mapping[str, Any] | None = None,
     ) -> bytes:
-        """Create a run of a flow; return its id, or that of the run that has the key."""
+        """Create a run of a flow, with a shared state to begin with; return its id, or that of the run of the key."""
         stored = self.latest(name) if version is None else self.read(name, version)
+        self._check_parameters(stored, params)
         if problem := unstorable(dict(params)):
             raise InvalidWorkflow(f"The parameters of flow {name!r} cannot be kept as JSON: {problem}.")
-        run = flow_runs.new_run(name, stored.version, run_id, dict(params), tags)._replace(key=key)
+        initial = self._checked_shared(stored, shared or {})
+        run = flow_runs.new_run(name, stored.version, run_id, dict(params), tags, initial)._replace(key=key)
         check_size(run.params or "", f"The parameters of flow {name!r}", self._limit)
         with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
             if not creation.create(connection, [dags.sealed(run, self._vault)]) and key is not None:
@@ -133,94 +137,39 @@ class FlowBackend:
         self._connections.nudge()
         return run_id
 
+    def _checked_shared(self, stored: StoredFlow, shared: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a shared state to begin with, or refuse one that cannot be kept, or that decides an approval."""
+        what = f"The shared state of flow {stored.name!r}"
+        if problem := unstorable(dict(shared)):
+            raise InvalidWorkflow(f"{what} cannot be kept as JSON: {problem}.")
+        check_size(stored_json(dict(shared)), what, self._limit)
+        for key, node in stored.flow.nodes.items():
+            path = signal_path(key, node) if node.kind == "approval" else None
+            if path is not None and path.root == "shared" and look_up(shared, path.parts) is not None:
+                raise InvalidWorkflow(f"{what} decides approval {key!r} at {path.key!r}: leave that to `approve`.")
+        return dict(shared)
+
+    def _check_parameters(self, stored: StoredFlow, params: Mapping[str, Any]) -> None:
+        """Refuse a parameter that no node and no function of a flow can use, where they use others.
+
+        Versions of the previous release take anything, and so do those that other schedulers' clients publish.
+        """
+        known = parameters(stored.flow) if params else None
+        unknown = [name for name in params if name not in known] if known else []
+        if known and unknown and self.rule(stored) == "fail":
+            hint = did_you_mean(unknown[0], known)
+            takes = ", ".join(sorted(known))
+            raise InvalidWorkflow(
+                f"Flow {stored.name!r} has no parameter {unknown[0]!r:.200}.{hint} Its parameters: {takes:.1000}."
+            )
+
     def signal(self, run: bytes, key: str, value: Any, why: str = "") -> None:
         """Send a value to a run under a key; if no node waits for it, it is there when one does."""
-        view = self.show(run)
-        path = parse(key)
-        if path.root != "shared" or not path.parts:
-            raise ExpressionError(
-                f"Signal {key!r} cannot be sent: it is written into the shared state, such as `paid`."
-            )
-        flow = self.read(view.flow, view.version).flow
-        for node, name in approvals(flow):
-            if path.key == name or (node == view.cursor and path.key == name.rpartition("/")[2]):
-                check_decision(flow, node, value)
-                break
-        else:
-            if isinstance(view.shared, dict):
-                write({**view.shared}, path.key, value)  # or it says why it cannot stand there
-        self._send(view, run, key, value, why, "signal")
+        self._signals.signal(run, key, value, why)
 
     def decide(self, run: bytes, decision: Any, why: str = "", node: str | None = None) -> str:
         """Decide the approval for which a run waits; return its key. One that has not come yet must be named."""
-        view = self.show(run)
-        if node is not None:
-            key = self._approval_key(view, node)
-        elif view.waits == "signal" and self._kind(view, view.cursor) == "approval":
-            key = view.key
-        else:
-            waits = reads.waiting_for(view) or "nothing"
-            raise WrongState(
-                f"Run {to_text(run)} waits for no approval: it stands at {view.cursor or 'no node'!r} and waits for "
-                f"{waits}. To decide one that is still to come, name its node."
-            )
-        act = str(decision) if isinstance(decision, str) else "decide"
-        self._send(view, run, key, decision, why, act, is_decision=True)
-        return key
-
-    @staticmethod
-    def _refuse_second(connection: Connection, run: bytes, key: str) -> None:
-        """Refuse a decision of what is decided: it was taken over by the leader, or is on its way to it."""
-        under_way = flow_runs.take_turn(connection, run)  # before the state, into which it goes when it leaves there
-        state = reads.standing(connection, run)
-        known = f"Approval {key!r} of run {to_text(run)} is decided already"
-        if key in state.deciders:
-            by, at, why = state.deciders[key]
-            moment = datetime.fromtimestamp(at, UTC)
-            because = f" ({why})" if why else ""
-            raise WrongState(f"{known}, by {by or 'somebody'} at {moment:%Y-%m-%d %H:%M:%S} UTC{because}.")
-        if key in under_way:
-            raise WrongState(f"{known}, a moment ago.")
-        if state.is_over:
-            raise WrongState(f"Run {to_text(run)} hears nothing any more: it has ended.")
-
-    def _kind(self, view: FlowRunView, path: str) -> str:
-        flow: Flow | None = self.read(view.flow, view.version).flow
-        kind = ""
-        for key in path.split("/"):
-            if flow is None or key not in flow.nodes:
-                return ""
-            kind, flow = flow.nodes[key].kind, flow.nodes[key].subflow
-        return kind
-
-    def _approval_key(self, view: FlowRunView, path: str) -> str:
-        flow: Flow | None = self.read(view.flow, view.version).flow
-        *above, last = path.split("/")
-        for key in above:
-            flow = flow.nodes[key].subflow if flow is not None and key in flow.nodes else None
-        node = flow.nodes.get(last) if flow is not None else None
-        if node is None or node.kind != "approval":
-            raise NotFound(f"Flow {view.flow!r} has no approval {path!r}.")
-        return "/".join([*above, signal_path(last, node).key])
-
-    def _send(
-        self, view: FlowRunView, run: bytes, key: str, value: Any, why: str, act: str, *, is_decision: bool = False
-    ) -> None:
-        if RunState(view.status) in ENDED_RUN_STATES:
-            raise WrongState(f"Run {to_text(run)} hears nothing any more: it is in state {view.status!r}.")
-        parse(key)  # or it says what is wrong with that
-        who = acting.current(self._actor)
-        data = encode_value([value, who.who, why], f"Signal {key!r}", self._limit)
-        if (problem := unstorable(key)) or (problem := unstorable(why)):
-            raise PayloadError(f"Signal {key!r} cannot be kept: {problem}.")
-        body = stored_json({"key": key, "value": base64.b64encode(data).decode()})
-        with self._connections.writing(f"signal {key!r} was stored", transaction=True) as connection:
-            if is_decision:
-                self._refuse_second(connection, run, key)
-            inbox.add(connection, RequestKind.FLOW_SIGNAL, run, body)
-            detail = {"key": key, "node": view.cursor, "why": why} if why else {"key": key, "node": view.cursor}
-            self._connections.record(connection, act, "run", to_text(run), **detail)
-        self._connections.nudge()
+        return self._signals.decide(run, decision, why, node)
 
     # -- looking
 

@@ -34,6 +34,8 @@ from orchestrator.store.schedules.fires import Target
 
 _MOST_FIRES = 100_000
 """Of one backfill."""
+_MOST_PREVIEWED = 20_000
+"""Fires of a backfill that is shown before it is asked for."""
 _LONGEST = timedelta(days=20 * 366)
 """That a backfill reaches back: each day of it is looked at when it is asked for."""
 
@@ -195,7 +197,7 @@ class ScheduleBackend:
     ) -> tuple[NewBackfill, list[tuple[datetime, bool]]]:
         """Return what would be asked for: all fires in the range, and of each whether it would get a run."""
         with self._connections.reading() as connection:
-            new, due, _ = _new_backfill(connection, key, start, end, concurrency, again)
+            new, due, _ = _new_backfill(connection, key, start, end, concurrency, again, _MOST_PREVIEWED)
             had = set() if again else backfills.had_runs(connection, new, due)
         return new, [(fire, fire not in had) for fire in due]
 
@@ -254,6 +256,7 @@ def _new_backfill(
     end: datetime | str | None,
     concurrency: int | None,
     again: bool,
+    most: int | None = None,
 ) -> tuple[NewBackfill, list[datetime], StoredSchedule]:
     """Return what is asked for, with its fires and its schedule, or say why that cannot be done."""
     stored = _one(connection, key)
@@ -273,12 +276,13 @@ def _new_backfill(
         )
     target = _target(connection, stored)
     limit = _limit(target, concurrency)
-    due = list(islice(fires(stored.schedule, first, last), _MOST_FIRES + 1))
+    most = min(_MOST_FIRES, most or _MOST_FIRES)
+    due = list(islice(fires(stored.schedule, first, last), most + 1))
     if not due:
         raise InvalidWorkflow(f"Schedule {stored.key} has no fire between {first} and {last}: choose another range.")
-    if len(due) > _MOST_FIRES:
+    if len(due) > most:
         raise InvalidWorkflow(
-            f"Schedule {stored.key} has more than {_MOST_FIRES:,} fires between {first} and {last}. Fill in what comes "
+            f"Schedule {stored.key} has more than {most:,} fires between {first} and {last}. Fill in what comes "
             f"before {due[-1].astimezone(stored.schedule.zone).isoformat()} first, and then from there on."
         )
     store.run_of(target, stored.schedule, due[0], bytes(16), stored.key)  # says what would go wrong
@@ -351,9 +355,9 @@ def _limit(target: Target, asked: int | None) -> int:
 def _moment(what: str, value: datetime | str, schedule: Schedule) -> datetime:
     try:
         found = datetime.fromisoformat(value) if isinstance(value, str) else value
-    except ValueError:
-        raise InvalidWorkflow(f"{what}: expected a time such as 2024-01-31T09:30, found {value!r}.") from None
-    return moment_of(found, schedule.zone) if found.tzinfo is None else found.astimezone(UTC)
+        return moment_of(found, schedule.zone) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):  # the latter of the years 1 and 9999, in another zone than UTC
+        raise InvalidWorkflow(f"{what}: expected a time such as 2024-01-31T09:30, found {value!s:.100}.") from None
 
 
 def _place(path: Iterable[str | int]) -> str:

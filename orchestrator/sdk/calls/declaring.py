@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import reduce
 from operator import or_
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -20,6 +20,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 REPEATED = "repeated"
 """A parameter that says: this was asked before, and may have been done."""
 _MARK = "_declared_call"
+_Whole = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+"""As Postgres keeps it."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,18 @@ def _declared(part: str, name: str, method: Callable[..., Any]) -> Declared:
 
 
 def _wire(kind: Any) -> Any:
-    """Return the type in which a parameter travels: a list for what is walked through, and text for a time or text."""
+    """Return the type in which a parameter travels.
+
+    That is a list for what is walked through, text for a time or text, and a bounded number where no bound is given.
+    """
+    if kind is int:
+        return _Whole
     if get_origin(kind) is Iterable:
         return list[get_args(kind)]  # type: ignore[misc]  # which is of one thing
     if get_origin(kind) in (Union, UnionType) and {datetime, str} <= {*get_args(kind)}:
         return reduce(or_, (one for one in get_args(kind) if one is not datetime))
+    if get_origin(kind) in (Union, UnionType) and int in get_args(kind):
+        return Union[tuple(_wire(one) for one in get_args(kind))]  # noqa: UP007  # of as many as there are
     return kind
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from msgspec import Meta
 
 from orchestrator.domain.access import Scope
 from orchestrator.domain.flow.definition import Flow
@@ -11,6 +13,9 @@ from orchestrator.domain.tasks.task import Id
 from orchestrator.sdk.calls.declaring import call
 from orchestrator.store.flow.definitions import FlowName, Published, StoredFlow
 from orchestrator.store.flow.reads import FlowRunView, NodeRunView
+
+Limit = Annotated[int, Meta(ge=1, le=1_000)]
+Number = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class FlowCalls(Protocol):
@@ -42,6 +47,7 @@ class FlowCalls(Protocol):
         version: int | None = None,
         key: str | None = None,
         tags: Sequence[str] = (),
+        shared: Mapping[str, Any] | None = None,
     ) -> Id:
         """Create a run of a flow; return its id, or that of the run that has the key."""
 
@@ -57,7 +63,7 @@ class FlowCalls(Protocol):
     def show(self, run: Id) -> FlowRunView:
         """Return where a run of a flow stands."""
 
-    @call()
+    @call(Scope.ENQUEUE, repeatable=True)
     def shared(self, run: Id) -> Any:
         """Return the shared state of a run, for a program: whole, where people are not shown what is secret."""
 
@@ -66,9 +72,9 @@ class FlowCalls(Protocol):
         """Return the nodes that a run has visited with success, each once."""
 
     @call()
-    def runs(self, workflow: str | None = None, state: str | None = None, limit: int = 50) -> list[FlowRunView]:
+    def runs(self, workflow: str | None = None, state: str | None = None, limit: Limit = 50) -> list[FlowRunView]:
         """Return the newest runs of flows."""
 
     @call()
-    def node_runs(self, run: Id, after: int = 0, limit: int = 1_000) -> list[NodeRunView]:
+    def node_runs(self, run: Id, after: Number = 0, limit: Limit = 1_000) -> list[NodeRunView]:
         """Return the visits of a run to nodes, in order."""

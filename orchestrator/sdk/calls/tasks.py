@@ -79,7 +79,7 @@ class TaskCalls(Protocol):
     def overdue(self, task: Id) -> str:
         """Say how a task is whose end somebody has waited for in vain."""
 
-    @call()
+    @call(Scope.ENQUEUE, repeatable=True)
     def payload_part(self, task: Id, reference: bytes = b"", number: Number = 0) -> PayloadPart:
         """Return a part of what a task has left in the payload store: its result, or what a reference names."""
 

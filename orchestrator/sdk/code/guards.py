@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import datetime
+import dis
 import inspect
 import os
 import pathlib
@@ -48,10 +49,12 @@ _THREADS = "asyncio.create_task(…), or a task"
 
 _MODULES: list[tuple[Any, str, str, str]] = [
     (time, "time", _CLOCK, "time time_ns localtime gmtime ctime monotonic monotonic_ns perf_counter perf_counter_ns"),
+    (time, "time", _CLOCK, "process_time process_time_ns thread_time thread_time_ns clock_gettime clock_gettime_ns"),
     (time, "time", "ctx.now().strftime(…)", "strftime asctime"),
     (time, "time", _SLEEP, "sleep"),
     (datetime.datetime, "datetime", _CLOCK, "now utcnow today"),
     (datetime.date, "date", "ctx.now().date()", "today"),
+    (datetime.date, "date", "datetime.fromtimestamp(…, UTC).date()", "fromtimestamp"),
     (random, "random", _RANDOM, " ".join(name for name in random.__all__ if name[0].islower())),
     (secrets, "secrets", _RANDOM, "token_bytes token_hex token_urlsafe choice randbelow randbits"),
     (uuid, "uuid", _UUID, "uuid1 uuid4"),
@@ -77,6 +80,9 @@ _MODULES: list[tuple[Any, str, str, str]] = [
 ]
 
 
+_CALL = dis.opmap["CALL"]
+
+
 @dataclass(frozen=True)
 class _Watched:
     """One function that a workflow may not call."""
@@ -99,6 +105,8 @@ def _watched() -> dict[Any, list[_Watched]]:
             else:
                 found[getattr(function, "__code__", function)].append(_Watched(full, instead))
     found[random.Random.__init__.__code__].append(_Watched("random.Random", "ctx.random, or give it a seed", _no_seed))
+    local = _Watched("datetime.fromtimestamp", "datetime.fromtimestamp(…, UTC): without a zone it is local", _is_alone)
+    found[datetime.datetime.fromtimestamp].append(local)
     instead = "it as `asyncio.as_completed`, which keeps the order inside a workflow"
     found[as_completed.__code__].append(_Watched("as_completed", instead, _unordered))
     return dict(found)
@@ -111,6 +119,12 @@ def _is_of(owner: object, frame: FrameType) -> bool:
 def _unordered(frame: FrameType) -> bool:
     given = frame.f_locals.get("fs")
     return isinstance(given, (list, tuple, set)) and any(map(inspect.iscoroutine, given))
+
+
+def _is_alone(frame: FrameType) -> bool:
+    """Say whether a function of C is called with one argument: the frame is the caller's, and stands at its call."""
+    code = frame.f_code.co_code
+    return code[frame.f_lasti] == _CALL and code[frame.f_lasti + 1] == 1
 
 
 def _no_seed(frame: FrameType) -> bool:

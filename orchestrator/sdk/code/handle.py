@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from orchestrator.domain.code.commands import SignalRun
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.runs.verdict import WAS_TERMINATED
 from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import error_text
@@ -84,7 +85,7 @@ class WorkflowHandle(Generic[R]):
         return self._value(ended)
 
     def status(self) -> str:
-        """Return the run's state: running, success, failed or cancelled; `stuck` where its code cannot go on."""
+        """Return its state: running, `stuck` where its code cannot go on, success, failed, cancelled or terminated."""
         return self._client.backend.code.status(self._run)
 
     # -- what it can be told
@@ -201,6 +202,8 @@ class WorkflowHandle(Generic[R]):
             result: R = self._signature.restore_result(value) if self._signature else value
             return result
         error = ended.error and open_error(ended.error)
+        if error is not None and error.kind == WAS_TERMINATED.kind:
+            raise RunFailed(f"{name}, run {self.id}, was terminated.", kind=error.kind)
         if ended.state == RunState.CANCELLED or error is None:
             raise RunFailed(f"{name}, run {self.id}, was {ended.state}.")
         text = f"{name}, run {self.id}, failed: {error_text(error.kind, error.message)}\n\n{error.traceback}".rstrip()

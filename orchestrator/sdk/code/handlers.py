@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import NO_HANDLER, Answer, Query
 from orchestrator.domain.code.commands import AnswerUpdate
@@ -68,9 +70,12 @@ class Handlers:
     def answer(self, query: Query) -> Answer:
         """Answer a query, while nothing may be commanded or changed."""
         before, self._commander.spoilt = self._commander.spoilt, False
+        phase = "unknown"
         try:
             handler = _find(self._queries, "query", query.name)
+            phase = "arguments"
             arguments, keywords = handler.arguments(query.payload)
+            phase = "failed"
             with read_only(self._commander, f"query {query.name!r}"):
                 value = handler.function(*arguments, **keywords)
                 if self._commander.spoilt:
@@ -79,11 +84,10 @@ class Handlers:
             handler.signature.check_result(value, data)
             return Answer(query.id, data)
         except EndTurn as error:
-            return Answer(
-                query.id, error=TaskError("TurnTooLong", f"{error} (setting turn_timeout). A query only looks.")
-            )
+            message = f"{error} (setting turn_timeout). A query only looks."
+            return Answer(query.id, error=TaskError("TurnTooLong", message, phase=phase))
         except BaseException as error:  # noqa: BLE001  # whatever it raises is the answer, SystemExit too
-            return Answer(query.id, error=describe(error))
+            return Answer(query.id, error=_failed(error, phase))
         finally:
             self._commander.spoilt |= before
 
@@ -101,14 +105,17 @@ class Handlers:
 
     def _begin(self, request: history.UpdateRequested) -> None:
         """Refuse an update, or run its handler beside the workflow's own code."""
+        phase = "unknown"
         try:
             handler = _find(self._updates, "update", request.name)
+            phase = "arguments"
             arguments, keywords = handler.arguments(request.payload)
+            phase = "refused"
             if handler.validate is not None:
                 with read_only(self._commander, f"validator of update {request.name!r}"):
                     handler.validate(*arguments, **keywords)
         except Exception as error:  # noqa: BLE001  # whatever it raises is the reason of the refusal
-            self._commander.issue_once(AnswerUpdate(request.id, error=describe(error)), request.id, anyway=True)
+            self._commander.issue_once(AnswerUpdate(request.id, error=_failed(error, phase)), request.id, anyway=True)
             return
         self._running[request.id] = request.name
         self._commander.loop.create_task(self._run(request, handler, arguments, keywords))
@@ -145,15 +152,20 @@ class Handlers:
         except UNSTOPPABLE:
             raise
         except asyncio.CancelledError:
-            cancelled = TaskError("Cancelled", f"The handler of update {request.name!r} was cancelled.")
+            cancelled = TaskError("Cancelled", f"The handler of update {request.name!r} was cancelled.", phase="failed")
             answer = AnswerUpdate(request.id, error=cancelled)
         except BaseException as error:  # noqa: BLE001  # an update that fails does not fail the workflow
             new = continuation(error)
             if new is not None:
                 self._continue_as_new(new)
-            answer = AnswerUpdate(request.id, error=describe(error)) if new is None else AnswerUpdate(request.id)
+            failed = None if new is not None else _failed(error, "failed")
+            answer = AnswerUpdate(request.id, error=failed)
         self._commander.issue_once(answer, request.id)
         self._running.pop(request.id, None)
+
+
+def _failed(error: BaseException, phase: str) -> TaskError:
+    return msgspec.structs.replace(describe(error), phase=phase)
 
 
 def _find(handlers: dict[str, Handler], what: str, name: str) -> Handler:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, get_args
 
 from orchestrator.domain.code import history
-from orchestrator.domain.code.commands import CancelChildRun, OnCancel, StartChildRun
+from orchestrator.domain.code.commands import CancelChildRun, ClosePolicy, OnCancel, StartChildRun
 from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.errors import (
     InvalidWorkflow,
@@ -52,7 +52,10 @@ class CodeOptions:
     name: str = ""
     """What a child is called, for people to read."""
     detached: bool = False
-    """A child goes on when its parent ends."""
+    """A child goes on when its parent ends: the same as the close policy `abandon`."""
+    close_policy: ClosePolicy | None = None
+    """What becomes of a child when its parent ends, however that does: `cancel` asks its code, which may clean up (as
+    if nothing is given), `terminate` ends it without, and `abandon` lets it go on."""
     on_cancel: OnCancel = "cancel"
     """What cancelling the future does to the child: `cancel` it, cancel it and `wait` for its end, or `abandon` it."""
 
@@ -65,6 +68,14 @@ class CodeOptions:
             )
         if not isinstance(self.detached, bool):
             raise InvalidWorkflow(f"Option detached: expected True or False, found {self.detached!r}.")
+        if self.close_policy is not None and self.close_policy not in get_args(ClosePolicy):
+            known = ", ".join(get_args(ClosePolicy))
+            raise InvalidWorkflow(f"Option close_policy: expected one of {known}, found {self.close_policy!r}.")
+        if self.detached and self.close_policy not in (None, "abandon"):
+            raise InvalidWorkflow(
+                f"Options detached and close_policy: a detached child is abandoned, and found was "
+                f"{self.close_policy!r}. Give one of the two."
+            )
         if self.on_cancel not in get_args(OnCancel):
             known = ", ".join(get_args(OnCancel))
             raise InvalidWorkflow(f"Option on_cancel: expected one of {known}, found {self.on_cancel!r}.")
@@ -191,8 +202,9 @@ class CodeWorkflow(Generic[P, R]):
                 version=self.version,
                 queue=options.queue or commander.started.queue,
                 timeout=options.seconds or None,
-                detached=options.detached,
+                detached=options.detached or options.close_policy == "abandon",
                 digest=digest_call(args, kwargs),
+                terminates=options.close_policy == "terminate",
             )
         )
         cancel = None if options.on_cancel == "abandon" else CancelChildRun(identifier)

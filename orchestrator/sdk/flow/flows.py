@@ -13,7 +13,7 @@ from orchestrator.domain.dag.definition import Registered
 from orchestrator.domain.flow.checks import Known
 from orchestrator.domain.flow.definition import Flow, body_of, functions_of
 from orchestrator.domain.tasks.starts import StartSteps
-from orchestrator.errors import NotFound
+from orchestrator.errors import NotFound, WrongState
 from orchestrator.sdk.checks import check_label, check_name, check_tags, shown
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.workflow import Registry
@@ -114,6 +114,7 @@ class StartableFlow:
         version: int | None = None,
         key: str | None = None,
         tags: tuple[str, ...] = (),
+        shared: Mapping[str, Any] | None = None,
     ) -> None:
         self._client = client
         self.name = name
@@ -121,16 +122,22 @@ class StartableFlow:
         self._version = version
         self._key = key
         self._tags = tags
+        self._shared = shared
 
     def __repr__(self) -> str:
         return f"<Flow {self.name}>"
 
     def options(
-        self, *, version: int | None = None, key: str | None = None, tags: tuple[str, ...] | list[str] = ()
+        self,
+        *,
+        version: int | None = None,
+        key: str | None = None,
+        tags: tuple[str, ...] | list[str] = (),
+        shared: Mapping[str, Any] | None = None,
     ) -> StartableFlow:
-        """Return this flow with a version, an idempotency key or tags for the runs that follow."""
+        """Return this flow with a version, an idempotency key, tags or an initial shared state for the next runs."""
         key = None if key is None else check_label("key", key)
-        return StartableFlow(self._client, self.name, version, key, check_tags(tags))
+        return StartableFlow(self._client, self.name, version, key, check_tags(tags), shared)
 
     def definition(self) -> Flow:
         """Return the newest version."""
@@ -140,12 +147,23 @@ class StartableFlow:
         """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
         runtime = current_runtime()
         with sending("start", self.name) as sent:
+            if runtime is not None and self._shared:
+                raise WrongState(
+                    f"Flow {self.name!r} cannot be started inside a task with an initial shared state: give it "
+                    f"parameters, and let its first node write them."
+                )
             if runtime is not None:
                 start = StartSteps(self.name, key=self._key, tags=self._tags, flow=True, version=self._version)
                 run_id = start_in_task(self._client, runtime, start, params)
             else:
                 run_id = self._client.backend.flows.start(
-                    self.name, params, new_id(), version=self._version, key=self._key, tags=self._tags
+                    self.name,
+                    params,
+                    new_id(),
+                    version=self._version,
+                    key=self._key,
+                    tags=self._tags,
+                    shared=self._shared,
                 )
             sent.created(run_id)
         return FlowHandle(self._client, run_id)

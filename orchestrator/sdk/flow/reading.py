@@ -49,6 +49,8 @@ def loads(text: str, source: str = "<text>", known: Known = ANYTHING, find: Find
 
 def from_data(plain: Any, source: str = "flow", known: Known = ANYTHING, find: Find | None = None) -> Flow:
     """Read a flow from plain data in the shape of a file."""
+    if checks.count_nodes(plain) > checks.MOST_NODES:
+        raise InvalidWorkflow(f"{source}: {checks.TOO_MANY}")
     try:
         document.from_plain(plain)
     except InvalidWorkflow as error:
@@ -86,34 +88,59 @@ def _looked_up(plain: Any, known: Known, find: Find | None) -> tuple[Any, Known]
     return embedded(plain, lambda _, version: (version or 0, {"start": "", "nodes": {}})), known._replace(flows=False)
 
 
-def embedded(plain: Any, find: Find, above: tuple[str, ...] = ()) -> Any:
+def embedded(plain: Any, find: Find) -> Any:
     """Return a flow in which those that it names stand themselves, in the version that they have now.
 
     So a run never changes its course because another flow is published meanwhile.
     """
-    if not isinstance(plain, dict) or not isinstance(plain.get("nodes"), dict) or len(above) > _DEEPEST:
-        return plain
-    return {**plain, "nodes": {key: _embedded(node, find, above) for key, node in plain["nodes"].items()}}
+    return _Embedding(find).of_flow(plain, ())
 
 
-def _embedded(node: Any, find: Find, above: tuple[str, ...]) -> Any:
-    inner = node.get("subflow") if isinstance(node, dict) else None
-    if isinstance(inner, str):
-        inner = {"flow": inner}
-    if not isinstance(inner, dict):
-        return node
-    name, version = inner.get("flow"), inner.get("version")
-    if isinstance(name, str) and "nodes" not in inner:
+class _Embedding:
+    """Puts flows into the nodes that name them, until there are too many nodes."""
+
+    def __init__(self, find: Find) -> None:
+        self._find = find
+        self._found: dict[tuple[str, int | None], tuple[dict[str, Any], int] | None] = {}
+        """By name and version: a flow, and how many nodes it has. However many nodes name it, it is read once."""
+        self._nodes = 0
+
+    def of_flow(self, plain: Any, above: tuple[str, ...]) -> Any:
+        if not isinstance(plain, dict) or not isinstance(plain.get("nodes"), dict) or len(above) > _DEEPEST:
+            return plain
+        self._count(len(plain["nodes"]))
+        return {**plain, "nodes": {key: self._of_node(node, above) for key, node in plain["nodes"].items()}}
+
+    def _count(self, nodes: int) -> None:
+        self._nodes += nodes
+        if self._nodes > checks.MOST_NODES:
+            raise InvalidWorkflow(f"The flow has {checks.TOO_MANY}")
+
+    def _of_node(self, node: Any, above: tuple[str, ...]) -> Any:
+        inner = node.get("subflow") if isinstance(node, dict) else None
+        if isinstance(inner, str):
+            inner = {"flow": inner}
+        if not isinstance(inner, dict):
+            return node
+        name, version = inner.get("flow"), inner.get("version")
+        if not isinstance(name, str) or "nodes" in inner:
+            return {**node, "subflow": self.of_flow(inner, (*above, *([name] if isinstance(name, str) else [])))}
         if name in above:
             raise InvalidWorkflow(
                 f"Flow {name!r} stands in itself: {' → '.join([*above, name])}. A loop is an edge that leads back."
             )
-        found = find(name, version if isinstance(version, int) and version > 0 else None)
+        found = self._named(name, version if isinstance(version, int) and version > 0 else None)
         if found is None:
             return {**node, "subflow": inner}
-        inner = {**found[1], "flow": name, "version": found[0]}
-        return {**node, "subflow": inner}  # what is published holds its own already
-    return {**node, "subflow": embedded(inner, find, (*above, *([name] if isinstance(name, str) else [])))}
+        self._count(found[1])
+        return {**node, "subflow": found[0]}  # what is published holds its own already
+
+    def _named(self, name: str, version: int | None) -> tuple[dict[str, Any], int] | None:
+        if (name, version) not in self._found:
+            found = self._find(name, version)
+            taken = None if found is None else {**found[1], "flow": name, "version": found[0]}
+            self._found[name, version] = None if taken is None else (taken, checks.count_nodes(taken))
+        return self._found[name, version]
 
 
 def _line(root: Node, flaw: Flaw) -> int:

@@ -14,6 +14,7 @@ from orchestrator import time_limits
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import ConfigurationError, Forbidden, OrchestratorError, Unavailable, Uncertain, from_problem
+from orchestrator.harmless import sentence
 from orchestrator.sdk.calls.declaring import REPEATED, Declared
 from orchestrator.sdk.remote.http import Broken, Http, Reply, Unreached
 from orchestrator.sdk.waiting.per_process import PerProcess
@@ -173,8 +174,8 @@ class Asking:
     def away(self, error: Exception) -> Unavailable:
         """Return what to say of a server that cannot be reached."""
         return Unavailable(
-            f"The API at {self.http.url} cannot be reached: {error}. See whether `orchestrator api` runs there, and "
-            f"whether setting api_url (ORCHESTRATOR_API_URL) is its address."
+            f"The API at {self.http.url} cannot be reached: {sentence(str(error))} See whether `orchestrator api` runs "
+            f"there, and whether setting api_url (ORCHESTRATOR_API_URL) is its address."
         )
 
     def _uncertain(self, call: Declared, args: tuple[Any, ...], error: Exception) -> Uncertain:

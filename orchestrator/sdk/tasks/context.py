@@ -216,6 +216,8 @@ class TaskRuntime(Protocol):
 
 
 _runtime: ContextVar[TaskRuntime | None] = ContextVar("orchestrator_runtime", default=None)
+printing: ContextVar[Any] = ContextVar("orchestrator_printing", default=None)
+"""The runtime of the task that what is printed belongs to: none while a log handler writes, for the records of all."""
 
 
 def current_task() -> TaskContext | None:
@@ -241,3 +243,4 @@ def refuse_inside_task(awaited: str) -> None:
 def enter_task(runtime: TaskRuntime | None) -> None:
     """Make this the runtime of the task that the current thread or coroutine runs; None when it has ended."""
     _runtime.set(runtime)
+    printing.set(runtime)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict
 
-from orchestrator.domain.code.commands import OnCancel
+from orchestrator.domain.code.commands import ClosePolicy, OnCancel
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.domain.tasks.task import DuplicatePolicy, Isolation
@@ -53,6 +53,7 @@ class GivenToWorkflows(TypedDict, total=False):
     timeout: float | timedelta | None
     queue: str | None
     detached: bool
+    close_policy: ClosePolicy | None
     on_cancel: OnCancel
 
 

@@ -35,6 +35,8 @@ from orchestrator.sdk.tasks.executors import executor_call
 from orchestrator.sdk.tasks.retry import Retry
 
 DEFAULT_QUEUE = "default"
+_MOST_ENCODED = 100
+"""Ways in which the options of a task are kept as they travel."""
 _PRIORITIES = range(-100, 101)
 _RETRIES = range(1_000_001)
 _SCOPES = ("pending", "running")
@@ -264,15 +266,25 @@ class CallOptions:
         weight = check_weight(_compute(self.weight, arguments))
         key = _compute(self.concurrency_key, arguments)
         unique = self._unique(task, arguments, idempotency_period)
-        options = self.travelling(weight)
-        if unique is not None and unique.scope != "period":
-            options = msgspec.structs.replace(options, unique_for=unique.scope)
+        scope = None if unique is None or unique.scope == "period" else unique.scope
+        options, encoded = self._encoded.get((weight, scope)) or self._encode(weight, scope)
         lane = lane_name(task, None if key is None else check_key("concurrency_key", key), options)
-        return Placed(
-            lane=lane,
-            unique=unique,
-            options=None if options == DEFAULT_OPTIONS else msgspec.json.encode(options).decode(),
-        )
+        return Placed(lane=lane, unique=unique, options=encoded)
+
+    @cached_property
+    def _encoded(self) -> dict[tuple[float, str | None], tuple[TaskOptions, str | None]]:
+        """By weight and scope of the unique key, what travels with a task: thousands are enqueued that share it."""
+        return {}
+
+    def _encode(self, weight: float, scope: str | None) -> tuple[TaskOptions, str | None]:
+        options = self.travelling(weight)
+        if scope is not None:
+            options = msgspec.structs.replace(options, unique_for=scope)
+        if len(self._encoded) >= _MOST_ENCODED:
+            self._encoded.clear()
+        found = options, None if options == DEFAULT_OPTIONS else msgspec.json.encode(options).decode()
+        self._encoded[weight, scope] = found
+        return found
 
     def _unique(self, task: str, arguments: Mapping[str, Any], idempotency_period: float) -> UniqueKey | None:
         if self.idempotency_key is not None:

@@ -200,6 +200,11 @@ class Signature:
             name: self._restore(name if name in known else self._double_star, value) for name, value in keywords.items()
         }
 
+    def plain_defaults(self) -> dict[str, Any]:
+        """Return the defaults of parameters that are plain data."""
+        found = ((p.name, p.default) for p in self._signature.parameters.values() if p.default is not p.empty)
+        return {name: value for name, value in found if isinstance(value, (str, int, float, bool, type(None)))}
+
     def add_context(self, context: TaskContext, arguments: list[Any], keywords: dict[str, Any]) -> None:
         """Put the context where the function wants it."""
         assert self._context is not None

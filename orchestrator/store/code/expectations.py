@@ -29,12 +29,16 @@ def start_timers(connection: Connection, timers: Sequence[tuple[bytes, bytes, fl
 
 _FORGET_TIMERS = Prepared[None](f"""
 DELETE /* expectations.forget_timers */ FROM orchestrator.timers t USING {_GONE}
- WHERE t.run_id = gone.run_id AND t.id = gone.id
+ CROSS JOIN LATERAL (
+       SELECT ctid AS tid FROM orchestrator.timers WHERE run_id = gone.run_id AND id = gone.id LIMIT 1) AS found
+ WHERE t.ctid = found.tid
 """)
 _FORGET_PROMISES = Prepared[tuple[bytes, bytes]](f"""
 WITH /* expectations.forget_promises */ gone AS (
     DELETE FROM orchestrator.promises p USING {_GONE}
-     WHERE p.run_id = gone.run_id AND p.id = gone.id
+     CROSS JOIN LATERAL (
+           SELECT ctid AS tid FROM orchestrator.promises WHERE run_id = gone.run_id AND id = gone.id LIMIT 1) AS found
+     WHERE p.ctid = found.tid
     RETURNING p.run_id, p.id, p.name
 ), noted AS (
     INSERT INTO orchestrator.resolutions (run_id, name, number)
@@ -118,10 +122,7 @@ class Answered(NamedTuple):
 
 _ANSWERS = Batch("n", "id uuid, result bytea, error jsonb")
 _ANSWER = Prepared[None](f"""
-WITH /* expectations.answer */ old AS (
-    DELETE FROM orchestrator.answers WHERE at < %(now)s::timestamptz - interval '1 hour'
-)
-INSERT INTO orchestrator.answers (id, at, result, error)
+INSERT /* expectations.answer */ INTO orchestrator.answers (id, at, result, error)
 SELECT n.id, %(now)s::timestamptz, n.result, n.error
   FROM {_ANSWERS}
     ON CONFLICT (id) DO NOTHING
@@ -132,6 +133,17 @@ def answer(connection: Connection, answers: Iterable[Answered], now: datetime) -
     """Keep answers for those who asked; the first to a request counts."""
     rows = _ANSWERS((one.id, one.result, one.error and one.error.to_json()) for one in answers)
     _ANSWER(connection, rows, now=now)
+
+
+_PRUNE = Statement[None]("""
+DELETE /* expectations.prune */ FROM orchestrator.answers WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM orchestrator.answers WHERE at < now() - interval '1 hour' LIMIT %(limit)s))
+""")
+
+
+def prune(connection: Connection, limit: int) -> int:
+    """Forget answers that nobody has asked for in time; return how many."""
+    return _PRUNE.count(connection, limit=limit)
 
 
 _FIND_ANSWER = Statement[Row](

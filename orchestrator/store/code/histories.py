@@ -53,7 +53,7 @@ WITH /* histories.append */ ahead AS (
       FROM {_DELTAS}
      CROSS JOIN LATERAL (
            SELECT ctid AS place FROM orchestrator.runs
-            WHERE id = d.id AND code AND ended_at IS NULL LIMIT 1) AS found
+            WHERE id = d.id AND code AND (ended_at IS NULL OR %(late)s::boolean) LIMIT 1) AS found
      WHERE r.ctid = found.place
     RETURNING r.id, r.last_event - d.count AS before, r.stuck IS NULL AS free
 ), kept AS (
@@ -78,12 +78,13 @@ def append(
     now: datetime,
     *,
     wake: bool = True,
+    late: bool = False,
     deltas: Mapping[bytes, Delta] | None = None,
 ) -> dict[bytes, int]:
     """Append events to the histories of open runs, whose code is to `wake` for them; return the runs that were open,
     each with the number of its last event before.
 
-    `deltas` say how much the counters of those runs change.
+    `late` ones are appended to those of ended runs as well; `deltas` say how much the counters of the runs change.
     """
     changes = deltas or {}
     ahead = [
@@ -92,7 +93,7 @@ def append(
     rows = [row for run, some in events.items() for row in event_rows(run, some)]
     if any(MARK in data for *_, data in rows):
         payloads.keep_named(connection, rows)
-    return dict(_APPEND(connection, _DELTAS(ahead), EVENTS(rows), now=now, wake=wake))
+    return dict(_APPEND(connection, _DELTAS(ahead), EVENTS(rows), now=now, wake=wake, late=late))
 
 
 class Turn(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.code import history
-from orchestrator.domain.runs.verdict import RAN_TOO_LONG, TIMED_OUT
+from orchestrator.domain.runs.verdict import RAN_TOO_LONG, TERMINATED, TIMED_OUT, WAS_TERMINATED
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.store.code import runs as code_runs
@@ -40,6 +40,8 @@ def outcome(connection: Connection, run: bytes) -> CodeRunOutcome | None:
     error = TaskError.stored(row.error)
     if row.status == RunState.FAILED and row.task_status == TaskState.CANCELLED:
         error = RAN_TOO_LONG
+    elif row.status == RunState.CANCELLED and row.reason == TERMINATED:
+        error = WAS_TERMINATED
     return CodeRunOutcome(row.status, row.reason, None if row.result is None else bytes(row.result), error, row.stuck)
 
 

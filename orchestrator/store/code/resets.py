@@ -24,6 +24,7 @@ class CodeRunRow(NamedTuple):
     position: int | None
     child_id: bytes
     detached: bool
+    terminates: bool
     tags: list[str]
     timeout: float | None
     """Seconds that it was given in all; None as well where they are over."""
@@ -38,7 +39,8 @@ class CodeRunRow(NamedTuple):
 
 _HEADS = Prepared[CodeRunRow](f"""
 SELECT /* resets.heads */ r.id, r.ended_at IS NULL AS open, r.last_event AS events, r.parent_run AS parent,
-       r.parent_position AS position, coalesce(r.child_id, r.id) AS child_id, r.detached, r.tags::text[] AS tags,
+       r.parent_position AS position, coalesce(r.child_id, r.id) AS child_id, r.detached, r.terminates,
+       r.tags::text[] AS tags,
        CASE WHEN r.reason = '{TIMED_OUT}' THEN NULL
             ELSE extract(epoch FROM r.deadline - r.created_at)::double precision END AS timeout,
        t.name <> r.workflow AS pinned, r.schedule, r.fire_time::text AS fire_time, r.name, r.version, r.trace

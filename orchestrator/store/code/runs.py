@@ -67,15 +67,23 @@ def forget(connection: Connection, ids: Sequence[bytes]) -> None:
     _FORGET(connection, ids=ids)
 
 
-_CHILDREN = Prepared[bytes]("""
-SELECT /* code_runs.children */ c.id FROM unnest(%(ids)s::uuid[]) AS parent(id)
+class OpenChild(NamedTuple):
+    """A child run that ends with its parent."""
+
+    id: bytes
+    terminates: bool
+    """Without its code."""
+
+
+_CHILDREN = Prepared[OpenChild]("""
+SELECT /* code_runs.children */ c.id, c.terminates FROM unnest(%(ids)s::uuid[]) AS parent(id)
  CROSS JOIN LATERAL (
-       SELECT id FROM orchestrator.runs
+       SELECT id, terminates FROM orchestrator.runs
         WHERE parent_run = parent.id AND code AND ended_at IS NULL AND NOT detached OFFSET 0) AS c
 """)
 
 
-def children(connection: Connection, parents: Sequence[bytes]) -> list[bytes]:
+def children(connection: Connection, parents: Sequence[bytes]) -> list[OpenChild]:
     """Return the open child runs that do not outlive these runs."""
     return _CHILDREN(connection, ids=parents)
 
@@ -106,6 +114,7 @@ class Predecessor(NamedTuple):
     position: int | None
     child_id: bytes
     detached: bool
+    terminates: bool
     tags: list[str]
     timeout: float | None
     """Seconds that are left of its time."""
@@ -124,7 +133,7 @@ class Predecessor(NamedTuple):
 
 _CONTINUED = Prepared[Predecessor]("""
 SELECT /* code_runs.continued */ r.id, r.parent_run AS parent, r.parent_position AS position,
-       coalesce(r.child_id, r.id) AS child_id, r.detached, r.tags::text[] AS tags,
+       coalesce(r.child_id, r.id) AS child_id, r.detached, r.terminates, r.tags::text[] AS tags,
        extract(epoch FROM r.deadline - %(now)s::timestamptz)::double precision AS timeout, r.workflow, r.version,
        t.queue, t.name <> r.workflow AS pinned, r.reason, r.cancelling, r.schedule, r.fire_time::text AS fire_time,
        r.name, extract(epoch FROM r.created_at)::double precision AS began_at, r.trace

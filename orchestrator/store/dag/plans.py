@@ -19,7 +19,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.plain import is_same, read_json, stored_json
 from orchestrator.errors import Duplicate
-from orchestrator.sealing import Vault
+from orchestrator.sealing import VALUE, Vault
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.runs.round_robin import RoundRobin
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
@@ -73,8 +73,11 @@ def read_params(text: str) -> Any:
 
 
 def sealed(run: NewRun, vault: Vault | None) -> NewRun:
-    """Return a run that is to be created with its parameters sealed."""
-    return run if vault is None or run.params is None else run._replace(params=vault.seal_json(run.params))
+    """Return a run that is to be created with its parameters sealed, and with what it remembers from the first."""
+    if vault is None:
+        return run
+    state = None if run.state is None else vault.seal(VALUE, run.state)
+    return run._replace(params=None if run.params is None else vault.seal_json(run.params), state=state)
 
 
 _VERSIONS = Prepared[Row]("""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.flow.definition import Flow, content_hash
+from orchestrator.domain.flow.definition import DEFAULT, Flow, Rule, content_hash
+from orchestrator.domain.flow.rules import named_versions, with_rules
 from orchestrator.domain.plain import stored_json
 from orchestrator.errors import InvalidWorkflow
-from orchestrator.store.sql import Row, Statement
+from orchestrator.store.sql import Batch, Row, Statement
 
 
 class StoredFlow(NamedTuple):
@@ -23,6 +25,11 @@ class StoredFlow(NamedTuple):
     flow: Flow
     published: bool
     created_at: datetime
+
+
+def rule_of(connection: Connection, stored: StoredFlow) -> Rule:
+    """Return what nodes do that fail in a version, unless they say."""
+    return rules(connection, [stored[:2]])[stored[:2]]
 
 
 class Published(NamedTuple):
@@ -109,6 +116,18 @@ def list_names(connection: Connection, within: str = "") -> list[FlowName]:
     return _LIST(connection, within=within)
 
 
+_VERSIONED = Batch("v", "name text, version int")
+_RULES = Statement[tuple[str, int, Rule]](f"""
+SELECT /* flows.rules */ v.name, v.version, f.on_error FROM {_VERSIONED}
+  JOIN orchestrator.flows f ON f.name = v.name AND f.version = v.version
+""")
+
+
+def rules(connection: Connection, wanted: Collection[tuple[str, int]]) -> dict[tuple[str, int], Rule]:
+    """Return what nodes do that fail in these versions of flows, as far as there are such."""
+    return {(name, version): rule for name, version, rule in _RULES(connection, _VERSIONED(wanted))} if wanted else {}
+
+
 _LOCK = Statement[None]("SELECT /* flows.lock */ pg_advisory_xact_lock(hashtext('orchestrator.' || %(name)s))")
 _TAKEN = Statement[bool]("""
 SELECT /* flows.taken */ EXISTS (SELECT FROM orchestrator.workflows WHERE name = %(name)s AND deleted_at IS NULL)
@@ -118,8 +137,8 @@ _NEWEST = Statement[int]("""
 SELECT /* flows.newest */ coalesce(max(version), 0) FROM orchestrator.flows WHERE name = %(name)s
 """)
 _ADD = Statement[None]("""
-INSERT /* flows.add */ INTO orchestrator.flows (name, version, hash, definition, published)
-VALUES (%(name)s, %(version)s, %(hash)s, %(definition)s::jsonb, %(published)s)
+INSERT /* flows.add */ INTO orchestrator.flows (name, version, hash, definition, published, on_error)
+VALUES (%(name)s, %(version)s, %(hash)s, %(definition)s::jsonb, %(published)s, %(rule)s)
     ON CONFLICT DO NOTHING
 """)
 
@@ -134,22 +153,24 @@ def _take_name(connection: Connection, name: str) -> None:
 def declare(connection: Connection, name: str) -> None:
     """Note that there is a flow, of which no version may be published yet."""
     _take_name(connection, name)
-    _ADD(connection, name=name, version=0, hash="", definition="{}", published=False)
+    _ADD(connection, name=name, version=0, hash="", definition="{}", published=False, rule=DEFAULT)
 
 
 def publish(
-    connection: Connection, name: str, flow: Flow, version: int | None = None, *, published: bool = True
+    connection: Connection, name: str, flow: Flow, rule: Rule, version: int | None = None, *, published: bool = True
 ) -> Published:
-    """Store a version of a flow, in the caller's transaction. The same body again is a no-op.
+    """Store a version of a flow, in the caller's transaction. The same body under the same rule again is a no-op.
 
-    Its schedule is no part of it, and is stored by whoever publishes it.
+    A version that is named and has the same body keeps its rule. The schedule of a flow is no part of it, and is stored
+    by whoever publishes it.
     """
-    flow = msgspec.structs.replace(flow, schedule=None)
+    taken = rules(connection, named_versions(flow))
+    flow = msgspec.structs.replace(with_rules(flow, taken, rule), schedule=None)
     _take_name(connection, name)
     digest = content_hash(flow)
     newest = latest(connection, name)
     if version is None:
-        if newest is not None and newest.hash == digest:
+        if newest is not None and newest.hash == digest and rule_of(connection, newest) == rule:
             return Published(newest.version, created=False)
         version = 1 + _NEWEST.one(connection, name=name)
     existing = read(connection, name, version)
@@ -160,5 +181,13 @@ def publish(
                 f"another version, or leave the version out to get one."
             )
         return Published(version, created=False)
-    _ADD(connection, name=name, version=version, hash=digest, definition=stored_json(flow), published=published)
+    _ADD(
+        connection,
+        name=name,
+        version=version,
+        hash=digest,
+        definition=stored_json(flow),
+        published=published,
+        rule=rule,
+    )
     return Published(version, created=True)

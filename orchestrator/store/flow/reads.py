@@ -56,10 +56,11 @@ class FlowRunView(NamedTuple):
     """What the application's tasks that it runs do not want shown."""
 
 
-_REDACT = "$.functions.*.options.redact[*]"
+OF_FUNCTIONS = "$.functions.*.options.redact[*]"
+"""Where a stored definition has the patterns of the tasks that it names."""
 _COLUMNS = f"""r.id, r.workflow, r.version, r.status, r.cancelling, r.params::text AS params, r.state, r.reason, r.key,
        r.created_at, r.started_at, r.ended_at,
-       (SELECT jsonb_path_query_array(f.definition, '{_REDACT}') FROM orchestrator.flows f
+       (SELECT jsonb_path_query_array(f.definition, '{OF_FUNCTIONS}') FROM orchestrator.flows f
          WHERE f.name = r.workflow AND f.version = r.version) AS redact"""
 _ONE = Statement[Row](f"""
 SELECT /* flow_reads.one */ {_COLUMNS} FROM orchestrator.runs r WHERE r.id = %(id)s::uuid AND r.flow
@@ -79,13 +80,6 @@ def show(connection: Connection, run: bytes) -> FlowRunView | None:
     """Return a run of a flow, if there is such a one."""
     row = _ONE.first(connection, id=run)
     return None if row is None else _view(row)
-
-
-def standing(connection: Connection, run: bytes) -> FlowState:
-    """Return what the leader remembers of a run of a flow."""
-    row = _ONE.first(connection, id=run)
-    plain = None if row is None or row.state is None else zoned.decode(bytes(row.state))
-    return FlowState.from_plain(plain) if isinstance(plain, list) else FlowState()
 
 
 class FlowRunFilter(NamedTuple):

@@ -8,11 +8,15 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
+from orchestrator.domain import zoned
+from orchestrator.domain.code.history import SignalReceived
+from orchestrator.domain.flow.state import FlowState
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import stored_json
 from orchestrator.errors import WrongState
 from orchestrator.store.dag.plans import read_params
 from orchestrator.store.inbox import RequestKind
+from orchestrator.store.runs import untold
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.sql import Batch, Blob, Prepared, Row, Statement
 
@@ -27,26 +31,39 @@ class FlowRun(NamedTuple):
     state: bytes | None
     size: int = 0
     """Characters of its parameters, as they are stored."""
+    is_over: bool = False
+    """It has ended, or is being cancelled."""
 
 
 _LOAD = Prepared[Row]("""
-SELECT /* flow_runs.load */ r.id, r.workflow, r.version, r.params::text AS params, r.state
+SELECT /* flow_runs.load */ r.id, r.workflow, r.version, r.params::text AS params, r.state,
+       r.cancelling OR r.ended_at IS NOT NULL AS is_over
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
- WHERE r.flow AND NOT r.cancelling AND r.ended_at IS NULL
+ WHERE r.flow AND (r.id = ANY(%(late)s::uuid[]) OR (NOT r.cancelling AND r.ended_at IS NULL))
 """)
 
 
-def load(connection: Connection, ids: Sequence[bytes]) -> list[FlowRun]:
-    """Return those of these runs that are runs of flows and go on; one that is being cancelled does not."""
+def load(connection: Connection, ids: Sequence[bytes], late: Sequence[bytes] = ()) -> list[FlowRun]:
+    """Return those of these runs that are runs of flows and go on, and the `late` ones also if they do not."""
     return [
-        FlowRun(row.id, row.workflow, row.version, read_params(row.params or "{}"), row.state, len(row.params or ""))
-        for row in _LOAD(connection, ids=ids)
+        FlowRun(
+            *(row.id, row.workflow, row.version, read_params(row.params or "{}"), row.state, len(row.params or "")),
+            is_over=row.is_over,
+        )
+        for row in _LOAD(connection, ids=ids, late=late)
     ]
 
 
-def new_run(name: str, version: int, run_id: bytes, params: dict[str, Any], tags: Sequence[str] = ()) -> NewRun:
-    """Return a run of a flow that is to be created."""
+def new_run(
+    name: str,
+    version: int,
+    run_id: bytes,
+    params: dict[str, Any],
+    tags: Sequence[str] = (),
+    shared: dict[str, Any] | None = None,
+) -> NewRun:
+    """Return a run of a flow that is to be created, with the shared state that it begins with."""
     return NewRun(
         id=run_id,
         name=name,
@@ -55,6 +72,7 @@ def new_run(name: str, version: int, run_id: bytes, params: dict[str, Any], tags
         params=stored_json(params),
         tags=stored_json(list(tags)),
         flow=True,
+        state=zoned.encode(FlowState(initial=shared).to_plain()) if shared else None,
     )
 
 
@@ -67,16 +85,17 @@ class Started(NamedTuple):
     """JSON, sealed where there are data keys."""
     tags: list[str]
     fire_time: datetime | None
+    state: bytes | None
 
 
 _STARTED = Statement[Started]("""
-SELECT /* flow_runs.started */ workflow, version, params::text AS params, tags, fire_time FROM orchestrator.runs
+SELECT /* flow_runs.started */ workflow, version, params::text AS params, tags, fire_time, state FROM orchestrator.runs
  WHERE id = %(id)s::uuid AND flow
 """)
 
 
 def again(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
-    """Return a run that starts another one over: the same version, parameters and tags; None if it is of no flow."""
+    """Return a run that starts another one over, with all that it was started with; None if it is of no flow."""
     found = _STARTED.first(connection, id=run)
     if found is None:
         return None
@@ -85,23 +104,84 @@ def again(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
         raise WrongState(
             f"Run {to_text(run)} cannot be run again: its parameters are sealed with a key that is not here."
         )
-    started = new_run(found.workflow, found.version, new, params, found.tags)
+    plain = None if found.state is None else zoned.decode(bytes(found.state))
+    initial = FlowState.from_plain(plain).initial if isinstance(plain, list) else None
+    started = new_run(found.workflow, found.version, new, params, found.tags, initial)
     return started._replace(fire_time=None if found.fire_time is None else found.fire_time.isoformat())
+
+
+_WHICH = Statement[tuple[str, int]]("""
+SELECT /* flow_runs.which */ workflow, version FROM orchestrator.runs WHERE id = %(id)s::uuid AND flow
+""")
+
+
+def which(connection: Connection, run: bytes) -> tuple[str, int] | None:
+    """Return the flow and the version of a run; None if it is of no flow."""
+    return _WHICH.first(connection, id=run)
+
+
+class Standing(NamedTuple):
+    """How a run of a flow stands, for those that send it something."""
+
+    status: str
+    is_cancelling: bool
+    """It is being cancelled, or somebody has asked for that."""
+    state: FlowState
+    under_way: frozenset[str]
+    """Keys of signals that the leader has not applied yet, among those that were asked for."""
 
 
 _LOCK = Statement[None]("""
 SELECT /* flow_runs.lock */ pg_advisory_xact_lock(hashtextextended('orchestrator.flow.' || %(id)s::uuid::text, 0))
 """)
-_SENT = Statement[str]("""
-SELECT /* flow_runs.sent */ body->>'key' FROM orchestrator.inbox
- WHERE kind = %(kind)s AND target = %(id)s::uuid ORDER BY id LIMIT 1000
+_STANDING = Statement[Row]("""
+SELECT /* flow_runs.standing */ r.status, r.state,
+       r.cancelling OR EXISTS (SELECT FROM orchestrator.inbox
+                                WHERE kind = %(cancel)s AND target = %(id)s::uuid) AS cancelling,
+       ARRAY (SELECT DISTINCT body->>'key' FROM orchestrator.inbox
+               WHERE kind = %(kind)s AND target = %(id)s::uuid AND body->>'key' = ANY (%(keys)s::text[])) AS sent,
+       ARRAY (SELECT u.body FROM orchestrator.untold u
+               WHERE u.run_id = %(id)s::uuid AND EXISTS (
+                     SELECT FROM unnest(%(keys)s::text[]) AS key
+                      WHERE position(convert_to(key, 'UTF8') IN u.body) > 0)) AS untold
+  FROM orchestrator.runs r WHERE r.id = %(id)s::uuid
 """)
 
 
-def take_turn(connection: Connection, run: bytes) -> list[str]:
-    """Let nobody else decide for a run until the end of the transaction; return the keys of signals under way to it."""
+def take_turn(connection: Connection, run: bytes, keys: Sequence[str]) -> Standing:
+    """Let nobody else send a run anything until the end of the transaction; return how it stands.
+
+    A signal leaves the inbox for the state, or for what the run has not been told, so all are read in one statement.
+    """
     _LOCK(connection, id=run)
-    return list(_SENT(connection, kind=str(RequestKind.FLOW_SIGNAL), id=run))
+    asked = {"kind": str(RequestKind.FLOW_SIGNAL), "cancel": str(RequestKind.CANCEL_RUN), "keys": list(keys)}
+    row = _STANDING.one(connection, id=run, **asked)
+    plain = None if row.state is None else zoned.decode(bytes(row.state))
+    late = {
+        fact.name for body in row.untold for fact in untold.facts_of(bytes(body)) if isinstance(fact, SignalReceived)
+    }
+    return Standing(
+        row.status,
+        row.cancelling,
+        FlowState.from_plain(plain) if isinstance(plain, list) else FlowState(),
+        frozenset(row.sent) | late,
+    )
+
+
+_KEEPS = Statement[int]("""
+SELECT /* flow_runs.keeps */ coalesce(octet_length(r.state), 0)
+       + 3 * (SELECT coalesce(sum(octet_length(body::text)), 0) FROM orchestrator.inbox
+               WHERE kind = %(kind)s AND target = r.id) / 2
+       + 2 * (SELECT coalesce(sum(octet_length(body)), 0) FROM orchestrator.untold WHERE run_id = r.id)
+  FROM orchestrator.runs r WHERE r.id = %(id)s::uuid
+""")
+
+
+def keeps(connection: Connection, run: bytes) -> int:
+    """Return about how many bytes a run keeps, or will when it has been told what was sent: each signal twice, by its
+    key and in the shared state.
+    """
+    return int(_KEEPS.first(connection, id=run, kind=str(RequestKind.FLOW_SIGNAL)) or 0)
 
 
 class Visit(NamedTuple):

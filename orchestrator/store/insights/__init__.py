@@ -20,7 +20,7 @@ from orchestrator.store.insights.fleet import QueueCounts, WorkerView, empty_que
 from orchestrator.store.insights.last_runs import LastRun, last_runs
 from orchestrator.store.insights.lineage import Lineage, Relative, find_relative, lineage
 from orchestrator.store.insights.obstacles import find_obstacles
-from orchestrator.store.insights.owners import find_run_owner, find_task_owner
+from orchestrator.store.insights.owners import find_run_owners, find_task_owners
 from orchestrator.store.insights.pressure import (
     Connections,
     LongTransaction,
@@ -28,6 +28,7 @@ from orchestrator.store.insights.pressure import (
     dead_rows,
     long_transactions,
 )
+from orchestrator.store.insights.redact import redact_of_run
 from orchestrator.store.insights.runs import (
     RunDetail,
     RunFilter,
@@ -106,10 +107,10 @@ __all__ = [
     "find_node",
     "find_obstacles",
     "find_relative",
-    "find_run_owner",
+    "find_run_owners",
     "find_runs",
     "find_step_task",
-    "find_task_owner",
+    "find_task_owners",
     "find_tasks",
     "last_runs",
     "lineage",
@@ -124,6 +125,7 @@ __all__ = [
     "overview",
     "page_of_approvals",
     "page_of_runs",
+    "redact_of_run",
     "page_of_tasks",
     "search",
     "show_code",

@@ -50,6 +50,8 @@ class ApprovalView:
     """Since when it waits."""
     due: datetime | None
     """When the time to decide is up."""
+    redact: tuple[str, ...] = ()
+    """Patterns of fields of the input that are not shown, of the tasks that the flow runs."""
 
 
 class ApprovalPage(NamedTuple):
@@ -137,7 +139,7 @@ def _flows(connection: Connection, after: UUID | None) -> tuple[list[ApprovalVie
             known[place] = None if stored is None else stored.flow
         node = find_node(known[place], state.cursor)
         if node is not None and node.kind == "approval":
-            found.append(_approval(row, state, state.work, node))
+            found.append(_approval(row, state, state.work, node, known[place]))
     return found, rows[-1].id if len(rows) == _MOST_LOOKED_AT else None
 
 
@@ -155,7 +157,8 @@ def find_node(flow: Flow | None, path: str) -> Node | None:
     return None if flow is None else node_at(flow, path)
 
 
-def _approval(row: Row, state: FlowState, wait: Wait, node: Node) -> ApprovalView:
+def _approval(row: Row, state: FlowState, wait: Wait, node: Node, flow: Flow | None) -> ApprovalView:
+    functions = () if flow is None else flow.functions.values()
     entered = state.frames[-1].entered
     return ApprovalView(
         kind="approval",
@@ -168,4 +171,5 @@ def _approval(row: Row, state: FlowState, wait: Wait, node: Node) -> ApprovalVie
         input=wait.input,
         since=datetime.fromtimestamp(entered, UTC) if entered else row.created_at,
         due=datetime.fromtimestamp(wait.due, UTC) if wait.due else None,
+        redact=tuple(pattern for function in functions for pattern in function.options.get("redact", ())),
     )

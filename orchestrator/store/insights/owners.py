@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from orchestrator.store.sql import Statement
 class TaskOwner(NamedTuple):
     """What a task belongs to."""
 
+    id: UUID
     queue: str
     in_run: bool
     workflow: str | None
@@ -22,26 +24,27 @@ class TaskOwner(NamedTuple):
 class RunOwner(NamedTuple):
     """What a run belongs to."""
 
+    id: UUID
     workflow: str | None
 
 
-_OF_TASK = Statement[TaskOwner]("""
-SELECT /* insights.owners.task */ t.queue, t.run_id IS NOT NULL AS in_run, r.workflow
-  FROM (SELECT queue, run_id FROM orchestrator.tasks WHERE id = %(id)s::uuid
+_OF_TASKS = Statement[TaskOwner]("""
+SELECT /* insights.owners.tasks */ t.id, t.queue, t.run_id IS NOT NULL AS in_run, r.workflow
+  FROM (SELECT id, queue, run_id FROM orchestrator.tasks WHERE id = ANY(%(ids)s::uuid[])
          UNION ALL
-        SELECT queue, run_id FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid) AS t
+        SELECT id, queue, run_id FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[])) AS t
   LEFT JOIN orchestrator.runs r ON r.id = t.run_id
 """)
-_OF_RUN = Statement[RunOwner](
-    "SELECT /* insights.owners.run */ workflow FROM orchestrator.runs WHERE id = %(id)s::uuid"
+_OF_RUNS = Statement[RunOwner](
+    "SELECT /* insights.owners.runs */ id, workflow FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[])"
 )
 
 
-def find_task_owner(connection: Connection, task: UUID) -> TaskOwner | None:
-    """Return what a task belongs to, or None if there is none of that id."""
-    return _OF_TASK.first(connection, id=task.hex)
+def find_task_owners(connection: Connection, tasks: Collection[UUID]) -> dict[UUID, TaskOwner]:
+    """Return what tasks belong to; those that are not there are left out."""
+    return {found.id: found for found in _OF_TASKS(connection, ids=[task.bytes for task in tasks])}
 
 
-def find_run_owner(connection: Connection, run: UUID) -> RunOwner | None:
-    """Return what a run belongs to, or None if there is none of that id."""
-    return _OF_RUN.first(connection, id=run.hex)
+def find_run_owners(connection: Connection, runs: Collection[UUID]) -> dict[UUID, RunOwner]:
+    """Return what runs belong to; those that are not there are left out."""
+    return {found.id: found for found in _OF_RUNS(connection, ids=[run.bytes for run in runs])}

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from orchestrator.domain.flow.definition import name_of
 from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, OPEN_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import TaskError
@@ -57,6 +58,8 @@ class TaskView:
     """When its last attempt began."""
     ended_at: datetime | None
     """When it ended."""
+    step: str | None = None
+    """The step or node of its run that it is a part of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +146,9 @@ class TaskFilter:
 
 
 _OPEN = """id, name, queue, priority, status, NULL::text AS reason, hold, blockers, wake_at, attempt, failures, losses,
-           run_id, position, worker, created_at, started_at, NULL::timestamptz AS ended_at"""
+           run_id, position, worker, created_at, started_at, NULL::timestamptz AS ended_at, step"""
 _ENDED = """id, name, queue, priority, status, reason, NULL::text AS hold, 0 AS blockers, NULL::timestamptz AS wake_at,
-            attempt, failures, losses, run_id, position, worker, created_at, started_at, ended_at"""
+            attempt, failures, losses, run_id, position, worker, created_at, started_at, ended_at, step"""
 
 # Parameters arrive as literals, so the planner drops the conditions that are not asked for.
 _MATCHES = """(%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
@@ -351,7 +354,8 @@ def _attempts(connection: Connection, task: Row, error: ErrorView | None) -> lis
 
 
 def _columns(row: Row) -> dict[str, Any]:
-    return {field.name: getattr(row, field.name) for field in fields(TaskView)}
+    found = {field.name: getattr(row, field.name) for field in fields(TaskView)}
+    return {**found, "step": name_of(row.step)}
 
 
 def error_view(known: TaskError | Mapping[str, str] | None) -> ErrorView | None:

@@ -133,7 +133,8 @@ WITH /* queues.slice */ RECURSIVE found AS (
            SELECT id, queue, status, created_at FROM orchestrator.tasks
             WHERE id > found.id ORDER BY id LIMIT 1) AS following
 )
-SELECT id, queue = %(queue)s::text AND status = 'pending' AND created_at <= %(before)s::timestamptz AS is_waiting
+SELECT id, queue = %(queue)s::text AND status = ANY(%(states)s::text[])
+       AND created_at <= %(before)s::timestamptz AS is_waiting
   FROM found LIMIT %(limit)s
 """)
 
@@ -147,12 +148,16 @@ class Slice(NamedTuple):
     """Where the next slice goes on; None if there is no other."""
 
 
-def waiting_tasks(connection: Connection, queue: str, before: datetime, after: bytes, limit: int) -> Slice:
+def waiting_tasks(
+    connection: Connection, queue: str, before: datetime, after: bytes, limit: int, *, dispatched: bool = False
+) -> Slice:
     """Look at so many open tasks after an id, and return those that have waited in a queue since before a time.
 
+    With `dispatched`, also those that were handed out.
     No index leads to all that waits in a queue, be it ready, delayed or blocked. So all open tasks are walked, once.
     """
-    rows = _SLICE(connection, queue=queue, before=before, after=after, limit=limit)
+    states = ["pending", "dispatched"] if dispatched else ["pending"]
+    rows = _SLICE(connection, queue=queue, before=before, after=after, limit=limit, states=states)
     return Slice([row.id for row in rows if row.is_waiting], rows[-1].id if len(rows) == limit else None)
 
 
@@ -162,6 +167,17 @@ _OPEN = Statement[int]("SELECT /* queues.open */ count(*) FROM orchestrator.task
 def open_tasks(connection: Connection, queue: str) -> int:
     """Return how many tasks of a queue have not ended."""
     return _OPEN.one(connection, queue=queue)
+
+
+_COUNTED = Statement[int]("""
+SELECT /* queues.count_open */ count(*) FROM (
+       SELECT FROM orchestrator.tasks WHERE queue = %(queue)s LIMIT %(most)s::bigint) AS counted
+""")
+
+
+def count_open(connection: Connection, queue: str, most: int) -> int:
+    """Return how many tasks of a queue have not ended, up to so many."""
+    return _COUNTED.one(connection, queue=queue, most=most)
 
 
 _DELAYED = Statement[tuple[int, datetime | None]](

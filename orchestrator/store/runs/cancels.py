@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.runs.verdict import TIMED_OUT
+from orchestrator.domain.runs.verdict import TERMINATED, TIMED_OUT
 from orchestrator.store.runs.life import COUNTERS, RunRow
 from orchestrator.store.sql import Prepared
 
-_MARK = Prepared[bytes]("""
-UPDATE /* cancels.mark */ orchestrator.runs SET cancelling = true
+_MARK = Prepared[bytes](f"""
+UPDATE /* cancels.mark */ orchestrator.runs
+   SET cancelling = true, reason = CASE WHEN code THEN '{TERMINATED}' ELSE reason END
  WHERE id = ANY(%(ids)s::uuid[]) AND status IN ('pending', 'running') AND NOT cancelling
    AND (%(code)s::boolean OR NOT code)
 RETURNING id
@@ -21,7 +22,7 @@ RETURNING id
 
 
 def mark(connection: Connection, ids: Sequence[bytes], *, code: bool = False) -> list[bytes]:
-    """Note that runs are to be cancelled; their tasks follow in slices. `code` is not spared: it is never asked."""
+    """Note that runs are to be cancelled; their tasks follow in slices. `code` is not spared: those are terminated."""
     return _MARK(connection, ids=ids, code=code)
 
 
@@ -70,7 +71,8 @@ def time_out(connection: Connection, now: datetime, limit: int, grace: float) ->
 
 _MARK_BELOW = Prepared[RunRow](f"""
 WITH /* cancels.mark_below */ RECURSIVE below (id, code, is_given) AS (
-    SELECT id, false, true FROM unnest(%(ids)s::uuid[]) AS given(id)
+    SELECT given.id, r.code, true FROM unnest(%(ids)s::uuid[]) AS given(id)
+     CROSS JOIN LATERAL (SELECT code FROM orchestrator.runs WHERE id = given.id LIMIT 1) AS r
      UNION ALL
     SELECT c.id, c.code, false FROM below
      CROSS JOIN LATERAL (
@@ -93,7 +95,7 @@ RETURNING {COUNTERS}
 def mark_below(connection: Connection, ids: Sequence[bytes], now: datetime, limit: int) -> list[RunRow]:
     """Cancel what was started by runs that are being cancelled, and by what these started, however deep.
 
-    What has not begun ends at once.
+    What has not begun ends at once. Children of runs of code follow when those end, each as its close policy says.
     """
     return _MARK_BELOW(connection, ids=ids, now=now, limit=limit)
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from orchestrator.references import MARK
 from orchestrator.store import payloads
 from orchestrator.store.runs.tracing import span_of_run
-from orchestrator.store.sql import Batch, Json, Prepared, Statement
+from orchestrator.store.sql import Batch, Blob, Json, Prepared, Statement
 
 
 class NewRun(NamedTuple):
@@ -39,6 +39,7 @@ class NewRun(NamedTuple):
     child_id: bytes | None = None
     """The id under which the parent waits for it, if that is not its own."""
     detached: bool = False
+    terminates: bool = False
     schedule: str | None = None
     """What started it, or the run that it goes on from: the key of a schedule."""
     fire_time: Annotated[str, "timestamptz"] | None = None
@@ -58,6 +59,8 @@ class NewRun(NamedTuple):
     """Of a flow graph."""
     parent_task: bytes | None = None
     """The task that started it."""
+    state: Blob | None = None
+    """Of a flow: what it remembers before it has begun."""
     code: NewCode | None = None
     """Of a workflow as code, which begins at once. This is no column, and so it comes last."""
 
@@ -85,12 +88,13 @@ def _creating(name: str, given: str, begins: str) -> str:
 WITH /* {name} */ created AS (
     INSERT INTO orchestrator.runs
            (id, name, total, open, workflow, version, params, timeout, deadline, tags, key, lane, lane_limit,
-            parent_run, parent_step, parent_position, child_id, detached, schedule, fire_time, shown, reason,
-            cancelling, flow, parent_task, created_at, trace, depth, root, status, started_at, code, last_event)
+            parent_run, parent_step, parent_position, child_id, detached, terminates, schedule, fire_time, shown,
+            reason, cancelling, flow, parent_task, state, created_at, trace, depth, root, status, started_at, code,
+            last_event)
     SELECT n.id, n.name, n.total, n.total, n.workflow, n.version, n.params, n.timeout,
            {_NOW} + n.timeout * interval '1 second', ARRAY(SELECT jsonb_array_elements_text(n.tags)), n.key, n.lane,
-           n.lane_limit, n.parent_run, n.parent_step, n.parent_position, n.child_id, n.detached, n.schedule,
-           n.fire_time, n.shown, n.reason, n.cancelling, n.flow, n.parent_task, {_NOW},
+           n.lane_limit, n.parent_run, n.parent_step, n.parent_position, n.child_id, n.detached, n.terminates,
+           n.schedule, n.fire_time, n.shown, n.reason, n.cancelling, n.flow, n.parent_task, n.state, {_NOW},
            coalesce(n.trace, {span_of_run("n.parent_run")}), {begins}
       FROM {given}
         ON CONFLICT DO NOTHING

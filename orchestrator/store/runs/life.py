@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.runs.verdict import GOES_ON, TIMED_OUT, RunCounters
+from orchestrator.domain.runs.verdict import GOES_ON, TERMINATED, TIMED_OUT, RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState, run_sources_of
 from orchestrator.store.runs.round_robin import RoundRobin
 from orchestrator.store.sql import Batch, Prepared
@@ -233,7 +233,8 @@ _ENDS = Batch("e", "id uuid, state text, reason text")
 _END = Prepared[RunRow](f"""
 UPDATE /* runs.end */ orchestrator.runs r
    SET status = CASE WHEN e.state = 'cancelled' AND r.reason = '{TIMED_OUT}' THEN 'failed' ELSE e.state END,
-       ended_at = %(now)s::timestamptz, reason = coalesce(e.reason, r.reason), parked = false, expanding = false,
+       ended_at = %(now)s::timestamptz, parked = false, expanding = false,
+       reason = coalesce(e.reason, CASE WHEN r.reason <> '{TERMINATED}' OR e.state = 'cancelled' THEN r.reason END),
        closing = r.code AND r.open > 0, stuck = NULL, waiting = NULL,
        cancelled = CASE WHEN r.code THEN r.cancelled ELSE r.cancelled + r.open END,
        open = CASE WHEN r.code THEN r.open ELSE 0 END

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
+from orchestrator.domain.code.history import Fact
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.store.runs.round_robin import RoundRobin
 from orchestrator.store.sql import Batch, Prepared, Row
@@ -74,6 +75,11 @@ UPDATE /* untold.release */ orchestrator.untold u SET held = false
 def release(connection: Connection, runs: Sequence[bytes]) -> None:
     """Let runs be told that have begun again."""
     _RELEASE(connection, runs=runs)
+
+
+def facts_of(body: bytes) -> list[Fact]:
+    """Return the facts in what a run has not been told, as a row keeps it."""
+    return _decode(body).facts
 
 
 class Place(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -135,6 +136,13 @@ def advance(connection: Connection, advances: Sequence[Advance]) -> None:
     _ADVANCE(connection, _ADVANCES(advances))
 
 
+@functools.lru_cache(maxsize=64)  # thousands of schedules start the same workflow
+def _definitions(text: str, timezone: str) -> tuple[Definition, Definition]:
+    """Return a definition, and the same with the days of a time zone."""
+    definition = msgspec.json.decode(text, type=Definition)
+    return definition, msgspec.structs.replace(definition, schedule={"timezone": timezone})
+
+
 def run_of(target: Target, schedule: Schedule, fire: datetime, run_id: bytes, series: str) -> NewRun:
     """Return the run of one fire, or say why there can be none. `series` is what the run is to know as its schedule.
 
@@ -149,8 +157,7 @@ def run_of(target: Target, schedule: Schedule, fire: datetime, run_id: bytes, se
         run = flow_runs.new_run(target.name, target.version, run_id, given)
         run = run._replace(schedule=series, fire_time=fire_time)
         return run._replace(lane=f"schedule {series}", lane_limit=1) if schedule.overlap == "queue" else run
-    definition = msgspec.json.decode(target.definition, type=Definition)
-    in_zone = msgspec.structs.replace(definition, schedule={"timezone": schedule.timezone})
+    definition, in_zone = _definitions(target.definition, schedule.timezone)
     run = dags.new_run(definition, target.version, run_id, resolve_params(in_zone, given, fire))
     run = run._replace(schedule=series, fire_time=fire_time)
     if schedule.overlap == "queue":

@@ -50,6 +50,7 @@ def begin(connection: Connection, task: bytes, attempt: int) -> int | None:
 
 
 # Several statements in one message cannot have parameters, so the values stand in the text: numbers and hexadecimal.
+# The driver does not see that the transaction has ended, and rolls back: it finds one in which nothing was done.
 _COMMIT = Statement[None](f"""
 DO /* completions.commit */ $complete$ BEGIN
     IF {_NOW} <> {{began}} THEN
@@ -63,7 +64,7 @@ DO /* completions.commit */ $complete$ BEGIN
     INSERT INTO orchestrator.inbox (kind, target, body)
     VALUES ('{RequestKind.COMPLETE_TASK}', '{{task}}', to_jsonb({{duration:f}}));
 END $complete$;
-COMMIT
+COMMIT AND CHAIN
 """)
 
 

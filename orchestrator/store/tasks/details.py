@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.tasks.task import Noted
-from orchestrator.store.sql import Batch, Prepared
+from orchestrator.store.sql import Batch, Prepared, Row, Statement
 
 _NOTES = Batch("r", "id uuid, attempt int, details bytea")
 _SAVE = Prepared[None](f"""
@@ -51,3 +51,12 @@ SELECT /* details.executions */ t.id, t.name, t.queue, t.attempt, t.status <> 'p
 def executions(connection: Connection, ids: Sequence[bytes]) -> list[Execution]:
     """Return those of these tasks that executors may have begun."""
     return _EXECUTIONS(connection, ids=ids)
+
+
+_OPEN = Statement[Row]("SELECT /* details.open */ failures, details FROM orchestrator.tasks WHERE id = %(id)s::uuid")
+
+
+def of_open(connection: Connection, task: bytes) -> tuple[int, bytes | None] | None:
+    """Return how often an open task has failed, and what is kept with it; None if it is not open."""
+    row = _OPEN.first(connection, id=task)
+    return None if row is None else (row.failures, None if row.details is None else bytes(row.details))

@@ -149,14 +149,18 @@ class Slice(NamedTuple):
     """Where the next slice goes on; None if there is no other."""
 
 
+def beginning(wanted: FailedFilter) -> Place:
+    """Return where a walk begins."""
+    return ("-infinity" if wanted.since is None else wanted.since.isoformat(), "00" * 16)
+
+
 def matching(connection: Connection, wanted: FailedFilter, before: datetime, after: Place | None, limit: int) -> Slice:
     """Look at so many tasks that did not succeed, in the order of their ends, up to a time; return those that match.
 
     What does not match is walked past once, however much of it there is.
     """
     until = before if wanted.until is None else min(before, wanted.until)
-    since = "-infinity" if wanted.since is None else wanted.since.isoformat()
-    at, task = after or (since, "00" * 16)
+    at, task = after or beginning(wanted)
     rows = _SLICE(connection, _parameters(wanted), {"until": until}, after=at, after_id=task, limit=limit)
     tasks = [row.id for row in rows if row.is_wanted]
     return Slice(tasks, (rows[-1].ended_at, to_text(rows[-1].id)) if len(rows) == limit else None)

@@ -240,7 +240,8 @@ _FREED = Batch("freed", "key text, task_id uuid")
 _FREE = Prepared[None](f"""
 DELETE /* keys.free */ FROM orchestrator.unique_keys k
  USING {_FREED}
- WHERE k.key = freed.key AND k.task_id = freed.task_id AND k.scope = ANY(%(scopes)s::text[])
+ CROSS JOIN LATERAL (SELECT ctid AS tid FROM orchestrator.unique_keys WHERE key = freed.key LIMIT 1) AS found
+ WHERE k.ctid = found.tid AND k.task_id = freed.task_id AND k.scope = ANY(%(scopes)s::text[])
 """)
 
 

@@ -170,10 +170,18 @@ class LeaderStreams:
         """Keep messages that could not be applied, for people to look at."""
         keep_aside(self._redis, self._keys, refused)
 
-    def complain(self, reason: str) -> None:
-        """Tell `status` why nothing moves, where it can be told: Postgres itself may not take it."""
+    def complain(self, reason: str, pause: float = 0.0) -> None:
+        """Tell `status` why nothing moves, where it can be told: Postgres itself may not take it.
+
+        It is told for a little longer than the pause until the next try.
+        """
         with suppress(*UNAVAILABLE):
-            self._redis.set(self._keys.complaint, reason[:1_000], ex=_COMPLAINT_TTL)
+            self._redis.set(self._keys.complaint, reason[:1_000], ex=_COMPLAINT_TTL + int(pause))
+
+    def withdraw_complaint(self) -> None:
+        """Tell `status` no more."""
+        with suppress(*UNAVAILABLE):
+            self._redis.delete(self._keys.complaint)
 
     # -- after a commit
 

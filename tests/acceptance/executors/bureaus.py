@@ -38,6 +38,7 @@ class BureauHarness(BehindDoor):
         self.begun: list[str] = []
         self._let_go: dict[str, dict[str, Any]] = {}
         """How work ends that is held no more, by the word that tells it."""
+        self.expired: list[str] = []
         self.released: list[str] = []
         self.crash: dict[str, Any] = {}
         """By verb, what is called when it is asked for, before it is done (`before …`), answered, or after that."""
@@ -108,8 +109,8 @@ class BureauHarness(BehindDoor):
                     work.end = {"error": "cancelled"}
                     work.changed.set()
                 await self._say(writer, {})
-            elif verb == "release":
-                self.released.append(name)
+            elif verb in ("expire", "release"):
+                (self.released if verb == "release" else self.expired).append(name)
                 await self._say(writer, {})
             else:
                 await self._say(writer, {"gone": True})

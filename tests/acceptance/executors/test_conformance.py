@@ -13,6 +13,10 @@ from orchestrator.cli import main
 from tests.acceptance.executors.harness import Stage
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.long_for(
+    "cloud_run", "dask", "kubernetes", "pull", "ray", "rq"
+)  # these have tests of their own
+
 
 def test_work_succeeds_or_fails(stage: Stage) -> None:
     stage.usual()
@@ -107,6 +111,7 @@ def test_a_remote_side_that_is_away_is_waited_for(stage: Stage) -> None:
     assert (stage.harness.started(id), stage.harness.started(other)) == (1, 1)
 
 
+@pytest.mark.long
 def test_a_remote_side_that_is_away_for_minutes_is_asked_again_until_it_is_back(stage: Stage) -> None:
     """The limits of time are shortened by settings, so that what takes minutes takes seconds."""
     worker, settings = stage.worker(), stage.stack.settings
@@ -127,6 +132,7 @@ def test_a_remote_side_that_is_away_for_minutes_is_asked_again_until_it_is_back(
     assert (stage.failures(held), stage.failures(waiting)) == (0, 0)
 
 
+@pytest.mark.long
 def test_time_runs_while_the_remote_side_is_away(stage: Stage) -> None:
     stage.worker()
     began = time.monotonic()

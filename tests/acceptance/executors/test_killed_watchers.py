@@ -73,6 +73,7 @@ def test_a_watcher_may_die_before_its_note_of_the_external_id_is_kept(scene: Sta
         scene.leave()
 
 
+@pytest.mark.long
 def test_a_watcher_may_die_before_it_clears_away(scene: Stage, bureau: BureauHarness) -> None:
     first = scene.worker()
     bureau.crash["before release"] = first.kill
@@ -84,7 +85,42 @@ def test_a_watcher_may_die_before_it_clears_away(scene: Stage, bureau: BureauHar
         other, _ = scene.enqueue("return", value=2)
         assert other.result(60) == 2
         assert (work.status(), bureau.started(id), scene.failures(work)) == ("success", 1, 0)
+        assert [name for name in bureau.expired if work.id in name], "nobody will clear it away, so it goes by itself"
     finally:
+        scene.leave()
+
+
+@pytest.mark.long
+@pytest.mark.long
+def test_a_watcher_that_was_cut_off_clears_nothing_away_that_another_reads(scene: Stage, bureau: BureauHarness) -> None:
+    first, is_read, go_on = scene.worker(), threading.Event(), threading.Event()
+
+    def stop_first() -> None:
+        first.signal_group(signal.SIGSTOP)
+        is_read.set()
+
+    def wait() -> None:
+        is_read.set()
+        go_on.wait(60)
+
+    bureau.crash["end"] = stop_first
+    work, _ = scene.enqueue("return", value=1)
+    try:
+        assert is_read.wait(60)
+        is_read.clear()
+        bureau.crash["watch"] = wait
+        scene.worker()
+        assert is_read.wait(60), "another watches it"
+        before = len(bureau.released)
+        first.signal_group(signal.SIGCONT)
+        resumed = time.monotonic()
+        eventually(lambda: time.monotonic() - resumed > 6, "the first has told how it ended, and nobody believes it")
+        assert len(bureau.released) == before
+        go_on.set()
+        assert (work.result(60), scene.failures(work)) == (1, 0)
+    finally:
+        go_on.set()
+        first.signal_group(signal.SIGCONT)
         scene.leave()
 
 
@@ -107,6 +143,7 @@ def test_work_that_is_slow_to_start_has_not_begun_and_is_begun_once(scene: Stage
         scene.leave()
 
 
+@pytest.mark.long
 def test_a_full_worker_receives_executions_after_redis_has_lost_everything(
     scene: Stage, bureau: BureauHarness, tmp_path: Path
 ) -> None:

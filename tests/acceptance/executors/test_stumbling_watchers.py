@@ -10,6 +10,8 @@ from orchestrator import TaskCancelled
 from tests.acceptance.executors.harness import Stage
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 WORKER = ("--app", "stumbling:app")
 
 

@@ -8,7 +8,7 @@ import project
 from click.testing import CliRunner
 
 from orchestrator.cli import main
-from orchestrator.executors import Kubernetes, Rq
+from orchestrator.executors import Kubernetes, Process, Rq
 from tests.acceptance.stack import Stack
 from tests.waiting import eventually
 
@@ -37,3 +37,15 @@ def test_what_a_worker_lacks_is_told_and_costs_no_try(stack: Stack, tmp_path: Pa
     for handle in (handed_back, unknown):
         row = stack.sql("SELECT status, failures, hold FROM orchestrator.tasks WHERE id = :id", id=handle.id)
         assert tuple(row[0])[:2] == ("pending", 0)
+
+
+def test_a_command_finds_no_secret_of_any_service(stack: Stack) -> None:
+    stack.environment["PLANTED"] = "hidden-words"
+    stack.scheduler()
+    stack.worker("--allow-command", "/bin/sh")
+    project.isolated.enqueue(1).result(timeout=60)  # its process waits for more
+    look = (
+        "grep -la hidden-words /proc/[0-9]*/environ 2>/dev/null | while read file; do cat ${file%environ}cmdline; done"
+    )
+    seen = project.work.options(executor=Process(command=["/bin/sh", "-c", look], output="text")).enqueue(do="look")
+    assert seen.result(timeout=60) == ""

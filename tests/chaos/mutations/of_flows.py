@@ -47,7 +47,7 @@ FLOWS = (
         "a node that has failed takes its `default` edge although it has an `error` edge",
         "orchestrator/domain/flow/cursor.py",
         "            self._follow(place, ERROR)\n",
-        "            self._follow(place, DEFAULT)\n",
+        '            self._follow(place, "default")\n',
         (seeds("46", "has visited"),),
     ),
     Mutation(
@@ -84,8 +84,8 @@ FLOWS = (
         "early-signal-lost",
         "a signal that comes before a run of a flow has begun is lost",
         "orchestrator/domain/flow/waits.py",
-        "        if state.is_over:\n            return\n        try:\n            key = parse",
-        "        if state.is_over or not state.frames:\n            return\n        try:\n            key = parse",
+        "        if state.is_over:\n            self.keep(event)\n",
+        "        if not state.frames:\n            return\n        if state.is_over:\n            self.keep(event)\n",
         (
             tests(
                 "tests/integration/test_flows.py::test_a_signal_counts_that_was_sent_before_the_run_began",

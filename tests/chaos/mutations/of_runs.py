@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.chaos.mutations.mutation import Mutation, chaos, seeds, tests
 
-_UNDONE = "            tx.rolled_back()\n            if is_about_all(error):\n"
+_UNDONE = "            tx.rolled_back()\n            belongs_to_part = "
 
 CAREFUL_TICKS = (
     Mutation(
@@ -48,7 +48,7 @@ CAREFUL_TICKS = (
         "who remembers something does not hear of a part of a tick that was rolled back",
         "orchestrator/scheduler/isolation.py",
         _UNDONE,
-        "            if is_about_all(error):\n",
+        "            belongs_to_part = ",
         (
             tests(
                 "tests/chaos/test_simulator.py"

@@ -14,6 +14,17 @@ TASKS = (
         (chaos("--seconds 15 --seed 7 --rate 10 --faults redis-flush --every 1 --loads long,plain", "has not ended"),),
     ),
     Mutation(
+        "pulled-again-at-once",
+        "pulled work that Redis has lost is offered to others at once",
+        "workers/executors/pull.py",
+        "self._offer_work(execution, again=True)",
+        "self._offer_work(execution)",
+        (
+            chaos("--seconds 15 --seed 7 --rate 4 --faults redis-flush --every 2 --loads pulled", "had been heard"),
+            tests("tests/integration/test_executor_pull_losses.py", "stays_with_its_holder"),
+        ),
+    ),
+    Mutation(
         "dead-at-first-silence",
         "workers are taken for dead at the first missing heartbeat",
         "orchestrator/scheduler/fleet/view.py",

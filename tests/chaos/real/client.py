@@ -20,6 +20,7 @@ from tests.chaos.real.loads.runs import workflow
 from tests.chaos.real.outsider import Outsider
 from tests.chaos.real.project import app
 from tests.chaos.real.project.flows import FLOW
+from tests.chaos.real.puller import Puller
 from tests.chaos.real.visitor import Visitor
 from tests.chaos.real.weather import is_weather
 
@@ -49,6 +50,7 @@ class Client:
         """What no caller should ever see."""
         self._outsider = Outsider(arena, seed)
         self._visitor = Visitor(arena, seed)
+        self._puller = Puller(arena, seed)
         self._clockwork = Clockwork(arena)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="client", daemon=True)
@@ -94,6 +96,7 @@ class Client:
         self._clockwork.wind_up()
         self._thread.start()
         self._outsider.start()
+        self._puller.start()
         if self._has_visitor:
             self._visitor.start()
 
@@ -114,7 +117,8 @@ class Client:
         self.stop()
         self._outsider.stop()
         self._visitor.close()
-        for other in (self._outsider, self._visitor):
+        self._puller.close()
+        for other in (self._outsider, self._visitor, self._puller):
             self.violations += other.violations
             self.counts += other.counts
         app.close()

@@ -8,6 +8,7 @@ all that it forks belong to.
                   child TASK | limit TASK NAME NUMBER | follows TASK END BY | step RUN NAME TASK
                   stage RUN NAME TASK | fire SCHEDULE TIME TASK | exit PID TIME
     commits       task ID | run ID | journey RUN WIDTH | cancel ID | saying WHAT RUN NUMBER | said WHAT RUN NUMBER
+                  pulled REQUEST TASK LEASE TIME | heard LEASE TIME | let-go LEASE TIME OUTCOME
                   schedule NAME first TIME | schedule NAME next TIME
 """
 

@@ -373,8 +373,11 @@ class MemoryLeaderStreams:
 
     # -- the fleet
 
-    def complain(self, reason: str) -> None:
+    def complain(self, reason: str, pause: float = 0.0) -> None:
         """For people who look; nobody does here."""
+
+    def withdraw_complaint(self) -> None:
+        """The same."""
 
     def write_canary(self) -> None:
         self._call("canary", lambda: None)

@@ -77,7 +77,7 @@ class Poisons:
             for owner, name, operation, ids in (
                 (dags.Dags, "_open", "evaluate", lambda given: [given[2].id]),
                 (dags.Dags, "_instantiate", "create", lambda given: [given[2].id]),
-                (Flows, "_advance", "advance", lambda given: [given[2].id]),
+                (Flows, "_advance", "advance", lambda given: [given[3].id]),
                 (runs, "count", "count", lambda given: given[1]),
                 (runs, "settle", "count", lambda given: given[1]),
                 (Triggers, "runs_ended", "hooks", lambda given: [run.id for run in given[3]]),

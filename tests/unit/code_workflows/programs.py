@@ -20,7 +20,8 @@ from orchestrator.domain.code.history import Event
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.values.payload import encode_value
-from orchestrator.testing.leader import MemoryLeader, Run
+from orchestrator.testing.leader import MemoryLeader
+from orchestrator.testing.memory_run import Run
 
 app = Orchestrator()
 Step = list[Any]
@@ -61,25 +62,33 @@ async def program(ctx: WorkflowContext, steps: list[Step]) -> list[str]:
     return await play(ctx, steps)
 
 
+class Played:
+    """What the steps of a program share."""
+
+    def __init__(self) -> None:
+        self.diary: list[str] = []
+        self.lock = asyncio.Lock()
+        self.queue: asyncio.Queue[str] = asyncio.Queue()
+        self.children: list[asyncio.Future[Any]] = []
+        """Those that nobody waits for."""
+
+
 async def play(ctx: WorkflowContext, steps: list[Step]) -> list[str]:
     """Play a program and return its diary."""
-    diary: list[str] = []
-    lock = asyncio.Lock()
-    queue: asyncio.Queue[str] = asyncio.Queue()
+    played = Played()
     for step in steps:
-        await _step(ctx, step, diary, lock, queue)
-    return diary
+        await _step(ctx, step, played)
+    return played.diary
 
 
-async def _step(
-    ctx: WorkflowContext, step: Step, diary: list[str], lock: asyncio.Lock, queue: asyncio.Queue[str]
-) -> None:
+async def _step(ctx: WorkflowContext, step: Step, played: Played) -> None:
     kind, *given = step
+    diary, lock, queue = played.diary, played.lock, played.queue
 
     async def branch(steps: list[Step], label: str) -> str:
         try:
             for inner in steps:
-                await _step(ctx, inner, diary, lock, queue)
+                await _step(ctx, inner, played)
             diary.append(f"{label} done")
         except asyncio.CancelledError:
             diary.append(f"{label} cancelled")
@@ -106,10 +115,22 @@ async def _step(
                 ctx.set("key", given[0])
             case "child":
                 diary.append(str(await child.options(on_cancel=given[1], detached=given[2]).schedule(given[0])))
+            case "start":
+                options: dict[str, Any] = {"on_cancel": given[1], "close_policy": given[2], "timeout": given[3]}
+                played.children.append(child.options(**options).schedule(given[0]))
+            case "drop":
+                while played.children:
+                    played.children.pop().cancel()
+            case "open":
+                work.schedule("left open")
+            case "fail":
+                raise ArithmeticError("the program fails")
+            case "again":
+                ctx.continue_as_new(given[0])
             case "lock":
                 async with lock:
                     for inner in given[0]:
-                        await _step(ctx, inner, diary, lock, queue)
+                        await _step(ctx, inner, played)
             case "put":
                 queue.put_nowait(ctx.now().isoformat())
             case "get":

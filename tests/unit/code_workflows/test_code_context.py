@@ -13,6 +13,8 @@ import pytest
 
 from orchestrator import (
     DeterminismViolation,
+    HandlerFailed,
+    InvalidArguments,
     InvalidTask,
     InvalidWorkflow,
     NotDeterministic,
@@ -22,8 +24,11 @@ from orchestrator import (
     PayloadError,
     PromiseRejected,
     RunFailed,
+    Settings,
     TaskFailed,
+    UnknownHandler,
     UnknownTask,
+    UpdateRefused,
     WorkflowContext,
     WorkflowFailed,
     WrongState,
@@ -292,15 +297,15 @@ def test_queries_look_and_change_nothing() -> None:
         before = run.history
         assert await run.query("size") == 1
         assert await run.query("item", 0) == "tea"
-        with pytest.raises(OrchestratorError, match="IndexError"):
+        with pytest.raises(HandlerFailed, match="IndexError"):
             await run.query("item", 1)
         with pytest.raises(OrchestratorError, match="may look at the workflow, but command nothing"):
             await run.query("naughty")
         with pytest.raises(OrchestratorError, match="time.time"):
             await run.query("clock")
-        with pytest.raises(OrchestratorError, match="answers no query 'sise'. Did you mean 'size'?"):
+        with pytest.raises(UnknownHandler, match="answers no query 'sise'. Did you mean 'size'?"):
             await run.query("sise")
-        with pytest.raises(OrchestratorError, match="argument 'place': expected int"):
+        with pytest.raises(InvalidArguments, match="argument 'place': expected int"):
             await run.query("item", "x")
         assert run.history == before
         await run.signal("item", Item("end", 1))
@@ -313,10 +318,10 @@ def test_updates_are_validated_and_answered() -> None:
     async def change(run: TestedRun[Any], _: WorkflowTest) -> None:
         assert await run.update("add", Item("tea", 1)) == 4.5
         assert await run.query("size") == 1
-        with pytest.raises(OrchestratorError, match="too dear"):
+        with pytest.raises(UpdateRefused, match="too dear"):
             await run.update("add", Item("gold", 11))
         assert await run.update("drop") == "tea"
-        with pytest.raises(OrchestratorError, match="IndexError: pop from empty list"):
+        with pytest.raises(HandlerFailed, match="IndexError: pop from empty list"):
             await run.update("drop")
         with pytest.raises(OrchestratorError, match="answers no update 'ad'. Did you mean 'add'"):
             await run.update("ad")
@@ -358,6 +363,7 @@ async def parent(ctx: WorkflowContext, how: str) -> str:
             leaf.options(detached=True).schedule(1000)
         case "leave":
             leaf.schedule(1000)
+            await asyncio.sleep(1)
         case _:
             child = leaf.options(on_cancel=cast("OnCancel", how), name="short-lived").schedule(1000)
             try:
@@ -409,6 +415,19 @@ def test_a_child_that_is_abandoned_goes_on_until_its_parent_ends_or_longer_if_it
         assert any(isinstance(event.what, history.RunCancelRequested) for event in child.history) is not detached
 
     started(turns_away, look, detached)
+
+
+def test_a_test_knows_how_deep_runs_may_start_runs() -> None:
+    shallow = Orchestrator(Settings(max_depth=2))
+
+    @shallow.workflow(name="deeper")
+    async def deeper(ctx: WorkflowContext, depth: int = 0) -> str:
+        try:
+            return str(await deeper.schedule(depth + 1))
+        except RunFailed as error:
+            return f"{depth}: {error}"
+
+    assert played(deeper).startswith("2: Workflow 'deeper' failed: InvalidWorkflow: A run of workflow 'deeper' would")
 
 
 @pytest.mark.parametrize(("how", "cancelled"), [("detach", False), ("leave", True)])

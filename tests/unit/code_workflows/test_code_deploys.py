@@ -15,7 +15,8 @@ from orchestrator.domain.ids import derived_id
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.testing import Recording, replay
-from orchestrator.testing.leader import MemoryLeader, Run
+from orchestrator.testing.leader import MemoryLeader
+from orchestrator.testing.memory_run import Run
 from tests.unit.code_workflows.playing import played
 
 LIMIT = 1_000_000

@@ -21,7 +21,8 @@ from orchestrator.domain.code.activation import Activated, Activation, Query
 from orchestrator.domain.code.history import Event
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.values.payload import encode_value
-from orchestrator.testing.leader import MemoryLeader, Run
+from orchestrator.testing.leader import MemoryLeader
+from orchestrator.testing.memory_run import Run
 
 app = Orchestrator()
 LIMIT = 1_000_000
@@ -360,6 +361,7 @@ def seconds_per_step(steps: int) -> float:
     return spent / steps
 
 
+@pytest.mark.slow
 def test_a_step_costs_the_same_at_the_end_of_a_long_run() -> None:
     """Time on the processor, of this thread alone, and the best of several: others may share the machine."""
     seconds_per_step(10)

@@ -63,6 +63,9 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: socket.socket(), "socket.*a task"),
     (lambda: subprocess.run(["true"]), "subprocess.run.*a task"),
     (lambda: list(as_completed([nothing])), "use it as `asyncio.as_completed`"),
+    (lambda: time.process_time(), "time.process_time.*ctx.now"),
+    (lambda: moment.fromtimestamp(0), r"datetime.fromtimestamp.*fromtimestamp\(…, UTC\)"),
+    (lambda: date.fromtimestamp(0), "date.fromtimestamp.*UTC"),
     (lambda: time.strftime("%d"), r"time.strftime.*ctx.now\(\).strftime"),
     (lambda: os.environ["HOME"], "os.environ.__getitem__.*an argument of the workflow"),
     (lambda: os.environ.get("HOME"), "os.environ.get.*an argument of the workflow"),
@@ -85,6 +88,8 @@ ALLOWED: list[Callable[[], Any]] = [
     lambda: ChainMap({"a": 1}).get("a"),
     lambda: os.path.join("a", "b"),  # noqa: PTH118
     lambda: datetime.datetime(2026, 1, 1).strftime("%d"),
+    lambda: moment.fromtimestamp(0, datetime.UTC),
+    lambda: datetime.datetime.fromtimestamp(0, tz=datetime.UTC),
 ]
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ from orchestrator.domain.code.history import Event
 from orchestrator.sdk.code.flow import Flow
 from orchestrator.testing import Recording, replay
 from tests.unit.code_workflows.programs import LIMIT, PROGRAMS, World, program
+
+pytestmark = pytest.mark.long
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,8 @@ from orchestrator.domain.code.reset_preview import preview
 from orchestrator.sdk.code.flow import Flow
 from orchestrator.testing import Recording, replay
 from tests.unit.code_workflows.programs import LIMIT, PROGRAMS, World, program
+
+pytestmark = pytest.mark.long
 
 OLD, NEW = bytes(range(16)), bytes(range(16, 32))
 NOW = 1_800_000_000.0

@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.domain import zoned
 from orchestrator.domain.flow import commands
 from orchestrator.domain.flow.commands import NodeRun
-from orchestrator.domain.flow.definition import Flow
+from orchestrator.domain.flow.definition import Flow, Rule
 from orchestrator.domain.flow.graph import Graph
 from orchestrator.domain.flow.plan import Planner
 from orchestrator.domain.flow.state import FlowState, Wait
@@ -18,8 +18,14 @@ from orchestrator.domain.flow.state import FlowState, Wait
 class Driver:
     """Runs one flow, its tasks in any order, every state written down and read again."""
 
-    def __init__(self, flow: Flow, params: dict[str, Any], service: Callable[[str, Any, dict[str, Any]], Any]) -> None:
-        self.graph = Graph(flow)
+    def __init__(
+        self,
+        flow: Flow,
+        params: dict[str, Any],
+        service: Callable[[str, Any, dict[str, Any]], Any],
+        rule: Rule = "default",
+    ) -> None:
+        self.graph = Graph(flow, rule)
         self.params = params
         self.service = service
         self.now = 1_000.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.domain.flow.definition import Exec, Flow, Node, Prep
+from orchestrator.domain.flow.definition import Exec, Flow, Node, Prep, Rule
 from tests.unit.flows.made import SIGNALS
 
 Service = Callable[[str, Any, dict[str, Any]], Any]
@@ -42,8 +42,9 @@ def get(path: str, params: Any, shared: Any, given: Any) -> Any:
 class Interpreter:
     """Runs one flow."""
 
-    def __init__(self, service: Service, most_steps: int) -> None:
+    def __init__(self, service: Service, most_steps: int, rule: Rule = "default") -> None:
         self.service = service
+        self.rule = rule
         self.left = most_steps
         self.visited: list[tuple[str, str]] = []
         """Nodes, behind those above them, and how each visit ended."""
@@ -79,7 +80,11 @@ class Interpreter:
                     tried += 1
                     self.visited.append((path + key, status))
                     continue
-                elif (key, "error") in edges or (key, "default") in edges:
+                elif (
+                    (key, "error") in edges
+                    or node.on_error == "continue"
+                    or (not node.on_error and self.rule == "default" and (key, "default") in edges)
+                ):
                     shared["_error"] = True
                     action = "error"
                 else:

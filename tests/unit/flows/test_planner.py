@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.domain.flow import checks, commands
-from orchestrator.domain.flow.definition import Flow
+from orchestrator.domain.flow.definition import Flow, Rule
 from tests.unit.flows.driver import Driver
 from tests.unit.flows.interpreter import Failed, Interpreter
 from tests.unit.flows.made import PARAMS, SIGNALS, comparable, make_flow, service
@@ -22,20 +22,24 @@ MOST = 60
 @st.composite
 def flows(draw: st.DrawFn) -> dict[str, Any]:
     """Return random flows."""
-    return make_flow(lambda options: draw(st.sampled_from(options)), max_steps=MOST)
+    flow = make_flow(lambda options: draw(st.sampled_from(options)), max_steps=MOST)
+    for node in flow["nodes"].values():
+        node["on_error"] = draw(st.sampled_from((None, None, "fail", "continue")))
+    return flow
 
 
 @settings(max_examples=250)
-@given(flows(), st.integers(0, 1_000))
-def test_it_comes_to_what_the_interpreter_says(plain: dict[str, Any], seed: int) -> None:
+@given(flows(), st.integers(0, 1_000), st.sampled_from(get_args(Rule)))
+@pytest.mark.slow
+def test_it_comes_to_what_the_interpreter_says(plain: dict[str, Any], seed: int, rule: Rule) -> None:
     flow = checks.definition(plain)
-    naive = Interpreter(service, MOST)
+    naive = Interpreter(service, MOST, rule)
     expected: dict[str, Any] | None
     try:
         expected = naive.run(flow, PARAMS, PARAMS)
     except Failed:
         expected = None
-    driver = Driver(flow, PARAMS, service)
+    driver = Driver(flow, PARAMS, service, rule)
     driver.signals = SIGNALS
     state = driver.run(seed)
     assert driver.end is not None
@@ -62,6 +66,7 @@ def echo(name: str, value: Any, params: dict[str, Any]) -> Any:
     return value
 
 
+@pytest.mark.slow
 def test_a_loop_of_ten_thousand_steps_keeps_its_state_small() -> None:
     count = {"kind": "executor", "service": "count", "prep": {"input_key": "n"}, "post": {"output_key": "n"}}
     more = {"kind": "choice", "choice_cases": [{"action": "on", "expr": {"lt": ["$shared.n", 5_000]}}]}
@@ -159,6 +164,21 @@ def test_a_signal_that_is_consumed_is_asked_for_again() -> None:
     driver.tell(commands.Begun())
     driver.tell(commands.Signalled("ok", True))
     assert (driver.state.cursor, driver.end) == ("b", None)
+
+
+@pytest.mark.parametrize(
+    ("key", "params", "action"),
+    [("way", {}, "left"), ("$shared.way", {}, "left"), ("$params.way", {"way": "on"}, "on"), ("gone", {}, "else")],
+)
+def test_a_choice_without_a_case_takes_its_action_from_the_shared_state(
+    key: str, params: dict[str, Any], action: str
+) -> None:
+    route = {"kind": "executor", "service": "s", "prep": {"input_key": "$params.word"}, "post": {"output_key": "way"}}
+    choose = {"kind": "choice", "post": {"action_key": key}, "default_action": "else"}
+    driver = Driver(flow_of({"route": route, "choose": choose}, [("route", "default", "choose")]), params, echo)
+    driver.params = {**params, "word": "left"}
+    driver.run(0)
+    assert [visit.action for visit in driver.visits] == ["default", action]
 
 
 def test_the_timer_of_an_earlier_wait_ends_no_later_one() -> None:
@@ -327,6 +347,7 @@ def test_a_retry_does_not_call_again_what_had_ended_well() -> None:
     assert sorted(seen) == [200, 201, 201, 202]
 
 
+@pytest.mark.slow
 def test_the_items_of_a_list_are_given_without_the_list_and_large_parameters_to_few_at_once() -> None:
     node = {"kind": "foreach", "service": "s", "prep": {"input_key": "$params.items"}, "parallel_mode": "concurrent"}
     driver = Driver(flow_of({"f": node}), {"items": ["y" * 1_000] * 700, "rate": 3}, echo)

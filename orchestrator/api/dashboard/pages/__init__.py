@@ -1,1 +1,1 @@
-"""The pages, by subject. Approvals and flows have their place in `navigation.py` when they come."""
+"""The pages of the dashboard, by subject."""

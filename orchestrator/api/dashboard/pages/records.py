@@ -16,9 +16,11 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WHOLE
 from orchestrator.api.routes import audit as audit_routes
 from orchestrator.domain.access import Key, Scope, Secret
+from orchestrator.domain.quotas import DEFAULTS, Quotas
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.times import present
 from orchestrator.sdk.checks import check_label, check_name
+from orchestrator.sdk.quotas import parse_quotas
 from orchestrator.store import keys
 
 routes = Routes("dashboard", "/ui")
@@ -40,7 +42,18 @@ def show_keys(api: Api) -> Response:
 def _keys(api: Api, made: Key | None = None, secret: Secret | None = None) -> Response:
     with api.reading() as connection:
         found = keys.list_all(connection)
-    return page("keys.html", keys=found, made=made, secret=secret, scopes=list(Scope))
+    return page(
+        "keys.html", usual=_quotas(DEFAULTS), quotas=_quotas, keys=found, made=made, secret=secret, scopes=list(Scope)
+    )
+
+
+def _quotas(quotas: Quotas) -> list[tuple[str, str, bool]]:
+    """Return quotas for people, and which are not as usual."""
+    values = msgspec.structs.asdict(quotas)
+    return [
+        (name, f"{value:,g}" if isinstance(value, float) else f"{value:,}", value != getattr(DEFAULTS, name))
+        for name, value in values.items()
+    ]
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,6 +67,10 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What the names of queues begin with that it is for."""
     workflows: str | None = None
     """The same of workflows."""
+    tasks: str | None = None
+    """The same of tasks that it may enqueue, with commas between."""
+    quotas: str | None = None
+    """Where they are not as usual: `rate=10, priority=0`."""
 
 
 def create_key(api: Api, body: NewKey) -> Response:
@@ -62,13 +79,16 @@ def create_key(api: Api, body: NewKey) -> Response:
     for what, prefix in (("queues", body.queues), ("workflows", body.workflows)):
         if prefix:
             check_name(what, prefix)
+    chosen = parse_quotas(word for word in (body.quotas or "").split(",") if word.strip())
     secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
     until = None if body.days is None else present() + timedelta(days=body.days)
-    bounds = {"queues": body.queues, "workflows": body.workflows}
+    tasks = [check_name("tasks", one.strip()) for one in (body.tasks or "").split(",") if one.strip()]
+    bounds = {"queues": body.queues, "workflows": body.workflows, "tasks": ",".join(tasks) or None}
     connections = api.backend.connections
     with connections.writing("the key was stored", transaction=True) as connection:
-        made = keys.add(connection, secret, label, body.scope, until, **bounds)
-        connections.record(connection, "create", "key", made.id, name=label, scope=str(body.scope), **bounds)
+        made = keys.add(connection, secret, label, body.scope, until, **bounds, quotas=chosen)
+        told = bounds | {"quotas": body.quotas}
+        connections.record(connection, "create", "key", made.id, name=label, scope=str(body.scope), **told)
     return _keys(api, made, secret)
 
 

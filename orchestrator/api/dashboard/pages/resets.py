@@ -55,5 +55,5 @@ def _shown(
 
 def _sentence(api: Api, id: UUID, number: int) -> Sentence | None:
     """Return what the last event says that would be kept; None if it says nothing to people."""
-    events = msgspec.json.decode(api.backend.code.history(id.bytes).to_json(api.redaction))["events"]
+    events = msgspec.json.decode(api.backend.code.history(id.bytes).to_json(api.redaction_of_run(id)))["events"]
     return next((one for one in story(events[:number]) if one.number == number), None)

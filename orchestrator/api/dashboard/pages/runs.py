@@ -88,7 +88,7 @@ def _run_before(api: Api, run: RunDetail, reach: Reach) -> UUID | None:
 
 def _of_code(api: Api, run: RunDetail) -> dict[str, Any]:
     recording = api.backend.code.history(run.id.bytes)
-    events = msgspec.json.decode(recording.to_json(api.redaction))["events"]
+    events = msgspec.json.decode(recording.to_json(api.redaction_of_run(run.id)))["events"]
     return {
         "story": story(events[-_MOST_EVENTS:]),
         "left_out": max(0, len(events) - _MOST_EVENTS),

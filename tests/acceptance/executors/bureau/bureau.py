@@ -59,6 +59,9 @@ class BureauExecutor:
     async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         await self._ask(execution, "release")
 
+    async def expire(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
+        await self._ask(execution, "expire")
+
     async def close(self) -> None:
         """Nothing is open between two calls."""
 

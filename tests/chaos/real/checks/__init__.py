@@ -10,6 +10,7 @@ callbacks.py     each end was followed once
 runs.py          counters equal a recount
 journeys.py      workflows as code did every step once, and were told the truth
 releases.py      what only some workers know came to its end with them
+pulls.py         what is pulled started once, and its end is that of its holder
 visits.py        what was enqueued over HTTP with a key is there once
 flows.py         runs of flows visited every node once, and were told the truth
 fires.py         schedules fired as their policies say
@@ -26,6 +27,7 @@ from tests.chaos.real.checks.flows import check_flows
 from tests.chaos.real.checks.journeys import check_inquiries, check_journeys, check_rounds
 from tests.chaos.real.checks.limits import check_limits, check_rates
 from tests.chaos.real.checks.processes import check_after_stop, check_connections, check_logs
+from tests.chaos.real.checks.pulls import check_pulls
 from tests.chaos.real.checks.releases import check_releases
 from tests.chaos.real.checks.rest import wait_for_rest
 from tests.chaos.real.checks.runs import check_runs
@@ -53,6 +55,7 @@ def check(arena: Arena) -> list[str]:
         *check_releases(arena, ended),
         *check_fires(arena),
         *check_visits(ended),
+        *check_pulls(arena, ended),
         *check_logs(arena),
         *check_connections(arena),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.chaos.real.loads.kinds import LENGTHS, load
-from tests.chaos.real.project import app, callbacks, tasks
+from tests.chaos.real.project import app, callbacks, pulls, tasks
 
 if TYPE_CHECKING:
     from tests.chaos.real.client import Client
@@ -78,3 +78,9 @@ def bulk(client: Client) -> None:
 def followed(client: Client) -> None:
     """Tasks whose end another follows: what they return, or that they failed for good."""
     client.enqueued(callbacks.work_and_be_followed.enqueue())
+
+
+@load(weight=5)
+def pulled(client: Client) -> None:
+    """Work for programs that ask for it over HTTP, mostly long enough to be held when Redis loses everything."""
+    client.enqueued(pulls.pulled.enqueue(client.random.choice((0.0, 1.0, 3.0, 6.0))))

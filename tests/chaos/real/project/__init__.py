@@ -7,6 +7,7 @@ callbacks.py    tasks that others follow
 flows.py        a flow with a node of every kind, and its task
 journeys.py     a workflow as code, and its child
 clockwork.py    tasks that a schedule starts
+pulls.py        a task that is pulled over HTTP
 releases.py     what one release of the application knows and the other does not
 """
 
@@ -16,6 +17,7 @@ from tests.chaos.real.project import (  # noqa: F401  # each registers its own
     flows,
     journeys,
     limits,
+    pulls,
     releases,
     tasks,
 )

@@ -1,0 +1,17 @@
+"""What a node of a flow does that has failed: each version keeps the rule that it was published under."""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0034"
+down_revision = "0033"
+
+
+def upgrade() -> None:
+    op.execute("ALTER TABLE orchestrator.flows ADD COLUMN on_error text NOT NULL DEFAULT 'default'")
+    op.execute("COMMENT ON COLUMN orchestrator.flows.on_error IS 'default or fail: what failed nodes do'")
+
+
+def downgrade() -> None:
+    op.execute("ALTER TABLE orchestrator.flows DROP COLUMN on_error")

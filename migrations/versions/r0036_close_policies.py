@@ -1,0 +1,17 @@
+"""Children of runs of code that end without their code when their parents end."""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0036"
+down_revision = "0035"
+
+
+def upgrade() -> None:
+    op.execute("ALTER TABLE orchestrator.runs ADD COLUMN terminates boolean NOT NULL DEFAULT false")
+    op.execute("COMMENT ON COLUMN orchestrator.runs.terminates IS 'ends without its code when its parent ends'")
+
+
+def downgrade() -> None:
+    op.execute("ALTER TABLE orchestrator.runs DROP COLUMN terminates")

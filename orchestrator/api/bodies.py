@@ -1,0 +1,100 @@
+"""Bodies of requests: limited while they are read, and bounded in shape before objects are built from them.
+
+Python decodes JSON under its global lock, in any thread. So the limits on values, lists and levels are what keeps one
+request from holding up the others: they are counted slice by slice, and a body within them is decoded in milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import accumulate
+
+from starlette.requests import Request
+
+from orchestrator.api.patience import LONGEST_BODY
+from orchestrator.api.problems import Problem, Refused, refused
+from orchestrator.domain.plain import MOST_LEVELS
+
+LARGEST_BODY = 32_000_000
+"""Bytes of a request that brings data."""
+LARGEST_QUESTION = 1_000_000
+"""Bytes of a request that reads, of a form, and of a definition to validate."""
+SMALL = 64_000
+"""Bytes that are decoded on the event loop; more than that are decoded in a thread."""
+MOST_VALUES = 500_000
+"""Values in one body."""
+MOST_CONTAINERS = 100_000
+"""Lists and objects in one body."""
+_SLICE = 65_536
+
+
+async def read_body(request: Request, largest: int, hold: Callable[[], Awaitable[object]] | None = None) -> bytes:
+    """Read a body of at most so many bytes, whether or not its length was announced; `hold` waits for room for one."""
+    parts: list[bytes] = []
+    size = 0
+    if request.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity"):
+        raise _encoded(request.headers["Content-Encoding"])
+    if int(request.headers.get("Content-Length", "0")) > largest:  # a client that waits for `100` need not send it
+        raise _too_large(largest)
+    try:
+        async with asyncio.timeout(LONGEST_BODY) as limit:
+            async for part in request.stream():
+                size += len(part)
+                if size > largest:
+                    raise _too_large(largest)
+                if hold is not None and size > SMALL:
+                    limit.reschedule(None)
+                    await hold()
+                    hold = None
+                    limit.reschedule(asyncio.get_running_loop().time() + LONGEST_BODY)
+                parts.append(part)
+    except TimeoutError:
+        raise _closing(408, "The body is late", f"It has to be here within {LONGEST_BODY:g} seconds.") from None
+    return b"".join(parts)
+
+
+def check_shape(data: bytes) -> None:
+    """Refuse JSON with too many values, lists and objects, or levels, without building any of them."""
+    values, containers, level, is_text, start = 1, 0, 0, False, 0
+    while start < len(data):
+        end = start + _SLICE
+        slice = data[start:end]
+        if (len(slice) - len(slice.rstrip(b"\\"))) % 2:  # its last character is escaped by the one before it
+            slice, end = data[start : end + 1], end + 1
+        start = end
+        parts = slice.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[is_text::2])
+        is_text ^= len(parts) % 2 == 0
+        brackets = outside.translate(None, _NO_BRACKETS)
+        containers += brackets.count(b"[") + brackets.count(b"{")
+        values += outside.count(b",")
+        levels = list(accumulate(map(_STEPS.__getitem__, brackets), initial=level))
+        level = levels[-1]
+        if max(levels) > MOST_LEVELS:
+            raise refused(422, "The request does not fit", f"The body has more than {MOST_LEVELS} levels.")
+        if values > MOST_VALUES or containers > MOST_CONTAINERS:
+            detail = f"It holds more than {MOST_VALUES:,} values, or more than {MOST_CONTAINERS:,} lists and objects."
+            raise refused(413, "The body is too large", f"{detail} Send it in parts, or what is large as one text.")
+
+
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in _STEPS)
+
+
+def _too_large(largest: int) -> Refused:
+    return _closing(413, "The body is too large", f"At most {largest:,} bytes are read here.")
+
+
+def _encoded(found: str) -> Refused:
+    problem = Problem(
+        title="The body is encoded",
+        status=415,
+        detail=f"Content-Encoding: expected none, found {found!r:.100}. Send the body as it is, without compression.",
+    )
+    return Refused(problem, {"Connection": "close", "Accept-Encoding": "identity"})
+
+
+def _closing(status: int, title: str, detail: str) -> Refused:
+    """Return a refusal after which nothing more is read on the connection."""
+    return Refused(Problem(title=title, status=status, detail=detail), {"Connection": "close"})

@@ -1,0 +1,156 @@
+"""Asks the quotas of a caller: before a request is served, and before its tasks are stored.
+
+Nothing is read for a request. The open tasks of a queue are counted beside the requests, every ten seconds at most,
+and only after a tenth of a quota was added to it here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import anyio.to_thread
+import msgspec
+from starlette.types import Message, Receive
+
+from orchestrator.api.access import Caller
+from orchestrator.api.client_reach import with_followers
+from orchestrator.api.context import Api
+from orchestrator.api.problems import Problem, Refused, refused
+from orchestrator.domain.quotas import LOOK, Exceeded, Usage
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import OrchestratorError
+from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
+from orchestrator.store.limits import queues
+
+_MOST_KNOWN = 10_000
+"""Keys whose usage is remembered."""
+_MOST_QUEUES = 100_000
+"""Queues whose tasks are remembered."""
+_SHARE = 10
+"""A queue is counted when so large a part of a quota was added to it."""
+
+
+class Received:
+    """What a client sends, and how many bytes of bodies that were."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.size = 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self.size += len(message.get("body", b""))
+        return message
+
+
+class Meter:
+    """What every caller has used, in this process."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._used: dict[str, Usage] = {}
+        self._open: dict[str, int] = {}
+        """Tasks in queues, when they were last counted."""
+        self._added: Counter[str] = Counter()
+        """Tasks that were added here since."""
+        self._due: dict[str, int] = {}
+        """Queues to be counted, and up to how many."""
+        self._looked_at = -math.inf
+        self._look: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def request(self, caller: Caller, received: Received) -> Iterator[None]:
+        """Count a request of somebody while it is under way, and the bytes that came with it, or refuse it."""
+        used = self._usage(caller)
+        if used is None:
+            yield
+            return
+        self._count_due()
+        if exceeded := used.begin(time.monotonic()):
+            raise _refusal(exceeded)
+        try:
+            yield
+        finally:
+            used.under_way -= 1
+            used.bytes.spend(received.size)
+
+    def check_tasks(self, caller: Caller, body: Any) -> None:
+        """Refuse tasks that a caller may not enqueue now."""
+        used = self._usage(caller)
+        if used is None or not (given := _tasks(body)):
+            return
+        if len(self._added) > _MOST_QUEUES:
+            self._added, self._open = Counter(), {}
+        tasks, most = Counter(map(_queue, given)), used.quotas.open_tasks
+        known = {queue: self._open.get(queue, 0) + self._added[queue] for queue in tasks}
+        exceeded = used.enqueue(tasks, max(map(_priority, given)), known, time.monotonic())
+        for queue, count in tasks.items():
+            self._added[queue] += 0 if exceeded else count
+            if self._added[queue] * _SHARE >= most or known[queue] + count > most:
+                self._due[queue] = max(most, self._due.get(queue, 0))
+        if exceeded:
+            raise _refusal(exceeded)
+
+    def _count_due(self) -> None:
+        """Count the tasks of queues to which many were added, now and then; nobody waits for it."""
+        if self._due and time.monotonic() - self._looked_at > LOOK and (self._look is None or self._look.done()):
+            self._looked_at = time.monotonic()
+            self._look = asyncio.ensure_future(self._read(dict(self._due), Counter(self._added)))
+
+    async def _read(self, due: dict[str, int], before: Counter[str]) -> None:
+        with contextlib.suppress(OrchestratorError):  # it is not known now, and is read again
+            for queue, count in (await anyio.to_thread.run_sync(self._count, due)).items():
+                self._open[queue] = count
+                self._added[queue] -= before[queue]  # what was added meanwhile may not have been counted
+                if not self._added[queue]:
+                    del self._added[queue]
+                self._due.pop(queue, None)
+
+    def _count(self, due: dict[str, int]) -> dict[str, int]:
+        with self._api.reading() as connection:
+            return {queue: queues.count_open(connection, queue, most) for queue, most in due.items()}
+
+    def _usage(self, caller: Caller) -> Usage | None:
+        if caller.quotas is None:
+            return None
+        name = caller.key or caller.actor.who
+        used = self._used.get(name)
+        if used is None or used.quotas != caller.quotas:
+            if len(self._used) >= _MOST_KNOWN:
+                self._used = {name: one for name, one in self._used.items() if one.under_way}
+            used = self._used[name] = Usage(caller.quotas)
+        return used
+
+
+def _tasks(body: Any) -> list[Any]:
+    """Return the tasks in a body: as the Python client sends them, or as calls by name."""
+    task, tasks = getattr(body, "task", None), getattr(body, "tasks", None)
+    if isinstance(task, NewTask):
+        return [task]
+    if isinstance(tasks, list):
+        return [one for one in tasks if hasattr(one, "priority")]
+    return [body] if hasattr(body, "priority") and hasattr(body, "queue") else []
+
+
+def _queue(task: Any) -> str:
+    return DEFAULT_QUEUE if task.queue is msgspec.UNSET else str(task.queue)
+
+
+def _priority(task: Any) -> int:
+    """Return the priority of a task, or the highest of those that follow it."""
+    if isinstance(task, NewTask):
+        return max(one.priority for one in with_followers([task]))
+    return 0 if task.priority is msgspec.UNSET else int(task.priority)
+
+
+def _refusal(exceeded: Exceeded) -> Refused:
+    if exceeded.retry_after is None:
+        return refused(403, "The key may not do this", exceeded.detail)
+    problem = Problem(title="The key has used up a quota", status=429, detail=exceeded.detail)
+    return Refused(problem, {"Retry-After": str(math.ceil(exceeded.retry_after))})

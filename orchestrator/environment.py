@@ -1,0 +1,44 @@
+"""Keep what the environment of a process holds from others of the same user.
+
+Linux shows every process's first environment to all programs of its user, in /proc/PID/environ: addresses with
+passwords, signing keys, whatever else a service was started with. So a process that stays moves its variables
+elsewhere, where it and what it starts find them as before, and blanks what the system shows. Programs of the same user
+could still look into its memory: where it runs some that others chose, it forbids that too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
+"""Variables that are no secret: commands of tasks are given them."""
+
+_STAT = Path("/proc/self/stat")
+_BOUNDS = slice(47, 49)
+"""Where the environment begins and ends, among the fields of that file that follow the name of the program."""
+_SET_DUMPABLE = 4
+
+
+def hide_environment() -> None:
+    """Let nobody read the variables of this process from outside, but for a few; called before it has threads."""
+    try:
+        start, end = map(int, _STAT.read_text().rpartition(")")[2].split()[_BOUNDS])
+    except (OSError, ValueError):
+        return  # no Linux
+    if not start < end:
+        return  # it may not know where they are
+    for name, value in os.environb.items():
+        os.putenv(name, value)  # a copy; what stood there is used by nobody any more
+    shown = ctypes.string_at(start, end - start)
+    kept = tuple(f"{name}=".encode() for name in PASSED_ON)
+    blank = b"\0".join(one if one.startswith(kept) else b"\0" * len(one) for one in shown.split(b"\0"))
+    ctypes.memmove(start, blank, len(shown))
+
+
+def forbid_inspection(forbidden: bool = True) -> None:
+    """Let no program of the same user read the memory of this process, nor trace it; there are no core dumps either."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "prctl"):
+        library.prctl(_SET_DUMPABLE, int(not forbidden), 0, 0, 0)

@@ -1,0 +1,35 @@
+"""Which releases may use a schema that is newer than they are: a mark in the database, which migrations set.
+
+A release knows the migrations up to its own. After a rollback, or while a deploy replaces processes one by one, it
+meets the schema of the next release. As a rule that release has only added to it, and older ones go on working. A
+migration after which they cannot (it drops a column that they use, say) names the oldest revision whose release still
+can, as `oldest = "0041"` beside its `revision`. The mark is the newest of these. It is a comment on Alembic's table: it
+is written in the transaction of the migration, and needs no migration of its own.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sqlalchemy import Connection, text
+
+from orchestrator.store.tables import SCHEMA
+
+FIRST = "0033"
+"""The newest revision of the last release that does not read the mark."""
+_MARK = "Releases that know revision {} or a later one may use this schema."
+
+
+def oldest_supported(connection: Connection) -> str | None:
+    """Return the revision that a release must know at least to use this schema; None where nothing says so."""
+    found = connection.execute(
+        text(f"SELECT obj_description(to_regclass('{SCHEMA}.alembic_version'), 'pg_class')")
+    ).scalar()
+    match = re.fullmatch(_MARK.format(r"(\w+)"), found or "")
+    return match[1] if match else None
+
+
+def mark(connection: Connection, oldest: str | None) -> None:
+    """Take note of a migration that was applied, and of the oldest revision that it supports, if it names one."""
+    newest = max(oldest_supported(connection) or FIRST, oldest or FIRST)
+    connection.execute(text(f"COMMENT ON TABLE {SCHEMA}.alembic_version IS '{_MARK.format(newest)}'"))

@@ -1,0 +1,80 @@
+"""A run as the leader in memory keeps it."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from orchestrator.domain.code import commands, history
+from orchestrator.domain.code.activation import Violation
+from orchestrator.domain.code.ends import child_outcome, end_of, run_state
+from orchestrator.domain.code.history import Event
+from orchestrator.domain.code.promises import Resolution
+from orchestrator.domain.tasks.task import NewTask
+
+_FACTS = get_args(history.Fact)
+
+
+class Run:
+    """One run and everything that is open in it."""
+
+    def __init__(self, run_id: bytes, parent: Run | None, detached: bool = False, terminates: bool = False) -> None:
+        self.id = run_id
+        self.parent = parent
+        self.detached = detached
+        self.terminates = terminates
+        self.child_id = run_id
+        """The id under which the parent waits for it; a run that continues another takes over its id."""
+        self.history: list[Event] = []
+        self.tasks: dict[bytes, NewTask] = {}
+        self.timers: dict[bytes, float] = {}
+        self.promises: dict[bytes, str] = {}
+        self.early: list[Resolution] = []
+        """What was said of promises that the code has not made yet."""
+        self.settled: set[str] = set()
+        """Names of promises that are not open any more."""
+        self.children: dict[bytes, Run] = {}
+        self.answers: dict[bytes, commands.AnswerUpdate] = {}
+        self.state: dict[str, bytes] = {}
+        self.end: commands.EndCommand | None = None
+        self.next: Run | None = None
+        """The run that goes on from this one."""
+        self.timeout: float | None = None
+        """Seconds that it has in all."""
+        self.deadline: float | None = None
+        """When its time is up, or its grace, if it has been told so."""
+        self.timed_out = False
+        self.stuck: Violation | None = None
+        self.places: list[str] = []
+        """Where its code waits."""
+        self.attempt = 0
+        self.applied = 0
+        """The last attempt with events whose report was applied."""
+        self.shown = 0
+        """The number of the last event that the code has been shown."""
+
+    @property
+    def started(self) -> history.RunStarted:
+        what = self.history[0].what
+        assert isinstance(what, history.RunStarted)
+        return what
+
+    @property
+    def depth(self) -> int:
+        """How many runs stand above it."""
+        return self.parent.depth + 1 if self.parent is not None else 0
+
+    @property
+    def has_news(self) -> bool:
+        """Say whether there is a fact that the code has not been shown."""
+        return self.end is None and any(is_fact(event) for event in self.history[self.shown :])
+
+
+def fact_for_parent(child: bytes, end: commands.EndCommand, timed_out: bool = False) -> history.Fact:
+    """Return what the parent of a run learns of its end."""
+    own = end_of(child, end)
+    return child_outcome(child, run_state(own, timed_out), own)
+
+
+def is_fact(event: Event) -> bool:
+    """Say whether an event is one that the code is shown."""
+    return isinstance(event.what, _FACTS)

@@ -1,0 +1,246 @@
+"""No request holds the event loop: every route, with the worst that it takes, as the loop's own thread counts it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import secrets
+import socket
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Iterator
+from typing import Any, get_args
+from uuid import UUID, uuid4
+
+import httpx
+import msgspec
+import pytest
+import uvicorn
+from sqlalchemy import Engine
+
+from orchestrator.api.app import create_app
+from orchestrator.api.bodies import LARGEST_BODY, MOST_CONTAINERS, MOST_VALUES, SMALL
+from orchestrator.api.dashboard.paths import PAGES
+from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.patience import PatientProtocol
+from orchestrator.api.routes import ROUTES
+from orchestrator.domain.access import Scope, Secret
+from orchestrator.sdk.ids import new_id
+from orchestrator.settings import load_settings
+from orchestrator.store import keys
+from orchestrator.store.database import engine_for
+from tests.waiting import eventually
+
+_LONGEST = 0.05
+"""Seconds of processor time that one callback of the event loop may take."""
+_OBJECTS = b'{"a":1},' * (MOST_CONTAINERS - 100)
+_SMALLER = msgspec.Raw(b"[" + _OBJECTS + b"0]")
+_LARGER = msgspec.Raw(b"[" + _OBJECTS + b'"abcdefgh",' * (MOST_VALUES - MOST_CONTAINERS - 100) + b"0]")
+"""What takes longest to decode: as many objects, and as many values, as a body may have."""
+
+
+class Loop:
+    """The longest callbacks of the server's event loop, by the clock of its thread: other load does not count."""
+
+    def __init__(self) -> None:
+        self.thread: int | None = None
+        self.longest, self.what = 0.0, ""
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = asyncio.events.Handle._run
+
+        def timed(handle: asyncio.events.Handle) -> None:
+            if threading.get_ident() != self.thread:
+                return run(handle)
+            began = time.thread_time()
+            run(handle)
+            took = time.thread_time() - began
+            if took > self.longest:
+                self.longest, self.what = took, repr(handle)
+
+        monkeypatch.setattr(asyncio.events.Handle, "_run", timed)
+
+    def check(self, asked: str) -> None:
+        longest, self.longest = self.longest, 0.0
+        assert longest < _LONGEST, f"{asked} held the event loop for {longest * 1000:.0f} ms: {self.what}"
+
+
+@pytest.fixture(scope="module")
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = engine_for(database_url, autocommit=True)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def key(engine: Engine) -> Secret:
+    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+    with engine.connect() as connection:
+        keys.add(connection, secret, "test", Scope.ADMIN, None)
+    return secret
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    found = Loop()
+    found.patch(monkeypatch)
+    return found
+
+
+@pytest.fixture
+def port(loop: Loop, database_url: str, redis_url: str) -> Iterator[int]:
+    settings = load_settings(environ={}, database_url=database_url, redis_url=redis_url)
+    config = uvicorn.Config(
+        create_app(settings), port=0, log_config=None, http=PatientProtocol, ws="none", loop="asyncio"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    gc.freeze()  # what the tests before this one have left is not the server's
+    gc.disable()
+    thread.start()
+    try:
+        eventually(lambda: server.started, "it serves")
+        loop.thread = thread.ident
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        gc.enable()
+        gc.unfreeze()
+
+
+@pytest.fixture
+def client(port: int, key: Secret) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=f"http://localhost:{port}", headers=headers, timeout=120) as client:
+        yield client
+
+
+def _path(endpoint: Endpoint) -> str:
+    path = endpoint.path
+    for name, kind in endpoint.places.items():
+        word = str(uuid4()) if kind is UUID else "1" if int in (kind, *get_args(kind)) else "x"
+        path = path.replace(f"{{{name}}}", word).replace(f"{{{name}:path}}", word)
+    return path
+
+
+def _is_open(kind: Any) -> bool:
+    """Say whether a field may hold any data."""
+    return kind is Any or any(_is_open(one) for one in get_args(kind))
+
+
+def _body(endpoint: Endpoint) -> bytes:
+    """Return a body as it is given as an example, in which each field that may hold anything is as large as may be."""
+    known = dict(endpoint.examples[0]) if endpoint.examples else {}
+    if isinstance(endpoint.body, type) and issubclass(endpoint.body, msgspec.Struct):
+        wide = [one.encode_name for one in msgspec.structs.fields(endpoint.body) if _is_open(one.type)][:1]
+    else:
+        wide = ["definition"]
+    large = _LARGER if endpoint.largest_body == LARGEST_BODY else _SMALLER
+    return msgspec.json.encode(dict.fromkeys(wide, large) | {name: known[name] for name in known if name not in wide})
+
+
+_WORST: dict[str, Any] = {
+    "/api/v1/tasks/bulk": {"tasks": [{"name": "t.a", "args": [1, {"a": [2]}], "kwargs": {"b": "c"}}] * 10_000},
+    "/api/v1/waits": {"tasks": [b64encode(new_id()).decode() for _ in range(5_000)], "timeout": 0},
+    "/api/v1/workflows/validate": {
+        "definition": {"name": "a", "tasks": {f"t{i}": {"task": "t.a"} for i in range(20_000)}}
+    },
+    "/api/v1/flows/validate": {
+        "definition": {"start": "n0", "nodes": {f"n{i}": {"kind": "timer", "wait_ms": 1} for i in range(15_000)}}
+    },
+    "/queue/poll": {"worker_id": "w", "services": ["s"], "wait": 0},
+}
+
+
+def test_no_route_holds_the_event_loop(client: httpx.Client, loop: Loop) -> None:
+    for endpoint in ROUTES:
+        path, method = _path(endpoint), "HEAD" if endpoint.is_live else endpoint.method
+        asked = f"{endpoint.method} {endpoint.path}"
+        if endpoint.body is None:
+            answer = client.request(method, path)
+        else:
+            worst = _WORST.get(endpoint.path)
+            content = _body(endpoint) if worst is None else msgspec.json.encode(worst)
+            answer = client.request(method, path, content=content)
+        assert answer.status_code != 500, (asked, answer.text)
+        loop.check(asked)
+
+
+def test_no_page_holds_the_event_loop(client: httpx.Client, loop: Loop) -> None:
+    token = secrets.token_urlsafe(24)
+    lists = "%5B" + "%5B%5D%2C" * 60_000 + "%5B%5D%5D"
+    form = f"token={token}&value={lists}&params={lists[:99]}".encode()
+    sent = {"Content-Type": "application/x-www-form-urlencoded", "Cookie": f"orchestrator_form={token}"}
+    for endpoint in PAGES:
+        method = "HEAD" if endpoint.is_live else endpoint.method
+        is_small = endpoint.path.endswith(("/login", "/logout"))
+        content = None if method != "POST" else form[:SMALL] if is_small else form
+        answer = client.request(method, _path(endpoint), content=content, headers=sent)
+        assert answer.status_code != 500, (endpoint.path, answer.text)
+        loop.check(f"{method} {endpoint.path}")
+
+
+def test_a_body_with_too_many_values_is_refused_before_it_is_decoded(client: httpx.Client, loop: Loop) -> None:
+    lists = b"[" + b"[]," * 2_000_000 + b"[]]"
+    for path, data in {"/api/v1/tasks": b'{"name":"t.a","args":' + lists + b"}", "/workflows": lists}.items():
+        answer = client.post(path, content=data)
+        assert (answer.status_code, answer.json()["title"]) == (413, "The body is too large")
+        loop.check(path)
+    answer = client.post("/api/v1/workflows/validate", content=lists)
+    assert (answer.status_code, "1,000,000 bytes" in answer.text) == (413, True), answer.text
+
+
+def test_large_answers_do_not_hold_the_event_loop(client: httpx.Client, engine: Engine, loop: Loop) -> None:
+    task = UUID(bytes=new_id())
+    payload = msgspec.msgpack.encode([[[0.1234567] * 1_000_000], {}])
+    with engine.connect() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO orchestrator.tasks (id, name, queue, payload) VALUES (%s, 't.a', 'lag', %s)",
+            (task.hex, payload),
+        )
+    answer = client.get(f"/api/v1/tasks/{task}/arguments")
+    assert (answer.status_code, len(answer.content) > 8_000_000) == (200, True), answer.text[:300]
+    loop.check("large arguments")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("DELETE FROM orchestrator.tasks WHERE id = %s", (task.hex,))
+
+
+def _send(port: int, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as link:
+        link.sendall(data)
+        return link.recv(100)
+
+
+_HOST = b"Host: localhost\r\n"
+_CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+_UNKNOWN: dict[str, tuple[bytes, int]] = {
+    "form": (b"POST /ui/login HTTP/1.1\r\n" + _HOST + _CHUNKED + b"400000\r\na=" + b"%41" * 25_000, 413),
+    "announced form": (b"POST /ui/login HTTP/1.1\r\n" + _HOST + b"Content-Length: 70000\r\n\r\n", 413),
+    "small form": (
+        b"POST /ui/login HTTP/1.1\r\n" + _HOST + _CHUNKED + b"f000\r\na=" + b"%41" * 20_479 + b"a\r\n0\r\n\r\n",
+        403,
+    ),
+    "cookie": (b"GET /ui/login HTTP/1.1\r\n" + _HOST + b'Cookie: a="' + b"\\1" * 30_000 + b'"\r\n\r\n', 200),
+    "query": (b"GET /ui/login?to=" + b"%" * 60_000 + b" HTTP/1.1\r\n" + _HOST + b"\r\n", 414),
+    "path": (b"GET " + b"/" * 15_900 + b" HTTP/1.1\r\n" + _HOST + b"\r\n", 404),
+    "long path": (b"GET /api/v1/tasks/" + b"%41" * 20_000 + b" HTTP/1.1\r\n" + _HOST + b"\r\n", 414),
+    "escaped path": (b"GET /api/v1/tasks/" + b"%41" * 5_300 + b" HTTP/1.1\r\n" + _HOST + b"\r\n", 401),
+    "key": (
+        b"GET /api/v1/tasks HTTP/1.1\r\n" + _HOST + b"Authorization: Bearer " + b"orc_" * 15_000 + b"\r\n\r\n",
+        401,
+    ),
+    "header": (b"GET /healthz HTTP/1.1\r\n" + _HOST + b"If-None-Match: " + b'"a",' * 15_000 + b"\r\n\r\n", 200),
+    "pipelined": ((b"GET /healthz HTTP/1.1\r\n" + _HOST + b"\r\n") * 5_000, 200),
+}
+"""What anybody can send, and the status of the answer."""
+
+
+def test_nothing_expensive_happens_before_authentication(port: int, key: Secret, loop: Loop) -> None:
+    del key  # there is one, so that it is asked for
+    for name, (sent, status) in _UNKNOWN.items():
+        assert _send(port, sent).startswith(b"HTTP/1.1 %d" % status), name
+        loop.check(name)

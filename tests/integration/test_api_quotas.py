@@ -1,0 +1,124 @@
+"""Quotas of keys, and connections of one address, as clients meet them."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from orchestrator.api import quotas as meters
+from orchestrator.api.patience import Connections, PatientProtocol
+from orchestrator.domain.access import Scope, Secret
+from orchestrator.domain.quotas import Quotas
+from orchestrator.domain.tasks.callbacks import Callback, Callbacks
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.values.payload import encode_call
+from orchestrator.store import keys
+from tests.integration.api_house import House, furnished
+from tests.integration.serving import serving
+from tests.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def house(database_url: str, redis_url: str) -> Iterator[House]:
+    with furnished(database_url, redis_url) as found:
+        yield found
+
+
+def limited(house: House, **quotas: Any) -> Secret:
+    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+    with house.engine.connect() as connection:
+        keys.add(connection, secret, "limited", Scope.ENQUEUE, None, quotas=Quotas(**quotas))
+    return secret
+
+
+def enqueue(house: House, key: Secret, **more: Any) -> httpx.Response:
+    return house.send("POST", "/api/v1/tasks", key, json={"name": "t.a", **more})
+
+
+def test_a_key_above_its_rate_is_told_when_to_come_again_and_others_are_served(house: House) -> None:
+    key = limited(house, rate=0.1)
+    assert house.send("GET", "/api/v1/tasks", key).status_code == 200
+    answer = house.send("GET", "/api/v1/tasks", key)
+    assert (answer.status_code, answer.json()["title"]) == (429, "The key has used up a quota")
+    assert 1 <= int(answer.headers["Retry-After"]) <= 11
+    assert house.send("GET", "/api/v1/tasks", limited(house)).status_code == 200
+    assert house.send("GET", "/healthz").status_code == 200
+
+
+def test_bodies_count(house: House) -> None:
+    key = limited(house, megabytes=0.001)
+    assert enqueue(house, key, args=["x" * 2_000]).status_code == 201
+    answer = enqueue(house, key)
+    assert (answer.status_code, "megabytes" in answer.json()["detail"]) == (429, True)
+
+
+def test_priorities_and_queues_are_bounded_in_every_way_to_enqueue(house: House) -> None:
+    key = limited(house, priority=0, queues=2)
+    task = NewTask(new_id(), "t.a", "default", encode_call("a", [], {}, 1_000), priority=1)
+    sent = msgspec.json.encode({"task": task})
+    assert enqueue(house, key, priority=1).status_code == 403
+    assert house.send("POST", "/api/v1/client/tasks/enqueue", key, content=sent).status_code == 403
+    last = msgspec.json.encode(Callbacks("a", failure=(Callback("t.b", "default", priority=1),))).decode()
+    followed = msgspec.json.encode({"task": msgspec.structs.replace(task, priority=0, callbacks=last)})
+    assert house.send("POST", "/api/v1/client/tasks/enqueue", key, content=followed).status_code == 403
+    assert enqueue(house, key, priority=0).status_code == 201
+    many = {"tasks": [{"name": "t.a", "queue": name} for name in ("q1", "q2")]}
+    answer = house.send("POST", "/api/v1/tasks/bulk", key, json=many)
+    assert (answer.status_code, "quota queues" in answer.json()["detail"]) == (429, True)
+    assert enqueue(house, key, queue="q1").status_code == 201
+
+
+def test_a_full_queue_takes_no_more_until_it_has_been_counted_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meters, "LOOK", 0.0)
+    key = limited(house, open_tasks=3)
+
+    def add() -> int:
+        body = {"name": "t.a", "queue": "full"}
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.post(f"{address}/api/v1/tasks", json=body, headers=headers, timeout=30).status_code
+
+    with serving(house.settings) as address:
+        eventually(lambda: add() == 429, "it is full")
+        with house.engine.connect() as connection:
+            count = "SELECT count(*) FROM orchestrator.tasks WHERE queue = 'full'"
+            assert 0 < connection.exec_driver_sql(count).scalar_one() <= 3
+            connection.exec_driver_sql("DELETE FROM orchestrator.tasks WHERE queue = 'full'")
+        eventually(lambda: add() == 201, "it is counted again")
+
+
+def test_connections_of_one_address_are_bounded(house: House) -> None:
+    protocol = partial(PatientProtocol, connections=Connections(2, lambda _: False))
+    with serving(house.settings, http=protocol) as address, ExitStack() as held:
+        place = address.rpartition("/")[2].partition(":")
+
+        def connect() -> socket.socket:
+            return held.enter_context(socket.create_connection((place[0], int(place[2])), timeout=30))
+
+        def asked(one: socket.socket) -> bytes:
+            one.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return one.recv(12)
+
+        first, second = connect(), connect()
+        assert (asked(first), asked(second)) == (b"HTTP/1.1 200",) * 2
+        answer = connect().recv(4_096)
+        assert answer.startswith(b"HTTP/1.1 429 Too Many Requests")
+        assert b"retry-after" in answer
+        first.close()
+        eventually(lambda: asked(connect()) == b"HTTP/1.1 200", "there is room again", every=0.1)
+
+
+def test_proxies_and_this_machine_may_have_more() -> None:
+    connections = Connections(1, lambda address: address == "10.0.0.1")
+    assert [connections.open("203.0.113.9"), connections.open("203.0.113.9")] == [True, False]
+    assert all(connections.open("10.0.0.1") for _ in range(5))

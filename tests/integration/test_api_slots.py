@@ -1,0 +1,161 @@
+"""Request slots of a server: how many requests may wait, and that one key does not keep others waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import secrets
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+from sqlalchemy import Engine, event, text
+
+from orchestrator.api import app as application
+from orchestrator.api import slots
+from orchestrator.domain.access import Scope, Secret
+from orchestrator.settings import load_settings
+from orchestrator.store import keys
+
+
+def test_too_many_who_enqueue_at_once_are_told_to_come_again(
+    database_url: str, redis_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "_MOST_WAITING", 3)
+    app = application.create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
+
+    async def main() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
+
+            async def enqueue() -> httpx.Response:
+                return await client.post("/api/v1/tasks", json={"name": "job"})
+
+            assert (await enqueue()).status_code == 201
+            with engine.connect() as connection:
+                connection.execute(text("BEGIN; LOCK TABLE orchestrator.tasks IN SHARE MODE"))
+                requests = [asyncio.create_task(enqueue()) for _ in range(5)]
+                while sum(request.done() for request in requests) < 2:
+                    await asyncio.sleep(0.01)
+                connection.execute(text("COMMIT"))
+            return [await request for request in requests]
+
+    answers = asyncio.run(asyncio.wait_for(main(), 60))
+    assert sorted(answer.status_code for answer in answers) == [201, 201, 201, 429, 429]
+    assert all("Retry-After" in answer.headers for answer in answers if answer.status_code == 429)
+
+
+def _key(engine: Engine, name: str, queues: str | None = None) -> dict[str, str]:
+    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+    with engine.connect() as connection:
+        keys.add(connection, secret, name, Scope.ADMIN, None, queues=queues)
+        connection.commit()
+    return {"Authorization": f"Bearer {secret}"}
+
+
+def test_a_key_that_holds_all_its_slots_keeps_neither_probes_nor_other_keys_waiting(
+    database_url: str, redis_url: str, engine: Engine
+) -> None:
+    app = application.create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
+    ada, bob = _key(engine, "ada"), _key(engine, "bob")
+
+    async def main() -> list[int]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
+            assert (await client.get("/api/v1/workflows", headers=ada)).status_code == 200
+            with engine.connect() as connection:
+                connection.execute(text("BEGIN; LOCK TABLE orchestrator.tasks IN ACCESS EXCLUSIVE MODE"))
+                paths = ["/api/v1/tasks"] * 30 + ["/api/v1/search?text=a"] * 10
+                held = [asyncio.create_task(client.get(path, headers=ada)) for path in paths]
+                async with asyncio.timeout(30):
+                    asked = [("/healthz", {}), ("/readyz", {}), ("/api/v1/workflows", bob), ("/healthz", {})]
+                    statuses = [(await client.get(path, headers=key)).status_code for path, key in asked]
+                assert not any(request.done() for request in held)
+                connection.execute(text("COMMIT"))
+            return [*statuses, *(answer.status_code for answer in await asyncio.gather(*held))]
+
+    assert asyncio.run(main()) == [200] * 44
+
+
+def test_a_wait_for_thousands_of_ids_is_checked_by_one_statement(
+    database_url: str, redis_url: str, engine: Engine
+) -> None:
+    app = application.create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
+    bound = _key(engine, "mail", queues="mail.")
+    seen: list[str] = []
+
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        seen.append(statement)
+
+    async def main() -> list[tuple[int, int]]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", headers=bound, timeout=60
+        ) as client:
+            new = [{"name": "t.a", "queue": "mail.out"}] * 1_000
+            made = (await client.post("/api/v1/tasks/bulk", json={"tasks": new})).json()["ids"]
+            ids = [b64encode(UUID(id).bytes).decode() for id in made] * 5
+            event.listen(Engine, "before_cursor_execute", note)
+            statuses = []
+            for tasks in (ids, [*ids[:-1], b64encode(uuid4().bytes).decode()]):
+                answer = await client.post("/api/v1/waits", json={"tasks": tasks, "timeout": 0})
+                statuses.append((answer.status_code, len([one for one in seen if "insights.owners" in one])))
+            return statuses
+
+    try:
+        assert asyncio.run(main()) == [(200, 1), (404, 2)]
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+
+def test_a_large_body_is_read_when_there_is_room_for_it(database_url: str, redis_url: str, engine: Engine) -> None:
+    app = application.create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
+    ada, bob = _key(engine, "ada"), _key(engine, "bob")
+    may_end, begun = asyncio.Event(), []
+
+    async def slow(number: int) -> AsyncIterator[bytes]:
+        yield b'{"name": "t.a", "args": ["' + b"a" * 70_000
+        begun.append(number)
+        await may_end.wait()
+        yield b'"]}'
+
+    async def main() -> list[int]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
+
+            async def send(number: int, key: dict[str, str]) -> int:
+                return (await client.post("/api/v1/tasks", content=slow(number), headers=key)).status_code
+
+            sent = [asyncio.create_task(send(number, ada)) for number in range(10)]
+            async with asyncio.timeout(30):
+                while len(begun) < 8:
+                    await asyncio.sleep(0.01)
+                assert (await client.post("/api/v1/tasks", json={"name": "t.a"}, headers=ada)).status_code == 201
+                sent.append(asyncio.create_task(send(10, bob)))
+                while 10 not in begun:
+                    await asyncio.sleep(0.01)
+            assert len(begun) == 9
+            may_end.set()
+            return await asyncio.gather(*sent)
+
+    assert asyncio.run(main()) == [201] * 11
+
+
+def test_what_a_refused_request_has_brought_is_freed_with_it(database_url: str, redis_url: str, engine: Engine) -> None:
+    app = application.create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
+    key, many = _key(engine, "ada"), 123_456
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
+            body = {"name": "t.a", "args": [1.5] * many}  # each of nine bytes, more than a payload may have
+            assert (await client.post("/api/v1/tasks", json=body, headers=key)).status_code == 422
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+        assert not [found for found in gc.get_objects() if type(found) is list and len(found) == many]
+    finally:
+        gc.enable()

@@ -1,0 +1,164 @@
+"""Each approval of a flow is decided once, by whichever call, key or route the decisions come, and however many."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from orchestrator.domain.code.history import SignalReceived
+from orchestrator.domain.runs.changes import RunChanges
+from orchestrator.errors import ExpressionError, WrongState
+from orchestrator.sdk.flow.handle import FlowHandle
+from orchestrator.store.runs import untold
+from tests.integration.flow_stage import Stage
+from tests.integration.serving import serving
+from tests.integration.stage import System
+
+ASK = {
+    "start": "ask",
+    "nodes": {
+        "ask": {"kind": "approval", "params": {"approval_key": "$shared.review.ok"}},
+        "yes": {"kind": "wait_event", "params": {"signal_key": "go"}},
+        "no": {"kind": "wait_event", "params": {"signal_key": "go"}},
+    },
+    "edges": [{"from": "ask", "action": "approved", "to": "yes"}, {"from": "ask", "action": "rejected", "to": "no"}],
+}
+BELOW = {"start": "legal", "nodes": {"legal": {"kind": "subflow", "subflow": ASK, "post": {"output_key": "legal"}}}}
+
+
+@pytest.fixture
+def stage(system: System) -> Stage:
+    return Stage(system)
+
+
+def post(address: str, path: str, body: Any) -> None:
+    request = urllib.request.Request(address + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        urllib.request.urlopen(request, timeout=30).close()
+    except urllib.error.HTTPError as error:
+        with error:
+            assert error.code == 409, error.read()
+            raise WrongState(json.load(error)["detail"]) from None
+
+
+def roads(run: FlowHandle, address: str, node: str, key: str) -> list[tuple[str, Callable[[], None]]]:
+    """Return what each of twenty people does, and what that decides."""
+    route, signals = f"/api/v1/runs/{run.id}", f"/api/v1/runs/{run.id}/flow/signals/{key.replace('/', '%2F')}"
+    task = {"task_id": run.id, "key": key}
+    return [
+        ("approved", lambda: run.approve(why="approve")),
+        ("rejected", lambda: run.reject(why="reject")),
+        ("approved", lambda: run.approve(node=node)),
+        ("rejected", lambda: run.reject(node=node)),
+        ("approved", lambda: run.signal(key)),
+        ("rejected", lambda: run.signal(key, False)),
+        ("approved", lambda: run.signal("review.ok", "yes")),
+        ("rejected", lambda: run.signal("$shared.review.ok", {"approved": 0})),
+        ("approved", lambda: post(address, f"{route}/approve", {})),
+        ("rejected", lambda: post(address, f"{route}/reject", {"why": "no"})),
+        ("approved", lambda: post(address, f"{route}/approve", {"node": node})),
+        ("rejected", lambda: post(address, f"{route}/reject", {"node": node})),
+        ("approved", lambda: post(address, signals, {"value": "accept"})),
+        ("rejected", lambda: post(address, signals, {"value": "denied"})),
+        ("approved", lambda: post(address, "/tasks/signal", {**task, "value": True})),
+        ("rejected", lambda: post(address, "/tasks/signal", {**task, "value": "no"})),
+        ("approved", lambda: post(address, "/tasks/signal", {**task, "key": "review.ok", "value": {"decision": 1}})),
+        ("rejected", lambda: post(address, "/tasks/signal", {**task, "key": "review.ok", "value": 0})),
+        ("approved", lambda: run.signal(key, 1.0)),
+        ("rejected", lambda: run.signal(key, "reject")),
+    ]
+
+
+@pytest.mark.parametrize("flow", [ASK, BELOW], ids=["alone", "in a subflow"])
+def test_of_twenty_who_decide_at_once_by_every_road_one_decides(stage: Stage, flow: dict[str, Any]) -> None:
+    flows, above = stage.system.app.flows, "legal/" if flow is BELOW else ""
+    flows.publish("many", flow)
+    with serving(stage.system.settings) as address:
+        run = flows["many"].start()
+        stage.run(run, 2)
+        people = roads(run, address, f"{above}ask", f"{above}review.ok")
+        start, decided, refused = threading.Barrier(len(people)), list[str](), list[str]()
+
+        def decide(what: str, act: Callable[[], None]) -> None:
+            start.wait()
+            try:
+                act()
+                decided.append(what)
+            except WrongState as error:
+                refused.append(str(error))
+
+        threads = [threading.Thread(target=decide, args=one) for one in people]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            stage.system.pass_seconds(after=0.01)
+        (said,) = decided
+        assert len(refused) == len(people) - 1
+        assert not [
+            text for text in refused if "is decided already" not in text and "waits for no approval" not in text
+        ]
+        stage.run(run, 2)
+        standing = (run.cursor(), run.shared())
+        assert run.cursor() == above + ("yes" if said == "approved" else "no")
+        for _, act in roads(run, address, f"{above}ask", f"{above}review.ok"):  # and what is decided stays so
+            with pytest.raises(WrongState):
+                act()
+        stage.run(run, 2)
+        assert (run.cursor(), run.shared()) == standing
+    (visit,) = stage.system.sql("SELECT action FROM orchestrator.node_runs WHERE kind = 'approval'")
+    lines = stage.system.sql(
+        "SELECT act, detail FROM orchestrator.audit WHERE target = :run AND act <> 'signal'", run=run.id
+    )
+    told = [(line["act"], line["detail"]["decision"], line["detail"]["node"]) for line in lines]
+    assert (visit["action"], told) == (said, [(said, said, f"{above}ask")])
+
+
+def test_no_signal_writes_over_a_decision_nor_withdraws_it(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    flows.publish("ask", ASK)
+    run = flows["ask"].start()
+    stage.run(run, 2)
+    for key, value in (("review", {"ok": "rejected"}), ("review.ok.approved", False), ("$shared.review", None)):
+        with pytest.raises(ExpressionError, match=r"would write over the decision of approval 'ask'.* 'review\.ok'"):
+            run.signal(key, value)
+    with pytest.raises(ExpressionError, match="None decides nothing"):
+        run.signal("review.ok", None)
+    run.signal("review.by", "ann")
+    run.signal("review.ok", "yes", why="cheap")
+    with pytest.raises(WrongState, match="decided already, a moment ago"):
+        run.reject()
+    stage.run(run, 2)
+    assert (run.cursor(), run.shared()) == ("yes", {"review": {"by": "ann", "ok": "yes"}})
+
+
+def test_a_decision_that_the_run_has_not_been_told_yet_counts(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    flows.publish("ask", ASK)
+    run = flows["ask"].start()
+    stage.run(run, 2)
+    decision = RunChanges(facts=[SignalReceived("review.ok", b"")], of_flow=True)
+    with stage.system.engine.begin() as connection:
+        untold.add(connection, [(UUID(run.id).bytes, decision)])
+    with pytest.raises(WrongState, match="decided already, a moment ago"):
+        run.signal("review.ok", "no")
+
+
+def test_a_run_that_is_to_be_cancelled_takes_no_decision_and_no_signal(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    flows.publish("ask", ASK)
+    run = flows["ask"].start()
+    stage.run(run, 2)
+    run.cancel()
+    acts: list[Callable[[], None]] = [run.approve, lambda: run.signal("go"), lambda: run.signal("review.ok", "no")]
+    for act in acts:
+        with pytest.raises(WrongState, match="hears nothing any more: it is being cancelled"):
+            act()
+    stage.run(run, 3)
+    assert run.status() == "cancelled"

@@ -1,0 +1,72 @@
+"""Every statement that the leader prepares has a plan without a scan of a large table, whatever statistics say.
+
+Nothing is run here, and nobody has to name the statements: a new one is planned too. `test_plans….py` measure what the
+hot ones read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator import scheduler, store
+from orchestrator.embedded import EmbeddedServices
+from orchestrator.store.sql import Prepared
+from tests.integration import test_plans_of_code, test_plans_of_queues
+from tests.integration.planning import STATISTICS, Leader, leaders_of, nodes
+
+WORK = {
+    *("tasks_in_flight", "tasks_held", "tasks_due", "tasks_expiring", "timers_due", "schedules_due", "inbox_pkey"),
+    *("runs_pending", "runs_expanding", "runs_cancelling", "runs_closing", "runs_due", "runs_stuck", "backfills_open"),
+    *("untold_by_turns", "untold_of_run"),
+}
+"""Indexes of nothing but what waits to be done: they are read from the front."""
+SMALL = {"leases", "queues", "drains", "workers", "tasks_seq_seq"}
+FILL = [*test_plans_of_code.FILL, *test_plans_of_queues.FILL]
+
+
+@pytest.fixture(scope="module")
+def leaders(services: EmbeddedServices) -> Iterator[Callable[[str], Leader]]:
+    with leaders_of(services, FILL, test_plans_of_code.begin, {}) as found:
+        yield found
+
+
+def prepared() -> list[Prepared[Any]]:
+    """Return the statements of the product's modules; what tests have prepared beside them is not the leader's."""
+    found: dict[int, Prepared[Any]] = {}
+    for package in (store, scheduler):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            for value in vars(importlib.import_module(module.name)).values():
+                values = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
+                found |= {id(one): one for one in values if isinstance(one, Prepared)}
+    return list(found.values())
+
+
+def is_whole_table(node: dict[str, Any]) -> bool:
+    """Say whether a node of a plan may read a large table from one end to the other."""
+    if (
+        node.get("Relation Name", "leases") in SMALL
+        or "Scan" not in node["Node Type"]
+        or node["Node Type"] == "Tid Scan"
+    ):
+        return False
+    return "Index Cond" not in node and node.get("Index Name") not in WORK
+
+
+@pytest.mark.parametrize("state", STATISTICS)
+def test_no_plan_scans_a_large_table(leaders: Callable[[str], Leader], state: str) -> None:
+    connection = leaders(state).connection
+    statements = prepared()
+    assert len(statements) > 100
+    found: list[tuple[str, dict[str, Any]]] = []
+    for statement in statements:
+        statement._line(connection)
+        nulls = ", ".join(f"NULL{cast}" for cast in statement._casts.values())
+        explain = f'EXPLAIN (FORMAT JSON) EXECUTE "{statement.name}"' + (f"({nulls})" if nulls else "")
+        plan = connection.exec_driver_sql(explain).scalar_one()[0]["Plan"]
+        found += [(statement.name, node) for node in nodes(plan) if is_whole_table(node)]
+    assert found == []

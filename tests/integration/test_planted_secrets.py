@@ -1,0 +1,317 @@
+"""Every route and page, asked with each scope about work that holds secrets, tells none that `redact` names."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+import msgspec
+import pytest
+from sqlalchemy import Engine
+from starlette.applications import Starlette
+
+from orchestrator import WorkflowContext
+from orchestrator.api.app import create_app
+from orchestrator.api.dashboard.paths import PAGES
+from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.redacting import fields_of, is_hidden, parts_of
+from orchestrator.api.routes import ROUTES
+from orchestrator.domain.access import Scope, Secret
+from orchestrator.domain.tasks.task import Dispatch, Succeeded
+from orchestrator.payloads.keeping import store_of
+from orchestrator.sdk.code.engine import Engine as CodeEngine
+from orchestrator.sdk.dag.definitions import loads
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.values.payload import encode_value
+from orchestrator.store import keys
+from orchestrator.store.code.signals import Sent
+from tests.integration.code_stage import act
+from tests.integration.stage import System, Worker, fresh_system
+from tests.integration.test_api_client_reach import PLAIN, data
+
+PASSWORD, TOKEN = "planted-password-7f3a", "planted-token-91bc"
+"""What the setting `redact` names, and what a task names itself."""
+SAID = {"user": "eve", "password": PASSWORD, "token": TOKEN}
+GRAPH = {
+    "start": "enter",
+    "nodes": {
+        "enter": {
+            "exec_type": "local_func",
+            "func": "login",
+            "prep": {"input_map": {"password": "$params.password", "token": "$params.token"}},
+            "post": {"output_key": "entered"},
+        },
+        "ask": {"kind": "approval", "prep": {"input_key": "$shared.entered"}, "params": {"approval_key": "$shared.ok"}},
+    },
+    "edges": [{"from": "enter", "action": "default", "to": "ask"}],
+}
+DAG = """
+name: onboarding
+params: {password: {type: string}, token: {type: string}}
+tasks: {enter: {task: login, input: {token: "${params.token}", password: "${params.password}"}}}
+"""
+
+
+SHOWN_AS_THEY_ARE = {
+    # ids
+    *("CodeStartAnswer.result", "WorkflowsStartAnswer.result", "FlowsStartAnswer.result", "TasksEnqueueAnswer.result"),
+    *("TasksEnqueueManyAnswer.result", "CodeReachedAnswer.result", "CodeFindAnswer.result", "OpenRun.id"),
+    *("Sent.run", "Sent.otherwise", "Subject.key"),
+    # definitions, options, what workers have looked through, and what is for operators: as docs/security.md says
+    *("WorkflowAnswer.definition", "FlowAnswer.definition", "Definition.schedule", "Param.default", "Step.input"),
+    *("Step.with_", "EventTrigger.params", "Flow.schedule", "Node.params", "Node.options", "Exec.params"),
+    *("Exec.options", "ChoiceCase.expr", "Registered.options", "TaskAnswer.options"),
+    *("ErrorView.data", "RunView.stuck", "AuditEntry.detail", "MessageView.body", "SetAside.body"),
+    # made of what has been hidden
+    *("TaskAnswer.args", "TaskAnswer.kwargs", "TaskAnswer.result", "Arguments.args", "Arguments.kwargs"),
+    *("CodeAnswer.args", "CodeAnswer.kwargs", "CodeAnswer.result", "CodeAnswer.state", "Outputs.outputs"),
+    *("FlowRun.params", "FlowRun.shared", "FlowTask.params", "FlowTask.shared", "NodeRun.input", "NodeRun.output"),
+    "ApprovalView.input",
+}
+
+
+class Planted:
+    """A system with secrets wherever a program can leave some, and a key of each scope."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.app = create_app(system.settings)
+        self.keys = {scope: self._key(scope) for scope in Scope}
+        program = system.app
+        self._login = program.task(name="login", redact=("token",))(_login)
+        signup = program.workflow(name="signup")(_signup)
+        self.code = CodeEngine(program.code_workflows.find, 1_000_000)
+        self._worker: Worker = system.worker(knows=("login", "signup"), slots=100)
+        system.settle()
+        program.workflows.apply(loads(DAG))
+        program.flows.publish("graph", GRAPH)
+        task = self._login.enqueue(**SAID)
+        large = self._login.enqueue(**SAID | {"user": "large"})
+        stored = self._login.enqueue(**SAID, filler="x" * 2_000)
+        run = program.workflows["onboarding"].start(password=PASSWORD, token=TOKEN)
+        graph = program.flows["graph"].start(password=PASSWORD, token=TOKEN)
+        code = signup.start(user="eve", password=PASSWORD)
+        code.signal("told", {"password": PASSWORD})
+        self._work()
+        graph.signal("password", PASSWORD, why="they asked")
+        system.pass_seconds(2)
+        self.tasks, self.runs = [task.id, large.id, stored.id], [run.id, graph.id, code.id]
+        [self.reference] = [row["result"] for row in system.sql(_RESULT, id=large.id)]
+
+    def _key(self, scope: Scope) -> Secret:
+        secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+        with self.system.engine.begin() as connection:
+            keys.add(connection, secret, str(scope), scope, None)
+        return secret
+
+    def _work(self) -> None:
+        """Let the worker do all that there is, until the run of the DAG has ended."""
+        for _ in range(20):
+            self.system.pass_seconds()
+            for one in self._worker.take():
+                self._worker.report(act(self.code, one) if one.is_turn_task else self._done(one))
+        rows = self.system.sql("SELECT status, count(*) FROM orchestrator.runs GROUP BY status ORDER BY status")
+        assert [tuple(row.values()) for row in rows] == [("running", 2), ("success", 1)]
+
+    def _done(self, task: Dispatch) -> Succeeded:
+        store = store_of(self.system.settings)
+        assert store is not None
+        value = [SAID] * 100 if b"large" in task.payload else SAID
+        result = store.result(encode_value(value, "it", 1_000_000), task.id, None, task.attempt)
+        return Succeeded(task.id, task.attempt, 0.01, result)
+
+
+_RESULT = "SELECT result FROM orchestrator.ended_tasks WHERE id = CAST(:id AS uuid)"
+
+
+def _login(user: str = "", password: str = "", token: str = "", filler: str = "") -> dict[str, str]:
+    raise NotImplementedError
+
+
+async def _signup(ctx: WorkflowContext, user: str, password: str) -> None:
+    ctx.set("known", {"password": password, "user": user})
+    await ctx.schedule("login", user=user, password=password, token=TOKEN)
+    await ctx.promise("confirmed")
+
+
+@pytest.fixture(scope="module")
+def planted(
+    engine: Engine, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Planted]:
+    folder: Path = tmp_path_factory.mktemp("store")
+    more = {"redact": "password", "payload_store": str(folder), "inline_payload": 1_000}
+    with fresh_system(engine, database_url, redis_url, **more) as system:
+        found = Planted(system)
+        yield found
+        found.code.close()
+        system.sql("DELETE FROM orchestrator.api_keys")
+
+
+class Answers:
+    """Asks an application, without a server around it."""
+
+    def __init__(self, app: Starlette, key: Secret) -> None:
+        self._app = app
+        self._headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {key}".encode())]
+
+    async def ask(self, endpoint: Endpoint, path: str, query: str, body: bytes) -> tuple[int, str]:
+        """Return the status and the text of an answer; of one that does not end, the beginning."""
+        status, text, sent, begun = 0, b"", [{"type": "http.request", "body": body}], asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if sent:
+                return sent.pop()
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+
+        async def send(message: Any) -> None:
+            nonlocal status, text
+            status = message.get("status", status)
+            text += message.get("body", b"")
+            if text:
+                begun.set()
+
+        scope = {
+            "type": "http",
+            "method": endpoint.method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "headers": [*self._headers, (b"content-length", str(len(body)).encode())],
+            "client": ("127.0.0.1", 1),
+            "scheme": "http",
+            "http_version": "1.1",
+        }
+        asked = asyncio.ensure_future(self._app(scope, receive, send))
+        if endpoint.is_live:
+            begins = asyncio.ensure_future(begun.wait())
+            await asyncio.wait((asked, begins), return_when=asyncio.FIRST_COMPLETED)
+            asked.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait_for(asked, 20)
+        return status, text.decode()
+
+
+def _required(endpoint: Endpoint) -> set[str]:
+    """Return what a query must say."""
+    fields = () if endpoint.query is None else msgspec.structs.fields(endpoint.query)
+    return {"id" if one.name == "task_id" else one.name for one in fields if one.required}
+
+
+def places(planted: Planted, endpoint: Endpoint) -> Iterator[dict[str, str]]:
+    """Yield what can stand in a path, or in a query, of a route."""
+    if "{name}" not in endpoint.path or "{id}" in endpoint.path:
+        ids = planted.tasks if "/tasks/{" in endpoint.path else planted.runs
+        for id in ids if "{id}" in endpoint.path or "id" in _required(endpoint) else ids[:1]:
+            yield {"id": id, "name": "enter", "task_id": id, "flow_id": "graph", "text": "login", "number": "1"}
+    else:
+        yield from ({"name": name, "workflow": name} for name in ("onboarding", "graph"))
+
+
+def called(planted: Planted, endpoint: Endpoint, id: str, kind: str) -> bytes:
+    """Return the body of a call of the Python client about a task or a run."""
+    part, identifier = endpoint.path.split("/")[-2], id if "/insights/" in endpoint.path else data(UUID(id))
+    given = PLAIN | {
+        "key": "onboarding/default" if part == "schedules" else None,
+        "name": "onboarding" if part == "workflows" else "graph" if part == "flows" else "enter",
+        "number": 0,
+        "reference": data(bytes(planted.reference)) if id == planted.tasks[1] else "",
+        "sent": Sent(UUID(id).bytes, new_id(), 1),
+        "run": identifier,
+        "task": identifier,
+        "target": identifier,
+        "runs": [identifier] if kind == "run" else [],
+        "tasks": [identifier] if kind == "task" else [],
+        "code": [],
+        "timeout": 0.0,
+        "wanted": {},
+        "workflow": "graph",
+    }
+    if endpoint.path.endswith("log"):
+        given["after"] = "0-0"
+    fields = [field.name for field in msgspec.structs.fields(endpoint.body)]
+    return msgspec.json.encode({name: given[name] for name in fields if name in given})
+
+
+def requests(planted: Planted, endpoint: Endpoint) -> Iterator[tuple[str, str, bytes]]:
+    """Yield paths, queries and bodies that ask a route for everything that was planted."""
+    if endpoint.is_for_clients:
+        fields = {field.name for field in msgspec.structs.fields(endpoint.body)}
+        tasks = planted.tasks if fields & {"task", "target", "tasks"} else ()
+        runs = planted.runs if fields & {"run", "runs"} else planted.runs[:1]
+        for kind, ids in (("task", tasks), ("run", runs)):
+            yield from ((endpoint.path, "", called(planted, endpoint, id, kind)) for id in ids)
+        return
+    for place in places(planted, endpoint):
+        path = re.sub(r"{(\w+)}", lambda found: place.get(found[1], "x"), endpoint.path)  # noqa: B023
+        known = () if endpoint.query is None else msgspec.structs.fields(endpoint.query)
+        wanted = {one.name: place[one.name] for one in known if one.required and one.name in place}
+        yield path, urlencode(wanted), b"{}"
+
+
+def has_secret(endpoint: Endpoint, text: str) -> bool:
+    """Say whether an answer tells what was planted; of clients, also as encoded data."""
+    encoded = re.findall(r'"([A-Za-z0-9+/]{8,}={0,2})"', text) if endpoint.is_for_clients else ()
+    told = [text.encode(), *(base64.b64decode(one) for one in encoded if len(one) % 4 == 0)]
+    return any(secret.encode() in one for secret in (PASSWORD, TOKEN) for one in told)
+
+
+ASKS_CODE = {f"/api/v1/client/code/{name}" for name in ("query", "update", "resolve", "reject", "reset")}
+"""What only a worker, or a leader, can answer."""
+LOOKS = [
+    one
+    for one in (*ROUTES, *PAGES)
+    if one.scope is not None
+    and (one.method == "GET" or (one.is_for_clients and (one.scope is Scope.READ or one.true_values)))
+    and one.path not in ASKS_CODE
+]
+
+
+NOT_THERE = re.compile(
+    r"schedules/|backfill|quarantine|anything|runs_under|code/find|version|allocate|ui/(tasks|queues)/|reset|name}/logs"
+)
+"""What there is none of here, and what needs more than an id."""
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_no_route_tells_a_secret(planted: Planted, scope: Scope) -> None:
+    """Only programs that may enqueue get true values, from the few routes that are declared to return them."""
+    answers, looked, telling = Answers(planted.app, planted.keys[scope]), set(), set()
+
+    async def ask_all() -> None:
+        for endpoint in LOOKS:
+            for path, query, body in requests(planted, endpoint):
+                status, text = await answers.ask(endpoint, path, query, body)
+                if status == 200:
+                    looked.add(endpoint.path)
+                if has_secret(endpoint, text):
+                    telling.add(endpoint.path)
+
+    asyncio.run(ask_all())
+    true = {one.path for one in LOOKS if one.true_values and one.scope is not None and scope.includes(one.scope)}
+    assert telling == true
+    assert scope is not Scope.READ or not true
+    missed = {one.path for one in LOOKS if one.scope is not None and scope.includes(one.scope)} - looked
+    assert [path for path in sorted(missed) if not NOT_THERE.search(path)] == []
+
+
+def values_in(hint: Any, path: str = "", seen: frozenset[Any] = frozenset()) -> Iterator[str]:
+    """Yield the fields of a type in which any value may stand, and that do not say how it is hidden."""
+    for kind in parts_of(hint):
+        if kind in (Any, object, bytes, dict, list, msgspec.Raw):
+            yield path
+        if not is_hidden(kind) and kind not in seen:
+            for name, inner in fields_of(kind).items():
+                yield from values_in(inner, f"{kind.__name__}.{name}", seen | {kind})
+
+
+def test_every_type_that_may_hold_values_says_how_they_are_hidden() -> None:
+    found = {place for one in ROUTES if not one.true_values for place in values_in(one.answer)}
+    assert found == SHOWN_AS_THEY_ARE

@@ -1,0 +1,141 @@
+"""A statement that takes too long costs the part of the tick that it belongs to, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+from sqlalchemy import Engine
+
+from orchestrator import Handle, Settings
+from orchestrator.scheduler.loop import Scheduler
+from orchestrator.scheduler.upkeep.janitor import Janitor
+from orchestrator.store import statistics
+from orchestrator.store.limits import lanes
+from orchestrator.store.sql import Prepared, Row
+from orchestrator.transport.connection import connect
+from orchestrator.transport.health import check_health
+from orchestrator.transport.leader.streams import LeaderStreams
+from tests.integration.stage import KEYS, System
+from tests.waiting import eventually
+
+LEASE = 0.5
+"""Seconds; Postgres ends a statement after 0.4 of them, and one of a part that was late before after a tenth."""
+KEYED = 600
+Lead = Callable[[], Scheduler]
+
+
+@pytest.fixture
+def slow_statements() -> list[str]:
+    """The names of the statements that took too long."""
+    return []
+
+
+@pytest.fixture
+def lead(engine: Engine, system: System, slow_statements: list[str]) -> Iterator[Lead]:
+    """Return how to have a leader with a clock that goes."""
+    with closing(connect(system.settings.redis_url)) as redis:
+        settings = Settings(**{**vars(system.settings), "lease": LEASE})
+        scheduler = Scheduler(engine, LeaderStreams(redis, KEYS), settings, on_timeout=slow_statements.append)
+
+        def take_over() -> Scheduler:
+            system.expire_lease()
+            assert scheduler._leadership.acquire()
+            scheduler.take_over()
+            return scheduler
+
+        yield take_over
+        scheduler._leadership.disconnect()
+
+
+@pytest.fixture
+def seconds_a_key(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Have Postgres really take so long over each key that the leader reads."""
+    seconds: float = request.param
+    head = "LIMIT %(limit)s) AS head"
+    slowly = f"{head} CROSS JOIN LATERAL (SELECT pg_sleep({seconds}) AS slept WHERE head.lane IS NOT NULL) AS slow"
+    sql = lanes._LANES.sql.replace(head, slowly).replace("lanes.after", f"lanes.after in {1_000 * seconds:.0f}")
+    monkeypatch.setattr(lanes, "_LANES", Prepared[Row](sql))
+    return seconds
+
+
+def enqueue_keyed(system: System) -> None:
+    system.sql(f"""
+        INSERT INTO orchestrator.tasks (id, name, queue, payload, lane)
+        SELECT gen_random_uuid(), 'job', 'default', '', 'job|' || n FROM generate_series(1, {KEYED}) AS n
+    """)
+
+
+def dispatched(system: System) -> int:
+    rows = system.sql("SELECT count(*) AS n FROM orchestrator.tasks WHERE status = 'dispatched' AND lane IS NOT NULL")
+    return int(rows[0]["n"])
+
+
+@pytest.mark.parametrize("seconds_a_key", [0.002], indirect=True)
+def test_a_part_that_took_too_long_does_less_and_then_more_again(
+    system: System, lead: Lead, seconds_a_key: float, slow_statements: list[str]
+) -> None:
+    """Every tick ran into its limit, of this leader and of the next one."""
+    enqueue_keyed(system)
+    system.worker(slots=KEYED)
+    leader = lead()
+    leader.tick()
+    assert slow_statements == ["lanes.after in 2"]
+    leader.tick()
+    assert "lanes.after in 2" in (check_health(system.redis, KEYS).complaint or ""), "status names the statement"
+
+    def are_all_handed_out() -> bool:
+        leader.tick()
+        return dispatched(system) == KEYED
+
+    eventually(are_all_handed_out, "all are handed out")
+    assert leader._leadership.term == 2, "by the same leader, in one term"
+
+
+@pytest.mark.parametrize("seconds_a_key", [1.0], indirect=True)
+def test_a_part_that_cannot_do_one_row_in_time_is_left_out_and_all_others_go_on(
+    system: System, lead: Lead, seconds_a_key: float, slow_statements: list[str]
+) -> None:
+    """No queue moved."""
+    enqueue_keyed(system)
+    system.worker(slots=10)
+    system.worker("w2", queue="other")
+    leader = lead()
+    for number in range(5):
+        task = system.job.options(queue="other").enqueue(number)
+
+        def is_handed_out(task: Handle[int] = task) -> bool:
+            leader.tick()
+            return system.row(task)["status"] == "dispatched"
+
+        eventually(is_handed_out, "it is handed out")
+    assert leader._leadership.term == 2
+    assert 1 < len(slow_statements) < 5, "it is tried now and then"
+    assert dispatched(system) == 0
+
+
+def test_statistics_that_are_wrong_are_taken_again(engine: Engine, system: System) -> None:
+    """A table was analysed while it was nearly empty, and has filled since; or a statement of it took too long."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("ALTER TABLE orchestrator.timers SET (autovacuum_enabled = off)")
+        connection.exec_driver_sql("ANALYZE orchestrator.timers")
+        connection.exec_driver_sql(
+            "INSERT INTO orchestrator.timers (run_id, id, due) "
+            "SELECT gen_random_uuid(), gen_random_uuid(), now() FROM generate_series(1, 6000)"
+        )
+
+        def known() -> int:
+            return int(
+                connection.exec_driver_sql(
+                    "SELECT reltuples FROM pg_class WHERE oid = 'orchestrator.timers'::regclass"
+                ).scalar_one()
+            )
+
+        eventually(lambda: "timers" in statistics.misleading(connection), "Postgres has counted what was inserted")
+        janitor = Janitor(engine.execution_options(isolation_level="AUTOCOMMIT"))
+        janitor.start()
+        eventually(lambda: known() == 6000, "statistics are right")
+        connection.exec_driver_sql("DELETE FROM orchestrator.timers WHERE ctid < '(1,1)'")
+        janitor.analyse("expectations.fire_timers")
+        eventually(lambda: known() < 6000, "they are right again")

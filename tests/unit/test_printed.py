@@ -1,0 +1,149 @@
+"""What it costs a task to print, and what becomes of it if that is much."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from orchestrator.domain.tasks.task import Dispatch
+from orchestrator.log_format import JsonFormatter, TextFormatter
+from orchestrator.sdk.tasks.context import enter_task
+from orchestrator.transport.codec import LogLine, decode
+from orchestrator.unblocked import UnblockedHandler
+from orchestrator.workers.reporting import printed, task_output
+from orchestrator.workers.reporting.lines import Lines
+from orchestrator.workers.reporting.task_output import TaskOutput, TaskStream, end_lines
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.task_runtime import JobRuntime
+from tests.waiting import eventually
+
+LIMIT = 1_000_000
+
+
+class Kept:
+    """Keeps what is printed as a worker does."""
+
+    def __init__(self) -> None:
+        self.lines = Lines(LIMIT)
+
+    def log(self, job: Job, line: LogLine) -> None:
+        self.lines.add(job, line)
+
+    def log_lines(self, job: Job, lines: LogLine) -> None:
+        self.lines.add_many(job, lines)
+
+    def texts(self) -> list[str]:
+        return [line.text for chunk in self.lines.take().chunks for line in decode(list[LogLine], chunk.lines)]
+
+
+class Printing:
+    """A task that prints."""
+
+    def __init__(self, path: Path) -> None:
+        self.job = Job(Dispatch(b"a" * 16, 2, "bake", b"", "ovens"), Bundle("", "", "", 1), 0, 0.0)
+        self.job.begin(0.0)
+        self.kept = Kept()
+        self.path = path
+        self._file = path.open("wb")
+        self.handler = UnblockedHandler(self._file.fileno())
+        self.stream, self.errors = (TaskStream(self._output(name)) for name in ("stdout", "stderr"))
+
+    def _output(self, name: str) -> TaskOutput:
+        output = TaskOutput(name, self.handler)
+        output._log = logging.Logger(name)  # which no other handler is given
+        output._log.addHandler(self.handler)
+        return output
+
+    def logged(self) -> list[str]:
+        return self.path.read_text().splitlines()
+
+    def close(self) -> None:
+        self.handler.close()
+        self._file.close()
+
+
+@pytest.fixture(params=[TextFormatter, JsonFormatter], ids=["text", "json"])
+def printing(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Printing]:
+    printing = Printing(tmp_path / "log")
+    printing.handler.setFormatter(request.param())
+    monkeypatch.setattr(task_output, "_keepers", [printing.kept])
+    enter_task(JobRuntime(printing.job, None))  # type: ignore[arg-type]
+    yield printing
+    end_lines(printing.job)
+    enter_task(None)
+    printing.close()
+
+
+def calls_of(function: Callable[[], None]) -> Counter[str]:
+    """Return how many functions of Python and of C a function calls."""
+    calls: Counter[str] = Counter()
+
+    def count(_: FrameType, event: str, __: Any) -> None:
+        calls[event] += 1
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_a_line_costs_its_task_hardly_more_than_two_appends(printing: Printing) -> None:
+    def print_lines() -> None:
+        for _ in range(10_000):
+            print("x" * 60, file=printing.stream)
+
+    for limit in ("within", "past", "past"):
+        calls = calls_of(print_lines)
+        assert calls["call"] < 8 * 10_000, f"{limit} the limit: 2 a line, and a line that comes alone is passed on"
+        assert calls["c_call"] < 20 * 10_000, f"{limit} the limit"
+
+
+def test_of_much_that_is_printed_lines_are_lost_and_counted(printing: Printing) -> None:
+    for number in range(60_000):
+        print(f"{number:099}", file=printing.stream if number % 100 else printing.errors)
+    end_lines(printing.job)
+    printing.kept.lines.end(printing.job)
+    for texts, why in ((printing.logged(), "left out here"), (printing.kept.texts(), "dropped here")):
+        (missing,) = [text for text in texts if why in text]
+        found = re.search(rf"([\d,]+) lines were {why}", missing)
+        assert found is not None
+        assert 9_000 <= len(texts) - 1 <= 30_000
+        assert int(found[1].replace(",", "")) + len(texts) - 1 == 60_000
+
+
+def test_what_is_printed_fast_comes_out_soon_and_in_order(printing: Printing) -> None:
+    for number in range(700):
+        print(f"out {number}", file=printing.stream)
+        print(f"err {number}", file=printing.errors)
+    wanted = [f"{name} {number}" for number in range(700) for name in ("out", "err")]
+    eventually(lambda: len(printing.logged()) == len(wanted), "all lines, though nothing is printed any more")
+    assert [found[0] for line in printing.logged() if (found := re.search(r"(out|err) \d+", line))] == wanted
+    assert printing.kept.texts() == wanted
+    print("ö\udcff", file=printing.stream)
+    assert eventually(printing.kept.texts) == ["ö\\udcff"]
+    with pytest.raises(TypeError):
+        printing.stream.write(b"x")  # type: ignore[arg-type]
+
+
+def test_a_fork_prints_what_is_its_own(printing: Printing, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(300):
+        print(number, file=printing.stream)
+    if (child := os.fork()) == 0:
+        monkeypatch.setattr(printed, "is_fork", lambda: True)
+        task_output._forked()
+        print("from the fork", file=printing.stream)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    end_lines(printing.job)
+    assert len(printing.logged()) == 301

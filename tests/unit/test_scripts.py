@@ -1,0 +1,116 @@
+"""Every script starts, and `.ci/run` runs what README names, each check once, whatever fails before it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+SCRIPTS = sorted(path.name for path in (REPOSITORY / "scripts").iterdir() if os.access(path, os.X_OK))
+
+_TOOL = """#!/bin/sh
+echo "$(basename "$0") $*" >>"$CALLS"
+case "$0 $*" in *$BROKEN*) echo "$(basename "$0") says no" && exit 1 ;; esac
+"""
+_PYTHON = f"""#!/bin/sh
+case "$*" in
+*pytest*) echo "pytest servers=${{ORCHESTRATOR_SERVERS-}} $*" >>"$CALLS"; [ "$BROKEN" = nothing ] ;;
+*compileall*) ;;
+*) exec {sys.executable} "$@" ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository with our scripts whose tools only write down how they were called."""
+    for folder in ("scripts", ".ci"):
+        shutil.copytree(REPOSITORY / folder, tmp_path / folder)
+    for name in ("tests", "orchestrator", "workers", "examples", "pyproject.toml"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    tools = tmp_path / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    for name in ("ruff", "mypy", "lint-imports", "mkdocs", "chromium", "id"):
+        (tools / name).write_text("#!/bin/sh\necho 1000\n" if name == "id" else _TOOL)  # 1000: nothing is installed
+    (tools / "python").write_text(_PYTHON)
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    for extra in ("dev", "soak"):
+        installed = f"{tmp_path}\n{(REPOSITORY / 'pyproject.toml').read_text(encoding='utf-8')}"
+        (tmp_path / ".venv" / f".installed-{extra}").write_text(installed, encoding="utf-8")
+    return tmp_path
+
+
+def call(checkout: Path, *command: str, broken: str = "nothing") -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run a script as CI does, and give the tools that it called."""
+    calls = checkout / "calls"
+    calls.write_text("")
+    environment = {
+        "PATH": f"{checkout}/.venv/bin:{os.environ['PATH']}",
+        "HOME": str(checkout),
+        "TMPDIR": str(checkout),
+        "CI": "true",
+        "CALLS": str(calls),
+        "BROKEN": broken,
+    }
+    done = subprocess.run(
+        command,
+        cwd=checkout,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done, calls.read_text().splitlines()
+
+
+def test_each_script_says_how_it_is_used(checkout: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda name: call(checkout, f"scripts/{name}", "--help")[0], SCRIPTS))
+
+    assert len(SCRIPTS) >= 9
+    assert {name: one.stderr for name, one in zip(SCRIPTS, done, strict=True) if one.returncode} == {}
+    assert [name for name, one in zip(SCRIPTS, done, strict=True) if len(one.stdout) < 80] == []
+
+
+STATIC = ["lint-imports ", "mkdocs build", "mypy ", "ruff check", "ruff format"]
+
+
+def called(calls: list[str]) -> list[str]:
+    return sorted(call for call in calls if not call.startswith("pytest"))
+
+
+@pytest.mark.parametrize("command", [["scripts/check", "--static"], ["scripts/check"], [".ci/run"]], ids=" ".join)
+def test_a_check_runs_each_tool_once_and_the_suite_once(checkout: Path, command: list[str]) -> None:
+    done, calls = call(checkout, *command)
+
+    assert done.returncode == 0, done.stderr
+    assert [one.startswith(tool) for one, tool in zip(called(calls), STATIC, strict=True)] == [True] * 5
+    suites = [one for one in calls if "not long" in one]
+    assert len(suites) == (command[-1] != "--static")
+    if command == [".ci/run"]:
+        assert "servers=packages" in suites[0]
+
+
+@pytest.mark.parametrize("command", ["scripts/check", ".ci/run"])
+def test_whatever_fails_is_named_and_the_rest_is_run(checkout: Path, command: str) -> None:
+    done, calls = call(checkout, command, broken="ruff")
+
+    assert done.returncode == 1
+    assert "check: failed: format lint tests" in done.stderr
+    assert len(called(calls)) == 5
+
+
+def test_an_unknown_argument_is_refused(checkout: Path) -> None:
+    done, calls = call(checkout, "scripts/check", "--fast")
+
+    assert (done.returncode, calls) == (1, [])
+    assert done.stderr == "check: unknown argument: --fast. Usage: scripts/check [--static]\n"

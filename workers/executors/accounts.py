@@ -1,0 +1,34 @@
+"""Users of the machine as whom commands run: those of others see nothing of the worker."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+from typing import NamedTuple
+
+from orchestrator.workers.executors.protocol import Unequipped
+
+
+class Account(NamedTuple):
+    """A user, and how a command becomes that user's."""
+
+    uid: int
+    gid: int
+    home: str
+    prefix: tuple[str, ...]
+    """What stands in front of the command."""
+
+
+def account_of(user: str) -> Account:
+    """Return a user of this machine; raise Unequipped where commands cannot run as that one."""
+    try:
+        found = pwd.getpwnam(user)
+    except KeyError:
+        raise Unequipped(f"Executor process: there is no user {user!r} on this machine.") from None
+    program = shutil.which("setpriv")
+    if os.geteuid() != 0 or program is None:
+        lack = "the program setpriv (package util-linux)" if os.geteuid() == 0 else "to run as root"
+        raise Unequipped(f"Executor process: to run commands as user {user!r}, this worker needs {lack}.")
+    options = (f"--reuid={found.pw_uid}", f"--regid={found.pw_gid}", "--init-groups", "--no-new-privs", "--")
+    return Account(found.pw_uid, found.pw_gid, found.pw_dir, (program, *options))

@@ -1,0 +1,43 @@
+"""Pass on what is heard of an execution: its lines, how far it has come, and that it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from orchestrator.domain.redaction import scrub
+from orchestrator.transport.codec import LogLine, ProgressMark
+from orchestrator.workers.running.job import Job, Stage
+from orchestrator.workers.running.task_runtime import Outbox
+
+_LONGEST_LINE = 10_000
+
+
+class Listener:
+    """Passes on what is heard of an execution."""
+
+    def __init__(self, job: Job, outbox: Outbox, limit: asyncio.Timeout) -> None:
+        self._job = job
+        self._outbox = outbox
+        self._limit = limit
+
+    def log(self, line: str, *, level: str = "info") -> None:
+        if self._job.stage is Stage.RUNNING:
+            text = scrub(line, self._job.secrets)
+            if len(text) > _LONGEST_LINE:
+                text = "\n".join(map(_in_pieces, text.split("\n")))
+            self._outbox.log_lines(self._job, LogLine(time.time(), self._job.dispatch.attempt, level, text))
+
+    def ended(self) -> None:
+        if not self._limit.expired():
+            self._limit.reschedule(None)
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        if self._job.stage is Stage.RUNNING:
+            fraction = min(1.0, max(0.0, done / total if total else done))
+            self._outbox.mark(self._job.dispatch.id, ProgressMark(self._job.dispatch.attempt, fraction, message))
+
+
+def _in_pieces(line: str) -> str:
+    """Return a line that is too long as several."""
+    return "\n".join(line[start : start + _LONGEST_LINE] for start in range(0, len(line) or 1, _LONGEST_LINE))
