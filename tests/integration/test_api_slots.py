@@ -18,6 +18,7 @@ from orchestrator.api import slots
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.settings import load_settings
 from orchestrator.store import keys
+from tests.waiting import eventually
 
 
 def test_too_many_who_enqueue_at_once_are_told_to_come_again(
@@ -156,6 +157,7 @@ def test_what_a_refused_request_has_brought_is_freed_with_it(database_url: str, 
     gc.disable()
     try:
         asyncio.run(main())
-        assert not [found for found in gc.get_objects() if type(found) is list and len(found) == many]
+        # The thread that worked lets go of its call just after its result was taken; what is kept for good stays.
+        eventually(lambda: not [found for found in gc.get_objects() if type(found) is list and len(found) == many])
     finally:
         gc.enable()
