@@ -61,65 +61,65 @@ class Settings:
     redis_url: str = ""
     """Redis or Valkey, e.g. redis://host:6379/0 or unix:///path/to/socket."""
     api_url: str = ""
-    """An HTTP API, e.g. https://orchestrator.example.com; clients and commands use it instead of the two above."""
+    """An HTTP API, e.g. https://orchestrator.example.com. Clients and commands use it instead of the two URLs above."""
     api_key: str = ""
-    """The key that it asks for."""
+    """The key for `api_url`."""
     api_ca_file: str = ""
-    """Certificates, as a file in PEM, of those who vouch for an https API; the system's if none is given."""
+    """CA certificates (PEM) for an https `api_url`; default: those of the system."""
     api_timeout: float = 60.0
-    """Seconds within which it must answer."""
+    """Seconds before a request to `api_url` times out."""
     app: str = ""
-    """Where commands find the application, e.g. `package.module:app`."""
+    """The application that commands load, e.g. `package.module:app`."""
     namespace: str = DEFAULT_NAMESPACE
-    """Postgres schema and prefix of all Redis keys; applications that share both servers differ in it."""
+    """Postgres schema and prefix of all Redis keys. Give each application on shared servers its own."""
 
     max_payload: int = 1_000_000
-    """Largest size in bytes of one task's arguments or result, as far as that stands in Postgres and in messages."""
+    """Largest arguments or result of a task, in bytes, that Postgres and messages hold."""
     payload_store: str = ""
-    """Where larger ones go: a folder that all machines share, s3://bucket/path, gs://bucket/path, …; if it is set."""
+    """Where larger payloads go: a shared folder, s3://bucket/path, gs://bucket/path, …"""
     inline_payload: int = 64_000
-    """Bytes from which on arguments and results go there."""
+    """With a payload store: arguments and results from this many bytes on go there."""
     payload_grace: float = 86_400.0
-    """Seconds for which nobody takes a stored payload for forgotten that no row names yet, or no more."""
+    """Seconds that a stored payload is kept although no row references it."""
     inline_result: int = 4_096
-    """Results up to this many bytes travel to waiting clients with the announcement itself."""
+    """Results up to this many bytes reach waiting clients through Redis; they read larger ones from Postgres."""
 
     database_timeout: float = 30.0
-    """Seconds within which Postgres must answer a statement of a client or a scheduler."""
+    """Seconds before a Postgres statement of a client or scheduler times out."""
     idempotency_period: float = 86_400.0
-    """Seconds for which an idempotency key is remembered."""
+    """Seconds that an idempotency key is remembered."""
     retention_success: float = 7 * 86_400.0
-    """Seconds for which tasks and runs that succeeded are kept; 0 keeps them for ever."""
+    """Seconds that successful tasks and runs are kept; 0 keeps them for ever."""
     retention_failed: float = 90 * 86_400.0
-    """Seconds for which tasks and runs that failed, were cancelled or skipped are kept; 0 keeps them for ever."""
+    """Seconds that failed, cancelled and skipped tasks and runs are kept; 0 keeps them for ever."""
 
     retention_audit: float = 365 * 86_400.0
-    """Seconds for which lines of the audit log are kept; 0 keeps them for ever."""
+    """Seconds that lines of the audit log are kept; 0 keeps them for ever."""
     retention_logs: float = 7 * 86_400.0
-    """Seconds for which the lines of tasks are kept, unless these are forgotten before; 0 for as long as these are."""
+    """Seconds that log lines of tasks are kept, at most as long as their task; 0 keeps them as long as it."""
     redact: str = ""
-    """Fields of arguments and results that nobody is shown, with commas between, e.g. password, card.*"""
+    """Fields of arguments and results to hide from people, separated by commas, e.g. password, card.*"""
     audit_as: str = ""
-    """Who acts where no key says it, as the audit log has it; if it is not set, the user and host of the process."""
+    """The actor in the audit log where there is no API key; default: user and host of the process."""
 
     lease: float = 3.0
-    """Seconds after which a silent leader may be replaced."""
+    """Seconds after which a standby may replace a silent leader."""
     safety_scan: float = 1.0
-    """Seconds between scans for writes whose nudge was lost."""
+    """Seconds between scans for writes whose wake-up message was lost."""
     batch: int = 1_000
-    """Most events, inbox rows or due tasks that one tick takes on."""
+    """Most events, requests or due tasks that one tick handles."""
     unknown_task_timeout: float = 300.0
-    """Seconds that a task no live worker knows waits before it fails."""
+    """Seconds that a task waits for a worker that knows it before it fails."""
     loss_limit: int = 3
-    """How often a task may take its worker process down with it before it fails."""
+    """A task fails after it has crashed its worker process this many times."""
 
     max_depth: int = 100
-    """How many runs of workflows may stand above a run, each started by the one before."""
+    """Deepest nesting of runs that start runs."""
     max_descendants: int = 100_000
-    """How many runs may come of one run, through child workflows and `on`."""
+    """Most runs that may descend from one run, through child workflows and `on`."""
 
     long_transaction: float = 60.0
-    """Seconds after which `status` reports an open transaction, because it holds back vacuum."""
+    """`status` reports transactions open for more than this many seconds: they hold back vacuum."""
 
     heartbeat: float = 1.0
     """Seconds between two heartbeats of a worker."""
@@ -128,72 +128,72 @@ class Settings:
     drain_timeout: float = 30.0
     """Seconds that a stopping worker gives its running tasks before it hands them back."""
     stop_grace: float = 5.0
-    """Seconds that interrupted code has to end; after that its attempt ends without it, and its process is replaced."""
+    """Seconds that interrupted code has to end. Then its attempt ends without it, and its process is replaced."""
     run_timeout_grace: float = 300.0
-    """Seconds that the code of a run has to end by itself when its time is up; after that the run ends without it."""
+    """Seconds that the code of a timed-out run has to end. Then the run ends without it."""
     turn_timeout: float = 2.0
-    """Seconds that the code of a workflow may run without waiting for anything; after that its run is stuck."""
+    """Seconds that the code of a workflow may run without waiting for anything. Then its run is stuck."""
     scale_down_after: float = 30.0
-    """Seconds of calm after which a worker with --autoscale ends one of its processes."""
+    """Seconds of low load after which a worker with --autoscale ends a process."""
 
     log_level: str = "info"
-    """What schedulers and workers tell, at least: debug, info, warning or error."""
+    """Lowest level that schedulers and workers log: debug, info, warning or error."""
     log_format: str = "text"
-    """How they tell it: text for people, or json, one object a line."""
+    """Log format: text, or json with one object per line."""
 
     capture_logs: str = "all"
-    """What is kept of what tasks say: `all` that they print and log too, what is `said` with ctx.log, or `off`."""
+    """Output of tasks to keep: `all`, only `said` lines (ctx.log), or `off`."""
     log_limit: int = 1_000_000
-    """Bytes of lines that are kept of one attempt, as UTF-8: of more, the first and the last ones."""
+    """Bytes of log lines kept per attempt (UTF-8); beyond that, the first and the last lines are kept."""
 
     metrics: str = ""
-    """Where a process serves /metrics, /healthz and /readyz: host:port, or a port, for this machine alone."""
+    """Address of /metrics, /healthz and /readyz: host:port, or a port on this machine only."""
 
     api_connections: int = 1_000
-    """How many connections to the HTTP API one address may have open; this machine and api_proxies may have more."""
+    """Most open connections to the HTTP API per address; this machine and api_proxies may have more."""
     api_proxies: str = ""
-    """Addresses and networks of proxies that the HTTP API believes: who sends something, and from where."""
+    """Addresses and networks of proxies whose headers the HTTP API trusts."""
     api_user_header: str = ""
-    """The header in which they name the user whom they have let in, e.g. X-Forwarded-User."""
+    """Header in which these proxies name the user, e.g. X-Forwarded-User."""
     api_user_scope: str = "read"
-    """What such a user may do: read, enqueue, operate, admin or none."""
+    """Scope of such users: read, enqueue, operate, admin or none."""
     api_group_header: str = ""
-    """The header in which they name the user's groups, with commas between."""
+    """Header in which these proxies name the user's groups, separated by commas."""
     api_group_scopes: str = ""
-    """What groups may do, e.g. ops=operate, platform=admin; the largest counts, and api_user_scope without any."""
+    """Scopes of groups, e.g. ops=operate, platform=admin; the largest counts, and api_user_scope without any."""
 
     session_lifetime: float = 43_200.0
-    """Seconds after which somebody who has logged in to the dashboard is asked for the key again."""
+    """Seconds after which the dashboard asks for the key again."""
 
     webhooks: str = "public"
-    """Where workers post webhooks: to `public` addresses and those of webhook_allow, `allowed` ones only, or `off`."""
+    """Where webhooks may go: `public` addresses and webhook_allow, only `allowed` ones, or `off`."""
     webhook_allow: str = ""
-    """Hosts and networks that webhooks may reach although they are internal, e.g. hooks.corp, *.corp, 10.1.0.0/16."""
+    """Internal hosts and networks that webhooks may reach, e.g. hooks.corp, *.corp, 10.1.0.0/16."""
 
     registry_ttl: float = 15.0
-    """Seconds of silence after which a service worker is asked for nothing more."""
+    """Seconds of silence after which a registered service gets no more requests."""
     registry_refresh: float = 5.0
-    """Seconds between two looks of a worker at who offers services over HTTP."""
+    """Seconds between two reads of the service registry by a worker."""
 
     executor_timeout: float = 30.0
-    """Seconds within which a cluster or a cloud that runs tasks must answer a worker; then it counts as away."""
+    """Seconds before a request to an executor's cluster or cloud times out."""
     executor_pause: float = 30.0
-    """Longest pause, in seconds, between two tries to reach what does the work of a task and is away."""
+    """Longest pause, in seconds, between two tries to reach an executor that is away."""
 
     signing: str = "require"
-    """Where there are signing keys: `require` signatures on messages in Redis, or `sign` and take unsigned ones too."""
+    """With signing keys: `require` signatures on messages in Redis, or `sign` and accept unsigned ones too."""
     signing_keys: str = ""
-    """Secrets with which messages in Redis are signed, in base64; the first one signs, and all are believed."""
+    """Secrets that sign messages in Redis, in base64, separated by commas. The first signs, all verify."""
     signing_keys_file: str = ""
-    """A file that holds them instead."""
+    """A file that holds the signing keys."""
     data_keys: str = ""
-    """Keys that seal arguments, results and errors at rest, as id:secret, by comma; the first seals, and all open."""
+    """Keys that encrypt stored values, as id:secret, separated by commas. The first encrypts, all decrypt."""
     data_keys_file: str = ""
-    """A file that holds them instead."""
+    """A file that holds the data keys."""
     service_keys: str = ""
-    """Keys that `orchestrator serve` asks for, by comma; workers send the first to registered services; all count."""
+    """Keys that `orchestrator serve` accepts, separated by commas; workers send the first to registered services."""
     service_keys_file: str = ""
-    """A file that holds them instead."""
+    """A file that holds the service keys."""
 
     def __repr__(self) -> str:
         """Show everything but passwords."""

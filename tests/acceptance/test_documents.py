@@ -6,12 +6,10 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from orchestrator.settings import Settings
 from tests.acceptance import pages
 from tests.acceptance.pages import PAGES, REPOSITORY
 
@@ -60,13 +58,3 @@ def test_every_command_of_the_readme_exists() -> None:
             assert os.access(REPOSITORY / words[0], os.X_OK), words[0]
         elif words[0] == "orchestrator":
             pages.run(REPOSITORY, "orchestrator", words[1], "--help")
-
-
-def test_the_table_of_settings_is_complete() -> None:
-    text = (REPOSITORY / "docs" / "operations.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*) \|$", text.partition("<!-- settings -->")[2], re.MULTILINE)
-    source = (REPOSITORY / "orchestrator" / "settings.py").read_text()
-    for field in fields(Settings):
-        assert (field.name, str(field.default)) in {(name, default.strip()) for name, default, _ in rows}
-    for name, _, description in rows:
-        assert f'"""{description}"""' in source, name
