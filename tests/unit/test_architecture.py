@@ -1,4 +1,4 @@
-"""What docs/architecture.md names is there, and every room of the house is named in it."""
+"""What docs/architecture.md names is there, and it names every package."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def modules() -> list[str]:
 
 
 def listed() -> list[tuple[str, str]]:
-    """Return the files that the list of rooms names, each with its room."""
-    block = re.search(r"The rooms that are about no subject.*?```\n(.*?)```", TEXT, re.DOTALL)
+    """Return the files that the list of packages names, each with its package."""
+    block = re.search(r"Packages for no single subject.*?```\n(.*?)```", TEXT, re.DOTALL)
     assert block is not None
     lines = [line.split(maxsplit=1) for line in block[1].splitlines()]
     return [(room, file) for room, what in lines for file in [".", *re.findall(r"\w+\.py", what)]]
