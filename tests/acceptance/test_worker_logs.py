@@ -209,7 +209,7 @@ def test_logging_of_the_applications_own_is_left_as_it_is(life: Stack) -> None:
 
 
 def test_the_configuration_in_the_guide_takes_all_lines(life: Stack, tmp_path: Path) -> None:
-    guide = (HERE.parents[1] / "docs" / "operations.md").read_text().partition("### Logging of your own")[2]
+    guide = (HERE.parents[1] / "docs" / "operations.md").read_text().partition("### Your own logging")[2]
     block = guide.partition("```python\n")[2].partition("```")[0]
     path = f"import sys\nsys.path.insert(0, {str(HERE)!r})\n"
     (tmp_path / "guided.py").write_text(f"{block}{path}from talking import app\n")

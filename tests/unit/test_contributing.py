@@ -39,7 +39,7 @@ def test_each_package_of_the_product_has_a_row() -> None:
 
 
 def test_the_rest_of_the_page_names_what_there_is() -> None:
-    text = PAGE.partition("## Where a feature")[0]
+    text = PAGE.partition("## Code and tests")[0]
     paths = [path for path in re.findall(r"`([\w/.]+)`", text) if "/" in path]
 
     assert len(paths) > 10

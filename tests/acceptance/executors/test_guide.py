@@ -34,7 +34,7 @@ from tests.integration.test_serve import served
 from tests.waiting import eventually
 
 PAGE = (REPOSITORY / "docs" / "executors.md").read_text(encoding="utf-8")
-OWN = "One of your own"
+OWN = "Your own executor"
 
 
 def blocks(section: str, language: str) -> list[str]:
