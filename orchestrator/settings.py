@@ -151,6 +151,8 @@ class Settings:
 
     api_connections: int = 1_000
     """Most open connections to the HTTP API per address; this machine and api_proxies may have more."""
+    api_connection_rate: float = 500.0
+    """Most new connections per second and address, counted over ten seconds; the same are exempt."""
     api_proxies: str = ""
     """Addresses and networks of proxies whose headers the HTTP API trusts."""
     api_user_header: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import gc
 import signal
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import uvicorn
 
+from orchestrator.api.accepting import Acceptor, ConnectionRate
 from orchestrator.api.access import Doorkeeper
 from orchestrator.api.app import create_app
 from orchestrator.api.context import Api
@@ -29,7 +31,7 @@ from orchestrator.tracing.entry import LAST_SPANS, begin_tracing
 
 log = get_logger("api")
 
-_BACKLOG = 2_048
+_BACKLOG = 4_096
 _COLLECTIONS = (50_000, 20, 20)
 """Objects, and collections of the younger ones, after which garbage is looked for. Large bodies make many objects at
 once: with Python's own numbers, most of the time of decoding one would go into looking at them, under its lock."""
@@ -58,7 +60,9 @@ def serve(
     gc.freeze()  # what lives as long as the process is not looked at again and again
     gc.set_threshold(*_COLLECTIONS)
     spans, proxies = begin_tracing("api"), Proxies(settings)
-    connections = Connections(settings.api_connections, lambda one: is_loopback(one) or proxies.is_ours(one))
+    is_exempt = lambda one: is_loopback(one) or proxies.is_ours(one)  # noqa: E731
+    connections = Connections(settings.api_connections, is_exempt)
+    rate = ConnectionRate(settings.api_connection_rate, is_exempt)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -76,20 +80,34 @@ def serve(
     log.info("serving %s/docs, and the dashboard at %s/ui", address, address)
     with listener:
         try:
-            _Server(config, app.state.let_go).run(sockets=[listener])
+            ApiServer(config, app.state.let_go, rate).run(sockets=[listener])
         finally:
             if spans is not None:
                 spans.flush(LAST_SPANS)
 
 
-class _Server(uvicorn.Server):
-    """Ends the streams of those who listen before it waits for requests to end, for these would not."""
+class ApiServer(uvicorn.Server):
+    """Accepts connections by itself, and ends event streams before it waits for requests to end: these would not."""
 
-    def __init__(self, config: uvicorn.Config, let_go: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, let_go: Callable[[], None], rate: ConnectionRate) -> None:
         super().__init__(config)
         self._let_go = let_go
+        self._rate = rate
+        self._acceptors: list[Acceptor] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        protocol = partial(
+            cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        self._acceptors = [Acceptor(one, protocol, self._rate, self.config.ssl) for one in sockets or []]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
         self._let_go()
         await super().shutdown(sockets)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections import OrderedDict
+from functools import lru_cache
 
 _PERIOD = 60.0
 """Seconds after which an address begins anew."""
@@ -21,7 +22,7 @@ class Strangers:
 
     def wait(self, address: str) -> float:
         """Return for how many seconds no key of this address is looked at."""
-        began, count = self._tries.get(_neighbourhood(address), (0.0, 0))
+        began, count = self._tries.get(neighbourhood(address), (0.0, 0))
         return max(0.0, began + _PERIOD - time.monotonic()) if count >= _TRIES else 0.0
 
     def note(self, address: str) -> None:
@@ -31,15 +32,18 @@ class Strangers:
             next(iter(self._tries.values()))[0] <= now - _PERIOD or len(self._tries) >= _MOST_ADDRESSES
         ):
             self._tries.popitem(last=False)
-        near = _neighbourhood(address)
+        near = neighbourhood(address)
         began, count = self._tries.get(near, (now, 0))
         self._tries[near] = began, count + 1
 
 
-def _neighbourhood(address: str) -> str:
+@lru_cache(10_000)
+def neighbourhood(address: str) -> str:
     """Return what stands for an address: one host has a whole /64 of IPv6 to itself."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
         return address[:50]
-    return str(ipaddress.ip_network((found, 64), strict=False)) if found.version == 6 else address
+    if isinstance(found, ipaddress.IPv4Address):
+        return address
+    return str(found.ipv4_mapped or ipaddress.ip_network((found, 64), strict=False))
