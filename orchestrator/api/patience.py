@@ -10,17 +10,22 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from orchestrator.api.problems import MEDIA_TYPE, Problem
+from orchestrator.api.strangers import neighbourhood
 
 LONGEST_HEAD = 10.0
 """Seconds from a connection, or an answer, to the next request being there."""
 LONGEST_BODY = 60.0
 """Seconds within which the rest of a request must have come."""
+LONGEST_DRAIN = 30.0
+"""Seconds for which the rest of a body is read and dropped after its request was answered."""
+MOST_DRAINED = 100_000_000
+"""Bytes of it. Closing a connection on which something is unread resets it, and the client may lose the answer."""
 LARGEST_HEAD = 65_536
 """Bytes of a request before its body, or of what follows a body."""
 
@@ -43,20 +48,31 @@ class Connections:
 
     def open(self, address: str) -> bool:
         """Count a connection, if there is room for it."""
-        if self._open[address] >= self._most and not self._is_exempt(address):
+        near = neighbourhood(address)
+        if self._open[near] >= self._most and not self._is_exempt(address):
             return False
-        self._open[address] += 1
+        self._open[near] += 1
         return True
 
     def close(self, address: str) -> None:
         """Count no longer."""
-        self._open[address] -= 1
-        if not self._open[address]:
-            del self._open[address]
+        near = neighbourhood(address)
+        self._open[near] -= 1
+        if not self._open[near]:
+            del self._open[near]
 
 
 class _Ambiguous(Exception):
     """Two readers could take the request differently."""
+
+
+class _Answering:
+    """The transport as an answer uses it: a close waits until the client has sent the rest of its request."""
+
+    def __init__(self, protocol: PatientProtocol) -> None:
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+        self.close = protocol.close
 
 
 class PatientProtocol(HttpToolsProtocol):
@@ -67,6 +83,10 @@ class PatientProtocol(HttpToolsProtocol):
     """Bytes that have come since something could be read: a head, or a part of a body."""
     _is_over = False
     """Nothing more is read, because what came was no request."""
+    _has_more = False
+    """The head of a request is there, and the rest of it is still to come."""
+    _left: int | None = None
+    """Bytes that are still dropped before the connection is closed; None as long as requests are read."""
 
     def __init__(self, *arguments: Any, connections: Connections | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -80,7 +100,8 @@ class PatientProtocol(HttpToolsProtocol):
             self._connections = None
             self._is_over = True
             detail = "So many connections of one address are open: close some, or come again."
-            self._end(HTTPStatus.TOO_MANY_REQUESTS, "There are too many connections", detail, "retry-after: 10\r\n")
+            self._say(HTTPStatus.TOO_MANY_REQUESTS, "There are too many connections", detail, "retry-after: 10\r\n")
+            self.transport.close()
             return
         self._watch()
 
@@ -89,6 +110,10 @@ class PatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what was sent, which may be a drop of what is to come."""
+        if self._left is not None:
+            self._left -= len(data)
+            if self._left < 0:
+                self.transport.close()
         if self._is_over or self.transport.is_closing():
             return
         self._unread += len(data)
@@ -103,7 +128,9 @@ class PatientProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= _MOST_AHEAD:
             raise _TooManyAhead
         _check(self.headers, self.parser.get_http_version())
+        self._has_more = True
         super().on_headers_complete()
+        self.cycle.transport = cast("asyncio.Transport", _Answering(self))
 
     def on_body(self, body: bytes) -> None:
         """Take a part of a body."""
@@ -112,13 +139,15 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End a request."""
-        self._unread = 0
+        self._unread, self._has_more = 0, False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Begin to wait for the next request, or for the rest of one that was answered before it was read."""
         super().on_response_complete()
-        if self._is_over and not self.transport.is_closing():
+        if self._left is not None:
+            self._unset_keepalive_if_required()
+        elif self._is_over and not self.transport.is_closing():
             self.transport.close()
         self._watch()
 
@@ -135,14 +164,31 @@ class PatientProtocol(HttpToolsProtocol):
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self._end(HTTPStatus.BAD_REQUEST, "The request is no HTTP/1.1", msg)
+        self._say(HTTPStatus.BAD_REQUEST, "The request is no HTTP/1.1", msg)
+        self._drain(LONGEST_HEAD)
 
-    def _end(self, status: HTTPStatus, title: str, detail: str, headers: str = "") -> None:
-        """Answer without a request, and end the connection."""
+    def close(self) -> None:
+        """Close the connection after an answer, and after the rest of its request, up to a limit."""
+        if self._has_more and not self.transport.is_closing():
+            self._drain(LONGEST_DRAIN)
+        else:
+            self.transport.close()
+
+    def _drain(self, seconds: float) -> None:
+        """Send no more, and close when the client does, or after so long."""
+        self._is_over, self._left = True, MOST_DRAINED
+        self.pipeline.clear()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self.transport.close)
+
+    def _say(self, status: HTTPStatus, title: str, detail: str, headers: str = "") -> None:
+        """Answer without a request."""
         data = msgspec.json.encode(Problem(title=title, status=status, detail=detail))
         head = f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(data)}\r\n"
         self.transport.write(f"{head}{headers}connection: close\r\n\r\n".encode() + data)
-        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
@@ -155,10 +201,13 @@ class PatientProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _watch(self) -> None:
+        if self._left is not None:
+            return  # it has a time already
         if not self._waits():
             self._stop_timer()
         elif self._timer is None and not self.transport.is_closing():
-            self._timer = self.loop.call_later(LONGEST_HEAD, self._give_up)
+            seconds = LONGEST_DRAIN if self._has_more else LONGEST_HEAD
+            self._timer = self.loop.call_later(seconds, self._give_up)
 
     def _give_up(self) -> None:
         self._timer = None

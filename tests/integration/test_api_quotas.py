@@ -122,3 +122,11 @@ def test_proxies_and_this_machine_may_have_more() -> None:
     connections = Connections(1, lambda address: address == "10.0.0.1")
     assert [connections.open("203.0.113.9"), connections.open("203.0.113.9")] == [True, False]
     assert all(connections.open("10.0.0.1") for _ in range(5))
+
+
+def test_one_host_has_a_whole_network_of_ipv6_and_one_address_of_ipv4() -> None:
+    connections = Connections(1, lambda _: False)
+    assert [connections.open("2001:db8::1"), connections.open("2001:db8::2")] == [True, False]
+    assert all(connections.open(f"::ffff:203.0.113.{number}") for number in range(3))
+    connections.close("2001:db8::1")
+    assert connections.open("2001:db8::2")

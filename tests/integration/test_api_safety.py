@@ -322,7 +322,7 @@ def test_who_sends_a_body_by_drops_is_answered_and_let_go(
         got = exchange(port, head + b"\r\n{")
         assert got.startswith(b"HTTP/1.1 408"), got
         make(engine)
-        monkeypatch.setattr(patience, "LONGEST_HEAD", 0.4)
+        monkeypatch.setattr(patience, "LONGEST_DRAIN", 0.4)
         with socket.create_connection(("127.0.0.1", port), timeout=60) as link:  # answered with 401 before it is read
             link.sendall(head + b"Authorization: Bearer orc_x\r\n\r\n{")
             link.settimeout(0.1)
