@@ -80,6 +80,20 @@ class Meter:
             used.under_way -= 1
             used.bytes.spend(received.size)
 
+    @contextlib.contextmanager
+    def stream(self, caller: Caller) -> Iterator[None]:
+        """Count an event stream of somebody while it is open, or refuse it."""
+        used = self._usage(caller)
+        if used is None:
+            yield
+            return
+        if exceeded := used.listen():
+            raise _refusal(exceeded)
+        try:
+            yield
+        finally:
+            used.streams -= 1
+
     def check_tasks(self, caller: Caller, body: Any) -> None:
         """Refuse tasks that a caller may not enqueue now."""
         used = self._usage(caller)
@@ -123,7 +137,7 @@ class Meter:
         used = self._used.get(name)
         if used is None or used.quotas != caller.quotas:
             if len(self._used) >= _MOST_KNOWN:
-                self._used = {name: one for name, one in self._used.items() if one.under_way}
+                self._used = {name: one for name, one in self._used.items() if one.under_way or one.streams}
             used = self._used[name] = Usage(caller.quotas)
         return used
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from typing import Any
 
@@ -75,33 +75,35 @@ class ServedPath:
         peer = request.client.host if request.client else ""
         caller = None
         observed.under_way += 1
-        try:
-            endpoint = self._endpoint(request.method)
-            admit = partial(
-                self._door.admit, peer, request.headers, endpoint.scope, self._slots.look_up, self.ticket(request)
-            )
-            caller = (await admit())._replace(again=admit)
-            served.set(caller.actor)
-            may_operate.set(caller.scope.includes(Permission.OPERATE))
-            with self._meter.request(caller, counted):
-                if endpoint.is_live:
-                    response = await self._listen(endpoint, request, caller, admit)
-                else:
-                    with serving(request.method, endpoint.path, request.headers.get("traceparent")):
-                        response = await self.answer(endpoint, request, caller)
-        except ClientDisconnect:
-            return
-        except Exception as error:  # noqa: BLE001  # a defect is one request's, and is told without a traceback
-            actor = caller.actor if caller else self._door.stranger(peer, request.headers, self.ticket(request))
-            await self._note(error, actor, request)
-            # In no variable of this frame, which the error holds: what was read would stay until garbage is collected.
-            response = self.refuse(
-                _without_names(error) if caller and caller.reach.is_bound else error, request, caller
-            )
-        finally:
-            observed.under_way -= 1
-        self._observe(request.method, response.status_code, time.monotonic() - began)
-        await response(scope, receive, send)
+        with ExitStack() as held:
+            try:
+                endpoint = self._endpoint(request.method)
+                admit = partial(
+                    self._door.admit, peer, request.headers, endpoint.scope, self._slots.look_up, self.ticket(request)
+                )
+                caller = (await admit())._replace(again=admit)
+                served.set(caller.actor)
+                may_operate.set(caller.scope.includes(Permission.OPERATE))
+                with self._meter.request(caller, counted):
+                    if endpoint.is_live:
+                        held.enter_context(self._meter.stream(caller))
+                        response = await self._listen(endpoint, request, caller, admit)
+                    else:
+                        with serving(request.method, endpoint.path, request.headers.get("traceparent")):
+                            response = await self.answer(endpoint, request, caller)
+            except ClientDisconnect:
+                return
+            except Exception as error:  # noqa: BLE001  # a defect is one request's, and is told without a traceback
+                actor = caller.actor if caller else self._door.stranger(peer, request.headers, self.ticket(request))
+                await self._note(error, actor, request)
+                # In no variable of this frame, which the error holds: what was read would stay in memory.
+                response = self.refuse(
+                    _without_names(error) if caller and caller.reach.is_bound else error, request, caller
+                )
+            finally:
+                observed.under_way -= 1
+            self._observe(request.method, response.status_code, time.monotonic() - began)
+            await response(scope, receive, send)
 
     def ticket(self, request: Request) -> Ticket | None:
         """Return what somebody shows instead of a key; the API takes keys alone."""

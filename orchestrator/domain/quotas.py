@@ -23,6 +23,8 @@ class Quotas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Requests a second."""
     concurrent: Annotated[int, Meta(ge=1, le=1_000_000)] = 500
     """Requests at the same time."""
+    streams: Annotated[int, Meta(ge=0, le=1_000_000)] = 500
+    """Event streams at the same time."""
     megabytes: Annotated[float, Meta(gt=0, le=1e9)] = 6_000.0
     """Megabytes of request bodies a minute."""
     open_tasks: Annotated[int, Meta(ge=0, le=2**31)] = 10_000_000
@@ -70,7 +72,7 @@ class Usage:
 
     def __init__(self, quotas: Quotas) -> None:
         self.quotas = quotas
-        self.under_way = 0
+        self.under_way = self.streams = 0
         self.requests = Allowance(quotas.rate * _BURST, _BURST)
         self.bytes = Allowance(quotas.megabytes * 1e6, 60.0)
         self._queues: set[str] = set()
@@ -87,6 +89,13 @@ class Usage:
             return Exceeded(f"It may send {quotas.megabytes:g} MB a minute (quota megabytes).", wait)
         self.requests.spend(1)
         self.under_way += 1
+        return None
+
+    def listen(self) -> Exceeded | None:
+        """Count an event stream, or say why it is refused."""
+        if self.streams >= self.quotas.streams:
+            return Exceeded(f"{self.quotas.streams:,} event streams of it are open (quota streams).", 10.0)
+        self.streams += 1
         return None
 
     def enqueue(self, tasks: Mapping[str, int], highest: int, known: Mapping[str, int], now: float) -> Exceeded | None:

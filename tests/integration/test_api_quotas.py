@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
@@ -95,6 +95,28 @@ def test_a_full_queue_takes_no_more_until_it_has_been_counted_again(
             assert 0 < connection.exec_driver_sql(count).scalar_one() <= 3
             connection.exec_driver_sql("DELETE FROM orchestrator.tasks WHERE queue = 'full'")
         eventually(lambda: add() == 201, "it is counted again")
+
+
+def test_event_streams_count_as_long_as_they_are_open(house: House) -> None:
+    key = limited(house, streams=2, concurrent=1)
+    with serving(house.settings) as address, httpx.Client(headers={"Authorization": f"Bearer {key}"}) as client:
+
+        def listen() -> httpx.Response:
+            asked = client.build_request("GET", f"{address}/api/v1/status/events")
+            return client.send(asked, stream=True)
+
+        with closing(listen()) as first, closing(listen()) as second:
+            assert (first.status_code, second.status_code) == (200, 200)
+            with closing(listen()) as third:
+                detail = third.read().decode()
+            assert (third.status_code, "quota streams" in detail, "Retry-After" in third.headers) == (429, True, True)
+            assert client.get(f"{address}/api/v1/tasks").status_code == 200
+
+        def is_served() -> bool:
+            with closing(listen()) as again:
+                return again.status_code == 200
+
+        eventually(is_served, "there is room again", every=0.1)
 
 
 def test_connections_of_one_address_are_bounded(house: House) -> None:

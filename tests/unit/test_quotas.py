@@ -33,6 +33,14 @@ def test_requests_under_way_and_bytes_are_bounded() -> None:
     assert used.begin(61.0) is None
 
 
+def test_event_streams_are_bounded_beside_requests() -> None:
+    used = Usage(Quotas(concurrent=1, streams=1))
+    assert (used.listen(), used.begin(0.0)) == (None, None)
+    assert "quota streams" in str(used.listen())
+    used.streams -= 1
+    assert used.listen() is None
+
+
 def test_tasks_are_refused_by_priority_by_what_is_open_and_by_their_queues() -> None:
     used = Usage(Quotas(priority=5, open_tasks=10, queues=2))
     assert used.enqueue({"a": 1}, 5, {}, 0.0) is None
