@@ -89,12 +89,12 @@ class Settings:
     idempotency_period: float = 86_400.0
     """Seconds that an idempotency key is remembered."""
     retention_success: float = 7 * 86_400.0
-    """Seconds that successful tasks and runs are kept; 0 keeps them for ever."""
+    """Seconds that successful tasks and runs are kept; 0 keeps them forever."""
     retention_failed: float = 90 * 86_400.0
-    """Seconds that failed, cancelled and skipped tasks and runs are kept; 0 keeps them for ever."""
+    """Seconds that failed, cancelled and skipped tasks and runs are kept; 0 keeps them forever."""
 
     retention_audit: float = 365 * 86_400.0
-    """Seconds that lines of the audit log are kept; 0 keeps them for ever."""
+    """Seconds that lines of the audit log are kept; 0 keeps them forever."""
     retention_logs: float = 7 * 86_400.0
     """Seconds that log lines of tasks are kept, at most as long as their task; 0 keeps them as long as it."""
     redact: str = ""
