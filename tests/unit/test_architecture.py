@@ -67,3 +67,8 @@ def test_every_room_is_named() -> None:
     named = {name.rstrip("/") for name in paths()} | {room for room, _ in listed()} | set(quoted())
     names = {str(room.relative_to(ROOT)).removeprefix("orchestrator/") for room in rooms}
     assert names - named - {"orchestrator", "workers"} == set()
+
+
+def test_the_glossary_has_twenty_words_at_most() -> None:
+    words = re.findall(r"^\| \*\*", TEXT.partition("## Glossary")[2], re.MULTILINE)
+    assert 0 < len(words) <= 20
