@@ -19,11 +19,10 @@ import time
 import uuid
 from collections import Counter
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
-
-from kubernetes.client import models
 
 _PATH = re.compile(
     r"/(?:api/v1|apis/batch/v1)/namespaces/(?P<space>[^/]+)/(?P<kind>jobs|pods|secrets|configmaps)"
@@ -54,8 +53,7 @@ def check_model(kind: str, value: Any, place: str = "") -> None:
         wanted: Any = {"str": str, "int": int, "bool": bool, "float": (int, float)}[kind]
         if not isinstance(value, wanted) or (kind == "int" and isinstance(value, bool)):
             raise Refused(400, f"{place}: expected {kind}, found {value!r}")
-    elif hasattr(models, kind):
-        model = getattr(models, kind)
+    elif (model := getattr(import_module("kubernetes.client.models"), kind, None)) is not None:  # which takes a second
         names = {json_name: name for name, json_name in model.attribute_map.items()}
         for name, item in value.items():
             if name not in names:

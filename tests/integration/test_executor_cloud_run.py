@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -23,24 +22,14 @@ from orchestrator.workers.container.running import Board, Specification
 from orchestrator.workers.executors import cloud_run
 from orchestrator.workers.executors.cloud_run import CloudRunExecutor
 from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
+from tests.integration import executing
+from tests.integration.executing import Driver, Heard
 from tests.integration.fake_cloud_run import FakeCloudRun
 from tests.integration.guide import example
 from tests.waiting import eventually
 
-T = TypeVar("T")
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, line: str, *, level: str = "info") -> None:
-        self.lines.append(f"{level}: {line}")
-
-    def ended(self) -> None: ...
-
-    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        raise AssertionError(f"nobody says {done} of {total}: {message}")
+_DRIVER = Driver(lambda **settings: CloudRunExecutor(Settings(**settings)))
+drive, run = _DRIVER.drive, _DRIVER.run
 
 
 @pytest.fixture
@@ -54,40 +43,14 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloudRun]:
     server.stop()
 
 
-def execution(job: str, timeout: float | None = 60.0, input: dict[str, Any] | None = None, **more: Any) -> Execution:
-    return Execution(
-        name=f"task-{uuid.uuid4()}-1",
-        task="reports.build",
-        task_id="1",
-        attempt=1,
-        queue="q",
-        options=CloudRun(project="acme-prod", location="europe-west1", job=job, **more),
-        input=input or {},
-        timeout=timeout,
-    )
-
-
-def drive(steps: Callable[[CloudRunExecutor], Awaitable[T]], **settings: Any) -> T:
-    async def go() -> T:
-        executor = CloudRunExecutor(Settings(**settings))
-        try:
-            return await asyncio.wait_for(steps(executor), 60)
-        finally:
-            await executor.close()
-
-    return asyncio.run(go())
-
-
-def run(asked: Execution, heard: Heard | None = None) -> Outcome:
-    async def steps(executor: CloudRunExecutor) -> Outcome:
-        return await executor.watch(asked, await executor.submit(asked), heard or Heard())
-
-    return drive(steps)
-
-
 def variables(google: FakeCloudRun) -> dict[str, str]:
     [one] = google.executions.values()
     return {item["name"]: item["value"] for item in one["template"]["containers"][0]["env"]}
+
+
+def execution(job: str, timeout: float | None = 60.0, input: dict[str, Any] | None = None, **more: Any) -> Execution:
+    options = CloudRun(project="acme-prod", location="europe-west1", job=job, **more)
+    return executing.execution(options, task="reports.build", input=input or {}, timeout=timeout)
 
 
 def test_a_job_is_run_with_what_it_needs_to_know(google: FakeCloudRun) -> None:

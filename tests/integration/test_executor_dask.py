@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -21,24 +20,16 @@ from orchestrator.domain.executors.dask import Dask
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.workers.executors.dask import DaskExecutor
 from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
+from tests.integration import executing
 from tests.integration.dask_cluster import Cluster
+from tests.integration.executing import Driver, Heard, ran, until
 from tests.integration.guide import example
-from tests.waiting import eventually
 
-T = TypeVar("T")
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, line: str, *, level: str = "info") -> None:
-        self.lines.append(f"{level}: {line}")
-
-    def ended(self) -> None: ...
-
-    def progress(self, done: float, total: float | None = None, message: str = "") -> None: ...
+_DRIVER = Driver(DaskExecutor)
+drive, run = _DRIVER.drive, _DRIVER.run
 
 
 @pytest.fixture(scope="module")
@@ -54,42 +45,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def execution(cluster: Cluster | None, function: str, *arguments: Any, **options: Any) -> Execution:
     address = cluster.address if cluster is not None else ""
-    return Execution(
-        name=f"task-{uuid.uuid4()}-1",
-        task="sums.double",
-        task_id="1",
-        attempt=1,
-        queue="q",
-        options=Dask(**{"function": f"dask_jobs:{function}", "address": address, **options}),
-        arguments=arguments,
-    )
-
-
-def drive(steps: Callable[[DaskExecutor], Awaitable[T]]) -> T:
-    async def go() -> T:
-        executor = DaskExecutor()
-        try:
-            return await asyncio.wait_for(steps(executor), 60)
-        finally:
-            await executor.close()
-
-    return asyncio.run(go())
-
-
-def run(asked: Execution, heard: Heard | None = None) -> Outcome:
-    async def steps(executor: DaskExecutor) -> Outcome:
-        return await executor.watch(asked, await executor.submit(asked), heard or Heard())
-
-    return drive(steps)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    await asyncio.to_thread(eventually, condition)
-
-
-def ran(folder: Path) -> list[int]:
-    marks = folder / "ran"
-    return [int(line) for line in marks.read_text().split()] if marks.exists() else []
+    return executing.execution(Dask(**{"function": f"dask_jobs:{function}", "address": address, **options}), *arguments)
 
 
 def test_a_function_runs_on_the_cluster_and_is_forgotten_there(cluster: Cluster) -> None:

@@ -20,21 +20,11 @@ from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.workers.executors.http import HttpExecutor
 from orchestrator.workers.executors.protocol import Unreachable
+from tests.integration import executing
+from tests.integration.executing import Driver, Heard
 from tests.integration.http_service import Service, serving
 
 KEYS = Keys()
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, line: str, *, level: str = "info") -> None:
-        self.lines += [f"{level}: {one}" for one in line.split("\n")]
-
-    def ended(self) -> None: ...
-
-    def progress(self, done: float, total: float | None = None, message: str = "") -> None: ...
 
 
 @pytest.fixture
@@ -51,30 +41,16 @@ def register(redis: Redis, id: str, url: str, *offered: str, load: float = 0) ->
 
 
 def execution(options: Http, *arguments: Any, name: str = "e-1", **input: Any) -> Execution:
-    return Execution(
-        name=name,
-        task="shop.sum",
-        task_id="t",
-        attempt=1,
-        queue="default",
-        options=options,
-        arguments=arguments,
-        input=input,
+    return executing.execution(
+        options, *arguments, name=name, task="shop.sum", task_id="t", queue="default", input=input
     )
 
 
 def run(redis_url: str, work: Execution, heard: Heard | None = None, **settings: Any) -> Outcome:
     """Submit it and watch it, with an executor of its own."""
-
-    async def go() -> Outcome:
-        given: dict[str, Any] = {"webhook_allow": "127.0.0.0/8", "max_payload": 100_000} | settings
-        executor = HttpExecutor(load_settings(environ={}, redis_url=redis_url, **given))
-        try:
-            return await executor.watch(work, await executor.submit(work), heard or Heard())
-        finally:
-            await executor.close()
-
-    return asyncio.run(go())
+    given: dict[str, Any] = {"webhook_allow": "127.0.0.0/8", "max_payload": 100_000} | settings
+    known = load_settings(environ={}, redis_url=redis_url, **given)
+    return Driver(lambda: HttpExecutor(known)).run(work, heard)
 
 
 @pytest.fixture

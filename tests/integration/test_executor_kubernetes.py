@@ -7,15 +7,12 @@ import base64
 import ssl
 import subprocess
 import sys
-import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import yaml
-
-pytest.importorskip("kubernetes", reason="the models of Kubernetes's API are not installed")
 
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.domain.executors.kubernetes import Kubernetes
@@ -25,24 +22,14 @@ from orchestrator.settings import Settings
 from orchestrator.workers.executors.kubernetes import KubernetesExecutor
 from orchestrator.workers.executors.kubernetes_access import find_cluster
 from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
+from tests.integration import executing
+from tests.integration.executing import Driver, Heard, until
 from tests.integration.fake_kubernetes import FakeKubernetes, Refused, check_model
 from tests.integration.guide import example
 from tests.waiting import eventually
 
-T = TypeVar("T")
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, line: str, *, level: str = "info") -> None:
-        self.lines.append(f"{level}: {line}")
-
-    def ended(self) -> None: ...
-
-    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        raise AssertionError(f"nobody says {done} of {total}: {message}")
+_DRIVER = Driver(lambda **settings: KubernetesExecutor(Settings(**settings)))
+drive, run = _DRIVER.drive, _DRIVER.run
 
 
 @pytest.fixture
@@ -71,28 +58,7 @@ def python(code: str, **more: Any) -> Kubernetes:
 
 
 def execution(options: Kubernetes, timeout: float | None = None, **input: Any) -> Execution:
-    name = f"task-{uuid.uuid4()}-1"
-    return Execution(
-        name=name, task="sums.double", task_id="1", attempt=1, queue="q", options=options, input=input, timeout=timeout
-    )
-
-
-def drive(steps: Callable[[KubernetesExecutor], Awaitable[T]], **settings: Any) -> T:
-    async def go() -> T:
-        executor = KubernetesExecutor(Settings(**settings))
-        try:
-            return await asyncio.wait_for(steps(executor), 60)
-        finally:
-            await executor.close()
-
-    return asyncio.run(go())
-
-
-def run(asked: Execution, heard: Heard | None = None) -> Outcome:
-    async def steps(executor: KubernetesExecutor) -> Outcome:
-        return await executor.watch(asked, await executor.submit(asked), heard or Heard())
-
-    return drive(steps)
+    return executing.execution(options, input=input, timeout=timeout)
 
 
 READ = {
@@ -431,7 +397,3 @@ def test_a_worker_without_a_cluster_says_what_to_set(tmp_path: Path, monkeypatch
 def test_options_that_cannot_be(options: dict[str, Any], option: str) -> None:
     [(name, _)] = Kubernetes(**{"image": "a", **options}).problems()
     assert name == option
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    await asyncio.to_thread(eventually, condition)

@@ -33,7 +33,8 @@ from orchestrator.workers.executors.process import ProcessExecutor
 from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable
 from orchestrator.workers.executors.spool import Spool
 from orchestrator.workers.running.job import Stage
-from tests.integration.test_executor_http import Heard
+from tests.integration import executing
+from tests.integration.executing import Driver, Heard
 from tests.waiting import eventually
 
 PYTHON = [sys.executable, "-S", "-E", "-c"]
@@ -47,28 +48,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def execution(*command: str, **options: Any) -> Execution:
-    return Execution(
-        name=f"e-{uuid4().hex[:8]}",
-        task="shop.resize",
-        task_id="t-1",
-        attempt=2,
-        queue="default",
-        options=Process(command=list(command), **options),
-        input={"width": 3},
-    )
+    told = {"name": f"e-{uuid4().hex[:8]}", "task": "shop.resize", "task_id": "t-1", "attempt": 2, "queue": "default"}
+    return executing.execution(Process(command=list(command), **options), input={"width": 3}, **told)
 
 
 def tell(story: Callable[[ProcessExecutor], Awaitable[Any]], *commands: str) -> Any:
     """Run a story with an executor that allows some programs."""
-
-    async def go() -> Any:
-        executor = ProcessExecutor(Setup(settings=load_settings(environ={}), worker="w", commands=commands or ("*",)))
-        try:
-            return await asyncio.wait_for(story(executor), 60)
-        finally:
-            await executor.close()
-
-    return asyncio.run(go())
+    setup = Setup(settings=load_settings(environ={}), worker="w", commands=commands or ("*",))
+    return Driver(lambda: ProcessExecutor(setup)).drive(story)
 
 
 def outcome(work: Execution, *commands: str) -> Outcome:

@@ -29,8 +29,8 @@ from orchestrator.transport.keys import Keys
 from orchestrator.workers.executors import pull
 from orchestrator.workers.executors.protocol import Gone
 from orchestrator.workers.executors.pull import PullExecutor
+from tests.integration.executing import Heard
 from tests.integration.serving import serving
-from tests.integration.test_executor_http import Heard
 
 KEYS = Keys()
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -16,7 +16,7 @@ from orchestrator.settings import Settings
 from orchestrator.store.database import engine_for
 from orchestrator.workers.executors.pull import PullExecutor
 from tests.integration import test_executor_pull
-from tests.integration.test_executor_http import Heard
+from tests.integration.executing import Heard
 from tests.integration.test_executor_pull import KEYS, Client, begin, execution, fall_silent, offered, tell, watched
 
 settings, address, redis = test_executor_pull.settings, test_executor_pull.address, test_executor_pull.redis

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -18,23 +17,13 @@ from orchestrator.domain.executors.ray import LARGEST_INPUT, Ray, split_log
 from orchestrator.errors import GiveUp
 from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
 from orchestrator.workers.executors.ray import RayExecutor
+from tests.integration import executing
+from tests.integration.executing import Driver, Heard, ran, until
 from tests.integration.guide import example
 from tests.integration.ray_cluster import RayCluster, why_not
-from tests.waiting import eventually
 
-T = TypeVar("T")
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, line: str, *, level: str = "info") -> None:  # noqa: ARG002
-        self.lines.append(line)
-
-    def ended(self) -> None: ...
-
-    def progress(self, done: float, total: float | None = None, message: str = "") -> None: ...
+_DRIVER = Driver(RayExecutor, 150)  # starting a job takes seconds, and more on a busy machine
+drive, run = _DRIVER.drive, _DRIVER.run
 
 
 @pytest.fixture(scope="module")
@@ -53,44 +42,7 @@ def cluster(ray: RayCluster, monkeypatch: pytest.MonkeyPatch) -> RayCluster:
 
 
 def execution(function: str, *arguments: Any, **options: Any) -> Execution:
-    return Execution(
-        name=f"task-{uuid.uuid4()}-1",
-        task="sums.double",
-        task_id="1",
-        attempt=1,
-        queue="q",
-        options=Ray(**{"function": f"ray_jobs:{function}", **options}),
-        arguments=arguments,
-    )
-
-
-def drive(steps: Callable[[RayExecutor], Awaitable[T]]) -> T:
-    async def go() -> T:
-        executor = RayExecutor()
-        try:
-            return await asyncio.wait_for(
-                steps(executor), 150
-            )  # starting a job takes seconds, and more on a busy machine
-        finally:
-            await executor.close()
-
-    return asyncio.run(go())
-
-
-def run(asked: Execution, heard: Heard | None = None) -> Outcome:
-    async def steps(executor: RayExecutor) -> Outcome:
-        return await executor.watch(asked, await executor.submit(asked), heard or Heard())
-
-    return drive(steps)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    await asyncio.to_thread(eventually, condition)
-
-
-def ran(folder: Path) -> list[int]:
-    marks = folder / "ran"
-    return [int(line) for line in marks.read_text().split()] if marks.exists() else []
+    return executing.execution(Ray(**{"function": f"ray_jobs:{function}", **options}), *arguments)
 
 
 def test_a_function_runs_once_and_is_forgotten_there(cluster: RayCluster) -> None:
@@ -107,7 +59,7 @@ def test_a_function_runs_once_and_is_forgotten_there(cluster: RayCluster) -> Non
         return outcome
 
     assert drive(steps) == Finished({"doubled": 8})
-    assert heard.lines.count("doubling 4") == 1
+    assert [line.partition(": ")[2] for line in heard.lines].count("doubling 4") == 1
     assert not [line for line in heard.lines if asked.name in line and "orchestrator-end" in line]
 
 

@@ -8,12 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -27,25 +26,16 @@ from orchestrator.domain.executors.execution import Broken, Execution, Finished,
 from orchestrator.domain.executors.rq import Rq
 from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
 from orchestrator.workers.executors.rq import RqExecutor
+from tests.integration import executing
+from tests.integration.executing import Driver, Heard, until
 from tests.integration.guide import example
 from tests.waiting import eventually
 
-T = TypeVar("T")
 HERE = Path(__file__).parent
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.marks: list[tuple[float, float | None, str]] = []
-        self.lines: list[str] = []
-
-    def log(self, line: str, *, level: str = "info") -> None:
-        self.lines.append(f"{level}: {line}")
-
-    def ended(self) -> None: ...
-
-    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
-        self.marks.append((done, total, message))
+_DRIVER = Driver(RqExecutor)
+drive, run = _DRIVER.drive, _DRIVER.run
 
 
 @contextmanager
@@ -70,34 +60,8 @@ def fleet(redis_url: str) -> Iterator[str]:
 
 
 def execution(function: str, *arguments: Any, url: str, timeout: float | None = 60.0, **options: Any) -> Execution:
-    return Execution(
-        name=f"task-{uuid.uuid4().hex}",
-        task="sums.double",
-        task_id="1",
-        attempt=1,
-        queue="default",
-        options=Rq(function=f"rq_jobs:{function}", queue=options.pop("queue", "work"), url=url, **options),
-        arguments=arguments,
-        timeout=timeout,
-    )
-
-
-def drive(steps: Callable[[RqExecutor], Awaitable[T]]) -> T:
-    async def go() -> T:
-        executor = RqExecutor()
-        try:
-            return await asyncio.wait_for(steps(executor), 60)
-        finally:
-            await executor.close()
-
-    return asyncio.run(go())
-
-
-def run(asked: Execution, heard: Heard | None = None) -> Outcome:
-    async def steps(executor: RqExecutor) -> Outcome:
-        return await executor.watch(asked, await executor.submit(asked), heard or Heard())
-
-    return drive(steps)
+    asked = Rq(**{"function": f"rq_jobs:{function}", "queue": "work", "url": url, **options})
+    return executing.execution(asked, *arguments, queue="default", timeout=timeout)
 
 
 @pytest.mark.parametrize("serializer", ["pickle", "json"])
@@ -378,7 +342,3 @@ def test_options_that_cannot_be(options: dict[str, Any], option: str, said: str)
     assert name == option
     assert said in text
     assert "hunter2" not in text
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    await asyncio.to_thread(eventually, condition)

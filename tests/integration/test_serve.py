@@ -25,8 +25,9 @@ from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.workers.executors.http import HttpExecutor
 from orchestrator.workers.serving.registering import Registration
+from tests.integration.executing import Heard
 from tests.integration.serving import serving
-from tests.integration.test_executor_http import Heard, execution
+from tests.integration.test_executor_http import execution
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]

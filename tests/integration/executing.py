@@ -1,0 +1,72 @@
+"""Executions in the hands of an executor, without a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from orchestrator.domain.executors.execution import Execution, Outcome
+from orchestrator.workers.executors.protocol import Executor
+from tests.waiting import eventually
+
+E = TypeVar("E", bound=Executor)
+T = TypeVar("T")
+
+
+class Heard:
+    """What a watcher has passed on."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.marks: list[tuple[float, float | None, str]] = []
+
+    def log(self, line: str, *, level: str = "info") -> None:
+        self.lines += [f"{level}: {one}" for one in line.split("\n")]
+
+    def ended(self) -> None: ...
+
+    def progress(self, done: float, total: float | None = None, message: str = "") -> None:
+        self.marks.append((done, total, message))
+
+
+class Driver(Generic[E]):
+    """Makes an executor for each story, and closes it afterwards."""
+
+    def __init__(self, make: Callable[..., E], seconds: float = 60) -> None:
+        self._make = make
+        self._seconds = seconds
+
+    def drive(self, steps: Callable[[E], Awaitable[T]], **given: Any) -> T:
+        async def go() -> T:
+            executor = self._make(**given)
+            try:
+                return await asyncio.wait_for(steps(executor), self._seconds)
+            finally:
+                await executor.close()
+
+        return asyncio.run(go())
+
+    def run(self, asked: Execution, heard: Heard | None = None) -> Outcome:
+        async def steps(executor: E) -> Outcome:
+            return await executor.watch(asked, await executor.submit(asked), heard or Heard())
+
+        return self.drive(steps)
+
+
+def execution(options: Any, *arguments: Any, **more: Any) -> Execution:
+    """Return a first attempt."""
+    known = {"name": f"task-{uuid.uuid4()}-1", "task": "sums.double", "task_id": "1", "attempt": 1, "queue": "q"}
+    return Execution(**{**known, "options": options, "arguments": arguments, **more})
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    await asyncio.to_thread(eventually, condition)
+
+
+def ran(folder: Path) -> list[int]:
+    """Return the ids of the processes that have run a job."""
+    marks = folder / "ran"
+    return [int(line) for line in marks.read_text().split()] if marks.exists() else []
