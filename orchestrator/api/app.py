@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from urllib.parse import quote, unquote
 
 import anyio
@@ -54,9 +54,8 @@ def create_app(settings: Settings) -> Starlette:
         path: ServedPath(api, door, refusals, slots, meter, hub, found) for path, found in _by_path(ROUTES).items()
     }
     paths |= {path: PagePath(api, door, refusals, slots, meter, hub, found) for path, found in _by_path(PAGES).items()}
-    document = msgspec.json.encode(openapi.document(ROUTES))
     routes = [
-        Route(_DOCUMENT, partial(_constant, document, "application/json"), methods=["GET"]),
+        Route(_DOCUMENT, partial(_constant, _document(), "application/json"), methods=["GET"]),
         Route("/", _to_the_pages, methods=["GET"]),
         Route(_DOCS, partial(_page, openapi.page(ROUTES)), methods=["GET"]),
         *(Route(path, served) for path, served in paths.items()),
@@ -70,6 +69,12 @@ def create_app(settings: Settings) -> Starlette:
     app.router.redirect_slashes = False  # its redirects name a scheme and a host, which are others before a proxy
     app.state.let_go = hub.let_go
     return app
+
+
+@cache
+def _document() -> bytes:
+    """Return what `/openapi.json` says, which takes long to make and never changes."""
+    return msgspec.json.encode(openapi.document(ROUTES))
 
 
 class _Application(Starlette):
