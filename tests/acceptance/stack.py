@@ -19,6 +19,7 @@ from sqlalchemy import Engine, text
 from orchestrator import Orchestrator, Settings
 from orchestrator.settings import load_settings
 from orchestrator.store.database import engine_for
+from tests.acceptance.forking import FORKING, Forked
 from tests.waiting import eventually
 
 HERE = Path(__file__).parent
@@ -29,6 +30,12 @@ class Process:
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path, folder: Path) -> None:
         self.log = log
+        self._process: subprocess.Popen[bytes] | Forked
+        if FORKING.can_start(arguments, environment):
+            log.touch()
+            self._process = FORKING.start(arguments, environment, log, folder)
+            self.pid = self._process.pid
+            return
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "orchestrator", *arguments],
