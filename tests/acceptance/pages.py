@@ -142,6 +142,7 @@ def install() -> None:
         "pip",
         "install",
         "--quiet",
+        "--no-compile",  # most of it is never imported
         "--editable",
         *wanted,
     ]

@@ -62,6 +62,7 @@ def test_the_bounds_are_exact_wherever_a_slice_ends(monkeypatch: pytest.MonkeyPa
             monkeypatch.setattr(bodies, name, bound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "is_fine"),
     [

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from orchestrator.sdk.backend import Backend
 from orchestrator.settings import Settings
 
@@ -22,6 +24,7 @@ assert "croniter" in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_the_first_enqueue_waits_for_no_module_that_only_schedules_and_workflows_need() -> None:
     done = subprocess.run([sys.executable, "-c", _FIRST_USE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -131,6 +131,7 @@ def test_the_short_help_of_the_list_matches_the_command() -> None:
         assert text.rstrip(".").split()[0] == str(ALL[name].help).split()[0]
 
 
+@pytest.mark.slow
 def test_a_shell_completes_commands() -> None:
     command = Path(sys.executable).with_name("orchestrator")
     words = {"_ORCHESTRATOR_COMPLETE": "bash_complete", "COMP_WORDS": "orchestrator runs ca", "COMP_CWORD": "2"}
@@ -178,6 +179,7 @@ assert not heavy, heavy
 """
 
 
+@pytest.mark.slow
 def test_a_worker_loads_neither_sqlalchemy_nor_psycopg2(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _WORKER_WITHOUT_DATABASE], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -193,6 +195,7 @@ def test_a_worker_without_an_application_says_how_to_give_one(tmp_path: Path, mo
     assert result.stderr.startswith("Error: No application is given. Give it with --app module:app")
 
 
+@pytest.mark.slow
 def test_python_m_is_the_same_command(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "orchestrator", "--version"], cwd=tmp_path, capture_output=True, text=True, check=False

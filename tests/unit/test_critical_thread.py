@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import threading
 from orchestrator.workers.running.critical_thread import start_critical_thread
@@ -17,6 +19,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_a_vital_thread_and_says_why() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], timeout=60, capture_output=True, text=True, check=False)
     assert ended.returncode == 1

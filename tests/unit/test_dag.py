@@ -163,6 +163,7 @@ def test_any_order_of_events_ends_as_the_oracle_says(run: tuple[Graph, list[Step
     assert counts["total"] == counts["success"] + counts["failed"] + counts["skipped"] + counts["cancelled"]
 
 
+@pytest.mark.slow
 def test_a_long_chain_is_skipped_without_recursion() -> None:
     size = 20_000
     graph = graph_of([[place - 1] if place else [] for place in range(size)], ["all_success"] * size)

@@ -486,6 +486,7 @@ def test_a_billion_laughs_are_not_laughed() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_depth_and_length_are_bounded() -> None:
     assert refusal("[" * 100_000) == ["f.yaml:1: nested more than 64 levels deep."]
     assert refusal("#" * 10_000_001) == ["f.yaml:1: 10,000,001 characters, and at most 10,000,000 are allowed."]

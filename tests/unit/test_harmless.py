@@ -98,6 +98,7 @@ def test_tags_and_keys_with_controls_are_refused(text: str) -> None:
             task.options(**key)
 
 
+@pytest.mark.slow
 def test_what_is_not_text_at_all_can_be_printed() -> None:
     code = f"from orchestrator.harmless import *; print(harmless({EVIL!r}), one_line({EVIL!r}), indented({EVIL!r}))"
     subprocess.run([sys.executable, "-X", "utf8", "-c", code], check=True, capture_output=True)

@@ -68,6 +68,7 @@ def is_there(path: str, file: Path) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_every_path_that_code_names_is_there() -> None:
     gone = [
         f"{file.relative_to(REPOSITORY)}: {path}"
@@ -80,6 +81,7 @@ def test_every_path_that_code_names_is_there() -> None:
     assert gone == []
 
 
+@pytest.mark.slow
 def test_the_site_is_not_built_with_a_dead_anchor_or_a_guide_that_the_navigation_lacks(
     tmp_path: Path,
 ) -> None:

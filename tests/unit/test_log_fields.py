@@ -35,6 +35,7 @@ def log_calls() -> Iterator[tuple[str, ast.Call]]:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", node
 
 
+@pytest.mark.slow
 def test_every_line_that_names_an_id_has_it_as_a_field() -> None:
     names = {
         where: ast.unparse(call)

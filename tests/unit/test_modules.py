@@ -51,6 +51,7 @@ def test_included_modules_are_imported_when_the_application_is_loaded(write: Wri
     assert sorted(found.tasks) == ["bakery.bread.bake", "bakery.cakes.bake"]
 
 
+@pytest.mark.slow
 def test_they_are_imported_in_a_program_when_something_is_not_known(write: Write) -> None:
     write(bakery__app=app(include=["bakery.bread"]), bakery__bread=TASK)
     program = """
@@ -62,6 +63,7 @@ def test_they_are_imported_in_a_program_when_something_is_not_known(write: Write
     assert done.stdout == "bakery.bread.bake ['bakery.bread.bake']\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", ["queues()", "load_modules()", "code_workflows.find('bakery.bread.order')"])
 def test_whatever_needs_to_know_all_tasks_imports_them(write: Write, ask: str) -> None:
     order = "\n\n@app.workflow\nasync def order(ctx: object) -> None: ...\n"

@@ -98,6 +98,7 @@ def calls_of(function: Callable[[], None]) -> Counter[str]:
     return calls
 
 
+@pytest.mark.slow
 def test_a_line_costs_its_task_hardly_more_than_two_appends(printing: Printing) -> None:
     def print_lines() -> None:
         for _ in range(10_000):
@@ -109,6 +110,7 @@ def test_a_line_costs_its_task_hardly_more_than_two_appends(printing: Printing) 
         assert calls["c_call"] < 20 * 10_000, f"{limit} the limit"
 
 
+@pytest.mark.slow
 def test_of_much_that_is_printed_lines_are_lost_and_counted(printing: Printing) -> None:
     for number in range(60_000):
         print(f"{number:099}", file=printing.stream if number % 100 else printing.errors)

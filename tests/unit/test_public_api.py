@@ -110,6 +110,7 @@ def test_the_version_is_that_of_the_project() -> None:
     assert orchestrator.__version__ == project["version"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", ["orchestrator", "orchestrator.workers.parent.supervisor", "orchestrator.workers.running.isolated"]
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[2]
 SCRIPTS = sorted(path.name for path in (REPOSITORY / "scripts").iterdir() if os.access(path, os.X_OK))
 

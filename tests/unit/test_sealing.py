@@ -64,6 +64,7 @@ def test_arguments_open_as_no_result_and_the_other_way_round(one: Vault) -> None
         decode_call(one.seal(VALUE, b"\x92\x90\x80"))
 
 
+@pytest.mark.slow
 def test_nothing_opens_in_another_namespace() -> None:
     theirs = vault(key("unit-n"), namespace="theirs").seal(VALUE, b"\xc3")
     script = f"""
@@ -192,6 +193,7 @@ def test_keys_are_shown_nowhere() -> None:
     assert key("x") not in repr(Settings(data_keys=key("x")))
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_where_there_are_no_keys() -> None:
     script = (
         "import sys, orchestrator, orchestrator.sdk.app, orchestrator.workers.process, orchestrator.scheduler.loop;"

@@ -7,12 +7,15 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
 import orchestrator
 
 PRODUCT = Path(orchestrator.__file__).parent
 Graph = Mapping[str, set[str]]
 
 
+@pytest.mark.slow
 def test_no_file_of_the_product_imports_itself_through_others() -> None:
     assert circles(read_imports(PRODUCT)) == []
 

@@ -157,6 +157,7 @@ def test_the_standard_variables_say_whether_spans_are_exported(
     assert exporting() == is_on
 
 
+@pytest.mark.slow
 def test_where_the_extra_is_missing_it_is_said_once_and_work_goes_on() -> None:
     program = """
 import logging, sys

@@ -49,6 +49,7 @@ def read_all(reader: int) -> list[str]:
     return found.decode().splitlines()
 
 
+@pytest.mark.slow
 def test_lines_that_nobody_reads_are_kept_then_dropped_and_counted(ends: tuple[int, int]) -> None:
     reader, writer = ends
     handler = UnblockedHandler(writer)

@@ -91,6 +91,7 @@ def test_a_soft_timeout_comes_before_the_timeout() -> None:
     assert (options.timeout, options.soft_timeout) == (30.0, 8.0)
 
 
+@pytest.mark.slow
 def test_which_queues_are_served() -> None:
     named = ["default", "images", "mail"]
     for given, served, unserved in (

@@ -228,6 +228,7 @@ def test_a_query_leaves_the_cache_as_it_was(engine: Engine) -> None:
     assert not engine.activate(news, run.id, 3).missing
 
 
+@pytest.mark.slow
 def test_many_runs_interleave_in_one_process_and_in_several_threads(engine: Engine) -> None:
     leader = leader_of(engine)
     runs = [begin(leader, "adds", 10, number=number) for number in range(100)]
