@@ -16,13 +16,9 @@ sys.path.insert(0, str(HERE))  # as the workers see it: `project` is a top-level
 
 import project
 
-__all__ = ["fresh_stack", "leading", "life", "project", "running", "settings", "stack", "way"]
+from tests.emptying import empty
 
-_TABLES = (
-    "tasks, ended_tasks, attempts, runs, workflows, schedules, backfills, inbox, leases, cursors, workers, "
-    "histories, timers, promises, answers, run_keys, unique_keys, untold, resolutions, throughput, payload_keeps, "
-    "task_logs, drains"
-)
+__all__ = ["fresh_stack", "leading", "life", "project", "running", "settings", "stack", "way"]
 
 
 @pytest.fixture
@@ -43,8 +39,7 @@ def fresh_stack(database_url: str, redis_url: str, folder: Path, **settings: flo
     stack = Stack(database_url, redis_url, folder, **settings)
     stack.redis.flushall()
     with stack.engine.connect() as connection:
-        tables = ", ".join(f"orchestrator.{table}" for table in _TABLES.split(", "))
-        connection.exec_driver_sql(f"TRUNCATE {tables}")
+        empty(connection)
     with using(project.app, stack):
         try:
             yield stack

@@ -37,7 +37,7 @@ class Forked:
     def poll(self) -> int | None:
         if self._code is None:
             try:
-                self._code = self._next_number(0.0)
+                self._end(0.0)
             except BlockingIOError:
                 return None
         return self._code
@@ -45,12 +45,14 @@ class Forked:
     def wait(self, timeout: float) -> int:
         if self._code is None:
             try:
-                self._code = self._next_number(timeout)
+                self._end(timeout)
             except TimeoutError:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout) from None
+        assert self._code is not None
         return self._code
 
-    def __del__(self) -> None:
+    def _end(self, timeout: float) -> None:
+        self._code = self._next_number(timeout)
         self._said.close()
 
     def _next_number(self, timeout: float | None) -> int:

@@ -454,4 +454,4 @@ def test_one_logs_in_and_is_refused_what_the_key_may_not_do(served: tuple[Stack,
         context.close()
     finally:
         with stack.engine.connect() as connection:
-            connection.exec_driver_sql("TRUNCATE orchestrator.api_keys")
+            connection.exec_driver_sql("DELETE FROM orchestrator.api_keys")

@@ -23,6 +23,7 @@ from orchestrator.sdk.dag.definitions import loads
 from orchestrator.workers.container.places import folder_of
 from tests.acceptance.stack import Stack
 from tests.acceptance.storehouse import LARGE, WORKER, collect, largest_rows, objects, storing_stack
+from tests.emptying import empty
 from tests.waiting import eventually
 
 
@@ -35,10 +36,15 @@ def house(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFa
         yield stack
 
 
+def forget(stack: Stack) -> None:
+    with stack.engine.connect() as connection:
+        empty(connection, "ended_tasks", "histories", "runs")
+
+
 @pytest.fixture
 def running(house: Stack) -> Stack:
     """The same, without what was there before."""
-    house.sql("TRUNCATE orchestrator.ended_tasks, orchestrator.histories, orchestrator.runs; SELECT 1")
+    forget(house)
     for path in objects(house):
         path.unlink()
     return house
@@ -165,7 +171,7 @@ def test_what_workflows_as_code_carry_leaves_the_rows(running: Stack) -> None:
     running.sql(f"DELETE FROM orchestrator.runs WHERE id <> '{last}' RETURNING 1")
     collect(running)
     replay(storing.courier, history, exactly=True)
-    running.sql("TRUNCATE orchestrator.ended_tasks, orchestrator.histories, orchestrator.runs; SELECT 1")
+    forget(running)
     collect(running)
     assert objects(running) == []
     assert running.scalar("SELECT count(*) FROM orchestrator.payload_keeps") == 0

@@ -29,7 +29,7 @@ def done(stack: Stack, name: str, count: int) -> None:
 
 def clear(stack: Stack) -> None:
     """Forget what an earlier round has left."""
-    stack.sql("TRUNCATE orchestrator.ended_tasks; SELECT 1")
+    stack.sql("DELETE FROM orchestrator.ended_tasks; SELECT 1")
 
 
 def until(is_good: Callable[[float], bool], measure: Callable[[], float]) -> list[float]:

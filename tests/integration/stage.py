@@ -30,6 +30,7 @@ from orchestrator.transport.keys import Keys, private_queue
 from orchestrator.transport.leader.streams import LeaderStreams
 from orchestrator.transport.signing import OFF
 from orchestrator.transport.worker import OrderInbox, Receipt, WorkerStreams
+from tests.emptying import empty
 from tests.integration.serving import Way, serving
 
 KEYS = Keys()
@@ -39,26 +40,6 @@ ONE = b"\x01"
 TTL = 5.0
 ID = time_ordered_id(5, bytes(10))
 """Of a task that there is not."""
-TABLES = (
-    *("throughput", "payload_keeps", "task_logs", "drains"),
-    *("tasks", "ended_tasks", "attempts", "runs", "workflows", "inbox", "leases", "cursors", "workers"),
-    *(
-        "queues",
-        "buckets",
-        "unique_keys",
-        "histories",
-        "timers",
-        "promises",
-        "answers",
-        "run_keys",
-        "untold",
-        "schedules",
-        "backfills",
-        "resolutions",
-        "flows",
-        "node_runs",
-    ),
-)
 
 
 class Clock:
@@ -367,8 +348,7 @@ def fresh_system(engine: Engine, database_url: str, redis_url: str, **given: Any
     redis = connect(redis_url)
     redis.flushall()
     with engine.begin() as connection:
-        for table in TABLES:
-            connection.execute(text(f"DELETE FROM orchestrator.{table}"))
+        empty(connection)
     system = System(engine, redis, settings)
     system.lead()
     yield system

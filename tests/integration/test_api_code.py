@@ -103,7 +103,7 @@ def test_a_key_is_held_against_the_queue_that_the_code_runs_in(system: System, a
     try:
         assert (start("mail"), start("shop")) == (403, 201)
     finally:
-        system.sql("TRUNCATE orchestrator.api_keys")
+        system.sql("DELETE FROM orchestrator.api_keys")
 
 
 def test_a_reset_is_shown_before_it_is_done(system: System, ask: Ask, engine_: Engine) -> None:

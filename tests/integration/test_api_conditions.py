@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from orchestrator.api.app import create_app
 from orchestrator.settings import load_settings
 from orchestrator.store.database import engine_for
+from tests.emptying import empty
 
 PATH = "/api/v1/workflows"
 BODY: dict[str, Any] = {
@@ -27,7 +28,7 @@ BODY: dict[str, Any] = {
 def engine(database_url: str) -> Iterator[Engine]:
     engine = engine_for(database_url, autocommit=True)
     with engine.connect() as connection:
-        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys, orchestrator.workflows, orchestrator.schedules")
+        empty(connection)
     yield engine
     engine.dispose()
 

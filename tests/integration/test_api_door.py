@@ -19,6 +19,7 @@ from orchestrator.settings import load_settings
 from orchestrator.store import audit, keys
 from orchestrator.store.audit import AuditFilter
 from orchestrator.store.database import engine_for
+from tests.emptying import empty
 
 SSO = {"api_proxies": "10.0.0.5", "api_user_header": "X-User", "api_user_scope": "operate"}
 
@@ -27,7 +28,7 @@ SSO = {"api_proxies": "10.0.0.5", "api_user_header": "X-User", "api_user_scope":
 def engine(database_url: str) -> Iterator[Engine]:
     engine = engine_for(database_url, autocommit=True)
     with engine.connect() as connection:
-        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys, orchestrator.audit")
+        empty(connection, "api_keys", "audit")
     yield engine
     engine.dispose()
 

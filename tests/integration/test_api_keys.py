@@ -35,7 +35,7 @@ GUARDED = [endpoint for endpoint in ROUTES if endpoint.scope is not None]
 def engine(database_url: str) -> Iterator[Engine]:
     engine = engine_for(database_url, autocommit=True)
     with engine.connect() as connection:
-        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys")
+        connection.exec_driver_sql("DELETE FROM orchestrator.api_keys")
     yield engine
     engine.dispose()
 

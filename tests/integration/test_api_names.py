@@ -15,6 +15,7 @@ from sqlalchemy import Engine
 from orchestrator.api.app import create_app
 from orchestrator.settings import load_settings
 from orchestrator.store.database import engine_for
+from tests.emptying import empty
 
 
 class Server:
@@ -36,7 +37,7 @@ class Server:
 def engine(database_url: str) -> Iterator[Engine]:
     engine = engine_for(database_url, autocommit=True)
     with engine.connect() as connection:
-        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys, orchestrator.workflows, orchestrator.workers")
+        empty(connection)
     yield engine
     engine.dispose()
 

@@ -15,6 +15,7 @@ from orchestrator.api.app import create_app
 from orchestrator.api.routes import ROUTES, enqueueing
 from orchestrator.settings import load_settings
 from orchestrator.store.database import engine_for
+from tests.emptying import empty
 
 ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
 """Of nothing."""
@@ -24,10 +25,7 @@ ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
 def engine(database_url: str) -> Iterator[Engine]:
     engine = engine_for(database_url, autocommit=True)
     with engine.connect() as connection:
-        connection.exec_driver_sql(
-            "TRUNCATE orchestrator.api_keys, orchestrator.tasks, orchestrator.unique_keys, orchestrator.inbox, "
-            "orchestrator.runs, orchestrator.flows"
-        )
+        empty(connection)
     yield engine
     engine.dispose()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.emptying import empty
 from tests.integration.api_house import House, changes, furnished
 
 
@@ -13,10 +14,8 @@ from tests.integration.api_house import House, changes, furnished
 def house(database_url: str, redis_url: str) -> Iterator[House]:
     with furnished(database_url, redis_url) as house:
         yield house
-        tables = ("tasks", "ended_tasks", "runs", "workflows", "schedules", "backfills", "queues", "inbox", "audit")
         with house.engine.connect() as connection:
-            for table in (*tables, "api_keys", "histories"):
-                connection.exec_driver_sql(f"TRUNCATE orchestrator.{table}")
+            empty(connection)
 
 
 CHANGES = [("POST", "pause"), ("POST", "resume"), ("PUT", "limits"), ("PUT", "retention"), ("POST", "purge")]

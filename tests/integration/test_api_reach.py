@@ -14,6 +14,7 @@ from orchestrator.api.reach import BACKFILL, NOTHING, QUEUE, RUN, TASK, WHOLE, W
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Reach, Secret
 from orchestrator.sdk.ids import new_id
+from tests.emptying import empty
 from tests.integration.api_house import OTHERS, OWN, House, changes, definition, furnished
 from tests.integration.waiting_house import code_that_asks, flow_that_asks
 
@@ -314,7 +315,7 @@ def lists_approvals(house: House) -> None:
     with house.engine.connect() as connection:
         connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE right(workflow, 5) = '-asks' OR code")
         connection.exec_driver_sql("DELETE FROM orchestrator.flows WHERE right(name, 5) = '-asks'")
-        connection.exec_driver_sql("TRUNCATE orchestrator.promises, orchestrator.histories, orchestrator.node_runs")
+        empty(connection, "promises", "histories", "node_runs")
 
 
 OF_FLOWS = (

@@ -36,6 +36,7 @@ from orchestrator.store import audit, keys
 from orchestrator.store.audit import AuditFilter
 from orchestrator.store.database import engine_for
 from orchestrator.telemetry import adopt_logs, close_output, configure_logging
+from tests.emptying import empty
 from tests.waiting import eventually
 
 
@@ -43,7 +44,7 @@ from tests.waiting import eventually
 def engine(database_url: str) -> Iterator[Engine]:
     engine = engine_for(database_url, autocommit=True)
     with engine.connect() as connection:
-        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys, orchestrator.audit")
+        empty(connection, "api_keys", "audit")
     yield engine
     engine.dispose()
 

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from orchestrator.api.app import create_app
 from orchestrator.settings import load_settings
 from orchestrator.store.database import engine_for
+from tests.emptying import empty
 
 END = """
 WITH ended AS (DELETE FROM orchestrator.tasks RETURNING *)
@@ -29,7 +30,7 @@ MANY = 100
 def engine(database_url: str) -> Iterator[Engine]:
     engine = engine_for(database_url, autocommit=True)
     with engine.connect() as connection:
-        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys, orchestrator.tasks, orchestrator.ended_tasks")
+        empty(connection)
     yield engine
     engine.dispose()
 

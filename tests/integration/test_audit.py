@@ -28,6 +28,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.store import audit
 from orchestrator.store.audit import AuditEntry, AuditFilter
+from tests.emptying import empty
 from tests.integration.api_house import House, changes, definition, furnished
 
 UNAUDITED = {
@@ -74,12 +75,7 @@ def house(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) ->
     with furnished(database_url, redis_url) as found:
         yield found
         with found.engine.connect() as connection:
-            tables = (
-                "tasks, ended_tasks, runs, workflows, schedules, backfills, queues, inbox, audit, api_keys, histories,"
-                "services, flows, workers, drains"
-            )
-            names = ", ".join(f"orchestrator.{table.strip()}" for table in tables.split(","))
-            connection.exec_driver_sql(f"TRUNCATE {names}")
+            empty(connection)
 
 
 def lines(house: House, **wanted: Any) -> list[AuditEntry]:

@@ -16,6 +16,7 @@ from orchestrator.store.insights import failures, spread_of_failures
 from orchestrator.store.insights.failures import latest_failures
 from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.redrive import FailedFilter
+from tests.emptying import empty
 
 NOW = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC)
 
@@ -24,9 +25,7 @@ NOW = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC)
 def connection(database_url: str) -> Iterator[Connection]:
     engine = engine_for(database_url, autocommit=True)
     with engine.connect() as connection:
-        connection.exec_driver_sql(
-            "TRUNCATE orchestrator.audit, orchestrator.ended_tasks, orchestrator.throughput RESTART IDENTITY"
-        )
+        empty(connection, "audit", "ended_tasks", "throughput")
         yield connection
     engine.dispose()
 

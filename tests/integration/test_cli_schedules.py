@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from sqlalchemy import Engine, text
 
 from orchestrator.cli import main
+from tests.emptying import empty
 
 NIGHTLY = """
 name: nightly
@@ -25,7 +26,6 @@ tasks: {only: {task: shop.job}}
 CODE = """
 from datetime import timedelta
 from orchestrator import Orchestrator
-from tests.integration.serving import both_ways  # noqa: F401
 
 app = Orchestrator()
 
@@ -41,9 +41,7 @@ Run = Callable[..., Result]
 def run(engine: Engine, in_empty_folder: Path) -> Run:
     """Run a command, on a database that holds one workflow with a schedule."""
     with engine.begin() as connection:
-        connection.execute(
-            text("TRUNCATE orchestrator.runs, orchestrator.workflows, orchestrator.schedules, orchestrator.backfills")
-        )
+        empty(connection)
     Path("nightly.yaml").write_text(NIGHTLY)
 
     def run(*words: object, exit_code: int = 0, **options: Any) -> Result:

@@ -18,12 +18,6 @@ from tests.integration.stage import ONE, System, Worker
 MINUTE = 60.0
 
 
-@pytest.fixture(autouse=True)
-def clean(system: System) -> None:
-    for table in ("schedules", "backfills"):
-        system.sql(f"DELETE FROM orchestrator.{table}")
-
-
 @pytest.fixture
 def nightly(system: System) -> CodeWorkflow[..., Any]:
     @system.app.workflow(name="nightly", version=3, timeout=1000, queue="nights")

@@ -40,6 +40,7 @@ from orchestrator.store.tasks import claims, completions, details, enqueue, tran
 from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Requeue
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.task_runtime import JobRuntime
+from tests.emptying import empty
 from tests.integration.parts import Parts
 from tests.outbox import KeptOutbox
 from tests.waiting import eventually
@@ -66,10 +67,8 @@ def engine(database_url: str) -> Iterator[Engine]:
 def connection(engine: Engine) -> Iterator[Connection]:
     """The leader's connection, on empty tables."""
     with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "TRUNCATE orchestrator.tasks, orchestrator.ended_tasks, orchestrator.attempts, orchestrator.inbox,"
-            " orchestrator.unique_keys, ledger"
-        )
+        empty(connection)
+        connection.exec_driver_sql("DELETE FROM ledger")
     with engine.connect() as connection:
         yield connection
 

@@ -25,6 +25,7 @@ from orchestrator.sdk.backend import Backend, schedules
 from orchestrator.sdk.ids import new_id
 from orchestrator.store import keys
 from orchestrator.store.tasks import redrive
+from tests.emptying import empty
 from tests.integration.api_house import House, changes, furnished
 from tests.integration.visitor import SESSION, Visitor
 from tests.integration.waiting_house import flow_that_asks
@@ -49,7 +50,7 @@ def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
     monkeypatch.setattr(strangers, "_TRIES", 10_000)
     with furniture.engine.connect() as connection:
-        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys, orchestrator.inbox")
+        empty(connection, "api_keys", "inbox")
     return furniture
 
 

@@ -19,6 +19,7 @@ from orchestrator.store.fleet import WorkerRow
 from orchestrator.transport import standbys
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
+from tests.emptying import empty
 from tests.integration.api_house import House, changes, furnished
 from tests.integration.test_dashboard import make_key
 from tests.integration.visitor import Visitor
@@ -36,7 +37,7 @@ def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
     monkeypatch.setattr(strangers, "_TRIES", 10_000)
     with furniture.engine.connect() as connection:
-        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys, orchestrator.inbox, orchestrator.audit")
+        empty(connection, "api_keys", "inbox", "audit")
     return furniture
 
 
@@ -167,7 +168,7 @@ def make_worker(house: House, name: str, parent: str | None, memory: int | None 
 
 def test_a_worker_is_drained_after_a_question_by_who_may(house: House) -> None:
     with house.engine.connect() as connection:
-        connection.exec_driver_sql("TRUNCATE orchestrator.workers, orchestrator.drains")
+        empty(connection, "workers", "drains")
     parent = str(uuid4())
     for name, weight in (("web-1-aa", 200 * 2**20), ("web-1-bb", 100 * 2**20)):
         make_worker(house, name, parent, weight)

@@ -23,6 +23,7 @@ from orchestrator.errors import WrongState
 from orchestrator.sdk.backend import Backend, code_requests
 from orchestrator.sdk.values.payload import encode_value
 from orchestrator.store import insights, keys
+from tests.emptying import empty
 from tests.integration.api_house import House, changes, furnished
 from tests.integration.visitor import Visitor
 from tests.integration.waiting_house import ASKS, code_that_asks, flow_that_asks
@@ -38,9 +39,8 @@ def furniture(database_url: str, redis_url: str) -> Iterator[House]:
 def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
     monkeypatch.setattr(strangers, "_TRIES", 10_000)
-    empty = "TRUNCATE orchestrator.api_keys, orchestrator.inbox, orchestrator.promises, orchestrator.histories"
     with furniture.engine.connect() as connection:
-        connection.exec_driver_sql(empty)
+        empty(connection, "api_keys", "inbox", "promises", "histories")
         connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE flow OR code")
     return furniture
 

@@ -16,6 +16,7 @@ from orchestrator.domain.access import Scope, Secret
 from orchestrator.settings import load_settings
 from orchestrator.store import keys, sessions
 from orchestrator.store.database import engine_for
+from tests.emptying import empty
 from tests.integration.visitor import SESSION, Visitor
 
 
@@ -24,7 +25,7 @@ def engine(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engin
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
     engine = engine_for(database_url, autocommit=True)
     with engine.connect() as connection:
-        connection.exec_driver_sql("TRUNCATE orchestrator.api_keys, orchestrator.sessions, orchestrator.audit")
+        empty(connection, "api_keys", "sessions", "audit")
     yield engine
     engine.dispose()
 

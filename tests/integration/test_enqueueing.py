@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 from orchestrator import Orchestrator, Unavailable
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.store import database
+from tests.emptying import empty
 
 Enqueue = Callable[[Task[..., Any], Any], str]
 
@@ -28,7 +29,7 @@ def engine(database_url: str) -> Iterator[Engine]:
     engine = database.engine_for(database_url)
     yield engine
     with engine.begin() as connection:
-        connection.execute(text("TRUNCATE orchestrator.tasks, orchestrator.inbox"))
+        empty(connection)
     engine.dispose()
 
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from orchestrator import Duplicate, Handle, Retry
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.domain.tasks.task import Failed, Lost, Returned, Succeeded, TaskError
-from tests.integration.stage import KEYS, ONE, TABLES, System
+from tests.emptying import empty
+from tests.integration.stage import KEYS, ONE, System
 
 LIMITS = {"two": 2, "one": 1}
 ERROR = TaskError("ValueError", "no")
@@ -33,8 +34,8 @@ class Promises:
         self.offset = 0.0
         self.names = 0
         self.system.redis.flushall()
-        for table in TABLES:
-            self.system.sql(f"DELETE FROM orchestrator.{table}")
+        with self.system.engine.begin() as connection:
+            empty(connection)
         self.system.workers.clear()
         self.system.lead()
         self.hire()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -52,10 +51,8 @@ nodes: {"evil \\e[2J": {exec_type: local_func, func: job}}
 
 
 @pytest.fixture
-def places(system: System, in_empty_folder: Path) -> Iterator[dict[str, tuple[object, ...]]]:
-    """A system whose every field is hostile; yield the arguments of each command that shows it."""
-    for table in ("flows", "api_keys"):  # or a name that is poisoned could be there already
-        system.sql(f"DELETE FROM orchestrator.{table}")
+def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...]]:
+    """A system whose every field is hostile; return the arguments of each command that shows it."""
     system.app.workflows.apply(loads(WORKFLOW))
     Path("flow.yaml").write_text(FLOW, encoding="utf-8")
     system.app.flows.publish("hostile-flow", Path("flow.yaml"))
@@ -90,7 +87,7 @@ def places(system: System, in_empty_folder: Path) -> Iterator[dict[str, tuple[ob
     Path("bad_flow.yaml").write_text(FLOW.replace("local_func, func", "local_func, fnc"), encoding="utf-8")
     Path("replayed.py").write_text("from orchestrator import Orchestrator\napp = Orchestrator()\n", encoding="utf-8")
     poison(system)
-    yield {
+    return {
         "db check": (),
         "tasks list": (),
         "tasks show": (failed.id,),
@@ -125,8 +122,6 @@ def places(system: System, in_empty_folder: Path) -> Iterator[dict[str, tuple[ob
         "search": ("evil",),
         "workflows replay-check": ("--app", "replayed:app"),
     }
-    for table in ("flows", "api_keys"):
-        system.sql(f"DELETE FROM orchestrator.{table}")
 
 
 def poison(system: System) -> None:

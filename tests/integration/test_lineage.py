@@ -218,7 +218,7 @@ def test_it_is_shown_by_the_api_the_page_and_the_command(
         assert others_id not in page.text
         assert hidden.status_code == 404
     finally:
-        system.sql("TRUNCATE orchestrator.api_keys")
+        system.sql("DELETE FROM orchestrator.api_keys")
 
 
 def test_a_parent_that_is_no_longer_kept_is_told_of(system: System, in_empty_folder: object) -> None:

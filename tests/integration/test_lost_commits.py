@@ -13,9 +13,9 @@ import pytest
 from orchestrator.domain.tasks.task import Enqueued, NewTask
 from orchestrator.transport.codec import Attempt
 from orchestrator.transport.leader.terms import Deposed
+from tests.emptying import TABLES, empty
 from tests.integration.stage import KEYS, System, raw
 
-TABLES = ("tasks", "ended_tasks", "attempts", "inbox", "leases", "cursors", "workers", "unique_keys")
 ID = b"\x07" * 16
 
 
@@ -247,8 +247,8 @@ def test_an_empty_database_numbers_attempts_from_one(system: System) -> None:
     """Somebody began anew, on a Redis that has been used."""
     worker = system.worker()
     system.pass_seconds()
-    for table in TABLES:
-        system.sql(f"DELETE FROM orchestrator.{table}")
+    with system.engine.begin() as connection:
+        empty(connection)
     system.lead()
     system.pass_seconds()
     system.dispatch()

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from orchestrator.store.database import engine_for
 from orchestrator.store.insights import fleet, many, overview
 from orchestrator.store.insights.fleet import QueueCounts, list_queues
+from tests.emptying import empty
 
 TASKS = """
 INSERT INTO orchestrator.tasks (id, name, queue, payload, priority, status, blockers, wake_at, hold, lane, run_id,
@@ -34,9 +35,9 @@ KINDS = ("ready", "delayed", "unknown", "blocked", "dispatched", "running")
 def connection(database_url: str) -> Iterator[Connection]:
     engine = engine_for(database_url, autocommit=True)
     with engine.connect() as connection:
-        connection.exec_driver_sql("TRUNCATE orchestrator.tasks, orchestrator.workers, orchestrator.queues CASCADE")
+        empty(connection)
         yield connection
-        connection.exec_driver_sql("TRUNCATE orchestrator.tasks CASCADE")
+        empty(connection, "tasks")
     engine.dispose()
 
 

@@ -54,6 +54,7 @@ from orchestrator.sealing import CALL, vault_of
 from orchestrator.settings import load_settings
 from orchestrator.store import keys
 from orchestrator.store.database import engine_for
+from tests.emptying import empty
 from tests.integration.serving import serving
 from tests.waiting import eventually
 
@@ -64,10 +65,7 @@ ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
 def engine(database_url: str) -> Iterator[Engine]:
     engine = engine_for(database_url, autocommit=True)
     with engine.connect() as connection:
-        connection.exec_driver_sql(
-            "TRUNCATE orchestrator.api_keys, orchestrator.tasks, orchestrator.ended_tasks, orchestrator.runs, "
-            "orchestrator.unique_keys"
-        )
+        empty(connection)
     yield engine
     engine.dispose()
 

@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 from orchestrator.cli import main
 from orchestrator.sealing import key_name
 from orchestrator.store.database import engine_for
+from tests.emptying import empty
 
 NEW = f"new:{base64.b64encode(b'n' * 32).decode()}"
 
@@ -20,10 +21,8 @@ NEW = f"new:{base64.b64encode(b'n' * 32).decode()}"
 def engine(database_url: str) -> Iterator[Engine]:
     engine = engine_for(database_url, autocommit=True)
     with engine.connect() as connection:
-        connection.exec_driver_sql("TRUNCATE orchestrator.workers, orchestrator.ended_tasks, orchestrator.tasks")
+        empty(connection)
     yield engine
-    with engine.connect() as connection:
-        connection.exec_driver_sql("TRUNCATE orchestrator.workers")
     engine.dispose()
 
 

@@ -31,9 +31,9 @@ from orchestrator.store.tasks import waiting
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader.streams import LeaderStreams
+from tests.emptying import empty
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-TABLES = ("tasks", "ended_tasks", "runs", "inbox", "leases", "cursors", "workflows", "schedules", "backfills")
 ONE_STEP = (Step(name="only", task="job"),)
 
 
@@ -126,7 +126,7 @@ def moment(when: str) -> datetime:
 @pytest.fixture
 def system(engine: Engine, database_url: str, redis_url: str) -> Iterator[System]:
     with engine.begin() as connection:
-        connection.execute(text(f"TRUNCATE {', '.join(f'orchestrator.{table}' for table in TABLES)}"))
+        empty(connection)
     redis = connect(redis_url)
     redis.flushall()
     redis.close()

@@ -18,6 +18,7 @@ from orchestrator.store.database import engine_for
 from orchestrator.transport import services
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
+from tests.emptying import empty
 from tests.integration.serving import serving
 
 KEYS = Keys()
@@ -38,7 +39,7 @@ def address(settings: Settings) -> Iterator[str]:
 def engine(database_url: str) -> Iterator[Engine]:
     engine = engine_for(database_url, autocommit=True)
     with engine.connect() as connection:
-        connection.exec_driver_sql("TRUNCATE orchestrator.services, orchestrator.audit, orchestrator.api_keys")
+        empty(connection, "services", "audit", "api_keys")
     yield engine
     engine.dispose()
 

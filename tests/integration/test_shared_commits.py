@@ -19,6 +19,7 @@ from orchestrator import Duplicate, Handle, InvalidTask, Orchestrator, Task, Una
 from orchestrator.sdk.backend import shared
 from orchestrator.store import database
 from tests.chaos.cutting import Cutting
+from tests.emptying import empty
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def job(app: Orchestrator) -> Task[[int], int]:
 def engine(database_url: str) -> Iterator[Engine]:
     engine = database.engine_for(database_url, autocommit=True)
     with engine.connect() as connection:
-        connection.execute(text("TRUNCATE orchestrator.tasks, orchestrator.unique_keys, orchestrator.inbox"))
+        empty(connection)
     yield engine
     engine.dispose()
 
@@ -102,7 +103,7 @@ def test_all_options_arrive_as_they_do_alone(app: Orchestrator, job: Task[[int],
             " FROM orchestrator.tasks ORDER BY seq",
         )
         with engine.connect() as connection:
-            connection.execute(text("TRUNCATE orchestrator.tasks, orchestrator.unique_keys, orchestrator.inbox"))
+            empty(connection)
         return tasks
 
     asyncio.run(main())

@@ -50,6 +50,7 @@ from orchestrator.workers.running import task_runtime as runtime
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
 from orchestrator.workers.running.task_runtime import JobRuntime
+from tests.emptying import empty
 from tests.outbox import ClosedOutbox, KeptOutbox
 
 
@@ -193,6 +194,7 @@ def test_round_trip(app: Orchestrator, value: Any, kind: Any, named: bool) -> No
         assert type(arrived) is type(value)
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none()
@@ -586,7 +588,7 @@ def test_inside_a_task_on_success_waits_for_the_success(app: Orchestrator) -> No
 def live_app(database_url: str, redis_url: str) -> Iterator[Orchestrator]:
     engine = create_engine(database_url.replace("postgresql:", "postgresql+psycopg2:"))
     with engine.begin() as connection:
-        connection.execute(text("TRUNCATE orchestrator.tasks, orchestrator.runs"))  # what other tests have left
+        empty(connection)  # what other tests have left
     engine.dispose()
     app = Orchestrator(Settings(database_url=database_url, redis_url=redis_url, max_payload=10_000))
     yield app
@@ -603,6 +605,7 @@ def rows(database_url: str) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
+@pytest.mark.slow
 def test_one_bad_call_among_thousands_leaves_nothing(live_app: Orchestrator, database_url: str) -> None:
     """The bad one comes after the first chunk has been copied."""
     task = live_app.task(name="resize")(resize)
