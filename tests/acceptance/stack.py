@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from signal import Signals
 from typing import Any
 
+from click.testing import CliRunner, Result
 from redis import Redis
 from sqlalchemy import Engine, text
 
 from orchestrator import Orchestrator, Settings
+from orchestrator.cli import main
 from orchestrator.settings import load_settings
 from orchestrator.store.database import engine_for
 from tests.acceptance.forking import FORKING, Forked
@@ -115,6 +117,11 @@ class Stack:
         process = self.begin_api(port)
         eventually(lambda: process.logged("serving "), f"the API is served, see {process.log}")
         return re.findall(r"serving (\S+)/docs", process.log.read_text())[-1]
+
+    def command(self, *words: str) -> Result:
+        """Run a command of ours in this process, which has loaded them."""
+        with chdir(self.folder):
+            return CliRunner(env=self.environment).invoke(main, words)
 
     def leader(self) -> Process:
         """Return the process that holds the lease."""

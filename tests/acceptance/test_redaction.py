@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -198,15 +196,8 @@ def test_every_page_of_the_api_hides_them(http: httpx.Client, ids: dict[str, str
     ],
 )
 def test_every_command_hides_them(stack: Stack, ids: dict[str, str], words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", *words.format(**ids).split()],
-        cwd=stack.folder,
-        env=stack.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = stack.command(*words.format(**ids).split())
+    assert done.exit_code == 0, done.stderr
     hides(done.stdout + done.stderr, words)
     if " show " in words:
         assert "•••" in done.stdout

@@ -94,8 +94,8 @@ def command(stack: Stack, *arguments: str, **environment: str) -> subprocess.Com
 
 def trouble(stack: Stack) -> Mapping[str, str]:
     """Return what `orchestrator status` says is wrong: kinds and messages."""
-    done = command(stack, "status", "--json")
-    assert done.returncode == 0, done.stderr
+    done = stack.command("status", "--json")
+    assert done.exit_code == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return {found["kind"]: found["message"] for found in document["trouble"]}
 
