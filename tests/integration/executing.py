@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from orchestrator.domain.executors.execution import Execution, Outcome
-from orchestrator.workers.executors.protocol import Executor
 from tests.waiting import eventually
 
-E = TypeVar("E", bound=Executor)
+E = TypeVar("E")
 T = TypeVar("T")
 
 
@@ -41,7 +40,7 @@ class Driver(Generic[E]):
 
     def drive(self, steps: Callable[[E], Awaitable[T]], **given: Any) -> T:
         async def go() -> T:
-            executor = self._make(**given)
+            executor: Any = self._make(**given)
             try:
                 return await asyncio.wait_for(steps(executor), self._seconds)
             finally:
@@ -50,8 +49,9 @@ class Driver(Generic[E]):
         return asyncio.run(go())
 
     def run(self, asked: Execution, heard: Heard | None = None) -> Outcome:
-        async def steps(executor: E) -> Outcome:
-            return await executor.watch(asked, await executor.submit(asked), heard or Heard())
+        async def steps(executor: Any) -> Outcome:
+            found: Outcome = await executor.watch(asked, await executor.submit(asked), heard or Heard())
+            return found
 
         return self.drive(steps)
 
