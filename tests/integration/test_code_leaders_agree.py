@@ -137,8 +137,9 @@ class Program:
                 real.end_task(task, result if is_done else None)
             case "signal":
                 value = encode_value("hello", "signal", LIMIT)
-                self.leader.append(run, history.SignalReceived("signal", value))
-                real.ask(RequestKind.SIGNAL, run, name="signal", value=value)
+                for _ in range(self.random.randint(1, 3)):
+                    self.leader.append(run, history.SignalReceived("signal", value))
+                    real.ask(RequestKind.SIGNAL, run, name="signal", value=value)
             case "promise":
                 value = encode_value(1, "promise", LIMIT)
                 self.asked[request] = run, self.leader.settle_promise(run, Resolution("promise", value))

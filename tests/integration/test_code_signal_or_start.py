@@ -16,11 +16,13 @@ from sqlalchemy import text
 from orchestrator import Duplicate, ResultTimeout, WorkflowContext, WorkflowHandle
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import CompleteRun, ContinueRun
-from orchestrator.domain.code.history import RunStarted, SignalReceived
+from orchestrator.domain.code.history import ActivationApplied, RunStarted, SignalReceived
+from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.runs import creation
+from tests.integration.code_stage import rest
 from tests.integration.stage import ONE, System, Worker
 from tests.waiting import eventually
 
@@ -223,3 +225,119 @@ def test_nobody_returns_before_it_is_known_where_the_signal_went(
     end(worker, TWO)
     system.tick()
     assert handle.result(0) == 2
+
+
+# -- signals that arrive with the one at which the code ends
+
+
+@pytest.fixture
+def collector(system: System) -> CodeWorkflow[..., Any]:
+    """Collects numbers until a negative one comes: -1 returns them, -2 raises, -3 continues."""
+
+    @system.app.workflow(name="basket")
+    async def collector(ctx: WorkflowContext, taken: list[int] | None = None) -> list[int]:
+        taken = taken or []
+        async for number in ctx.signals("number", type=int):
+            if number == -2:
+                raise ValueError("no more")
+            if number == -3:
+                ctx.continue_as_new(taken)
+            if number < 0:
+                break
+            taken.append(number)
+        return taken
+
+    return collector
+
+
+@pytest.mark.parametrize("last", [-1, -2], ids=["returns", "raises"])
+def test_signals_behind_the_one_that_ends_the_run_begin_another(
+    system: System, collector: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, last: int
+) -> None:
+    handles = [signalled(collector, number) for number in (1, last, 5, 6)]
+    rest(system, worker, engine_)
+    ended, followed = handles[0], handles[-1]
+    assert ended.status() == ("success" if last == -1 else "failed")
+    (mark,) = [event.what for event in ended.history().events if isinstance(event.what, ActivationApplied)]
+    assert (mark.through, _numbers(ended)) == (3, [1, last, 5, 6]), "the history says what the code was not shown"
+    assert (followed.status(), _numbers(followed)) == ("running", [5, 6])
+    signalled(collector, -1)
+    rest(system, worker, engine_)
+    assert followed.result(0) == [5, 6]
+    assert system.count("runs") == 2
+
+
+def test_signals_behind_the_one_that_continues_the_run_are_for_its_successor(
+    system: System, collector: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    handles = [signalled(collector, number) for number in (1, -3, 5, -1, 6)]
+    rest(system, worker, engine_)
+    assert handles[0].result(0) == [1, 5]
+    assert (handles[-1].status(), _numbers(handles[-1])) == ("running", [6])
+    assert system.count("runs") == 3
+
+
+def _reset(system: System, handle: WorkflowHandle[Any], to: int) -> WorkflowHandle[Any]:
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(lambda: handle.reset(to=to))
+        eventually(lambda: system.pass_seconds(after=0.1) or asking.done(), "the leader answers")
+        return asking.result()
+
+
+def test_a_plain_signal_behind_the_one_that_ends_the_run_is_heard_by_a_reset(
+    system: System, worker: Worker, engine_: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = {2}
+
+    @system.app.workflow(name="basket")
+    async def mended(ctx: WorkflowContext) -> list[int]:
+        taken: list[int] = []
+        async for number in ctx.signals("number", type=int):
+            if number in refused:
+                raise ValueError("not that one")
+            taken.append(number)
+            if number == 3:
+                break
+        return taken
+
+    handle = mended.start()
+    for number in (1, 2, 3):
+        handle.signal("number", number)
+    rest(system, worker, engine_)
+    assert (handle.status(), _numbers(handle)) == ("failed", [1, 2, 3])
+    assert caplog.text.count("has ended before signal number reached it") == 1
+    refused.clear()
+    again = _reset(system, handle, 1)
+    rest(system, worker, engine_)
+    assert again.result(0) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("to", [1, 4])
+def test_signals_that_have_begun_another_run_begin_none_when_theirs_is_reset(
+    system: System, collector: CodeWorkflow[..., Any], worker: Worker, engine_: Engine, to: int
+) -> None:
+    handles = [signalled(collector, number) for number in (1, -1, 5)]
+    rest(system, worker, engine_)
+    again = _reset(system, handles[0], to)
+    rest(system, worker, engine_)
+    assert (again.result(0), _numbers(again)) == ([1], [1, -1, 5])
+    assert _numbers(handles[-1]) == [5], "once"
+    assert system.count("runs") == 3
+
+
+def test_an_end_that_has_to_wait_keeps_what_the_code_was_not_shown(
+    system: System,
+    collector: CodeWorkflow[..., Any],
+    worker: Worker,
+    engine_: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handles = [signalled(collector, number) for number in (1, -1, 5)]
+    with monkeypatch.context() as broken:
+        broken.setattr(code_runs, "forget", lambda *_: 1 / 0)
+        rest(system, worker, engine_)
+        assert system.sql("SELECT stuck FROM orchestrator.runs")[0]["stuck"]
+    system.app.run(handles[0].id).retry()
+    rest(system, worker, engine_)
+    assert handles[0].result(0) == [1]
+    assert (handles[-1].status(), _numbers(handles[-1])) == ("running", [5])

@@ -98,7 +98,8 @@ class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
     attempt: int
     duration: float
     through: int = 0
-    """The number of the last event that the code was shown: the mark to be recorded."""
+    """The number of the last event that the code was shown: the mark to be recorded. Events that came with the one at
+    which the code ended, and after it, are beyond it."""
     commands: list[Command] = []
     """To be applied in one transaction; empty together with `stuck` and `missing`."""
     stuck: Violation | None = None

@@ -149,6 +149,8 @@ def check(run: bytes, events: Sequence[Event], to: int) -> None:
 
 def reset(run: bytes, events: Sequence[Event], new: bytes, to: int, now: float, reason: str = "") -> ResetBeginning:
     """Return how the run `new` begins that repeats `run` up to event `to`."""
+    if any(isinstance(event.what, history.EndRecord) for event in events):
+        events = [msgspec.structs.replace(event, what=_delivered(event.what)) for event in events]
     cut = Cut(run, events, to)
     ids = {run: new} | {
         event.what.id: command_id(new, kind_of(event.what), event.what.ordinal)
@@ -187,6 +189,11 @@ def _renamed(what: T, ids: Mapping[bytes, bytes]) -> T:
     if isinstance(what, history.SignalSent):  # it may have been to itself
         return msgspec.structs.replace(what, run=ids.get(what.run, what.run))
     return what
+
+
+def _delivered(what: HistoryItem) -> HistoryItem:
+    """Return an event of a run that has ended: signals that it was not shown have started another run by then."""
+    return msgspec.structs.replace(what, otherwise=None) if isinstance(what, history.SignalReceived) else what
 
 
 def kind_of(record: Created) -> Kind:

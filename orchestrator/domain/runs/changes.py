@@ -55,6 +55,8 @@ class RunChanges(msgspec.Struct, array_like=True):
     """It had ended, and what had not was cancelled with it. This is told before it is retried."""
     of_flow: bool = False
     """It is a run of a flow, and the facts are for its planner."""
+    heard: int | None = None
+    """The last event that its code was shown before it ended, if more has happened."""
 
     @property
     def is_for_plan(self) -> bool:

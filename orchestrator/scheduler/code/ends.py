@@ -44,7 +44,7 @@ class RunEnd(NamedTuple):
     @property
     def changes(self) -> RunChanges:
         """Return what is kept of it until the run can be ended."""
-        return RunChanges(turn_task_end=self.turn_task, continuing=self.continuing)
+        return RunChanges(turn_task_end=self.turn_task, continuing=self.continuing, heard=self.heard)
 
     @property
     def goes_on(self) -> bool:

@@ -242,6 +242,8 @@ class Runs:
                     news.runs.turn_task_ends.append(one.turn_task_end)
                 if one.continuing is not None:
                     news.runs.continuing[run] = one.continuing
+                if one.heard is not None:
+                    news.runs.unheard[run] = one.heard
 
     def forget(self, ids: Sequence[bytes]) -> None:
         """Remember nothing more of runs that have ended, or are being cancelled. If they go on, Postgres has them."""

@@ -81,7 +81,7 @@ class Engine:
                 identifier,
                 attempt,
                 time.monotonic() - begun,
-                activation.through,
+                max(commander.number, commander.ledger.shown) if commander.ended else activation.through,
                 batch,
                 answers=answers,
                 cached=cached,
