@@ -54,13 +54,13 @@ class Meter(Remembering):
         counts = news.counts
         for queue, state, number in counts.moved:
             if state != TaskState.PENDING:
-                self.ended[self._label(queue), state] += number
+                self.ended[self.label(queue), state] += number
         for queue in counts.retried:
-            self.retried[self._label(queue)] += 1
+            self.retried[self.label(queue)] += 1
         for queue in counts.lost:
-            self.lost[self._label(queue)] += 1
+            self.lost[self.label(queue)] += 1
         for queue, seconds, times in counts.ran:
-            _histogram(self.runs, self._label(queue)).add(seconds, times)
+            _histogram(self.runs, self.label(queue)).add(seconds, times)
         self.set_aside += len(news.outgoing.set_aside)
         if counts.reports:
             self.reports += counts.reports
@@ -69,7 +69,7 @@ class Meter(Remembering):
             queues = set(map(_queue, sent))
             counts_by_queue = dict.fromkeys(queues, len(sent)) if len(queues) == 1 else Counter(map(_queue, sent))
             for queue, number in counts_by_queue.items():
-                self.dispatched[self._label(queue)] += number
+                self.dispatched[self.label(queue)] += number
             self._wait(sent, time.time())
 
     def ticked(self, seconds: float) -> None:
@@ -82,9 +82,10 @@ class Meter(Remembering):
         for task, times in sampled(claimed):
             if not task.failures and task.id[6] >> 4 == _TIMED and not task.is_turn_task:
                 seconds = now - int.from_bytes(task.id[:6], "big") / 1_000
-                _histogram(self.waits, self._label(task.queue)).add(max(0.0, seconds), times)
+                _histogram(self.waits, self.label(task.queue)).add(max(0.0, seconds), times)
 
-    def _label(self, queue: str) -> str:
+    def label(self, queue: str) -> str:
+        """Return the label under which a queue is counted."""
         label = self._labels.get(queue)
         if label is None:
             label = queue if len(self._labels) < MOST_QUEUES else OTHER

@@ -2,6 +2,9 @@
 
 The meter counts anyway. In the first tick after ten seconds in which something was counted, what its numbers have grown
 by is written, a row for each queue.
+
+A leader that dies takes with it what it had counted since. The first tick of the next term counts the tasks that ended
+after the last written row, once, and they are written with the next one.
 """
 
 from __future__ import annotations
@@ -17,8 +20,14 @@ from orchestrator.scheduler.remembering import Remembering
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store import throughput
 
+_MOST_UNWRITTEN = 200_000
+"""Tasks that are counted in the first tick of a term: more than end in ten seconds."""
+_LESS = 8
+"""After a tick that was rolled back, so many times fewer are: it may have failed because they were too many."""
+
 _Numbers = dict[str, Counter[str]]
 """By queue, what was counted; numbers of histograms by `waits:3`, the place of a bound."""
+_NONE: Counter[str] = Counter()
 
 
 class ThroughputRecord(Remembering):
@@ -30,6 +39,7 @@ class ThroughputRecord(Remembering):
         self._written = numbers_of(meter)
         self._bucket: datetime | None = None
         """The ten seconds that are counted now."""
+        self._most = _MOST_UNWRITTEN
         self._next: tuple[_Numbers, datetime] | None = None
         """What is true once the open transaction stands."""
 
@@ -39,9 +49,15 @@ class ThroughputRecord(Remembering):
             return
         bucket = throughput.bucket_of(tx.now)
         numbers = numbers_of(self._meter)
-        if self._bucket is not None and numbers != self._written:
-            rows = [_row(queue, now - self._written.get(queue, Counter())) for queue, now in numbers.items()]
-            throughput.add(tx.connection, self._term, self._bucket, [row for row in rows if row is not None])
+        if self._bucket is None:
+            for queue, state, number in throughput.unwritten(tx.connection, tx.now, self._most):
+                numbers.setdefault(self._meter.label(queue), Counter())[state] -= number
+        elif numbers != self._written:
+            grown = {
+                queue: numbers.get(queue, _NONE) - self._written.get(queue, _NONE) for queue in numbers | self._written
+            }
+            rows = [_row(queue, some) for queue, some in grown.items() if some]
+            throughput.add(tx.connection, self._term, self._bucket, rows)
         self._next = numbers, bucket
 
     def committed(self, news: News) -> None:
@@ -54,6 +70,8 @@ class ThroughputRecord(Remembering):
     def rolled_back(self) -> None:
         """What was written is to be written again."""
         self._next = None
+        if self._bucket is None:
+            self._most //= _LESS
 
 
 def numbers_of(meter: Meter) -> _Numbers:
@@ -72,10 +90,8 @@ def numbers_of(meter: Meter) -> _Numbers:
     return found
 
 
-def _row(queue: str, grown: Counter[str]) -> dict[str, object] | None:
-    """Return what was counted of a queue as it is stored, if anything was."""
-    if not grown:
-        return None
+def _row(queue: str, grown: Counter[str]) -> dict[str, object]:
+    """Return what was counted of a queue as it is stored."""
     names = (*(str(state) for state in ENDED_TASK_STATES), "dispatched", "retried", "lost")
     return {
         "queue": queue,

@@ -1,7 +1,8 @@
 """What ended, and how long it waited and ran, by queue and ten seconds. It is kept for two hours.
 
-The leader writes each ten seconds once, in the first tick after them. What it had counted and not written when it died
-is missing; whoever reads looks for what ended since in `ended_tasks` itself.
+The leader writes each ten seconds once, in the first tick after them. Until then, readers count what has ended since in
+`ended_tasks` itself. If a leader dies before it has written, the next one counts there as well; how long those tasks
+waited and ran is missing then.
 """
 
 from __future__ import annotations
@@ -138,11 +139,12 @@ def _lately(column: str) -> str:
 
 
 # What is not written yet has ended since the last ten seconds that are; before the first, everything has.
-_ENDED = Statement[EndCounts](f"""
-WITH /* throughput.ended */ written AS (
+_WRITTEN = """written AS (
     SELECT coalesce(max(bucket) + %(size)s::double precision * interval '1 second', '-infinity') AS until
       FROM orchestrator.throughput WHERE bucket <= now()
-), summed AS (
+)"""
+_ENDED = Statement[EndCounts](f"""
+WITH /* throughput.ended */ {_WRITTEN}, summed AS (
     SELECT {", ".join(f"sum({state}) AS {state}, {_lately(state)} AS {state}_lately" for state in ENDED_TASK_STATES)}
       FROM orchestrator.throughput WHERE bucket >= now() - interval '1 hour'
 ), counted AS (
@@ -162,6 +164,22 @@ SELECT state, coalesce(sum(minute), 0)::bigint AS minute, sum(hour)::bigint AS h
 def ended(connection: Connection) -> list[EndCounts]:
     """Return how many tasks ended in the last minute and in the last hour, by state."""
     return _ENDED(connection, size=BUCKET.total_seconds())
+
+
+_UNWRITTEN = Prepared[tuple[str, str, int]](f"""
+WITH /* throughput.unwritten */ {_WRITTEN}
+SELECT queue, status, count(*) FROM (
+    SELECT queue, status FROM orchestrator.ended_tasks
+     WHERE ended_at >= greatest((SELECT until FROM written), %(now)s::timestamptz - interval '1 hour')
+       AND ended_at < %(now)s::timestamptz
+     ORDER BY ended_at DESC LIMIT %(most)s::int) AS lately
+ GROUP BY queue, status
+""")
+
+
+def unwritten(connection: Connection, now: datetime, most: int) -> list[tuple[str, str, int]]:
+    """Return how many tasks have ended before now and are written nowhere, by queue and state; the latest of them."""
+    return _UNWRITTEN(connection, now=now, most=most, size=BUCKET.total_seconds())
 
 
 _PRUNE = Statement[None]("""

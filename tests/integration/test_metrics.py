@@ -86,10 +86,10 @@ def test_of_a_large_batch_all_are_counted_though_few_are_looked_at(system: Syste
 
 def test_queues_beyond_a_number_are_counted_as_one(system: System) -> None:
     meter = system.scheduler.meter
-    labels = {meter._label(f"q{number}") for number in range(3 * MOST_QUEUES)}
+    labels = {meter.label(f"q{number}") for number in range(3 * MOST_QUEUES)}
     assert len(labels) == MOST_QUEUES + 1
     assert OTHER in labels
-    assert meter._label("q0") == "q0"
+    assert meter.label("q0") == "q0"
 
 
 def test_the_load_of_queues_is_read_along_indexes(system: System, engine: Engine) -> None:

@@ -72,6 +72,39 @@ def test_what_was_rolled_back_is_written_with_the_next(
     assert sum(row.success for row in written(engine)) == 1
 
 
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("killed", [1, 2], ids=["once", "twice in a row"])
+def test_what_a_dead_leader_had_not_written_is_counted_by_the_next(
+    system: System, engine: Engine, monkeypatch: pytest.MonkeyPatch, killed: int
+) -> None:
+    worker = system.worker(slots=20)
+    system.settle()
+    system.dispatch(8)
+    first, second, *rest = worker.take()
+    worker.succeed(first)
+    system.tick(2)
+    assert sum(row.success for row in written(engine)) == 1
+    worker.succeed(second)
+    worker.fail(rest.pop(), retryable=False)
+    system.tick()  # counted, and not written
+    for _ in range(killed):
+        system.expire_lease()
+        system.lead()
+        with rolled_back(monkeypatch):
+            system.tick()  # which counts as well, and once
+        worker.succeed(rest.pop())
+        system.tick()
+        with engine.connect() as connection:
+            assert insights.overview(connection).ended_last_hour["success"] == 7 - len(rest)
+    worker.succeed(*rest)
+    system.tick(2)
+    rows = written(engine)
+    assert (sum(row.success for row in rows), sum(row.failed for row in rows)) == (7, 1)
+    with engine.connect() as connection:
+        found = insights.overview(connection).ended_last_hour
+    assert (found["success"], found["failed"]) == (7, 1)
+
+
 def test_nothing_is_written_while_nothing_happens(system: System, engine: Engine) -> None:
     system.settle()
     system.tick(3)
