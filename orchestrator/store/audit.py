@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
 from orchestrator.domain.access import masked
 from orchestrator.domain.plain import stored_json
-from orchestrator.store.sql import Statement
+from orchestrator.store.sql import Row, Statement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +126,32 @@ def list_page(
 def newer(connection: Connection, wanted: AuditFilter, after: int) -> list[AuditEntry]:
     """Return the lines with a larger id, oldest first; one with a smaller id may still be committed after them."""
     return _NEWER(connection, _parameters(wanted), after=after)
+
+
+_DECISION = Statement[Row]("""
+SELECT /* audit.decision */ who, at, act, detail
+  FROM (SELECT * FROM orchestrator.audit WHERE target = %(run)s ORDER BY id DESC LIMIT %(most)s) AS lately
+ WHERE act IN ('approved', 'rejected', 'decide', 'resolve', 'reject')
+   AND (%(name)s::text IS NULL OR %(name)s::text IN (detail->>'name', detail->>'key', detail->>'node'))
+ ORDER BY id DESC LIMIT 1
+""")
+_DECIDED = {"resolve": "resolved", "reject": "rejected"}
+
+
+def decision(connection: Connection, run: str, name: str | None = None) -> str | None:
+    """Say how, by whom and when a promise or an approval of a run was last decided, if the log still has it.
+
+    Without a name, the last decision of the run counts, and is named.
+    """
+    row = _DECISION.first(connection, run=run, name=name, most=MOST_LOOKED_AT)
+    if row is None:
+        return None
+    act = row.detail.get("decision") or _DECIDED.get(row.act, row.act)
+    value = f" with {row.detail['value']}" if "value" in row.detail else ""
+    why = row.detail.get("why") or row.detail.get("reason")
+    because = f" ({why})" if why else ""
+    what = "" if name is not None else f"{row.detail.get('node') or row.detail.get('name')!r} was "
+    return f"{what}{act}{value} by {row.who} at {row.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC{because}"
 
 
 _PRUNE = Statement[None]("""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -16,6 +17,7 @@ from orchestrator import PromiseRejected, WorkflowContext, WorkflowHandle, Wrong
 from orchestrator.cli import main
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import CompleteRun
+from orchestrator.sdk import acting
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from tests.integration.code_stage import act, rest
@@ -187,6 +189,25 @@ def test_the_first_wins_also_if_it_was_early(stage: Stage, waits: CodeWorkflow[.
     stage.go(handle, "on")
     assert handle.result(0) == [1, 4]
     assert stage.system.count("resolutions") == 0
+
+
+def test_who_comes_second_is_told_who_decided_when_and_how(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:
+    handle = waits.start(0, ["approval"])
+    by = rf"by {re.escape(acting.current(stage.system.settings.audit_as).who)} at \d{{4}}-.* UTC"
+    stage.ask(lambda: handle.resolve("approval", {"ok": True}))
+    known = rf"it was resolved with \{{\"ok\":true\}} {by}\."
+    refused = f"No promise 'approval' is open in run {handle.id}: {known}"
+    with pytest.raises(WrongState, match=refused):
+        handle.resolve("approval", 2)
+    stage.go(handle, "on")
+    with pytest.raises(WrongState, match=refused):
+        handle.reject("approval", "no")
+    stage.go(handle, "on")
+    assert handle.status() == "success"
+    with pytest.raises(
+        WrongState, match=f"it is in state 'success'. Promise 'approval' was {known.removeprefix('it was ')}"
+    ):
+        handle.reject("approval", "no")
 
 
 def test_several_of_a_tick_are_told_apart(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:

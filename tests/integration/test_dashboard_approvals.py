@@ -159,7 +159,7 @@ def test_a_promise_is_decided_once_and_the_audit_log_has_who_did(house: House) -
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted("is decided already" in one for one in said) == [False, True, True], said
+    assert sorted("it was resolved with" in one for one in said) == [False, True, True], said
     decide("approval 2", 3)
     decide("one that comes later", 4)
     assert said[3:] == ["it is stored, and waited for"] * 2, "another name is another promise"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -15,6 +16,7 @@ import pytest
 from orchestrator.domain.code.history import SignalReceived
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.errors import ExpressionError, WrongState
+from orchestrator.sdk import acting
 from orchestrator.sdk.flow.handle import FlowHandle
 from orchestrator.store.runs import untold
 from tests.integration.flow_stage import Stage
@@ -132,10 +134,16 @@ def test_no_signal_writes_over_a_decision_nor_withdraws_it(stage: Stage) -> None
         run.signal("review.ok", None)
     run.signal("review.by", "ann")
     run.signal("review.ok", "yes", why="cheap")
-    with pytest.raises(WrongState, match="decided already, a moment ago"):
+    who = acting.current(stage.system.settings.audit_as).who
+    by = rf"approved by {re.escape(who)} at \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC \(cheap\)\."
+    with pytest.raises(WrongState, match=f"'review.ok' of run {run.id} is decided already: {by}"):
         run.reject()
     stage.run(run, 2)
     assert (run.cursor(), run.shared()) == ("yes", {"review": {"by": "ann", "ok": "yes"}})
+    with pytest.raises(WrongState, match=f"'review.ok' of run {run.id} is decided already: {by}"):
+        run.reject(node="ask")
+    with pytest.raises(WrongState, match=f"waits for no approval.* Approval 'ask' was {by} To decide"):
+        run.reject()
 
 
 def test_a_decision_that_the_run_has_not_been_told_yet_counts(stage: Stage) -> None:
@@ -146,7 +154,7 @@ def test_a_decision_that_the_run_has_not_been_told_yet_counts(stage: Stage) -> N
     decision = RunChanges(facts=[SignalReceived("review.ok", b"")], of_flow=True)
     with stage.system.engine.begin() as connection:
         untold.add(connection, [(UUID(run.id).bytes, decision)])
-    with pytest.raises(WrongState, match="decided already, a moment ago"):
+    with pytest.raises(WrongState, match="decided already: a moment ago"):
         run.signal("review.ok", "no")
 
 

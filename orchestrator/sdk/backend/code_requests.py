@@ -26,7 +26,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.steps import Steps, time_limit
 from orchestrator.sealing import CALL, VALUE, reveal
-from orchestrator.store import inbox
+from orchestrator.store import audit, inbox
 from orchestrator.store.code import expectations, reads, resolutions
 from orchestrator.store.inbox import RequestKind
 from orchestrator.time_limits import TimeLimit
@@ -144,7 +144,12 @@ class CodeRequests(CodeReading):
         self, run: bytes, request_kind: RequestKind, verb: str, told: Mapping[str, Any] = _NOTHING, **body: Any
     ) -> bytes:
         """Put a request for an open run into the inbox; return the run, which may be a successor."""
-        run = self._open(run, verb)
+        try:
+            run = self._open(run, verb)
+        except WrongState as error:
+            if request_kind not in _SETTLES or (known := self._decision(run, body["name"])) is None:
+                raise
+            raise WrongState(f"{error} Promise {body['name']!r} was {known}.") from None
         what = f"the request to {verb} run {to_text(run)} was stored"
         is_act = request_kind != RequestKind.QUERY
         with self._connections.writing(what, transaction=is_act) as connection:
@@ -199,6 +204,12 @@ class CodeRequests(CodeReading):
             raise refused
         return answer.result or b"\xc0"
 
+    def _decision(self, run: bytes, name: str) -> str | None:
+        """Say who decided a promise of a run, or of the one in which it goes on, and how, if that is known."""
+        last, _ = self._last(run)
+        with self._connections.reading() as connection:
+            return audit.decision(connection, to_text(last), name)
+
     def _is_without_leader(self, run: bytes) -> bool:
         """Return whether it is known that nobody leads."""
         try:
@@ -230,13 +241,9 @@ def add_request(connection: Connection, request_kind: RequestKind, run: bytes, *
 
 def _refuse_second(connection: Connection, run: bytes, name: str) -> None:
     """Refuse to decide a promise that is decided, so that the audit log has only what was done."""
-    standing = resolutions.take_turn(connection, run, name)
-    if standing.is_decided and standing.is_under_way:
-        raise WrongState(f"Promise {name!r} of run {to_text(run)} is decided already, a moment ago.")
-    if standing.is_decided:
-        raise WrongState(
-            f"No promise {name!r} is open in run {to_text(run)}: it was resolved, rejected or given up before."
-        )
+    if resolutions.take_turn(connection, run, name):
+        known = audit.decision(connection, to_text(run), name) or "resolved, rejected or given up before"
+        raise WrongState(f"No promise {name!r} is open in run {to_text(run)}: it was {known}.")
 
 
 def _refused(verb: str, name: str, error: TaskError) -> str:

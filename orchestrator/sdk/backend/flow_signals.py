@@ -25,7 +25,7 @@ from orchestrator.sdk import acting
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.flow_room import check_room
 from orchestrator.sdk.values.payload import encode_value
-from orchestrator.store import inbox
+from orchestrator.store import audit, inbox
 from orchestrator.store.flow import definitions, reads
 from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.flow.runs import Standing
@@ -88,7 +88,8 @@ class FlowSignals:
                 waits = (view and reads.waiting_for(view)) or "nothing"
                 raise WrongState(
                     f"Run {to_text(run)} waits for no approval: it stands at {standing.state.cursor or 'no node'!r} "
-                    f"and waits for {waits}. To decide one that is still to come, name its node."
+                    f"and waits for {waits}.{_last_decision(connection, run)} To decide one that is still to come, "
+                    f"name its node."
                 )
             self._decide(connection, run, flow, standing, asked, decision, why, data)
         self._connections.nudge()
@@ -131,13 +132,13 @@ class FlowSignals:
         """Decide an approval, unless it is decided: the leader has taken that over, or will."""
         said = check_decision(flow, asked.node, value)
         known = f"Approval {asked.address!r} of run {to_text(run)} is decided already"
-        if (decider := standing.state.deciders.get(asked.address)) is not None:
-            by, at, reason = decider
-            moment = datetime.fromtimestamp(at, UTC)
-            because = f" ({reason})" if reason else ""
-            raise WrongState(f"{known}, by {by or 'the data of the run'} at {moment:%Y-%m-%d %H:%M:%S} UTC{because}.")
-        if asked.address in standing.under_way:
-            raise WrongState(f"{known}, a moment ago.")
+        by, at, reason = standing.state.deciders.get(asked.address, ("", 0.0, ""))
+        if at and not by:
+            raise WrongState(f"{known}, by the data of the run at {_moment(at)}.")
+        if at or asked.address in standing.under_way:
+            logged = audit.decision(connection, to_text(run), asked.address)
+            fallback = f"decided by {by} at {_moment(at)}{f' ({reason})' if reason else ''}" if at else "a moment ago"
+            raise WrongState(f"{known}: {logged or fallback}.")
         self._add(connection, run, standing, asked.address, data)
         act = said if said in (APPROVED, REJECTED) else "decide"
         detail = {"key": asked.address, "node": asked.node, "decision": said} | ({"why": why} if why else {})
@@ -153,6 +154,16 @@ class FlowSignals:
             if problem := unstorable(text):
                 raise PayloadError(f"Signal {key!r} cannot be kept: {problem}.")
         return encode_value([value, acting.current(self._actor).who, why], f"Signal {key!r}", self._limit)
+
+
+def _last_decision(connection: Connection, run: bytes) -> str:
+    """Say in a sentence which approval of a run was decided last, by whom and how."""
+    known = audit.decision(connection, to_text(run))
+    return "" if known is None else f" Approval {known}."
+
+
+def _moment(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _approvals(connection: Connection, run: bytes) -> tuple[Flow, list[_Approval]]:
@@ -175,7 +186,7 @@ def _standing(connection: Connection, run: bytes, known: list[_Approval]) -> Sta
     elif standing.state.is_over:
         why = "it has ended"
     if why:
-        raise WrongState(f"Run {to_text(run)} hears nothing any more: {why}.")
+        raise WrongState(f"Run {to_text(run)} hears nothing any more: {why}.{_last_decision(connection, run)}")
     return standing
 
 

@@ -91,27 +91,18 @@ SELECT /* resolutions.standing */
 """)
 
 
-class Standing(NamedTuple):
-    """What is known of the promises of one name in a run."""
+def take_turn(connection: Connection, run: bytes, name: str) -> bool:
+    """Let nobody else decide promises of a run until the end of the transaction; say whether those of a name are.
 
-    is_decided: bool
-    """Nothing more can be said of them: what was said is enough for all that are open."""
-    is_under_way: bool
-    """Some of that waits for the leader."""
-
-
-def take_turn(connection: Connection, run: bytes, name: str) -> Standing:
-    """Let nobody else decide promises of a run until the end of the transaction; return how those of a name stand.
-
-    The leader will find the same, in the order of requests: one that is decided takes none, and one that the code has
-    not made yet takes the first.
+    Then what was said is enough for all that are open. The leader will find the same, in the order of requests: one
+    that is decided takes none, and one that the code has not made yet takes the first.
     """
     _LOCK(connection, run=run)
     row = _STANDING.one(
         connection, run=run, name=name, resolve=str(RequestKind.RESOLVE), reject=str(RequestKind.REJECT)
     )
     is_said = row.is_settled or row.under_way > 0
-    return Standing(is_said and row.open <= row.under_way, row.under_way > 0)
+    return bool(is_said and row.open <= row.under_way)
 
 
 def numbered(run: bytes, some: Iterable[Resolution]) -> list[Kept]:

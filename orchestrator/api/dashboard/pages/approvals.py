@@ -18,7 +18,7 @@ from orchestrator.api.routes import approvals as approval_routes
 from orchestrator.api.routes import flows as flow_routes
 from orchestrator.domain.access import Reach
 from orchestrator.domain.tasks.obstacles import NO_LEADER
-from orchestrator.store import insights
+from orchestrator.store import audit, insights
 
 routes = Routes("dashboard", "/ui/approvals")
 
@@ -67,7 +67,10 @@ def _check_place(api: Api, run: UUID, node: str) -> None:
     cursor = api.backend.flows.show(run.bytes).cursor
     if cursor != node:
         stands = f"stands at {cursor!r}" if cursor else "has come to its end"
-        detail = f"Run {run} waited at {node!r:.200}, and {stands} by now: somebody else may have decided it."
+        with api.reading() as connection:
+            known = audit.decision(connection, str(run), node)
+        by = "somebody else may have decided it" if known is None else f"it was {known}"
+        detail = f"Run {run} waited at {node!r:.200}, and {stands} by now: {by}."
         raise refused(409, "It is decided already", detail)
 
 
