@@ -20,7 +20,7 @@ from orchestrator.domain.code.commands import CompleteRun
 from orchestrator.sdk import acting
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
-from tests.integration.code_stage import act, rest
+from tests.integration.code_stage import act, kinds, rest
 from tests.integration.stage import ONE, System, Worker
 from tests.waiting import eventually
 
@@ -299,3 +299,55 @@ def test_what_is_said_of_a_promise_that_the_code_gives_up_meanwhile_reaches_the_
     stage.ask(lambda: handle.resolve("late", 1))
     stage.rest()
     assert handle.result(0) == [7, 1]
+
+
+# -- a cancel and a decision at the same moment
+
+
+@pytest.mark.parametrize("cancel_first", [False, True])
+def test_a_cancel_and_a_decision_are_heard_in_the_order_in_which_they_were_accepted(
+    stage: Stage, waits: CodeWorkflow[..., Any], cancel_first: bool
+) -> None:
+    handle = waits.start()
+    stage.go(handle, "on", "on")
+    if cancel_first:
+        handle.cancel()
+    decided = stage.sent(lambda: handle.resolve("approval", 1))
+    if not cancel_first:
+        handle.cancel()
+    stage.rest()
+    decided.result(60)
+    assert handle.status() == ("cancelled" if cancel_first else "success")
+    said = ["promise_resolved", "run_cancel_requested"]
+    found = [kind for kind in kinds(stage.system, handle) if kind in said]
+    assert found == (said[::-1] if cancel_first else said), "the history has both"
+    lines = stage.system.sql(
+        "SELECT act FROM orchestrator.audit WHERE target = :run AND act <> 'signal' ORDER BY id", run=handle.id
+    )
+    assert sorted(line["act"] for line in lines) == ["cancel", "resolve"]
+    with pytest.raises(WrongState, match="it is in state"):
+        handle.signal("go", "on")
+
+
+def test_a_run_that_cleans_up_takes_signals_and_decisions(
+    system: System, worker: Worker, engine_: Engine, stage: Stage
+) -> None:
+    heard: list[Any] = []
+
+    @system.app.workflow(name="waits")
+    async def tidy(ctx: WorkflowContext) -> None:
+        promise, confirmed = ctx.promise("confirmed"), ctx.signals("go", type=str)
+        try:
+            await ctx.sleep(10_000)
+        finally:
+            heard[:] = [await confirmed.get(), await promise]
+
+    handle = tidy.start()
+    stage.rest()
+    handle.cancel()
+    stage.rest()
+    assert handle.status() == "running"
+    stage.go(handle, "on")
+    stage.ask(lambda: handle.resolve("confirmed", 7))
+    stage.rest()
+    assert (handle.status(), heard) == ("cancelled", ["on", 7])

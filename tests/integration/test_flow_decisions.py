@@ -170,3 +170,16 @@ def test_a_run_that_is_to_be_cancelled_takes_no_decision_and_no_signal(stage: St
             act()
     stage.run(run, 3)
     assert run.status() == "cancelled"
+
+
+def test_a_run_that_a_decision_ends_keeps_its_end_although_a_cancel_was_accepted(stage: Stage) -> None:
+    flows = stage.system.app.flows
+    flows.publish("last", {"start": "ask", "nodes": {"ask": {"kind": "approval"}}})
+    run = flows["last"].start()
+    stage.run(run, 2)
+    run.approve()
+    run.cancel()
+    stage.run(run, 3)
+    assert run.status() == "success"
+    lines = stage.system.sql("SELECT act FROM orchestrator.audit WHERE target = :run ORDER BY id", run=run.id)
+    assert [line["act"] for line in lines][-2:] == ["approved", "cancel"]
