@@ -44,7 +44,7 @@ def _failed(_: Api, reach: Reach, __: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"within": reach.queues}
 
 
-def _flow_runs(_: Api, reach: Reach, __: Mapping[str, Any]) -> Mapping[str, Any]:
+def _named(_: Api, reach: Reach, __: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"within": reach.workflows}
 
 
@@ -83,7 +83,8 @@ NARROWED: Mapping[tuple[str, str], Narrow] = {
     ("insights", "search"): _search,
     ("insights", "ids_begin_with"): _ids,
     ("tasks", "preview_retry"): _failed,
-    ("flows", "runs"): _flow_runs,
+    ("flows", "runs"): _named,
+    ("schedules", "page"): _named,
 }
 KEPT: dict[tuple[str, str], Keep] = {
     ("insights", "list_queues"): _queues,
@@ -95,7 +96,6 @@ KEPT: dict[tuple[str, str], Keep] = {
     ("workflows", "names"): _workflow_names,
     ("workflows", "list_latest"): _named_workflows,
     ("flows", "names"): _named_workflows,
-    ("schedules", "list_all"): _of_workflows,
     ("schedules", "list_backfills"): _of_workflows,
     ("queues", "named"): _queue_names,
 }

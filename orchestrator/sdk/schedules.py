@@ -25,6 +25,7 @@ from orchestrator.sdk.code.workflow import CodeWorkflow, Registry
 from orchestrator.sdk.dag.registered import check_fit, take_over
 from orchestrator.sdk.flow.handle import FlowHandle
 from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.schedule_pages import pages
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.waiting.steps import Pause, Steps, complete, time_limit
@@ -33,7 +34,7 @@ from orchestrator.sdk.waiting.twins import twin
 if TYPE_CHECKING:
     from orchestrator.domain.dag.definition import Definition
     from orchestrator.store.schedules.backfills import BackfillView
-    from orchestrator.store.schedules.definitions import StoredSchedule
+    from orchestrator.store.schedules.definitions import SchedulePage, StoredSchedule
 
 T = TypeVar("T", bound="Task[..., Any] | CodeWorkflow[..., Any]")
 
@@ -198,17 +199,21 @@ class Schedules(Mapping[str, "Scheduled"]):
         return Scheduled(self._client, key, self._registry)
 
     def __contains__(self, key: object) -> bool:
-        return any(key in (name, name.rpartition("/")[0]) for name in self.names())
+        return any(key in (name, name.rpartition("/")[0]) for name in self)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.names())
+        return (stored.key for page in pages(self._client.backend.schedules) for stored in page)
 
     def __len__(self) -> int:
-        return len(self.names())
+        return sum(1 for _ in self)
 
     def names(self) -> list[str]:
-        """Return what all schedules in the database are called."""
-        return [stored.key for stored in self._client.backend.schedules.list_all()]
+        """Return what all schedules in the database are called. To iterate over `app.schedules` reads page by page."""
+        return list(self)
+
+    def page(self, limit: int = 50, after: str | None = None) -> SchedulePage:
+        """Return how some schedules are doing, in order of their names; `after` is the `next` of the page before."""
+        return self._client.backend.schedules.page(limit=limit, after=after)
 
     def _declare(self, name: str | None, params: Mapping[str, Any], times: Times) -> Callable[[T], T]:
         """Return the decorator that notes a schedule of a task or a workflow as code."""
@@ -300,6 +305,7 @@ class Schedules(Mapping[str, "Scheduled"]):
             self._client.backend.schedules.set_code(workflow, data, code_target(code))
 
     anames = twin(names)
+    apage = twin(page)
     aapply = twin(apply)
     aforget = twin(forget)
     aset = twin(set)

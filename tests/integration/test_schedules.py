@@ -340,10 +340,10 @@ def test_a_definition_takes_its_schedule_along_and_leaves_those_of_people(system
         assert [row.name for row in schedules.find(connection, "nightly/mine")] == ["mine"]
     system.define()
     with system.engine.begin() as connection:
-        assert [row.name for row in schedules.list_all(connection)] == ["mine"]
+        assert [row.name for row in schedules.page(connection, limit=10).schedules] == ["mine"]
     system.app._client.backend.workflows.delete("nightly")
     with system.engine.begin() as connection:
-        assert schedules.list_all(connection) == []
+        assert schedules.page(connection, limit=10).schedules == []
 
 
 def test_an_old_version_applied_again_does_not_bring_its_schedule_back(system: System) -> None:

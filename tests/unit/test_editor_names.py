@@ -48,7 +48,7 @@ NAMES: dict[type[Any], tuple[str, str]] = {
     CodeWorkflow: ("start find", "name version function options starting schedule"),
     CodeWorkflows: ("", "find get items keys values"),
     Starting: ("start", ""),
-    Schedules: ("names apply forget set", "get items keys values"),
+    Schedules: ("names page apply forget set", "get items keys values"),
     Scheduled: ("status next pause resume trigger delete backfill", "key"),
     Backfill: ("progress cancel wait_ended", "id"),
     Completions: ("", ""),

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import LARGEST, Api, Done
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Done
 from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.reach import BACKFILL, WITHIN, WORKFLOW
 from orchestrator.api.routes.workflows import Started
@@ -48,10 +48,20 @@ class ScheduleView(msgspec.Struct, frozen=True):
     """Of the flow, if that is not the newest one that is published when it fires."""
 
 
+class SchedulesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which part of them."""
+
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
+    cursor: str | None = None
+    """`next` of the page before."""
+
+
 class Schedules(msgspec.Struct, frozen=True):
-    """All schedules."""
+    """Some of the schedules, in order of their names."""
 
     schedules: list[ScheduleView]
+    next: str | None
+    """Give it as `cursor` to get the next page; null on the last one."""
 
 
 class NewSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,9 +117,10 @@ def view(stored: StoredSchedule) -> ScheduleView:
 
 
 @routes.get("", about=WITHIN)
-def list_schedules(api: Api, reach: Reach) -> Schedules:
-    """List all schedules."""
-    return Schedules([view(stored) for stored in api.backend.schedules.list_all(reach.workflows)])
+def list_schedules(api: Api, query: SchedulesQuery, reach: Reach) -> Schedules:
+    """List schedules, in order of their names."""
+    found = api.backend.schedules.page(limit=query.limit, after=query.cursor, within=reach.workflows)
+    return Schedules([view(stored) for stored in found.schedules], found.next)
 
 
 @routes.get("/{workflow}/{name}", about=WORKFLOW)

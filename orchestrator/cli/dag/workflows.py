@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import click
@@ -26,6 +27,7 @@ from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.dag import definitions, writing
 from orchestrator.sdk.dag.registered import take_over
+from orchestrator.sdk.schedule_pages import pages
 from orchestrator.settings import load_settings
 from orchestrator.store.dag.workflows import Stored
 from orchestrator.store.insights import CodeWorkflowView
@@ -37,6 +39,8 @@ files_argument = click.argument(
 elsewhere_option = click.option(
     "--elsewhere", multiple=True, metavar="TASK", help="A task that another application has. May be repeated."
 )
+_MOST_TIMES = 3
+"""Schedules of one workflow that a list shows."""
 
 
 @click.group("workflows")
@@ -130,8 +134,10 @@ def list_(as_json: bool) -> None:
         found = calls.workflows.list_latest()
         code = calls.insights.list_code_workflows()
         times: dict[str, list[str]] = {}
-        for one in calls.schedules.list_all():
-            times.setdefault(one.workflow, []).append(one.schedule.words())
+        for one in chain.from_iterable(pages(calls.schedules)):
+            words = times.setdefault(one.workflow, [])
+            if len(words) <= _MOST_TIMES:
+                words.append(one.schedule.words() if len(words) < _MOST_TIMES else "…")
     if as_json:
         print_json({"workflows": [_summary(stored) for stored in found], "code": code})
         return

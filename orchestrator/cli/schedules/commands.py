@@ -21,13 +21,17 @@ from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import ask_each, sending
 from orchestrator.cli.terminal.times import ago, present
 from orchestrator.domain.schedules.schedule import Overlap, Schedule, from_data
+from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.backend.schedules import upcoming
 from orchestrator.sdk.dag.schedule_fields import checked_schedule
+from orchestrator.sdk.schedule_pages import pages
 from orchestrator.settings import load_settings
 from orchestrator.store.schedules.definitions import StoredSchedule
 from orchestrator.workers.functions.loading import load_app
 
 F = TypeVar("F", bound=Callable[..., Any])
+_PAGE = 1_000
+"""Schedules that are read at once where all are shown."""
 
 times_options: tuple[Callable[[F], F], ...] = (
     click.option("--cron", help="Five fields, or six with seconds first: '0 3 * * *'."),
@@ -59,20 +63,33 @@ def command() -> None:
 
 
 @command.command("list")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many to show.")
+@click.option("--after", metavar="KEY", help="Continue after this schedule.")
+@click.option("--all", "everything", is_flag=True, help="Show all, page by page; with --json, a document a page.")
 @json_option
-def list_(as_json: bool) -> None:
-    """List all schedules, with their next fire in their own time zone.
+def list_(limit: int, after: str | None, everything: bool, as_json: bool) -> None:
+    """List schedules in order of their names, with their next fire in their own time zone.
 
     \b
     Example:
       orchestrator schedules list
-      orchestrator schedules list --json | jq -r '.schedules[] | select(.error) | .key'
+      orchestrator schedules list --all --json | jq -r '.schedules[] | select(.error) | .key'
     """
     with looking() as calls:
-        found = calls.schedules.list_all()
-    if as_json:
-        print_json({"schedules": [_document(stored) for stored in found]})
-        return
+        while True:
+            found, more = calls.schedules.page(limit=_PAGE if everything else limit, after=after)
+            if as_json:
+                print_json({"schedules": [_document(stored) for stored in found], "next": more})
+            elif found or after is None:
+                _print(found)
+            if more is None or not everything:
+                break
+            after = more
+    if more and not as_json:
+        echo(f"More of them: add --after {more}, or --all", err=True)
+
+
+def _print(found: Sequence[StoredSchedule]) -> None:
     now = present()
     print_table(
         ("schedule…", "when…", "next", "note…?", "last run?", "next fire?", "last fire?", "overlap?"),
@@ -217,7 +234,7 @@ def apply(app: str | None, prune: bool, quiet: bool, as_json: bool) -> None:
             sys.exit(1)
         raise
     with closing(application):
-        before = {stored.key: stored for stored in application._client.backend.schedules.list_all()} if quiet else {}
+        before = _declared_by(application, where) if quiet else {}
         names = application.schedules.apply()
         forgotten = application.schedules.forget(where, prune=prune)
         applied = [application.schedules[application.schedules._declared[name].key].status() for name in names]
@@ -296,6 +313,12 @@ def delete(key: str, yes: bool) -> None:
 
 for _backfill in backfilling.COMMANDS:
     command.add_command(_backfill)
+
+
+def _declared_by(application: Orchestrator, origin: str) -> dict[str, StoredSchedule]:
+    """Return the schedules that an application declared when it was last applied."""
+    stored = (one for page in pages(application._client.backend.schedules) for one in page)
+    return {one.key: one for one in stored if one.origin == origin}
 
 
 # -- printing

@@ -29,11 +29,13 @@ from orchestrator.store.schedules import backfills
 from orchestrator.store.schedules import definitions as schedules
 from orchestrator.store.schedules import fires as store
 from orchestrator.store.schedules.backfills import BackfillView, NewBackfill
-from orchestrator.store.schedules.definitions import StoredSchedule
+from orchestrator.store.schedules.definitions import SchedulePage, StoredSchedule
 from orchestrator.store.schedules.fires import Target
 
 _MOST_FIRES = 100_000
 """Of one backfill."""
+_MOST_COMPARED = 1_000
+"""Schedules among which the nearest name is looked for."""
 _MOST_PREVIEWED = 20_000
 """Fires of a backfill that is shown before it is asked for."""
 _LONGEST = timedelta(days=20 * 366)
@@ -48,10 +50,10 @@ class ScheduleBackend:
 
     # -- schedules
 
-    def list_all(self, within: str = "") -> list[StoredSchedule]:
-        """Return all schedules of workflows whose names begin with `within`."""
+    def page(self, *, limit: int, after: str | None, within: str = "") -> SchedulePage:
+        """Return a page of the schedules of workflows whose names begin with `within`, in order of their names."""
         with self._connections.reading() as connection:
-            return schedules.list_all(connection, within)
+            return schedules.page(connection, limit=limit, after=after, within=within)
 
     def find(self, key: str) -> StoredSchedule:
         """Return the schedule that is called workflow/name, or the only one of a workflow."""
@@ -296,7 +298,7 @@ def _one(connection: Connection, key: str) -> StoredSchedule:
         return found[0]
     if found:
         raise NotFound(f"{key!r} has {len(found)} schedules. Say which: {', '.join(one.key for one in found)}.")
-    keys = [one.key for one in schedules.list_all(connection)]
+    keys = [one.key for one in schedules.page(connection, limit=_MOST_COMPARED).schedules]
     raise NotFound(f"There is no schedule {key!r}.{did_you_mean(key, keys)} See: orchestrator schedules list")
 
 

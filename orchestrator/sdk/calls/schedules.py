@@ -14,18 +14,19 @@ from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.domain.tasks.task import Id
 from orchestrator.sdk.calls.declaring import call
 from orchestrator.store.schedules.backfills import BackfillView, NewBackfill
-from orchestrator.store.schedules.definitions import StoredSchedule
+from orchestrator.store.schedules.definitions import SchedulePage, StoredSchedule
 
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=10_000)]
+Limit = Annotated[int, Meta(ge=1, le=10_000)]
 
 
 class ScheduleCalls(Protocol):
     """What can be asked of schedules and backfills."""
 
     @call()
-    def list_all(self) -> list[StoredSchedule]:
-        """Return all schedules."""
+    def page(self, *, limit: Limit, after: str | None) -> SchedulePage:
+        """Return a page of schedules, in order of their names."""
 
     @call()
     def find(self, key: str) -> StoredSchedule:

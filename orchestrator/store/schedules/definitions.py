@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -63,12 +64,12 @@ def clock(connection: Connection) -> datetime:
     return _NOW.one(connection)
 
 
-def _select(name: str, which: str = "") -> Statement[Row]:
+def _select(name: str, which: str = "", some: str = "orchestrator.schedules") -> Statement[Row]:
     return Statement[Row](f"""
 SELECT /* schedules.{name} */ s.workflow, s.name, s.definition, s.declared, s.paused, s.next_fire, s.due_at,
        s.last_fire, s.last_run, r.status AS last_state, s.fired, s.skipped, s.error, s.code, s.origin, s.forgotten_at,
        s.flow, s.flow_version
-  FROM orchestrator.schedules s LEFT JOIN orchestrator.runs r ON r.id = s.last_run {which}
+  FROM {some} s LEFT JOIN orchestrator.runs r ON r.id = s.last_run {which}
  ORDER BY s.workflow, s.name
 """)
 
@@ -83,12 +84,29 @@ def _stored(row: Row) -> StoredSchedule:
     return StoredSchedule(**columns | {"schedule": schedule, "code": code})
 
 
-_LIST = _select("list", "WHERE starts_with(s.workflow, %(within)s::text)")
+class SchedulePage(NamedTuple):
+    """Some of the schedules, in order of their names."""
+
+    schedules: list[StoredSchedule]
+    next: str | None
+    """The `after` of the page behind this one; None if there are no more."""
 
 
-def list_all(connection: Connection, within: str = "") -> list[StoredSchedule]:
-    """Return all schedules of workflows whose names begin with `within`, in order of their names."""
-    return [_stored(row) for row in _LIST(connection, within=within)]
+_PAGE = _select(
+    "page",
+    some="""(
+       SELECT * FROM orchestrator.schedules
+        WHERE (workflow, name) > (%(workflow)s::text, %(name)s::text) AND starts_with(workflow, %(within)s::text)
+        ORDER BY workflow, name LIMIT %(limit)s)""",
+)
+
+
+def page(connection: Connection, *, limit: int, after: str | None = None, within: str = "") -> SchedulePage:
+    """Return the schedules behind the one with the key `after`, of workflows whose names begin with `within`."""
+    workflow, _, name = (after or "").rpartition("/")
+    rows = _PAGE(connection, workflow=workflow, name=name, within=within, limit=limit)
+    found = [_stored(row) for row in rows]
+    return SchedulePage(found, found[-1].key if len(found) == limit else None)
 
 
 _FIND = _select("find", "WHERE s.workflow = %(text)s OR s.workflow || '/' || s.name = %(text)s")

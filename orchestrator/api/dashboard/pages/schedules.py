@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from itertools import islice
 
@@ -15,8 +16,10 @@ from orchestrator.api.dashboard.pages.workflows import squares
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WITHIN
+from orchestrator.api.routes.schedules import SchedulesQuery
 from orchestrator.domain.access import Reach
-from orchestrator.domain.schedules.schedule import Schedule, fires
+from orchestrator.domain.schedules.schedule import Schedule, fires, key_of
+from orchestrator.errors import NotFound
 from orchestrator.store.insights import LastRun
 from orchestrator.store.schedules.backfills import BackfillView
 from orchestrator.store.schedules.definitions import StoredSchedule
@@ -26,7 +29,6 @@ routes = Routes("dashboard", "/ui/schedules")
 _AHEAD = timedelta(hours=24)
 _MOST_FIRES = 52
 """Marks on one strip; what fires more often than every half hour is drawn as a line."""
-_MOST_SHOWN = 200
 _LAST = 14
 
 
@@ -43,18 +45,18 @@ class Shown:
 
 
 @routes.get("", about=WITHIN, media_type=HTML)
-def list_schedules(api: Api, reach: Reach) -> Response:
-    """Show all schedules."""
+def list_schedules(api: Api, query: SchedulesQuery, reach: Reach) -> Response:
+    """Show schedules, in order of their names."""
     now = datetime.now(UTC)
-    found = api.backend.schedules.list_all(reach.workflows)
+    found, after = api.backend.schedules.page(limit=query.limit, after=query.cursor, within=reach.workflows)
     backfills = [one for one in api.backend.schedules.list_backfills(20) if reach.has_workflow(one.workflow)]
     hours = [now + timedelta(hours=12 * place) for place in range(3)]
-    last = squares(api, [stored.workflow for stored in found[:_MOST_SHOWN]], _LAST)
+    last = squares(api, [stored.workflow for stored in found], _LAST)
     return page(
         "schedules.html",
-        schedules=[_shown(stored, now, last[stored.workflow]) for stored in found[:_MOST_SHOWN]],
-        more=max(0, len(found) - _MOST_SHOWN),
-        backfills=[(one, *_days(one, found)) for one in backfills],
+        schedules=[_shown(stored, now, last[stored.workflow]) for stored in found],
+        next=after,
+        backfills=[(one, *_days(api, one)) for one in backfills],
         hours=hours,
     )
 
@@ -78,8 +80,9 @@ def _shown(stored: StoredSchedule, now: datetime, runs: list[LastRun]) -> Shown:
     return Shown(stored, marks, is_steady, runs)
 
 
-def _days(backfill: BackfillView, schedules: list[StoredSchedule]) -> tuple[datetime, datetime]:
+def _days(api: Api, backfill: BackfillView) -> tuple[datetime, datetime]:
     """Return the range of a backfill in the zone of its schedule, in which its days were given."""
-    key = backfill.workflow, backfill.name
-    zone = next((one.schedule.zone for one in schedules if (one.workflow, one.name) == key), UTC)
+    zone: tzinfo = UTC
+    with suppress(NotFound):  # it may be deleted by now
+        zone = api.backend.schedules.find(key_of(backfill.workflow, backfill.name)).schedule.zone
     return backfill.start_at.astimezone(zone), backfill.end_at.astimezone(zone)
