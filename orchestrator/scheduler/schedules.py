@@ -25,6 +25,7 @@ from orchestrator.scheduler.isolation import is_about_all, isolate
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.creation import create_runs
+from orchestrator.scheduler.runs.direct import create_begun
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import fires as code_fires
 from orchestrator.store.database import said
@@ -154,18 +155,18 @@ def _run(tx: Transaction, row: DueSchedule, schedule: Schedule, fire: datetime, 
         target = msgspec.json.decode(row.target.code, type=CodeTarget)
         identifier = code_fires.run_id(row.key, fire)
         return code_fires.run_of(row.workflow, target, schedule, fire, identifier, row.key, tx.vault)
-    run = store.run_of(row.target, schedule, fire, _run_id(tx.now, row.key, fire, place), row.key)
-    return run._replace(key=fire_key(row.key, fire))
+    key = fire_key(row.key, fire)
+    return store.run_of(row.target, schedule, fire, _run_id(tx.now, key, place), row.key)._replace(key=key)
 
 
-def _run_id(now: datetime, series: str, fire: datetime, place: int) -> bytes:
+def _run_id(now: datetime, key: str, place: int) -> bytes:
     """Return an id that sorts by creation and, among runs created at once, by place: a queue starts in this order."""
-    digest = hashlib.blake2b(fire_key(series, fire).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return time_ordered_id(int(now.timestamp() * 1000), min(place, 0xFFF).to_bytes(2, "big") + digest)
 
 
 def _write(tx: Transaction, news: News, cancels: Cancels, firings: Sequence[_Firing]) -> None:
-    started = create_runs(tx, news, [run for firing in firings for _, run in firing.runs])
+    started = create_begun(tx, news, cancels.runs.dags, [run for firing in firings for _, run in firing.runs])
     superseded: list[bytes] = []
     advances = []
     for firing in firings:
@@ -230,7 +231,7 @@ def _extend(tx: Transaction, news: News, backfill: OpenBackfill, room: int) -> N
 def _backfill_run(tx: Transaction, backfill: OpenBackfill, schedule: Schedule, fire: datetime, place: int) -> NewRun:
     series = backfill.series
     one_by_one = msgspec.structs.replace(schedule, overlap="allow")  # its own limit takes the place of overlap
-    run = store.run_of(backfill.target, one_by_one, fire, _run_id(tx.now, series, fire, place), series)
+    run = store.run_of(backfill.target, one_by_one, fire, _run_id(tx.now, fire_key(series, fire), place), series)
     key = fire_key(series if backfill.again else f"{backfill.workflow}/{backfill.name}", fire)
     if run.lane is None:
         run = run._replace(lane=f"schedule {series}", lane_limit=backfill.concurrency)

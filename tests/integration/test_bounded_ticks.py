@@ -228,13 +228,13 @@ def test_what_starts_workflows_is_read_without_their_definitions(
     system.app.workflows.apply(wide("heard", 1))
     system.app.workflows.apply(wide("bystander", 500))
     compiled: list[str] = []
-    original = Dags._compile
+    original = Dags.compiled
 
     def noting(self: Dags, tick: Any, name: str, version: int) -> Any:
         compiled.append(name)
         return original(self, tick, name, version)
 
-    monkeypatch.setattr(Dags, "_compile", noting)
+    monkeypatch.setattr(Dags, "compiled", noting)
     system.app.workflows["heard"].start()
     for _ in range(4):
         system.pass_seconds()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from orchestrator import InvalidWorkflow, Orchestrator, Settings
 from orchestrator.domain.dag.definition import Concurrency, Definition, Param, Step
@@ -19,7 +20,10 @@ from orchestrator.scheduler import schedules as firing
 from orchestrator.scheduler.leadership import TermOver
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.scheduler.news import News
+from orchestrator.scheduler.runs import direct
+from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.schedules import fire_schedules
+from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sdk.dag import definitions
 from orchestrator.store import insights
@@ -464,6 +468,97 @@ def test_ten_thousand_in_the_same_second_are_fired_in_slices(
         assert counts[-1] - counts[-2] == most
         assert system.scheduler.term.due_in == 0.0 or counts[-1] == 10_000
     assert len({run.schedule for run in system.runs()}) == 10_000
+
+
+def put_many(system: System, number: int, **definition: Any) -> None:
+    """Store schedules of one workflow that are all due at one o'clock."""
+    system.sql(
+        "INSERT INTO orchestrator.schedules (workflow, name, definition, next_fire, due_at)"
+        """ SELECT 'nightly', 's' || n, CAST(:given AS jsonb) || jsonb_build_object('name', 's' || n), :at, :at"""
+        " FROM generate_series(1, :number) n",
+        given=json.dumps({"every": 3600} | definition),
+        number=number,
+        at=moment("2026-01-01 01:00"),
+    )
+
+
+def test_a_run_of_one_task_begins_when_it_is_fired(system: System) -> None:
+    """A thousand fires take a few statements, none of which reads or changes a run that the fire has created."""
+    system.define(params={"day": Param()}, steps=(Step(name="only", task="job", input={"day": "${params.day}"}),))
+    put_many(system, 1_000, params={"day": "${run.fire_time}"})
+    with statements() as sent:
+        system.tick("2026-01-01 01:00")
+    counts = Counter(sent)
+    assert counts["runs.create"] == counts["enqueue.create_tasks"] == counts["fires.advance"] == 5
+    assert not counts.keys() & {"runs.begin", "runs.settle", "dags.load"}
+    assert counts.total() < 50
+    tasks = system.sql("SELECT run_id, step, name, status, payload FROM orchestrator.tasks")
+    assert len({task.run_id for task in tasks}) == 1_000
+    assert {(task.step, task.name, task.status) for task in tasks} == {("only", "job", "pending")}
+    assert b"2026-01-01T01:00:00+00:00" in bytes(tasks[0].payload)
+    found = system.sql("SELECT DISTINCT status, total, open, started_at IS NULL FROM orchestrator.runs")
+    assert [tuple(row) for row in found] == [("running", 1, 1, False)]
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """Note the names of the statements that the leader sends."""
+    names: list[str] = []
+    line = Prepared._line
+
+    def noting(statement: Prepared[Any], connection: Connection) -> Any:
+        names.append(statement.name)
+        return line(statement, connection)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Prepared, "_line", noting)
+        yield names
+
+
+@pytest.mark.parametrize("dies_at", ["runs", "tasks", "commit"])
+def test_a_leader_that_dies_in_the_middle_of_a_batch_loses_and_doubles_no_fire(
+    system: System, monkeypatch: pytest.MonkeyPatch, dies_at: str
+) -> None:
+    """It may have written runs, or runs and tasks, or may die behind its commit, before anyone is told of it."""
+    system.define()
+    put_many(system, 600)
+    alive = 2
+
+    def dying(original: Any, after: bool) -> Any:
+        def die(*given: Any, **options: Any) -> Any:
+            nonlocal alive
+            result = original(*given, **options) if after else None
+            alive -= 1
+            if alive < 0:
+                raise Died
+            return result if after else original(*given, **options)
+
+        return die
+
+    if dies_at == "runs":
+        monkeypatch.setattr(direct, "create_runs", dying(create_runs, True))
+    elif dies_at == "tasks":
+        monkeypatch.setattr(direct, "create_tasks", dying(create_tasks, True))
+    else:
+        alive = 0
+        link = system.scheduler.term.link
+        monkeypatch.setattr(link, "publish", dying(link.publish, False))
+    with suppress(Died):  # where it is a part of the tick that failed, the next one would look for it
+        system.tick("2026-01-01 01:00")
+    written = system.sql("SELECT count(*) FROM orchestrator.runs")[0][0]
+    assert written == (600 if dies_at == "commit" else 0)
+    monkeypatch.undo()
+    deposed = system.scheduler
+    system.lead()
+    deposed._leadership.disconnect()
+    for _ in range(3):
+        system.tick("2026-01-01 01:00")
+    fired = Counter(run.schedule for run in system.runs())
+    assert len(fired) == 600
+    assert set(fired.values()) == {1}
+    tasks = system.sql("SELECT run_id FROM orchestrator.tasks")
+    assert {task.run_id for task in tasks} == {run.id for run in system.runs()}
+    assert len(tasks) == 600
 
 
 def test_the_leader_probes_indexes_however_much_there_is(system: System) -> None:

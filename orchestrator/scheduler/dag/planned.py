@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from orchestrator.domain import zoned
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.placement import of_step
@@ -22,6 +24,19 @@ class Compiled:
         self.placements = [of_step(step, definition.queue) for step in self.graph.steps]
         self.dear: set[tuple[str, int]] = set()
         """Kinds of expressions, and places of the steps, that took long to evaluate for one run or another."""
+
+    @cached_property
+    def begun(self) -> tuple[Plan, bytes] | None:
+        """The plan of a run that has begun, and what it remembers, if its only step is one task whatever it is given.
+
+        All such runs share it, so it is not to be changed.
+        """
+        if len(self.programs) != 1 or not self.programs[0].is_single or self.graph.steps[0].workflow is not None:
+            return None
+        plan = Plan(self.graph)
+        plan.begin()
+        plan.open_single(plan.next_candidate() or 0)
+        return plan, zoned.encode(plan.state())
 
 
 @dataclass

@@ -76,7 +76,7 @@ class Dags(Remembering):
 
     def __init__(self, backlog: Backlog, max_payload: int, slice_size: int, nesting: Nesting | None = None) -> None:
         self._backlog = backlog
-        self._max_payload = max_payload
+        self.max_payload = max_payload
         self._nesting = nesting or Nesting()
         self._slice = slice_size
         self._compiled: LruCache[tuple[str, int], Compiled] = LruCache(_COMPILED_STEPS)
@@ -148,7 +148,7 @@ class Dags(Remembering):
 
     def definition(self, tx: Transaction, name: str, version: int) -> Definition:
         """Return a version of a workflow."""
-        return self._compile(tx, name, version).definition
+        return self.compiled(tx, name, version).definition
 
     def hooks(self, run: bytes, state: str) -> tuple[int, int]:
         """Return how many hooks follow this end of a run that was planned just now, and how much each is given."""
@@ -172,7 +172,7 @@ class Dags(Remembering):
         found = {run: self._runs.get(run) for run in ids}
         missing = [run for run, kept in found.items() if kept is None]
         for row in dags.load(tx.connection, missing) if missing else ():
-            compiled = self._compile(tx, row.workflow, row.version)
+            compiled = self.compiled(tx, row.workflow, row.version)
             state = msgspec.msgpack.decode(row.state, type=DagState) if row.state is not None else None
             fire_time = row.fire_time.astimezone(UTC).isoformat()
             info = {"id": to_text(row.id), "workflow": row.workflow, "version": row.version, "fire_time": fire_time}
@@ -185,7 +185,8 @@ class Dags(Remembering):
             found[row.id] = self._runs.put(row.id, run, _RUN_WEIGHT + len(compiled.graph.steps))
         return [run for run in found.values() if run is not None]
 
-    def _compile(self, tx: Transaction, name: str, version: int) -> Compiled:
+    def compiled(self, tx: Transaction, name: str, version: int) -> Compiled:
+        """Return a version of a workflow with everything that can be worked out once."""
         compiled = self._compiled.get((name, version))
         if compiled is None:
             stored = workflows.read(tx.connection, name, version)
@@ -339,7 +340,7 @@ class Dags(Remembering):
                     new_runs.append(self._child(tx, run, step.workflow, step.name, position, given, names.budget))
                     tx.budget.created_child(run.id, len(new_runs[-1].params or ""))
                 else:
-                    new_tasks.append(self._task(run, place, position, count, given, key))
+                    new_tasks.append(self.task_of(run, place, position, count, given, key))
                     tx.budget.created(run.id, len(new_tasks[-1].payload))
                 if not tx.budget.has_room_for_data(run.id):
                     break
@@ -352,15 +353,16 @@ class Dags(Remembering):
         if created < len(positions):
             run.plan.give_back(place, len(positions) - created)
 
-    def _task(
+    def task_of(
         self, run: DagRun, place: int, position: int, count: int | None, given: dict[str, Any], key: str | None
     ) -> NewTask:
+        """Return a task of a step, as it is created."""
         step = run.compiled.graph.steps[place]
         context = {"workflow": run.info["workflow"], "step": step.name, "index": position, "count": count}
         payload = _encode(((), given, context))
-        if len(payload) > self._max_payload:
+        if len(payload) > self.max_payload:
             raise InvalidWorkflow(
-                f"The input of task {step.name!r} has {len(payload):,} bytes, and at most {self._max_payload:,} are "
+                f"The input of task {step.name!r} has {len(payload):,} bytes, and at most {self.max_payload:,} are "
                 f"allowed. Let upstreams return references to large data, or raise the setting max_payload."
             )
         identifier = derived_id(run.id, step.name, position)
@@ -392,7 +394,7 @@ class Dags(Remembering):
         turn = (run.plan.retried,) if run.plan.retried else ()
         identifier = derived_id(run.id, "run", step, position, *turn)
         new = dags.new_run(stored.definition, stored.version, identifier, params, budget=budget)
-        check_size(new.params or "", f"The parameters of workflow {workflow!r}", self._max_payload)
+        check_size(new.params or "", f"The parameters of workflow {workflow!r}", self.max_payload)
         return new._replace(
             parent_run=run.id,
             parent_step=step,

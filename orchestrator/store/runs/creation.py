@@ -60,7 +60,9 @@ class NewRun(NamedTuple):
     parent_task: bytes | None = None
     """The task that started it."""
     state: Blob | None = None
-    """Of a flow: what it remembers before it has begun."""
+    """Of a flow: what it remembers before it has begun. Of a run that `begun`: what its plan does."""
+    begun: bool = False
+    """It starts running; whoever creates it creates its first tasks as well."""
     code: NewCode | None = None
     """Of a workflow as code, which begins at once. This is no column, and so it comes last."""
 
@@ -102,8 +104,12 @@ WITH /* {name} */ created AS (
 )"""
 
 
+_AS_PLANNED = f"""coalesce(n.depth, 0), n.root, CASE WHEN n.begun THEN 'running' ELSE 'pending' END,
+           CASE WHEN n.begun THEN {_NOW} END, false, 0"""
+
+
 def _creating_plain(name: str) -> str:
-    created = _creating(name, str(_NEW), "coalesce(n.depth, 0), n.root, 'pending', NULL, false, 0")
+    created = _creating(name, str(_NEW), _AS_PLANNED)
     return f"{created} SELECT id FROM created"
 
 

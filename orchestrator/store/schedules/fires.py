@@ -152,7 +152,9 @@ def run_of(target: Target, schedule: Schedule, fire: datetime, run_id: bytes, se
         raise InvalidWorkflow(f"There is no {'flow' if target.flow else 'workflow'} {target.name!r}.")
     fire_time = fire.astimezone(UTC).isoformat()
     info = {"id": to_text(run_id), "workflow": target.name, "version": target.version, "fire_time": fire_time}
-    given = parse_template(schedule.params).render({"run": info})
+    given = schedule.params
+    if b"${" in msgspec.json.encode(given):  # to read a template takes longer than to see that there is none
+        given = parse_template(given).render({"run": info})
     if target.definition is None:
         run = flow_runs.new_run(target.name, target.version, run_id, given)
         run = run._replace(schedule=series, fire_time=fire_time)

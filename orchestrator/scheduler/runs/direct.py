@@ -1,0 +1,78 @@
+"""Create runs that begin at once: a workflow of one task has nothing to plan, so run and task are written together.
+
+Every other run is created pending, and begins when its turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.domain.dag.scope import EvaluationBudget, Scope
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.plain import REFUSALS, read_json
+from orchestrator.domain.states import RunState
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.dag.evaluating import Evaluating
+from orchestrator.scheduler.dag.planned import Compiled, DagRun
+from orchestrator.scheduler.dag.plans import Dags
+from orchestrator.scheduler.news import News
+from orchestrator.scheduler.runs.creation import create_runs
+from orchestrator.scheduler.tasks.creation import create_tasks
+from orchestrator.scheduler.transaction import Transaction
+from orchestrator.store.runs.creation import NewRun
+from orchestrator.store.runs.life import RunRow
+
+
+def create_begun(tx: Transaction, news: News, dags: Dags, new: Sequence[NewRun]) -> set[bytes]:
+    """Create runs that no other run waits for, once; return those that did not exist.
+
+    A run of one task begins here, unless a limit may keep it waiting or its input takes long to evaluate.
+    """
+    tasks: dict[bytes, NewTask] = {}
+    rows: list[NewRun] = []
+    work = Evaluating(tx.budget, "input")
+    for run in new:
+        compiled = _compiled(tx, dags, run)
+        task = None if compiled is None else _only_task(tx, dags, work, run, compiled)
+        if compiled is None or compiled.begun is None or task is None:
+            rows.append(run)
+            continue
+        tasks[run.id] = task
+        tx.budget.created(run.id, len(task.payload))
+        rows.append(run._replace(total=1, state=compiled.begun[1], begun=True))
+    created = create_runs(tx, news, rows)
+    create_tasks(tx, news, [task for run, task in tasks.items() if run in created])
+    news.outgoing.runs += [_row(run) for run in rows if run.begun and run.id in created]
+    return created
+
+
+def _compiled(tx: Transaction, dags: Dags, run: NewRun) -> Compiled | None:
+    """Return the definition of a run that no limit may keep waiting, if it has one."""
+    if run.code is not None or run.flow or run.lane is not None or run.workflow is None or run.version is None:
+        return None
+    return dags.compiled(tx, run.workflow, run.version)
+
+
+def _only_task(tx: Transaction, dags: Dags, work: Evaluating, new: NewRun, compiled: Compiled) -> NewTask | None:
+    """Return the task that a run consists of, or None.
+
+    None is also where there is no room for it now, or where it cannot be made: then the run is planned, which says why.
+    """
+    if compiled.begun is None:
+        return None
+    info = {"id": to_text(new.id), "workflow": new.workflow, "version": new.version, "fire_time": new.fire_time}
+    run = DagRun(new.id, compiled, read_json(new.params or "{}"), info, compiled.begun[0])
+    names = Scope({"params": run.params, "run": info}, EvaluationBudget(dags.max_payload))
+    with work.on(run, 0, names) as may_be_done:
+        if not may_be_done or not tx.budget.has_room_for_data(run.id):
+            return None
+        try:
+            ((given, key),) = compiled.programs[0].instances(names, range(1), None)
+            return dags.task_of(run, 0, 0, None, given, key)
+        except (InvalidWorkflow, *REFUSALS):
+            return None
+
+
+def _row(run: NewRun) -> RunRow:
+    return RunRow(run.id, RunState.RUNNING, False, 1, 1, 0, 0, 0, 0, run.workflow, child_id=run.id, trace=run.trace)

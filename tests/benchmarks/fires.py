@@ -1,0 +1,124 @@
+"""What it costs to fire many schedules that are due in the same minute.
+
+    python -m tests.benchmarks.fires --schedules 20000 --workflows 1
+
+The leader runs in this process and no worker takes the tasks. A fire is complete when its run has begun and its task is
+ready. CPU time of the leader and of Postgres says more than the rate does on a machine that others use too. A tick is
+the time for which an enqueued task may wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import pstats
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, text
+
+from orchestrator.domain.dag.definition import Definition, Param, Step
+from orchestrator.domain.schedules.schedule import Schedule
+from orchestrator.embedded import EmbeddedServices
+from orchestrator.store import database, driver
+from orchestrator.store.dag import workflows
+from orchestrator.store.schedules import definitions as schedules
+from tests.benchmarks.ticks import settle_down
+from tests.integration.stage import System, fresh_system
+
+_DUE = text("UPDATE orchestrator.schedules SET next_fire = date_trunc('minute', now()), due_at = now()")
+_MORE = text("""
+INSERT INTO orchestrator.schedules (workflow, name, definition, declared, paused, next_fire, due_at)
+SELECT 'job-' || n % :workflows, 's' || n, jsonb_set(s.definition, '{name}', to_jsonb('s' || n)), false, false,
+       s.next_fire, s.due_at
+  FROM generate_series(1, :schedules) AS n CROSS JOIN orchestrator.schedules s WHERE s.name = 'first'
+""")
+_READY = text("SELECT count(*) FROM orchestrator.tasks WHERE status = 'pending'")
+_ALL = text("TRUNCATE orchestrator.tasks, orchestrator.runs")
+
+
+def fill(engine: Engine, number: int, different: int) -> None:
+    """Store so many schedules of so many workflows, each of one task."""
+    with engine.begin() as connection:
+        for one in range(different):
+            step = Step(name="task", task="load.step", input={"value": "${params.value}"})
+            params = {"value": Param(default=1)}
+            workflows.apply(connection, Definition(name=f"job-{one}", params=params, steps=(step,)))
+        first = Schedule(name="first", cron="0 0 * * *", params={"value": 7})
+        schedules.put(connection, "job-0", first, datetime.now(UTC))
+        connection.execute(_MORE, {"schedules": number - 1, "workflows": different})
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE orchestrator.schedules"))
+
+
+def measured(system: System, number: int) -> dict[str, float]:
+    """Fire all of them once."""
+    with system.engine.begin() as connection:
+        connection.execute(_ALL)
+        connection.execute(_DUE)
+    backends = _backends(system.engine)
+    used = time.process_time()
+    stored, sent = _cpu(backends), driver.statements_sent()
+    began, longest, ready = time.monotonic(), 0.0, 0
+    while ready < number:
+        for _ in range(10):
+            tick = time.monotonic()
+            system.scheduler.tick()
+            longest = max(longest, time.monotonic() - tick)
+        with system.engine.connect() as connection:
+            ready = connection.execute(_READY).scalar_one()
+    took = time.monotonic() - began
+    return {
+        "fires a second": number / took,
+        "leader µs a fire": (time.process_time() - used) / number * 1e6,
+        "Postgres µs a fire": (_cpu(backends) - stored) / number * 1e6,
+        "longest tick ms": 1000 * longest,
+        "statements per 1,000 fires": (driver.statements_sent() - sent) / number * 1000,
+    }
+
+
+def _backends(engine: Engine) -> list[int]:
+    with engine.connect() as connection:
+        return list(connection.execute(text("SELECT pid FROM pg_stat_activity WHERE datname IS NOT NULL")).scalars())
+
+
+def _cpu(processes: list[int]) -> float:
+    return sum(int(Path(f"/proc/{one}/schedstat").read_text().split()[0]) for one in processes) / 1e9
+
+
+def main() -> None:
+    """Measure, and print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedules", type=int, default=20_000)
+    parser.add_argument("--workflows", type=int, default=1, help="that these schedules start")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--profile", action="store_true", help="show where the leader spends its time, too")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fires-") as folder:
+        Path(folder).chmod(0o755)
+        with EmbeddedServices(Path(folder) / "services") as services:
+            database.upgrade(services.database_url)
+            engine = database.engine_for(services.database_url)
+            with fresh_system(engine, services.database_url, services.redis_url) as system:
+                system.clock = time.monotonic  # type: ignore[assignment]  # a budget needs a clock that goes
+                system.lead()
+                while system.scheduler.term.fleet.in_grace:
+                    system.tick()
+                fill(engine, options.schedules, options.workflows)
+                settle_down()
+                found = [measured(system, options.schedules) for _ in range(options.rounds)]
+                figures: dict[str, Any] = {name: [round(one[name], 1) for one in found] for name in found[0]}
+                print(json.dumps(figures, indent=2, ensure_ascii=False))
+                if options.profile:
+                    profile = cProfile.Profile()
+                    profile.runcall(measured, system, options.schedules)
+                    pstats.Stats(profile).sort_stats("tottime").print_stats(45)
+            engine.dispose()
+
+
+if __name__ == "__main__":
+    main()
