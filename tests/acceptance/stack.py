@@ -118,10 +118,16 @@ class Stack:
         eventually(lambda: process.logged("serving "), f"the API is served, see {process.log}")
         return re.findall(r"serving (\S+)/docs", process.log.read_text())[-1]
 
-    def command(self, *words: str) -> Result:
+    def command(self, *words: str, input: str = "") -> Result:
         """Run a command of ours in this process, which has loaded them."""
         with chdir(self.folder):
-            return CliRunner(env=self.environment).invoke(main, words)
+            return CliRunner(env=self.environment).invoke(main, words, input=input)
+
+    def told(self, *words: str) -> str:
+        """The same; return what it prints if it succeeds."""
+        done = self.command(*words)
+        assert done.exit_code == 0, done.output
+        return done.stdout
 
     def leader(self) -> Process:
         """Return the process that holds the lease."""

@@ -195,19 +195,19 @@ def test_one_run_is_open_under_an_id(running: Stack) -> None:
 
 @pytest.mark.long_for("http")
 def test_from_the_command_line(running: Stack) -> None:
-    run = _command(running, "runs", "start", "project.basket", "--app", "project:app").strip()
-    _command(running, "runs", "signal", run, "add", "a pear")
-    assert eventually(lambda: "pear" in _command(running, "runs", "query", run, "items"), "it is there")
-    assert "a pear" in _command(running, "runs", "update", run, "rename", "0", "a date")
-    assert "fits" in _command(running, "workflows", "replay-check", "--app", "project:app", "--since", "1h")
-    history = _command(running, "runs", "history", run)
+    run = _with_app(running, "runs", "start", "project.basket").strip()
+    running.told("runs", "signal", run, "add", "a pear")
+    assert eventually(lambda: "pear" in running.told("runs", "query", run, "items"), "it is there")
+    assert "a pear" in running.told("runs", "update", run, "rename", "0", "a date")
+    assert "fits" in _with_app(running, "workflows", "replay-check", "--since", "1h")
+    history = running.told("runs", "history", run)
     assert "signal received" in history
-    recording = Recording.from_json(_command(running, "runs", "history", run, "--json"))
+    recording = Recording.from_json(running.told("runs", "history", run, "--json"))
     replay(project.basket, recording)
-    shown = _command(running, "runs", "show", run)
+    shown = running.told("runs", "show", run)
     assert "project.basket, version 1" in shown
     assert re.search(r"at +project.py, line \d+, in basket: async for", shown)
-    _command(running, "runs", "terminate", run)
+    running.told("runs", "terminate", run)
     eventually(lambda: _state(running, run) == "cancelled", "it has ended")
 
 
@@ -215,22 +215,24 @@ def test_from_the_command_line(running: Stack) -> None:
 def test_a_run_is_reset_from_the_command_line(running: Stack) -> None:
     old = project.steps.start(3)
     assert old.result(60) == 3
-    refused = _run(running, "runs", "reset", old.id, "--to", "2")
-    assert refused.returncode == 1
+    refused = running.command("runs", "reset", old.id, "--to", "2")
+    assert refused.exit_code == 1
     assert "Reset it to event 1 or 3." in refused.stderr
-    shown = _command(running, "runs", "reset", old.id, "--to", "4", "--dry-run")
+    shown = running.told("runs", "reset", old.id, "--to", "4", "--dry-run")
     assert [line.split(maxsplit=3)[:3] for line in shown.splitlines()[1:]] == [
         *(["1", "task", "project.add"], ["2", "task", "project.add"])
     ]
     before = running.scalar("SELECT count(*) FROM orchestrator.runs")
-    aborted = _run(running, "runs", "reset", old.id, "--to", "4", answer="n\n")
-    assert (aborted.returncode, running.scalar("SELECT count(*) FROM orchestrator.runs")) == (1, before)
-    new = project.app.workflow_run(_run(running, "runs", "reset", old.id, "--to", "4", answer="y\n").stdout.split()[-1])
+    aborted = running.command("runs", "reset", old.id, "--to", "4", input="n\n")
+    assert (aborted.exit_code, running.scalar("SELECT count(*) FROM orchestrator.runs")) == (1, before)
+    new = project.app.workflow_run(
+        running.command("runs", "reset", old.id, "--to", "4", input="y\n").stdout.split()[-1]
+    )
     assert new.result(60) == 3
-    told = json.loads(_command(running, "runs", "reset", old.id, "--to", "4", "--yes", "--json", "--reason", "again"))
+    told = json.loads(running.told("runs", "reset", old.id, "--to", "4", "--yes", "--json", "--reason", "again"))
     assert (told["reset_from"], told["to"], told["preview"][0]["fate"]) == (old.id, 4, "is kept")
     assert project.app.workflow_run(told["run"]).result(60) == 3
-    assert "reason=again" in _command(running, "runs", "history", told["run"])
+    assert "reason=again" in running.told("runs", "history", told["run"])
     tasks = "SELECT count(*) FROM orchestrator.ended_tasks WHERE run_id <> id AND run_id = CAST(:id AS uuid)"
     assert [running.scalar(tasks, id=run) for run in (old.id, new.id, told["run"])] == [3, 2, 2]
 
@@ -245,26 +247,14 @@ def test_an_open_run_is_reset_and_those_who_wait_are_led_to_the_new_one(running:
         old.resolve("approval", "yes")
         assert waiting.result() == new.result(60) == "yes"
     assert (_state(running, old.id), old.status()) == ("cancelled", "success")
-    assert f"goes on as  {new.id}" in _command(running, "runs", "show", old.id)
+    assert f"goes on as  {new.id}" in running.told("runs", "show", old.id)
 
 
-def _command(stack: Stack, *words: str) -> str:
-    done = _run(stack, *words)
+def _with_app(stack: Stack, *words: str) -> str:
+    command = [sys.executable, "-m", "orchestrator", *words, "--app", "project:app"]
+    done = subprocess.run(command, env=stack.environment, cwd=HERE, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def _run(stack: Stack, *words: str, answer: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "orchestrator", *words],
-        env=stack.environment,
-        cwd=HERE,
-        input=answer,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
 
 
 def _promises(stack: Stack, handle: WorkflowHandle[Any]) -> object:

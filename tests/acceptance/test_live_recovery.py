@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -101,8 +99,8 @@ def test_listeners_end_in_the_true_state_when_redis_loses_everything(stack: Stac
 
 
 def test_a_key_that_is_revoked_ends_its_streams(stack: Stack) -> None:
-    orchestrator(stack, "keys", "create", "another")
-    made = orchestrator(stack, "keys", "create", "watcher", "--scope", "read")
+    stack.told("keys", "create", "another")
+    made = stack.told("keys", "create", "watcher", "--scope", "read")
     key = next(word for word in made.split() if word.startswith("orc_"))
     try:
         stack.scheduler()
@@ -110,15 +108,10 @@ def test_a_key_that_is_revoked_ends_its_streams(stack: Stack) -> None:
         assert httpx.get(f"{api}/status/events").status_code == 401
         with listening(f"{api}/status/events", key=key) as listener:
             listener.begun()
-            orchestrator(stack, "keys", "revoke", key.split("_")[1])
+            stack.told("keys", "revoke", key.split("_")[1])
             listener.wait_for(lambda: listener.statuses[-1] == 401, "it is refused when it comes back")
     finally:
         stack.sql("DELETE FROM orchestrator.api_keys RETURNING id")
-
-
-def orchestrator(stack: Stack, *words: str) -> str:
-    command = [sys.executable, "-m", "orchestrator", *words]
-    return subprocess.run(command, env=stack.environment, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.long

@@ -26,10 +26,10 @@ def apply(text: str) -> None:
     project.app.workflows.apply(loads(text), elsewhere=["nobody.knows"])
 
 
-def orchestrator(stack: Stack, *words: str, folder: Path | None = None) -> str:
+def orchestrator(stack: Stack, *words: str, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "orchestrator", *words],
-        cwd=folder or stack.folder,
+        cwd=folder,
         env=stack.environment,
         capture_output=True,
         text=True,
@@ -86,7 +86,7 @@ def test_a_year_is_filled_in_a_few_at_a_time(stack: Stack) -> None:
         "4",
         "--watch",
     )
-    lines = orchestrator(stack, *words).splitlines()
+    lines = stack.told(*words).splitlines()
     assert lines[-1] == "daily/default 365/365"
     assert len(lines) > 2, "progress was shown on the way"
     rows = stack.sql("SELECT params ->> 'day', status FROM orchestrator.runs ORDER BY fire_time")
@@ -97,7 +97,7 @@ def test_a_year_is_filled_in_a_few_at_a_time(stack: Stack) -> None:
                      WHERE other.started_at <= run.started_at AND other.ended_at > run.started_at))
           FROM orchestrator.runs run"""
     assert int(str(stack.scalar(most))) <= 4
-    assert orchestrator(stack, *words).splitlines()[-1] == "daily/default 365/365 365 had their run"
+    assert stack.told(*words).splitlines()[-1] == "daily/default 365/365 365 had their run"
     assert number(stack) == 365, "what has had its run gets no other"
     again = project.app.schedules["daily"].backfill("2025-03-01", "2025-03-04", again=True)
     view = again.wait_ended(60)

@@ -107,18 +107,6 @@ def _around(data: bytes, form: bytes) -> str:
     return repr(data[max(0, place - 300) : place + 100])
 
 
-def shown(stack: Stack, *command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", *command],
-        cwd=stack.folder,
-        env=stack.environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
-
-
 def test_what_is_sealed_is_readable_only_with_the_keys(sealed: Stack, tmp_path: Path) -> None:
     vaulted.app.workflows.apply(loads(DAG))
     kept = vaulted.keep.options(on_success=vaulted.follow).enqueue(MARK)
@@ -160,12 +148,12 @@ def test_what_is_sealed_is_readable_only_with_the_keys(sealed: Stack, tmp_path: 
     sealed.redis.xadd("{orchestrator:0}:quarantine", {"d": b"x"})
     assert_sealed(sealed)  # and when they have ended
 
-    assert MARK in shown(sealed, "tasks", "show", kept.id)
-    assert MARK in shown(sealed, "tasks", "show", failing.id)
-    assert MARK in shown(sealed, "tasks", "logs", kept.id)
-    assert MARK in shown(sealed, "runs", "show", dag.id, "--json")
-    assert MARK in shown(sealed, "runs", "history", code.id)
-    assert MARK in shown(sealed, "runs", "show", broken.id)
+    assert MARK in sealed.told("tasks", "show", kept.id)
+    assert MARK in sealed.told("tasks", "show", failing.id)
+    assert MARK in sealed.told("tasks", "logs", kept.id)
+    assert MARK in sealed.told("runs", "show", dag.id, "--json")
+    assert MARK in sealed.told("runs", "history", code.id)
+    assert MARK in sealed.told("runs", "show", broken.id)
     follower = sealed.scalar("SELECT id::text FROM orchestrator.ended_tasks WHERE name = 'vaulted.follow'")
     assert vaulted.app.handle(follower).result(60) == MARK
     noted = sealed.scalar("SELECT id::text FROM orchestrator.ended_tasks WHERE name = 'vaulted.note' LIMIT 1")
@@ -324,7 +312,7 @@ def test_a_scheduler_without_keys_copies_values_and_says_where_it_would_have_to_
         "SELECT id::text FROM orchestrator.ended_tasks WHERE run_id = :id AND step = 'two'", id=copying.id
     )
     assert vaulted.app.handle(found).result(60) == {"one": {"word": "xyzzy-PLUGH"}}
-    assert "no data key" in shown(sealed, "runs", "show", looking.id)
+    assert "no data key" in sealed.told("runs", "show", looking.id)
     run = vaulted.child.start(MARK)
     assert run.result(60) == MARK
     assert "Traceback" not in scheduler.log.read_text()
@@ -346,10 +334,10 @@ def test_a_task_sealed_with_a_stray_key_holds_up_no_other_of_its_name(sealed: St
     sealed.scheduler()
     worker = sealed.worker(*WORKER)
     with_keys(sealed, SECOND)
-    stray = shown(sealed, "enqueue", "vaulted.keep", MARK).split()[-1]
+    stray = sealed.told("enqueue", "vaulted.keep", MARK).split()[-1]
     with_keys(sealed, FIRST)
     eventually(lambda: worker.logged("'second'"), "it says which key it lacks")
-    eventually(lambda: "no data key: second" in shown(sealed, "tasks", "show", stray), "it waits for the key")
+    eventually(lambda: "no data key: second" in sealed.told("tasks", "show", stray), "it waits for the key")
     assert vaulted.keep.enqueue(MARK).result(60)["said"] == MARK
     status = subprocess.run(
         [sys.executable, "-m", "orchestrator", "status"],
@@ -402,9 +390,9 @@ def test_a_rotation_under_load_that_is_killed_goes_on(sealed: Stack) -> None:
     assert_sealed_in_postgres(sealed)
     with_keys(sealed, SECOND)
     for handle in (old[0], old[150], load[0]):
-        assert MARK in shown(sealed, "tasks", "show", handle.id)
-    assert MARK in shown(sealed, "tasks", "show", failing.id)
-    assert MARK in shown(sealed, "runs", "history", waiting.id)
+        assert MARK in sealed.told("tasks", "show", handle.id)
+    assert MARK in sealed.told("tasks", "show", failing.id)
+    assert MARK in sealed.told("runs", "history", waiting.id)
 
 
 def forms_of_key(id: str) -> list[str]:
@@ -431,5 +419,5 @@ def test_what_a_command_is_given_and_says_is_sealed(sealed: Stack) -> None:
     with pytest.raises(TaskFailed, match="exit code 3") as caught:
         failed.result(60)
     assert MARK in caught.value.traceback
-    eventually(lambda: MARK in shown(sealed, "tasks", "logs", done.id), "who has the key reads what it said")
+    eventually(lambda: MARK in sealed.told("tasks", "logs", done.id), "who has the key reads what it said")
     assert_sealed(sealed)
