@@ -31,6 +31,7 @@ for _part in ("connect", "read", "write", "pool"):
 
 # The same examples in every run: a failure belongs to the commit that shows it.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.register_profile("quick", settings.get_profile("repeatable"), max_examples=15)  # scripts/test --quick
 settings.load_profile("repeatable")
 
 

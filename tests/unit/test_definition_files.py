@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, get_type_hints
@@ -536,6 +537,7 @@ def _lines(node: document.Node | None) -> Any:
 # -- the schema for editors
 
 
+@cache
 def schema() -> jsonschema.Draft202012Validator:
     content = json.loads(msgspec.json.encode(definitions.schema()))
     jsonschema.Draft202012Validator.check_schema(content)
