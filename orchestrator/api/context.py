@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 from uuid import UUID
 
 import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.api.desk import Desk
+from orchestrator.api.inherited import inherited
 from orchestrator.api.observed import ObservedApi
 from orchestrator.api.readiness import Readiness
 from orchestrator.api.recent import Past, Recent
@@ -19,6 +20,8 @@ from orchestrator.domain.redaction import Redaction
 from orchestrator.sdk.backend import Backend
 from orchestrator.settings import Settings
 from orchestrator.store import insights
+from orchestrator.store.insights import TaskDetail
+from orchestrator.store.insights.redact import Family, Relative
 
 T = TypeVar("T")
 PAGE = 50
@@ -58,7 +61,8 @@ class Api:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.backend = Backend(settings)
-        self.redaction = Redaction(redaction.words(settings.redact))
+        self._everywhere = redaction.words(settings.redact)
+        self.redaction = Redaction(self._everywhere)
         """What is not shown of anything."""
         self.observed = ObservedApi(settings)
         self.readiness = Readiness(settings, self.backend.connections)
@@ -74,14 +78,27 @@ class Api:
         with self.backend.connections.reading() as connection:
             yield connection
 
-    def redaction_of(self, options: Mapping[str, Any]) -> Redaction:
-        """Return what is not shown of a task with these options."""
-        return Redaction((*redaction.words(self.settings.redact), *options.get("redact", ())))
+    def redaction_of_task(self, task: TaskDetail) -> Redaction:
+        """Return what is not shown of a task: what it names itself, and what those do that it may have values from."""
+        own = tuple(task.options.get("redact", ()))
+        family = Family([], [], [], is_partial=False)
+        if task.run_id is not None or task.parent_id is not None:
+            with self.reading() as connection:
+                family = insights.family_of(connection, task=task.id)
+        family.patterns.extend(task.options.get("inherited", ()))
+        if own or self.redaction or family.patterns:
+            family.relatives.append(Relative((*own, *family.patterns), task.payload, task.result))
+        return inherited(family, self._everywhere, own)
+
+    def redaction_of_workflow(self, name: str) -> Redaction:
+        """Return what is not shown of the parameters of a workflow."""
+        with self.reading() as connection:
+            return Redaction((*self._everywhere, *insights.patterns_of_workflow(connection, name)))
 
     def redaction_of_run(self, run: UUID) -> Redaction:
         """Return what is not shown of what a run's tasks were given and have returned."""
         with self.reading() as connection:
-            return self.redaction_of({"redact": insights.redact_of_run(connection, run)})
+            return inherited(insights.family_of(connection, run=run), self._everywhere)
 
     def close(self) -> None:
         """Close every connection."""

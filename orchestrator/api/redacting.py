@@ -8,7 +8,7 @@ them is declared with `true_values`, and callers whose key can only read are sho
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -21,11 +21,14 @@ from orchestrator.domain.schedules.schedule import Schedule
 from orchestrator.sdk.values.shown import call_of, stored_value
 from orchestrator.sealing import is_sealed
 from orchestrator.store.flow.reads import FlowRunView, NodeRunView
-from orchestrator.store.insights import CodeView, RunDetail, TaskDetail
+from orchestrator.store.insights import AttemptView, CodeView, ErrorView, RunDetail, TaskDetail
+from orchestrator.store.schedules.definitions import StoredSchedule
 
 Hide = Callable[[Api, Any], Any]
 F = TypeVar("F", bound=Hide)
 _HIDE: dict[type, Hide] = {}
+HideAnswer = Callable[[Api, Any, Any], Any]
+_HIDE_ANSWER: dict[type, HideAnswer] = {}
 
 
 def hides(kind: type) -> Callable[[F], F]:
@@ -38,8 +41,20 @@ def hides(kind: type) -> Callable[[F], F]:
     return declare
 
 
-def shown(api: Api, found: Any) -> Any:
-    """Return an answer without what the settings, or a task's options, say is not to be shown."""
+def hides_answer(kind: type) -> Callable[[HideAnswer], HideAnswer]:
+    """Declare how values of users are hidden in answers of a type, by what was asked."""
+
+    def declare(hide: HideAnswer) -> HideAnswer:
+        _HIDE_ANSWER[kind] = hide
+        return hide
+
+    return declare
+
+
+def shown(api: Api, found: Any, asked: Any = None) -> Any:
+    """Return an answer without what the settings, or a task's options, say is not to be shown; `asked` is the body."""
+    if (hide_answer := _HIDE_ANSWER.get(type(found))) is not None:
+        return hide_answer(api, found, asked)
     if type(found) in (list, tuple):
         return type(found)(shown(api, one) for one in found)
     if type(found) is dict:
@@ -58,7 +73,7 @@ def shown(api: Api, found: Any) -> Any:
 
 def is_hidden(kind: Any) -> bool:
     """Say whether a type says how values in it are hidden."""
-    return kind in _HIDE
+    return kind in _HIDE or kind in _HIDE_ANSWER
 
 
 def fields_of(kind: Any) -> Mapping[str, Any]:
@@ -103,20 +118,26 @@ def parts_of(hint: Any) -> Iterator[Any]:
 
 @hides(TaskDetail)
 def _task(api: Api, found: TaskDetail) -> TaskDetail:
-    hidden = api.redaction_of(found.options)
-    payload, result = _call(hidden, found.payload), value_shown(hidden, found.result)
-    return dataclasses.replace(found, payload=payload, result=result) if hidden else found
+    if not (hidden := api.redaction_of_task(found)):
+        return found
+    return dataclasses.replace(
+        found,
+        payload=_call(hidden, found.payload),
+        result=value_shown(hidden, found.result),
+        error=error_shown(hidden, found.error),
+        attempts=attempts_shown(hidden, found.attempts),
+    )
 
 
 @hides(FlowRunView)
 def _flow_run(api: Api, found: FlowRunView) -> FlowRunView:
-    hidden = api.redaction_of({"redact": found.redact})
+    hidden = api.redaction_of_run(found.id) if found.redact else api.redaction
     return found._replace(params=hidden.shown(found.params), shared=hidden.shown(found.shared))
 
 
 @hides(NodeRunView)
 def _node_run(api: Api, found: NodeRunView) -> NodeRunView:
-    hidden = api.redaction_of({"redact": found.redact})
+    hidden = api.redaction if found.run is None else api.redaction_of_run(found.run)
     return found._replace(input=hidden.shown(found.input), output=hidden.shown(found.output))
 
 
@@ -129,10 +150,10 @@ def _run(api: Api, found: RunDetail) -> RunDetail:
 
 @hides(CodeView)
 def _code(api: Api, found: CodeView) -> CodeView:
-    if not api.redaction:
+    if not (hidden := api.redaction if found.run is None else api.redaction_of_run(found.run)):
         return found
-    payload, result = _call(api.redaction, found.payload), value_shown(api.redaction, found.result)
-    state = api.redaction.shown({name: stored_value(value) for name, value in found.state.items()})
+    payload, result = _call(hidden, found.payload), value_shown(hidden, found.result)
+    state = hidden.shown({name: stored_value(value) for name, value in found.state.items()})
     encoded = {name: zoned.encode(value) for name, value in state.items()}
     return dataclasses.replace(found, payload=payload, result=result, state=encoded)
 
@@ -142,9 +163,30 @@ def _schedule(api: Api, found: Schedule) -> Schedule:
     return msgspec.structs.replace(found, params=api.redaction.shown(found.params)) if found.params else found
 
 
+@hides(StoredSchedule)
+def _stored_schedule(api: Api, found: StoredSchedule) -> StoredSchedule:
+    if not found.schedule.params:
+        return found
+    params = api.redaction_of_workflow(found.workflow).shown(found.schedule.params)
+    return dataclasses.replace(found, schedule=msgspec.structs.replace(found.schedule, params=params))
+
+
 def _call(hidden: Redaction, payload: bytes) -> bytes:
     """Return a call without what is secret; one that is sealed is for who has the key, and that is not this server."""
     return zoned.encode(hidden.call_shown(*call_of(payload))) if hidden and not is_sealed(payload) else payload
+
+
+def error_shown(hidden: Redaction, error: ErrorView | None) -> ErrorView | None:
+    """Return an error whose texts hold nothing that is secret."""
+    if error is None:
+        return None
+    message, traceback = hidden.text(error.message), hidden.text(error.traceback)
+    return dataclasses.replace(error, message=message, traceback=traceback, data=hidden.shown(error.data))
+
+
+def attempts_shown(hidden: Redaction, attempts: Iterable[AttemptView]) -> tuple[AttemptView, ...]:
+    """Return attempts whose errors hold nothing that is secret."""
+    return tuple(dataclasses.replace(one, error=error_shown(hidden, one.error)) for one in attempts)
 
 
 def value_shown(hidden: Redaction, result: bytes | None) -> bytes | None:

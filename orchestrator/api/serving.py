@@ -206,11 +206,12 @@ def perform(api: Api, endpoint: Endpoint, call: Callable[..., Any], given: dict[
     answer = call(api, **given)
     if endpoint.true_values and caller.scope.includes(Permission.ENQUEUE):
         return answer
-    return _when_shown(api, answer) if isinstance(answer, Generator) else shown(api, answer)
+    asked = given.get("body")
+    return _when_shown(api, answer, asked) if isinstance(answer, Generator) else shown(api, answer, asked)
 
 
-def _when_shown(api: Api, steps: Steps[Any]) -> Steps[Any]:
-    return shown(api, (yield from steps))
+def _when_shown(api: Api, steps: Steps[Any], asked: Any) -> Steps[Any]:
+    return shown(api, (yield from steps), asked)
 
 
 def _when_done(endpoint: Endpoint, steps: Steps[Any], known: str | None) -> Steps[Response]:

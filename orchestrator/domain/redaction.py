@@ -3,6 +3,9 @@
 A pattern is a name, or names with dots between, and holds wherever a path ends so: `password` at any depth, `card.*`
 for all that stands directly in a `card`. `*` and `?` are wildcards, and capitals do not matter. An argument without a
 name has its place for one: `@0`.
+
+A secret that is handed on may get another name. So values that are known to be secret are hidden wherever they stand;
+and where not all of them can be known, everything is.
 """
 
 from __future__ import annotations
@@ -20,23 +23,34 @@ _Path = tuple[str, ...]
 
 
 class Redaction:
-    """Patterns of what is not shown."""
+    """What is not shown: fields that patterns name, and values, whatever they are called."""
 
-    __slots__ = ("_patterns",)
+    __slots__ = ("_patterns", "_values", "is_whole")
 
-    def __init__(self, patterns: Iterable[str] = ()) -> None:
+    def __init__(self, patterns: Iterable[str] = (), values: Iterable[str] = (), *, is_whole: bool = False) -> None:
         self._patterns = tuple(tuple(part.lower() for part in pattern.split(".")) for pattern in patterns)
+        self._values = tuple(sorted({*values}, key=len, reverse=True))
+        self.is_whole = is_whole
+        """Every value is hidden, and only the names of fields are shown."""
 
     def __bool__(self) -> bool:
-        return bool(self._patterns)
+        return bool(self._patterns or self._values or self.is_whole)
 
     def shown(self, value: Any) -> Any:
         """Return plain data with what is secret hidden."""
-        return self._shown(value, ()) if self._patterns else value
+        return self._shown(value, ()) if self else value
+
+    def named(self, name: str, value: Any) -> Any:
+        """Return plain data that stands under a name, with what is secret hidden."""
+        return self._field(value, (name.lower(),)) if self else value
+
+    def text(self, text: str) -> str:
+        """Return a text with what is secret hidden."""
+        return self._leaf(text) if text else text
 
     def call_shown(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of a call with what is secret hidden."""
-        if not self._patterns:
+        if not self:
             return list(arguments), dict(keywords)
         hidden = [self._field(argument, (f"@{place}",)) for place, argument in enumerate(arguments)]
         return hidden, self._shown(dict(keywords), ())
@@ -48,12 +62,30 @@ class Redaction:
         places = {f"@{place}": argument for place, argument in enumerate(arguments)}
         return tuple(sorted(set(self._find(places | dict(keywords), ())), key=len, reverse=True))
 
+    def secrets_in(self, value: Any) -> Iterator[str]:
+        """Yield the texts that are secret in plain data."""
+        return self._find(value, ())
+
     def _shown(self, value: Any, path: _Path) -> Any:
         if isinstance(value, Mapping):
-            return {name: self._field(held, (*path, str(name).lower())) for name, held in value.items()}
+            return {
+                scrub(name, self._values) if isinstance(name, str) else name: self._field(
+                    held, (*path, str(name).lower())
+                )
+                for name, held in value.items()
+            }
         if isinstance(value, (list, tuple)):
             return [self._shown(item, path) for item in value]
-        return value
+        return self._leaf(value)
+
+    def _leaf(self, value: Any) -> Any:
+        if value is None or not (self._values or self.is_whole):
+            return value
+        if isinstance(value, str) and not self.is_whole:
+            return scrub(value, self._values)
+        if isinstance(value, bytes) and not self.is_whole:
+            return HIDDEN if any(secret.encode() in value for secret in self._values) else value
+        return HIDDEN if self.is_whole or str(value) in self._values else value
 
     def _field(self, value: Any, path: _Path) -> Any:
         return HIDDEN if self._is_secret(path) and value is not None else self._shown(value, path)
@@ -97,6 +129,18 @@ def scrub(text: str, secrets: Sequence[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, HIDDEN)
     return text
+
+
+def handed_on(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Return the patterns that hold for others, too: not those of arguments without names, which others do not have."""
+    return tuple(pattern for pattern in patterns if not pattern.startswith("@"))
+
+
+def mentions(patterns: Iterable[str], expression: str) -> bool:
+    """Say whether an expression may ask for a field that patterns name."""
+    parts = {part for pattern in patterns for part in pattern.lower().split(".") if part.strip("*")}
+    found = re.findall(r"[\w-]+", expression.lower())
+    return any(fnmatchcase(word, part) for word in found for part in parts)
 
 
 @lru_cache(maxsize=256)

@@ -39,7 +39,7 @@ from tests.integration.test_api_client_reach import PLAIN, data
 
 PASSWORD, TOKEN = "planted-password-7f3a", "planted-token-91bc"
 """What the setting `redact` names, and what a task names itself."""
-SAID = {"user": "eve", "password": PASSWORD, "token": TOKEN}
+SAID = {"user": "eve", "password": PASSWORD, "token": TOKEN, "all": [TOKEN, PASSWORD]}
 GRAPH = {
     "start": "enter",
     "nodes": {
@@ -49,15 +49,35 @@ GRAPH = {
             "prep": {"input_map": {"password": "$params.password", "token": "$params.token"}},
             "post": {"output_key": "entered"},
         },
+        "use": {
+            "exec_type": "local_func",
+            "func": "use",
+            "prep": {"input_map": {"secret": "$shared.entered.token", "other": "$shared.entered.password"}},
+            "post": {"output_key": "used"},
+        },
         "ask": {"kind": "approval", "prep": {"input_key": "$shared.entered"}, "params": {"approval_key": "$shared.ok"}},
     },
-    "edges": [{"from": "enter", "action": "default", "to": "ask"}],
+    "edges": [
+        {"from": "enter", "action": "default", "to": "use"},
+        {"from": "use", "action": "default", "to": "ask"},
+    ],
 }
 DAG = """
 name: onboarding
 params: {password: {type: string}, token: {type: string}}
-tasks: {enter: {task: login, input: {token: "${params.token}", password: "${params.password}"}}}
+tasks:
+  enter: {task: login, input: {token: "${params.token}", password: "${params.password}"}}
+  use: {task: use, input: {secret: "${enter.token}", other: "Basic ${enter.password}"}, depends_on: [enter]}
+  each: {task: use, foreach: "enter.all", input: {secret: "${item}"}, depends_on: [enter]}
+  below: {workflow: below, input: {secret: "${use.session}", other: "${enter.password}"}, depends_on: [use, enter]}
 """
+BELOW = """
+name: below
+params: {secret: {type: string}, other: {type: string}}
+tasks: {last: {task: use, input: {secret: "${params.secret}", other: "${params.other}"}}}
+"""
+RENAMED = {"session": TOKEN, "note": f"for {PASSWORD}"}
+"""What tasks return that name nothing themselves."""
 
 
 SHOWN_AS_THEY_ARE = {
@@ -86,16 +106,22 @@ class Planted:
         self.app = create_app(system.settings)
         self.keys = {scope: self._key(scope) for scope in Scope}
         program = system.app
-        self._login = program.task(name="login", redact=("token",))(_login)
+        last = program.task(name="last")(_last)
+        relay = program.task(name="relay", on_success=last)(_last)
+        program.task(name="use")(_use)
+        self._login = program.task(name="login", redact=("token",), on_success=relay)(_login)
         signup = program.workflow(name="signup")(_signup)
+        program.workflow(name="under")(_under)
         self.code = CodeEngine(program.code_workflows.find, 1_000_000)
-        self._worker: Worker = system.worker(knows=("login", "signup"), slots=100)
+        self._worker: Worker = system.worker(knows=("login", "relay", "last", "use", "signup", "under"), slots=100)
         system.settle()
+        program.workflows.apply(loads(BELOW))
         program.workflows.apply(loads(DAG))
         program.flows.publish("graph", GRAPH)
-        task = self._login.enqueue(**SAID)
-        large = self._login.enqueue(**SAID | {"user": "large"})
-        stored = self._login.enqueue(**SAID, filler="x" * 2_000)
+        given = {"user": "eve", "password": PASSWORD, "token": TOKEN}
+        task = self._login.enqueue(**given)
+        large = self._login.enqueue(**given | {"user": "large"})
+        stored = self._login.enqueue(**given, filler="x" * 2_000)
         run = program.workflows["onboarding"].start(password=PASSWORD, token=TOKEN)
         graph = program.flows["graph"].start(password=PASSWORD, token=TOKEN)
         code = signup.start(user="eve", password=PASSWORD)
@@ -103,7 +129,12 @@ class Planted:
         self._work()
         graph.signal("password", PASSWORD, why="they asked")
         system.pass_seconds(2)
-        self.tasks, self.runs = [task.id, large.id, stored.id], [run.id, graph.id, code.id]
+        derived = [str(row["id"]) for row in system.sql(_DERIVED)]
+        children = [
+            str(row["id"]) for row in system.sql("SELECT id FROM orchestrator.runs WHERE parent_run IS NOT NULL")
+        ]
+        assert (len(derived), len(children)) == (15, 2)
+        self.tasks, self.runs = [task.id, large.id, stored.id, *derived], [run.id, graph.id, code.id, *children]
         [self.reference] = [row["result"] for row in system.sql(_RESULT, id=large.id)]
 
     def _key(self, scope: Scope) -> Secret:
@@ -119,27 +150,47 @@ class Planted:
             for one in self._worker.take():
                 self._worker.report(act(self.code, one) if one.is_turn_task else self._done(one))
         rows = self.system.sql("SELECT status, count(*) FROM orchestrator.runs GROUP BY status ORDER BY status")
-        assert [tuple(row.values()) for row in rows] == [("running", 2), ("success", 1)]
+        assert [tuple(row.values()) for row in rows] == [("running", 2), ("success", 3)]
 
     def _done(self, task: Dispatch) -> Succeeded:
         store = store_of(self.system.settings)
         assert store is not None
-        value = [SAID] * 100 if b"large" in task.payload else SAID
+        value: Any = [SAID] * 100 if b"large" in task.payload else SAID if task.name == "login" else RENAMED
         result = store.result(encode_value(value, "it", 1_000_000), task.id, None, task.attempt)
         return Succeeded(task.id, task.attempt, 0.01, result)
 
 
+_DERIVED = "SELECT id FROM orchestrator.ended_tasks WHERE name IN ('relay', 'last', 'use') ORDER BY seq"
 _RESULT = "SELECT result FROM orchestrator.ended_tasks WHERE id = CAST(:id AS uuid)"
 
 
-def _login(user: str = "", password: str = "", token: str = "", filler: str = "") -> dict[str, str]:
+def _login(user: str = "", password: str = "", token: str = "", filler: str = "") -> dict[str, Any]:
+    raise NotImplementedError
+
+
+def _last(result: Any) -> dict[str, str]:
+    raise NotImplementedError
+
+
+def _use(secret: str, other: str = "") -> dict[str, str]:
     raise NotImplementedError
 
 
 async def _signup(ctx: WorkflowContext, user: str, password: str) -> None:
+    ctx.set("password", password)
     ctx.set("known", {"password": password, "user": user})
-    await ctx.schedule("login", user=user, password=password, token=TOKEN)
+    entered = await ctx.schedule("login", user=user, password=password, token=TOKEN)
+    ctx.set("session", entered["token"])
+    used = await ctx.schedule("use", secret=entered["token"], other=f"for {password}")
+    ctx.set("used", [used["note"], await ctx.run("bake", lambda: {"cookie": used["session"]})])
+    await ctx.schedule("under", secret=entered["token"], other=password)
     await ctx.promise("confirmed")
+
+
+async def _under(ctx: WorkflowContext, secret: str, other: str) -> dict[str, str]:
+    ctx.set("session", secret)
+    await ctx.schedule("use", secret=secret, other=other)
+    return {"session": secret, "note": other}
 
 
 @pytest.fixture(scope="module")
@@ -300,6 +351,23 @@ def test_no_route_tells_a_secret(planted: Planted, scope: Scope) -> None:
     assert scope is not Scope.READ or not true
     missed = {one.path for one in LOOKS if one.scope is not None and scope.includes(one.scope)} - looked
     assert [path for path in sorted(missed) if not NOT_THERE.search(path)] == []
+
+
+def test_what_is_not_secret_is_shown(planted: Planted) -> None:
+    """Only the values are hidden: of what has come from them, too."""
+    answers = Answers(planted.app, planted.keys[Scope.READ])
+    [show] = [one for one in ROUTES if (one.method, one.path) == ("GET", "/api/v1/tasks/{id}")]
+
+    async def ask(id: str) -> Any:
+        return msgspec.json.decode((await answers.ask(show, f"/api/v1/tasks/{id}", "", b""))[1])
+
+    found = [asyncio.run(ask(id)) for id in planted.tasks]
+    hidden = "•••"
+    relays = [one["args"] for one in found if one["task"]["name"] == "relay"]
+    assert {"user": "eve", "password": hidden, "token": hidden, "all": [hidden, hidden]} in [one[0] for one in relays]
+    used = [one["kwargs"] for one in found if one["task"]["step"] == "use"]
+    assert {"secret": hidden, "other": hidden}.items() <= used[0].items()
+    assert {"session": hidden, "note": f"for {hidden}"} in [one["result"] for one in found]
 
 
 def values_in(hint: Any, path: str = "", seen: frozenset[Any] = frozenset()) -> Iterator[str]:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
 import pytest
 
-from orchestrator import Orchestrator
+from orchestrator import Orchestrator, TaskContext
+from orchestrator.api.inherited import inherited
+from orchestrator.domain import zoned
 from orchestrator.domain.redaction import HIDDEN, Redaction, placed, scrub, words
+from orchestrator.domain.tasks.callbacks import Callbacks
+from orchestrator.domain.tasks.task import Dispatch, Failed, parse_options
 from orchestrator.errors import InvalidTask
 from orchestrator.settings import load_settings
+from orchestrator.store.insights.redact import Family, Relative
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.runner import Runner
+from tests.outbox import KeptOutbox
 
 
 def test_a_name_is_hidden_at_any_depth_and_a_path_where_something_ends_so() -> None:
@@ -50,6 +63,85 @@ def test_secrets_are_found_again_in_texts() -> None:
         scrub("tok-1, two\nlines or two\\nlines, 123456, True, no, bob", secrets)
         == "•••, ••• or •••, •••, True, no, bob"
     )
+
+
+def test_a_value_is_hidden_under_any_name() -> None:
+    hidden = Redaction(["token"], ["tok-1", "123456"])
+    data = {"session": "tok-1", "note": ["Bearer tok-1", 123456, 1234567, b"x tok-1"], "tok-1": None, "user": "eve"}
+    assert hidden.shown(data) == {
+        "session": HIDDEN,
+        "note": [f"Bearer {HIDDEN}", HIDDEN, 1234567, HIDDEN],
+        HIDDEN: None,
+        "user": "eve",
+    }
+    assert hidden.text("no tok-1 here") == f"no {HIDDEN} here"
+    assert hidden.named("Token", "x") == HIDDEN
+    assert Redaction(is_whole=True).shown({"a": [1, None], "b": "x"}) == {"a": [HIDDEN, None], "b": HIDDEN}
+
+
+def test_a_family_that_cannot_be_looked_through_is_hidden_as_a_whole() -> None:
+    known = Family(
+        ["token"], [Relative(("token",), zoned.encode([[], {"token": "tok-1"}]), None)], ['{"token": "tok-2"}'], False
+    )
+    told = {"a": "tok-1", "b": "tok-2", "user": "eve"}
+    assert inherited(known, ()).shown(told) == {"a": HIDDEN, "b": HIDDEN, "user": "eve"}
+    assert inherited(known._replace(is_partial=True), ()).shown(told) == dict.fromkeys(told, HIDDEN)
+    assert inherited(known._replace(is_partial=True), (), ["b"]).shown(told) == told | {"b": HIDDEN}
+
+
+class Said(NamedTuple):
+    """What a task did, beside its report."""
+
+    outbox: KeptOutbox
+    report: Failed
+
+
+def run_failing(function: Callable[..., Any], **options: Any) -> Said:
+    """Run a task that fails, in a worker."""
+    app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
+    new = app.task(name="it", **options)(function)._new((), {"token": "tok-1-long"})
+    job = Job(Dispatch(new.id, 1, "it", new.payload, "default", new.options), Bundle("g", "default", "0-1", 1), 0, 0.0)
+    job.begin(0.0)
+    outbox = KeptOutbox()
+    report = Runner(app, outbox, Allowed(app, ())).run(job)
+    assert isinstance(report, Failed)
+    return Said(outbox, report)
+
+
+def test_a_worker_hides_what_a_task_says_of_its_progress_and_hands_names_on() -> None:
+    child = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere").task(name="child")(_take)
+
+    def say(ctx: TaskContext, token: str) -> None:
+        ctx.progress(0.5, f"with {token}")
+        ctx.progress(0.6, "x" * 995 + token)  # of which the end is cut off
+        ctx.log(token)
+        child.enqueue(1)
+        raise ValueError(token)
+
+    said = run_failing(say, redact=("token",))
+    told = msgspec.json.encode([said.outbox.marks, said.outbox.lines, said.report.error]).decode()
+    assert "tok-1" not in told
+    assert [mark.text for _, mark in said.outbox.marks] == [f"with {HIDDEN}", "x" * 995 + HIDDEN]
+    assert [parse_options(task.options).inherited for task in said.outbox.tasks] == [("token",)]
+
+
+def _take(value: Any) -> None: ...
+
+
+def test_follow_ups_inherit_what_the_task_hides() -> None:
+    app = Orchestrator()
+    last = app.task(name="last", redact=("pin",))(_take)
+    after = app.task(name="after", on_success=last)(_take)
+    first = app.task(name="first", redact=("token",), on_success=after, on_failure=last)(lambda token: token)
+    callbacks = msgspec.json.decode(first._new((), {"token": 1}).callbacks or "", type=Callbacks)
+    [following], [failed] = callbacks.success, callbacks.failure
+    [end] = msgspec.json.decode(following.callbacks or "", type=Callbacks).success
+    hidden = [parse_options(one.options) for one in (following, failed, end)]
+    assert [(one.redact, one.inherited) for one in hidden] == [
+        ((), ("token",)),
+        (("pin",), ("token",)),
+        (("pin",), ("token",)),
+    ]
 
 
 def test_a_setting_is_a_text_or_a_list() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, TaskContext
 from orchestrator.domain.dag.checks import MOST_PROBLEMS
-from orchestrator.domain.dag.definition import Definition, Hook, Registered, Step
+from orchestrator.domain.dag.definition import Definition, Hook, Param, Registered, Step
 from orchestrator.sdk.dag import registered as registered_module
 from orchestrator.sdk.dag.definitions import completed, loads
 from orchestrator.sdk.dag.registered import take_over
@@ -35,6 +35,25 @@ def test_a_task_that_says_nothing_leaves_the_definition_as_it_is(app: Orchestrat
     app.task(name="plain")(lambda: None)
     steps = Step(name="a", task="plain"), Step(name="b", task="file.py:function"), Step(name="c", workflow="plain")
     assert take(app, *steps) == Definition(name="flow", steps=steps)
+
+
+def test_steps_inherit_what_others_hide_and_hide_it_under_other_names(app: Orchestrator) -> None:
+    app.task(name="login", redact=("token",))(lambda token: token)
+    app.task(name="use")(lambda secret="", plain="", item="": (secret, plain, item))
+    steps = take(
+        app,
+        Step(name="enter", task="login", input={"token": "${params.token}"}),
+        Step(name="use", task="use", input={"secret": "Bearer ${enter.token}", "plain": "${enter.user}"}),
+        Step(name="each", task="use", foreach="enter.tokens", input={"plain": "${item}"}),
+        Step(name="all", task="use", foreach="enter.token", input={"plain": "${item}"}),
+        params={"token": Param()},
+    ).steps
+    assert [step.registered and step.registered.options.get("inherited") for step in steps] == [
+        None,
+        ["token", "secret"],
+        ["token"],
+        ["token", "item", "plain"],
+    ]
 
 
 def test_what_is_taken_over(app: Orchestrator) -> None:

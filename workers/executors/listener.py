@@ -35,7 +35,8 @@ class Listener:
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         if self._job.stage is Stage.RUNNING:
             fraction = min(1.0, max(0.0, done / total if total else done))
-            self._outbox.mark(self._job.dispatch.id, ProgressMark(self._job.dispatch.attempt, fraction, message))
+            text = scrub(message, self._job.secrets)
+            self._outbox.mark(self._job.dispatch.id, ProgressMark(self._job.dispatch.attempt, fraction, text))
 
 
 def _in_pieces(line: str) -> str:

@@ -200,8 +200,8 @@ class Runner:
             if step:
                 keywords = task._signature.pick(keywords)  # what it does not want is not read
             arguments, keywords = task._signature.load(arguments, keywords)
-        if self._redacted or job.options.redact or task._redacting_options.redact:
-            patterns = self._redacted | {*job.options.redact, *task._redacting_options.redact}
+        if self._redacted or job.options.hidden or task._redacting_options.redact:
+            patterns = self._redacted | {*job.options.hidden, *task._redacting_options.redact}
             job.secrets = Redaction(patterns).secrets(arguments, keywords)
         if step:
             job.set_step(step[0])
@@ -282,7 +282,7 @@ class Runner:
         return failed
 
     def _as_failed(self, job: Job, described: TaskError, *, retryable: bool) -> Failed:
-        if patterns := self._redacted | {*job.options.redact}:
+        if patterns := self._redacted | {*job.options.hidden}:
             described = without_secrets(described, patterns, job.secrets)
         ran = time.monotonic() - job.started_at
         return Failed(job.dispatch.id, job.dispatch.attempt, ran, described, retryable, self._backoff(job))
@@ -307,7 +307,7 @@ class Runner:
         keywords: Mapping[str, Any]
         arguments, keywords, *step = decode_call(job.dispatch.payload)
         task = self._tasks.get(job.dispatch.name)
-        patterns = self._redacted | {*job.options.redact}
+        patterns = self._redacted | {*job.options.hidden}
         if task is not None:
             patterns |= {*task._redacting_options.redact}
             if step:

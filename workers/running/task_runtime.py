@@ -14,8 +14,8 @@ from uuid import UUID
 import msgspec
 
 from orchestrator.domain.ids import derived_id, to_text
-from orchestrator.domain.redaction import scrub
-from orchestrator.domain.tasks.task import KeyHolder, NewTask
+from orchestrator.domain.redaction import handed_on, scrub
+from orchestrator.domain.tasks.task import KeyHolder, NewTask, with_inherited
 from orchestrator.errors import (
     AttemptOver,
     ConfigurationError,
@@ -30,7 +30,7 @@ from orchestrator.errors import (
 )
 from orchestrator.payloads.objects import Output
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.sdk.tasks.context import Level, TaskContext
+from orchestrator.sdk.tasks.context import TEXT_LIMIT, Level, TaskContext
 from orchestrator.sdk.values.payload import decode_value, encode_value
 from orchestrator.sdk.values.sealing import sealed
 from orchestrator.sealing import VALUE
@@ -183,18 +183,22 @@ class JobRuntime:
         return {}
 
     def _own(self, tasks: Sequence[NewTask]) -> list[NewTask]:
-        """Return tasks with whose children they are."""
-        return [msgspec.structs.replace(task, parent=self.job.dispatch.id) for task in tasks]
+        """Return tasks with whose children they are, and with what that one hides."""
+        parent, hidden = self.job.dispatch.id, handed_on(self.job.options.hidden)
+        return [
+            msgspec.structs.replace(task, parent=parent, options=with_inherited(task.options, hidden)) for task in tasks
+        ]
 
     # -- what it says and hears
 
     def progress(self, fraction: float, text: str) -> None:
         if self.job.stage is Stage.RUNNING:  # a thread that outlives its task has nothing to say
+            text = scrub(text, self.job.secrets)[:TEXT_LIMIT]
             self._outbox.mark(self.job.dispatch.id, ProgressMark(self.job.dispatch.attempt, fraction, text))
 
     def log(self, level: Level, text: str) -> None:
         if self.job.stage is Stage.RUNNING:
-            text = scrub(text, self.job.secrets)
+            text = scrub(text, self.job.secrets)[:TEXT_LIMIT]
             if self.printed is not None:
                 self.printed.pass_on()
             _said.log(_LEVELS[level], "%s", text)

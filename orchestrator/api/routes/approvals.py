@@ -39,7 +39,8 @@ def list_approvals(api: Api, query: ApprovalsQuery, reach: Reach) -> Page[Approv
 
 def _shown(api: Api, one: ApprovalView) -> ApprovalView:
     if one.kind != "promise":
-        return dataclasses.replace(one, input=api.redaction_of({"redact": one.redact}).shown(as_json(one.input)))
-    arguments, keywords = api.redaction.call_shown(*call_of(one.input or b""))
+        hidden = api.redaction_of_run(one.run) if one.redact else api.redaction
+        return dataclasses.replace(one, input=hidden.shown(as_json(one.input)))
+    arguments, keywords = api.redaction_of_run(one.run).call_shown(*call_of(one.input or b""))
     given = {str(place): value for place, value in enumerate(arguments, 1)} | keywords
     return dataclasses.replace(one, input=as_json(given) if given else None)

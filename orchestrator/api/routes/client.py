@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 import anyio.to_thread
 import msgspec
@@ -16,7 +17,7 @@ from orchestrator.api.client_reach import KEEPS_WITHIN, WAITS, about
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint, Routes, costs, largest_body
 from orchestrator.api.problems import refused
-from orchestrator.api.redacting import hides, value_shown
+from orchestrator.api.redacting import hides_answer, value_shown
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.calls.code import CodeCalls
@@ -127,7 +128,7 @@ def _by_kind(finders: dict[bytes, Find]) -> Find:
 def _endpoint(call: Declared) -> Endpoint:
     check = CHECKS.get((call.part, call.name))
     if (call.part, call.name) == ("code", "query"):
-        hides(call.answer)(_hide_answer)
+        hides_answer(call.answer)(_hide_answer)
 
     def answer(api: Api, body: Any, reach: Reach) -> Any:
         given = {name: getattr(body, name) for name in call.signature.parameters if name != "self"}
@@ -186,9 +187,10 @@ def _wait_for(call: Declared, steps: Steps[Any]) -> Steps[msgspec.Struct]:
     return call.answer((yield from steps))
 
 
-def _hide_answer(api: Api, found: Any) -> Any:
+def _hide_answer(api: Api, found: Any, asked: Any) -> Any:
     """Hide what a query was answered with, from those who only read."""
-    return msgspec.structs.replace(found, result=value_shown(api.redaction, found.result))
+    hidden = api.redaction_of_run(UUID(bytes=asked.run))
+    return msgspec.structs.replace(found, result=value_shown(hidden, found.result))
 
 
 routes.found.extend(_endpoint(call) for name, part in PARTS.items() for call in declared(name, part).values())

@@ -68,12 +68,12 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 @hides(Answer)
-def _hidden(api: Api, found: Answer) -> Answer:
-    return Answer(api.redaction.shown(found.result))
+def _hidden(_: Api, found: Answer) -> Answer:
+    return found  # it is made of what has been hidden
 
 
-def _answer(data: bytes) -> Answer:
-    return Answer(as_json(decode_value(data)))
+def _answer(api: Api, run: UUID, data: bytes) -> Answer:
+    return Answer(as_json(api.redaction_of_run(run).shown(decode_value(data))))
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -170,14 +170,14 @@ def reject(api: Api, id: UUID, name: str, body: Rejection) -> Steps[Settled]:
 def query_run(api: Api, id: UUID, name: str, body: Question) -> Steps[Answer]:
     """Ask the code of a run something."""
     payload = encode_call(name, body.args, body.kwargs, api.settings.max_payload)
-    return _answer((yield from api.backend.code.query(id.bytes, name, payload, body.timeout)))
+    return _answer(api, id, (yield from api.backend.code.query(id.bytes, name, payload, body.timeout)))
 
 
 @routes.post("/{id}/updates/{name}", about=RUN, examples=[{"kwargs": {"amount": 5}}])
 def update_run(api: Api, id: UUID, name: str, body: Question) -> Steps[Answer]:
     """Ask the code of a run to do something, and wait for its answer."""
     payload = encode_call(name, body.args, body.kwargs, api.settings.max_payload)
-    return _answer((yield from api.backend.code.update(id.bytes, name, payload, body.timeout)))
+    return _answer(api, id, (yield from api.backend.code.update(id.bytes, name, payload, body.timeout)))
 
 
 @routes.post("/{id}/terminate", about=RUN, status=202)

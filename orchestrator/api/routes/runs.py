@@ -13,7 +13,7 @@ from msgspec import Meta
 from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked, Page
 from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.reach import RUN, WITHIN
-from orchestrator.api.redacting import shown
+from orchestrator.api.redacting import error_shown, shown
 from orchestrator.api.routes.tasks import Log, Stored, shown_log, stored_at
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Reach
@@ -142,7 +142,7 @@ def find(api: Api, id: UUID) -> RunAnswer:
         code = insights.show_code(connection, id) if run.code else None
         steps = insights.list_steps(connection, id) if run.workflow and not run.code else []
     run = shown(api, dataclasses.replace(run, params=insights.told_params(run.params)))
-    return RunAnswer(run, steps, None if code is None else _of_code(id, code, api.redaction))
+    return RunAnswer(run, steps, None if code is None else _of_code(id, code, api.redaction_of_run(id)))
 
 
 def _of_code(id: UUID, code: CodeView, hidden: Redaction) -> CodeAnswer:
@@ -152,7 +152,7 @@ def _of_code(id: UUID, code: CodeView, hidden: Redaction) -> CodeAnswer:
         as_json(arguments),
         as_json(keywords),
         None if code.result is None or returned else as_json(hidden.shown(stored_value(code.result))),
-        code.error,
+        error_shown(hidden, code.error),
         as_json(hidden.shown({name: stored_value(value) for name, value in code.state.items()})),
         code.turn,
         list(code.places),

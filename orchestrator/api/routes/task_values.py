@@ -46,7 +46,7 @@ def task_result(api: Api, id: UUID) -> Response:
     task = _found(api, id)
     if task.status != TaskState.SUCCESS:
         raise WrongState(f"Task {id} is {task.status}: only a task that has succeeded has a result.")
-    data, hidden = task.result or b"\xc0", api.redaction_of(task.options)
+    data, hidden = task.result or b"\xc0", api.redaction_of_task(task)
     stored = whole_reference(data)
     if stored is None or stored.item is not None or stored.form not in (BYTES, ITEMS):
         _check_size(id, stored)
@@ -64,7 +64,7 @@ def task_arguments(api: Api, id: UUID) -> Arguments:
     payload = task.payload or _of_run(api, id)
     _check_size(id, whole_reference(payload))
     arguments, keywords, *_ = decode_call(payload) if payload else ([], {})
-    shown, named = api.redaction_of(task.options).call_shown(arguments, keywords)
+    shown, named = api.redaction_of_task(task).call_shown(arguments, keywords)
     return Arguments(as_json(shown), as_json(named))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
@@ -12,6 +13,7 @@ from msgspec import Meta
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked, Page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import TASK, WITHIN, has_run, lineage_within
+from orchestrator.api.redacting import attempts_shown, error_shown
 from orchestrator.domain.access import Reach
 from orchestrator.domain.patterns import whole
 from orchestrator.domain.states import TaskState
@@ -148,7 +150,7 @@ def _progress(api: Api, id: UUID) -> TaskProgress | None:
 
 
 def _answer(api: Api, task: TaskDetail, progress: TaskProgress | None) -> TaskAnswer:
-    hidden = api.redaction_of(task.options)
+    hidden = api.redaction_of_task(task)
     given = stored_at(task.id, task.payload, "arguments")
     returned = stored_at(task.id, task.result, "result")
     arguments, keywords = ([], {}) if given else hidden.call_shown(*call_of(task.payload))
@@ -159,9 +161,9 @@ def _answer(api: Api, task: TaskDetail, progress: TaskProgress | None) -> TaskAn
         as_json(keywords),
         dict(task.options),
         None if task.result is None or returned else as_json(hidden.shown(stored_value(task.result))),
-        task.error,
-        list(task.attempts),
-        progress,
+        error_shown(hidden, task.error),
+        list(attempts_shown(hidden, task.attempts)),
+        progress and replace(progress, text=hidden.text(progress.text)),
         returned,
         given,
         task.parent_id,

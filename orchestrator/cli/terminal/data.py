@@ -23,7 +23,8 @@ _LONGEST = 1_000
 
 def hidden(options: Mapping[str, Any] | None = None) -> Redaction:
     """Return what is not shown: anywhere, and of a task with these options."""
-    return Redaction((*redaction.words(load_settings().redact), *(options or {}).get("redact", ())))
+    own = (pattern for name in ("redact", "inherited") for pattern in (options or {}).get(name, ()))
+    return Redaction((*redaction.words(load_settings().redact), *own))
 
 
 def call_of(payload: bytes, options: Mapping[str, Any] | None = None) -> tuple[list[Any], dict[str, Any]]:

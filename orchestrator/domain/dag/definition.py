@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -20,6 +20,7 @@ from msgspec import UNSET
 
 from orchestrator.domain.dag.operators import describe, fits, listed
 from orchestrator.domain.plain import unstorable
+from orchestrator.domain.redaction import handed_on
 from orchestrator.domain.written import Key
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 
@@ -166,6 +167,12 @@ class Definition(_Data, frozen=True, kw_only=True):
 def hooks_of(definition: Definition, state: str) -> tuple[Hook, ...]:
     """Return what happens when a run has ended in a state."""
     return {"success": definition.on_success, "failed": definition.on_failure}.get(state, ())
+
+
+def hidden_by(tasks: Iterable[Registered | None]) -> tuple[str, ...]:
+    """Return what any of these tasks does not want shown, and so none of them shows."""
+    patterns = (pattern for one in tasks if one is not None for pattern in one.options.get("redact", ()))
+    return tuple(dict.fromkeys(handed_on(patterns)))
 
 
 def content_hash(definition: Definition) -> str:

@@ -51,6 +51,13 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Fields of its arguments and result that are not shown: patterns of `domain.redaction`."""
     executor: ExecutorCall | None = None
     """What does the task outside the worker's own Python; None: that Python runs it."""
+    inherited: tuple[str, ...] = ()
+    """What the tasks that it may have values from do not want shown: patterns, as in `redact`."""
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """All patterns of what is not shown."""
+        return (*self.redact, *self.inherited)
 
 
 DEFAULT_OPTIONS = TaskOptions()
@@ -63,6 +70,16 @@ def parse_options(text: str | None) -> TaskOptions:
         return msgspec.json.decode(text, type=TaskOptions) if text else DEFAULT_OPTIONS
     except (msgspec.DecodeError, RecursionError):
         return DEFAULT_OPTIONS
+
+
+@lru_cache(maxsize=4096)
+def with_inherited(text: str | None, patterns: tuple[str, ...]) -> str | None:
+    """Return stored options with patterns of those that a task may have values from."""
+    options = parse_options(text)
+    if not {*patterns}.difference(options.hidden):
+        return text
+    inherited = tuple(dict.fromkeys((*options.inherited, *patterns)))
+    return msgspec.json.encode(msgspec.structs.replace(options, inherited=inherited)).decode()
 
 
 _NAMES_EXECUTOR = '"executor"'

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain import zoned
-from orchestrator.domain.dag.definition import Definition, EventTrigger, hooks_of, resolve_params
+from orchestrator.domain.dag.definition import Definition, EventTrigger, hidden_by, hooks_of, resolve_params
 from orchestrator.domain.dag.expression import parse, parse_template
 from orchestrator.domain.dag.placement import Origin, of_hook
 from orchestrator.domain.dag.scope import Scope
@@ -17,7 +17,7 @@ from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.plain import REFUSALS, stored_json
 from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.states import RunState
-from orchestrator.domain.tasks.task import NewTask
+from orchestrator.domain.tasks.task import NewTask, with_inherited
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.references import whole_reference
 from orchestrator.scheduler.dag.plans import Dags
@@ -278,10 +278,12 @@ def _end_of_code(run: bytes, workflow: str, state: str, call: bytes) -> dict[str
 def _hooks(
     definition: Definition, run: WorkflowRun, state: str, body: dict[str, Any], now: datetime
 ) -> Iterable[NewTask]:
+    hidden = hidden_by(step.registered for step in definition.steps)
     for place, hook in enumerate(hooks_of(definition, state)):
         given = {"url": hook.webhook, "body": body} if hook.webhook is not None else body
         context = {"workflow": definition.name, "step": f"on_{state}", "index": place, "count": None}
         identifier = derived_id(run.id, "hook", state, place, now.isoformat())  # a retried run may end again
         key = hook.registered.key if hook.registered is not None else None
         payload = zoned.encode(((), given, context))
-        yield of_hook(hook, definition.queue).new(identifier, payload, key, Origin())
+        new = of_hook(hook, definition.queue).new(identifier, payload, key, Origin())
+        yield msgspec.structs.replace(new, options=with_inherited(new.options, hidden))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -214,7 +215,10 @@ class FlowBackend:
         redact = self.show(run).redact
         with self._connections.reading() as connection:
             found = reads.node_runs(connection, run, after=after, limit=min(limit, 1_000))
-        return [view._replace(input=as_json(view.input), output=as_json(view.output), redact=redact) for view in found]
+        return [
+            view._replace(input=as_json(view.input), output=as_json(view.output), redact=redact, run=UUID(bytes=run))
+            for view in found
+        ]
 
 
 def _declare_schedule(connection: Connection, name: str, version: int, data: dict[str, Any] | None) -> None:

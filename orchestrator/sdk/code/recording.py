@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,8 @@ from orchestrator.sealing import described, is_sealed_text
 
 _FORMAT = 1
 _NOTHING = Redaction()
+_CREATED = (history.PromiseCreated, history.UpdateRequested)
+"""What is answered by its id alone."""
 _OF_LEADER = "otherwise"
 """What becomes of a signal that the code is not shown: no matter of its history."""
 ID_FIELDS = ("id", "parent", "continued_from", "origin", "run")
@@ -46,10 +49,12 @@ class Recording:
 
     def to_json(self, hidden: Redaction | None = None) -> str:
         """Return it as JSON, values and all but what is to be hidden: what lacks something may not replay."""
+        hidden = hidden or _NOTHING
+        names = {one.what.id: one.what.name for one in self.events if isinstance(one.what, _CREATED)} if hidden else {}
         plain = {
             "format": _FORMAT,
             "run_id": to_text(self.run_id),
-            "events": [_event_to_plain(event, hidden or _NOTHING) for event in self.events],
+            "events": [_event_to_plain(event, hidden, names) for event in self.events],
         }
         return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
 
@@ -68,10 +73,12 @@ class Recording:
             ) from None
 
 
-def _event_to_plain(event: Event, hidden: Redaction) -> dict[str, Any]:
-    kind = type(event.what)
+def _event_to_plain(event: Event, hidden: Redaction, names: Mapping[bytes, str]) -> dict[str, Any]:
+    kind, what = type(event.what), event.what
     told = (name for name in kind.__struct_fields__ if name != _OF_LEADER)
-    fields = {name: _field_to_plain(name, getattr(event.what, name), hidden) for name in told}
+    # A signal, an update, a promise or a part of the state has a name, under which its value stands.
+    known = getattr(what, "name", None) or getattr(what, "key", None) or names.get(getattr(what, "id", b""), "")
+    fields = {name: _field_to_plain(name, getattr(what, name), hidden, known) for name in told}
     at = datetime.fromtimestamp(event.at, UTC).isoformat()
     return {"number": event.number, "at": at, "type": kind.__struct_config__.tag, **fields}
 
@@ -86,13 +93,14 @@ def _event_from_plain(plain: dict[str, Any]) -> Event:
     return Event(number, datetime.fromisoformat(at).timestamp(), what)
 
 
-def _field_to_plain(name: str, value: Any, hidden: Redaction) -> Any:
+def _field_to_plain(name: str, value: Any, hidden: Redaction, called: str) -> Any:
     if isinstance(value, TaskError):
         known = "" if is_sealed_text(value.data) else value.data
-        data = {"data": msgspec.Raw(known.encode())} if known else {}
-        return {"kind": value.kind, "message": value.message, "traceback": value.traceback, **data}
+        data = {"data": hidden.shown(msgspec.json.decode(known))} if known else {}
+        texts = {"message": hidden.text(value.message), "traceback": hidden.text(value.traceback)}
+        return {"kind": value.kind, **texts, **data}
     if isinstance(value, bytes):
-        return to_text(value) if name in ID_FIELDS else {"value": _to_plain(hidden.shown(_decode(value)))}
+        return to_text(value) if name in ID_FIELDS else {"value": _to_plain(hidden.named(called, _decode(value)))}
     return value
 
 

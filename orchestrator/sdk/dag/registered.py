@@ -7,14 +7,15 @@ themselves when it is applied, as a part of that version; and what could not be 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
 
+from orchestrator.domain import redaction
 from orchestrator.domain.dag.checks import MOST_PROBLEMS, Path, Problem
-from orchestrator.domain.dag.definition import Definition, Hook, Registered, Step
+from orchestrator.domain.dag.definition import Definition, Hook, Registered, Step, hidden_by
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.dag.placement import HOOK_OPTIONS, WEBHOOK_TASK
 from orchestrator.domain.dag.steps import fan_out_sources
@@ -53,6 +54,7 @@ def take_over(
             steps[-1] = _with_registered(step, _of_step(task, step), unless=Registered())
         except InvalidTask as error:
             problems.append(Problem(place, str(error)))
+    steps = list(_inheriting(steps, _everywhere(tasks)))
     hooks: dict[str, tuple[Hook, ...]] = {}
     for name in ("on_failure", "on_success"):
         for number, hook in enumerate(getattr(definition, name)):
@@ -62,6 +64,30 @@ def take_over(
         except InvalidTask as error:
             problems.append(Problem((name,), str(error)))
     return msgspec.structs.replace(definition, steps=tuple(steps), **hooks), problems
+
+
+def _everywhere(tasks: Mapping[str, Task[..., Any]]) -> tuple[str, ...]:
+    """Return the patterns of the settings."""
+    return next((redaction.words(task._client.settings.redact) for task in tasks.values()), ())
+
+
+def _inheriting(steps: Sequence[Step], everywhere: Sequence[str]) -> Iterator[Step]:
+    """Yield steps that hide what any of them names, and inputs that ask for it under another name."""
+    named = hidden_by(step.registered for step in steps)
+    known = (*named, *everywhere)
+    for step in steps:
+        items = ("item",) if redaction.mentions(known, step.foreach or "") else ()
+        given = {name: msgspec.json.encode(value).decode() for name, value in step.input.items()}
+        renamed = [name for name, text in given.items() if "${" in text and redaction.mentions((*known, *items), text)]
+        registered = _inherited(step.registered or Registered(), (*named, *items, *renamed))
+        yield _with_registered(step, registered, unless=Registered()) if step.runs_task else step
+
+
+def _inherited(registered: Registered, patterns: Iterable[str]) -> Registered:
+    own = registered.options.get("redact", ())
+    inherited = [pattern for pattern in dict.fromkeys(patterns) if pattern not in own]
+    options = {**registered.options, "inherited": inherited}
+    return msgspec.structs.replace(registered, options=options) if inherited else registered
 
 
 def _unknown(task: str | None, known: set[str] | None, place: Path) -> Iterator[Problem]:
@@ -132,6 +158,12 @@ def of_function(task: Task[..., Any]) -> Registered:
     """Return what a task says of itself that a node of a flow runs, whatever its input is."""
     check_fit(task)
     return _registered(task, task._redacting_options, {}, "the input of a node", "Give it a fixed one.")
+
+
+def hiding_alike(functions: Mapping[str, Registered]) -> dict[str, Registered]:
+    """Return functions of a flow, each of which hides what any of them names: values go through the shared state."""
+    named = hidden_by(functions.values())
+    return {name: _inherited(function, named) for name, function in functions.items()}
 
 
 def _ignored(task: Task[..., Any], step: Step) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from orchestrator.errors import NotFound, WrongState
 from orchestrator.sdk.checks import check_label, check_name, check_tags, shown
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.workflow import Registry
-from orchestrator.sdk.dag.registered import of_function
+from orchestrator.sdk.dag.registered import hiding_alike, of_function
 from orchestrator.sdk.dag.starting import start_in_task
 from orchestrator.sdk.flow.handle import FlowHandle
 from orchestrator.sdk.ids import new_id
@@ -75,7 +75,7 @@ class Flows(Mapping[str, "StartableFlow"]):
             plain = dict(source) if isinstance(source, Mapping) else source.to_data()
             flow = reading.from_data(plain, known=known, find=self._find)
         used = sorted(functions_of(flow) & tasks.keys())
-        functions = {name: of_function(tasks[name]) for name in used}
+        functions = hiding_alike({name: of_function(tasks[name]) for name in used})
         said = {name: function for name, function in functions.items() if function != Registered()}
         takes = {name: names for name in used if (names := tasks[name]._signature.takes) is not None}
         return msgspec.structs.replace(flow, functions=said, takes=takes)

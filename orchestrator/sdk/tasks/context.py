@@ -27,7 +27,7 @@ Handle = TypeVar("Handle", covariant=True)
 
 Level = Literal["debug", "info", "warning", "error"]
 
-_TEXT_LIMIT = 1_000
+TEXT_LIMIT = 1_000
 """Characters of one line of a log, and of the text beside a bar."""
 _DETAILS_LIMIT = 10_000
 """Bytes that an attempt may leave for the next."""
@@ -74,7 +74,7 @@ class TaskContext:
         if not isinstance(text, str):
             raise InvalidTask(f"Progress of task {self.task_name!r}: expected a text, found {text!r:.200}.")
         if self._runtime is not None:
-            self._runtime.progress(float(fraction), text[:_TEXT_LIMIT])
+            self._runtime.progress(float(fraction), text)
 
     def log(self, text: str, level: Level = "info") -> None:
         """Say something to whoever watches the task; its last lines are kept for an hour."""
@@ -83,7 +83,7 @@ class TaskContext:
         if not isinstance(text, str):
             raise InvalidTask(f"Log of task {self.task_name!r}: expected a text, found {text!r:.200}.")
         if self._runtime is not None:
-            self._runtime.log(level, text[:_TEXT_LIMIT])
+            self._runtime.log(level, text)
 
     def heartbeat(self, details: Any) -> None:
         """Leave something for the next attempt, in place of what was left before: it finds it in `details`.

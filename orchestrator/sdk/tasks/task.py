@@ -14,7 +14,7 @@ import msgspec
 from orchestrator.domain import redaction
 from orchestrator.domain.code.commands import CancelTask, ScheduleTask
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
-from orchestrator.domain.tasks.task import NewTask, UniqueKey
+from orchestrator.domain.tasks.task import NewTask, UniqueKey, with_inherited
 from orchestrator.errors import InvalidTask, NotDeterministic, OrchestratorError
 from orchestrator.sdk.checks import check_name, shown
 from orchestrator.sdk.client import Client
@@ -319,8 +319,8 @@ class Task(Generic[P, R]):
         """The same, but None where it goes to whatever queue is the default."""
         return self._call_options.queue or self._client.route(self.name, "") or None
 
-    def _callback(self) -> Callback:
-        """Return this task as one that follows another, whose result it is given."""
+    def _callback(self, inherited: tuple[str, ...]) -> Callback:
+        """Return this task as one that follows another, whose result it is given, with what that one hides."""
         options = self._call_options
         if options.is_computed or options.unique_key is not None or options.idempotency_key is not None:
             raise InvalidTask(
@@ -338,20 +338,26 @@ class Task(Generic[P, R]):
             queue=self.queue,
             priority=options.priority,
             delay=options.delay_seconds,
-            options=placed.options,
+            options=with_inherited(placed.options, inherited),
             lane=placed.lane,
             expires=options.expiry_seconds,
-            callbacks=self._callbacks,
+            callbacks=self._followers(inherited),
         )
 
     @functools.cached_property
     def _callbacks(self) -> str | None:
         """What follows it, as JSON."""
+        return self._followers(())
+
+    def _followers(self, inherited: tuple[str, ...]) -> str | None:
         success, failure = self._after_success, self._after_failure
         if not success and not failure:
             return None
+        hidden = tuple(dict.fromkeys((*inherited, *redaction.handed_on(self._call_options.redact))))
         callbacks = Callbacks(
-            self.name, tuple(task._callback() for task in success), tuple(task._callback() for task in failure)
+            self.name,
+            tuple(task._callback(hidden) for task in success),
+            tuple(task._callback(hidden) for task in failure),
         )
         return msgspec.json.encode(callbacks).decode()
 

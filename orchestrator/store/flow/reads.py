@@ -165,6 +165,8 @@ class NodeRunView(NamedTuple):
     ended_at: datetime
     redact: tuple[str, ...] = ()
     """What the application's tasks that the flow runs do not want shown."""
+    run: UUID | None = None
+    """The run; None from a server of the previous release."""
 
 
 _VISITS = Statement[Row]("""

@@ -28,7 +28,7 @@ from orchestrator.store.insights.pressure import (
     dead_rows,
     long_transactions,
 )
-from orchestrator.store.insights.redact import redact_of_run
+from orchestrator.store.insights.redact import family_of, patterns_of_workflow
 from orchestrator.store.insights.runs import (
     RunDetail,
     RunFilter,
@@ -103,6 +103,7 @@ __all__ = [
     "count_open_others",
     "dead_rows",
     "empty_queue",
+    "family_of",
     "find_code_start",
     "find_node",
     "find_obstacles",
@@ -125,8 +126,8 @@ __all__ = [
     "overview",
     "page_of_approvals",
     "page_of_runs",
-    "redact_of_run",
     "page_of_tasks",
+    "patterns_of_workflow",
     "search",
     "show_code",
     "show_run",

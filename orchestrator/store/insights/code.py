@@ -76,6 +76,8 @@ class CodeView:
     """There is more of that."""
     reset: ResetView | None = None
     """Which run it repeats, if it was made by a reset."""
+    run: UUID | None = None
+    """Its id; None from a server of the previous release."""
 
 
 _NOW = Statement[Row](f"""
@@ -138,6 +140,7 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
         waits_for=tuple(_named(view, timers) for view in shown),
         more=len(shown) < len(open_),
         reset=reset,
+        run=run,
     )
 
 
