@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from orchestrator.api.desk import Desk
 from orchestrator.api.inherited import inherited
+from orchestrator.api.known_names import KnownNames
 from orchestrator.api.observed import ObservedApi
 from orchestrator.api.readiness import Readiness
 from orchestrator.api.recent import Past, Recent
@@ -21,6 +22,7 @@ from orchestrator.sdk.backend import Backend
 from orchestrator.settings import Settings
 from orchestrator.store import insights
 from orchestrator.store.insights import TaskDetail
+from orchestrator.store.insights.names import kinds_of_names
 from orchestrator.store.insights.redact import Family, Relative
 
 T = TypeVar("T")
@@ -69,6 +71,8 @@ class Api:
         self.desk = Desk(self.backend.connections)
         self.recent = Recent()
         """What pages read, which many may have open."""
+        self.names = KnownNames(self._kinds_of_names)
+        """What names stand for that are enqueued."""
         self.past = Past()
         """Minutes that are over, counted."""
 
@@ -77,6 +81,10 @@ class Api:
         """Open a connection to look at something."""
         with self.backend.connections.reading() as connection:
             yield connection
+
+    def _kinds_of_names(self) -> dict[str, str]:
+        with self.reading() as connection:
+            return kinds_of_names(connection)
 
     def redaction_of_task(self, task: TaskDetail) -> Redaction:
         """Return what is not shown of a task: what it names itself, and what those do that it may have values from."""

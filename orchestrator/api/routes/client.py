@@ -140,6 +140,8 @@ def _endpoint(call: Declared) -> Endpoint:
             given |= narrow(api, reach, given)
         if check is not None:
             check(api.settings, **given)
+        if (call.part, call.name) == ("tasks", "enqueue_many"):
+            api.names.check(task.name for task in given["tasks"])
         try:
             done = getattr(getattr(api.backend, call.part), call.name)(**given)
         except msgspec.MsgspecError as error:
@@ -176,6 +178,7 @@ def _endpoint(call: Declared) -> Endpoint:
 async def _enqueue(api: Api, body: Any, reach: Reach) -> Any:
     """Create one task; those that come at the same time share a commit."""
     CHECKS["tasks", "enqueue"](api.settings, task=body.task)
+    await api.names.acheck(body.task.name)
     within = reach.queues if reach.is_bound else ""
     if body.repeated:
         once_more = partial(api.backend.tasks.enqueue, body.task, within, repeated=True)

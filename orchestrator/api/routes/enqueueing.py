@@ -42,8 +42,8 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Seconds before it may start."""
     eta: datetime | UnsetType = UNSET
     """The time, with its zone, before which it may not start."""
-    expires: float | UnsetType = UNSET
-    """Seconds within which it must have started; otherwise it fails as expired."""
+    expires: float | datetime | UnsetType = UNSET
+    """Seconds within which it must have started, or the time, with its zone; otherwise it fails as expired."""
     retries: int | UnsetType = UNSET
     """How often a failed attempt is tried again."""
     timeout: float | UnsetType = UNSET
@@ -74,16 +74,20 @@ class Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tasks: Annotated[list[NewCall], Meta(max_length=_MOST_AT_ONCE)]
 
 
-class Enqueued(msgspec.Struct, frozen=True):
+class Enqueued(msgspec.Struct, frozen=True, omit_defaults=True):
     """A task that is stored, and will run."""
 
     id: UUID
+    warning: str = ""
+    """Why it may not: no live worker has registered a task of this name. Left out if one has."""
 
 
-class EnqueuedMany(msgspec.Struct, frozen=True):
+class EnqueuedMany(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tasks that are stored, in the order in which they were given."""
 
     ids: list[UUID]
+    warnings: list[str] = []
+    """One for each name that no live worker has registered; left out if there is none."""
 
 
 def new_task(api: Api, call: NewCall, reach: Reach, key: str | None = None) -> NewTask:
@@ -105,7 +109,9 @@ def _with_key(task: NewTask, unique: UniqueKey) -> NewTask:
 
 
 def _enqueue_large(api: Api, body: NewCall, key: str | None, reach: Reach) -> Enqueued:
-    return Enqueued(UUID(bytes=api.backend.tasks.enqueue(new_task(api, body, reach, key), reach.queues)))
+    task = new_task(api, body, reach, key)
+    warnings = api.names.check([task.name])
+    return Enqueued(UUID(bytes=api.backend.tasks.enqueue(task, reach.queues)), " ".join(warnings))
 
 
 @routes.post("", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[_EXAMPLE])
@@ -113,10 +119,13 @@ def _enqueue_large(api: Api, body: NewCall, key: str | None, reach: Reach) -> En
 async def enqueue(api: Api, body: NewCall, key: str | None, reach: Reach) -> Enqueued:
     """Enqueue a task. It is durable when this is answered.
 
+    The name of a workflow or flow is refused. One that no live worker has registered is stored, with a `warning`.
     Whether its arguments fit is for the worker to say, who knows it. A repeated request with the same
     `Idempotency-Key` gives the id of the first, and one with other arguments or options is refused.
     """
-    return Enqueued(UUID(bytes=await api.backend.tasks.aenqueue(new_task(api, body, reach, key), reach.queues)))
+    task = new_task(api, body, reach, key)
+    warnings = await api.names.acheck(task.name)
+    return Enqueued(UUID(bytes=await api.backend.tasks.aenqueue(task, reach.queues)), " ".join(warnings))
 
 
 @routes.post("/bulk", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[{"tasks": [_EXAMPLE, _EXAMPLE]}])
@@ -128,11 +137,12 @@ def enqueue_many(api: Api, body: Calls, key: str | None, reach: Reach) -> Enqueu
     Then there may be a thousand of them. A task with an `idempotency_key` of its own goes by that.
     """
     tasks = [_numbered(api, index, call, reach) for index, call in enumerate(body.tasks)]
+    warnings = api.names.check(task.name for task in tasks)
     if key is None:
         created = api.backend.tasks.enqueue_many(tasks, reach.queues)
     else:
         created = _enqueue_once(api, tasks, key, reach)
-    return EnqueuedMany([UUID(bytes=id) for id in created])
+    return EnqueuedMany([UUID(bytes=id) for id in created], warnings)
 
 
 def _numbered(api: Api, index: int, call: NewCall, reach: Reach) -> NewTask:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,8 @@ from orchestrator.cli.terminal.data import data_text, hidden, parse_value
 from orchestrator.cli.terminal.options import app_option, json_option
 from orchestrator.cli.terminal.output import echo, echo_json, print_json
 from orchestrator.cli.terminal.waiting import wait_with_notices
-from orchestrator.errors import UnknownTask, did_you_mean
+from orchestrator.domain.tasks.names import unregistered, wrong_door
+from orchestrator.errors import Forbidden, InvalidTask, NotFound, UnknownTask, did_you_mean
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.sdk.tasks.handle import Handle
@@ -116,4 +117,31 @@ def _enqueue_registered(task: Task[..., Any], call: Call, options: dict[str, Any
 def _enqueue_by_name(app: Orchestrator, name: str, call: Call, options: dict[str, Any]) -> Handle[Any]:
     """Enqueue a call of a task that only the workers know."""
     task = call_by_name(app.settings, name, *call, options=options, queue=app._client.route(name))
+    if warning := _checked_name(app._client.backend, name):
+        echo(f"Warning: {warning}", err=True)
     return app.handle(UUID(bytes=app._client.backend.tasks.enqueue(task)))
+
+
+def _checked_name(calls: Any, name: str) -> str | None:
+    """Refuse the name of a workflow; return what to say of one that no live worker has registered."""
+    try:
+        kind = _kind_of(calls, name)
+    except (Forbidden, NotFound):  # by a key that is for some queues only: the API has the last word
+        return None
+    if problem := wrong_door(name, kind):
+        raise InvalidTask(problem)
+    return None if kind == "task" or ":" in name else unregistered(name)
+
+
+def _kind_of(calls: Any, name: str) -> str | None:
+    if any(found.name == name for found in calls.insights.list_code_workflows()):
+        return "code"
+    if any(name in worker.names for worker in calls.insights.list_workers()):
+        return "task"
+    with suppress(NotFound):
+        steps = calls.workflows.latest(name).definition.steps
+        return None if any(step.task == name for step in steps) else "workflow"
+    with suppress(NotFound):
+        calls.flows.latest(name)
+        return "flow"
+    return None

@@ -1,0 +1,60 @@
+"""What the names of tasks stand for, as workers and definitions said a moment ago."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import anyio.to_thread
+
+from orchestrator.domain.tasks.names import unregistered, wrong_door
+from orchestrator.errors import InvalidTask
+
+_FRESH = 10.0
+"""Seconds for which a task that is known stays so."""
+_AGAIN = 1.0
+"""Seconds after which it is read again for a name that is not."""
+
+
+class KnownNames:
+    """Refuses workflows that are enqueued as tasks, and warns of tasks that no live worker has."""
+
+    def __init__(self, read: Callable[[], dict[str, str]]) -> None:
+        self._read = read
+        self._kinds: dict[str, str] = {}
+        self._at = float("-inf")
+        self._lock = threading.Lock()
+
+    def check(self, names: Iterable[str]) -> list[str]:
+        """Return what to tell of these names; raise InvalidTask if one is a workflow's."""
+        names = {*names}
+        if self._is_due(names):
+            self._refresh(names)
+        return self._told(names)
+
+    async def acheck(self, name: str) -> list[str]:
+        """Do the same on an event loop, in a thread only where something is to be read."""
+        if self._is_due({name}):
+            await anyio.to_thread.run_sync(self._refresh, {name})
+        return self._told({name})
+
+    def _is_due(self, names: set[str]) -> bool:
+        age = time.monotonic() - self._at
+        return age > _FRESH or (age > _AGAIN and any(self._kinds.get(name) != "task" for name in names))
+
+    def _refresh(self, names: set[str]) -> None:
+        with self._lock:
+            if self._is_due(names):  # or somebody has read it meanwhile
+                self._kinds, self._at = self._read(), time.monotonic()
+
+    def _told(self, names: set[str]) -> list[str]:
+        for name in sorted(names):
+            if problem := wrong_door(name, self._kinds.get(name)):
+                raise InvalidTask(problem)
+        return [unregistered(name) for name in sorted(names) if name not in self._kinds and not _is_found(name)]
+
+
+def _is_found(name: str) -> bool:
+    """Say whether every worker finds it by its name: a function in a file, an executor, or a task of our own."""
+    return ":" in name or name.startswith("orchestrator.")

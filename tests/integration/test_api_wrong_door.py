@@ -1,0 +1,99 @@
+"""Names that are enqueued as tasks: a workflow's is refused, and one that nobody knows is told of."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from starlette.applications import Starlette
+
+from orchestrator.api.app import create_app
+from orchestrator.cli import main
+from orchestrator.sdk.dag.definitions import loads
+from tests.integration.stage import System
+
+DAG = "name: nightly\ntasks: {load: {task: known}}"
+OWN = "name: known\ntasks: {only: {task: known}}"
+FLOW = {"start": "a", "nodes": {"a": {"kind": "approval", "params": {"approval_key": "$shared.ok"}}}}
+
+
+class Client:
+    """Asks an application, without a server around it."""
+
+    def __init__(self, app: Starlette) -> None:
+        self._app = app
+
+    def post(self, path: str, json: Any) -> httpx.Response:
+        """Return the answer."""
+
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app, client=("127.0.0.1", 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await client.post(path, json=json)
+
+        return asyncio.run(ask())
+
+
+@pytest.fixture
+def client(system: System) -> Client:
+    system.app.task(name="known")(lambda: None)
+    system.app.workflows.apply(loads(DAG))
+    system.app.workflows.apply(loads(OWN))
+    system.app.flows.publish("graph", FLOW)
+    system.worker(knows=("known", "signup", "signup@1"))
+    system.settle()
+    return Client(create_app(system.settings))
+
+
+def enqueue(client: Client, name: str, **more: Any) -> Any:
+    return client.post("/api/v1/tasks", json={"name": name, **more})
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("nightly", "workflows/nightly"), ("graph", "flows/graph"), ("signup", "workflows/signup")]
+)
+def test_a_workflow_is_no_task(client: Client, system: System, name: str, path: str) -> None:
+    answers = [enqueue(client, name), client.post("/api/v1/tasks/bulk", json={"tasks": [{"name": name}]})]
+    assert [one.status_code for one in answers] == [422, 422]
+    assert all(f"POST /api/v1/{path}/runs" in one.json()["detail"] for one in answers)
+    assert system.count("tasks") == 0
+
+
+def test_a_name_that_nobody_knows_is_stored_with_a_warning(client: Client) -> None:
+    known, unknown = enqueue(client, "known"), enqueue(client, "t.a")
+    assert (known.status_code, known.json().keys()) == (201, {"id"})
+    assert unknown.status_code == 201
+    assert "No live worker has registered a task 't.a'" in unknown.json()["warning"]
+    many = client.post("/api/v1/tasks/bulk", json={"tasks": [{"name": "known"}, {"name": "t.a"}, {"name": "t.a"}]})
+    assert len(many.json()["ids"]) == 3
+    assert [("t.a" in one) for one in many.json()["warnings"]] == [True]
+
+
+def test_a_task_expires_at_a_time_or_after_seconds(client: Client, system: System) -> None:
+    at = datetime.now(UTC) + timedelta(hours=1)
+    ids = [enqueue(client, "known", expires=one).json()["id"] for one in (3_600, at.isoformat())]
+    ends = [system.row(id)["expires_at"] for id in ids]
+    assert all(abs(end - at) < timedelta(minutes=5) for end in ends)
+    assert enqueue(client, "known", expires="2026-01-31T09:30:00").status_code == 422
+
+
+def test_the_command_refuses_workflows_and_warns(
+    client: Client, system: System, in_empty_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del client, in_empty_folder
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)
+    monkeypatch.setenv("ORCHESTRATOR_REDIS_URL", system.settings.redis_url)
+    told = {
+        name: CliRunner().invoke(main, ["enqueue", name]) for name in ("nightly", "graph", "signup", "t.a", "known")
+    }
+    assert {name: found.exit_code for name, found in told.items()} == {
+        **dict.fromkeys(("nightly", "graph", "signup"), 1),
+        **dict.fromkeys(("t.a", "known"), 0),
+    }
+    assert "orchestrator runs start nightly" in told["nightly"].output
+    assert "No live worker has registered a task 't.a'" in told["t.a"].output
+    assert "Warning" not in told["known"].output
