@@ -150,6 +150,7 @@ class WorkerProcess:
             on_standstill=self.leave_loop,
             spans=AttemptSpans(self._spans),
         )
+        self._reporter.jobs = self._pool.jobs
         self._setup = Setup(settings=settings, worker=worker, commands=spec.commands)
         self._driver = self._pool.driver = Driver(
             self._pool.runner, outbox, self._reporter, self._pool.task_log, self._setup, spec.executions

@@ -163,6 +163,8 @@ class Receiver:
         self._joined = generation
         if not self._reporter.generation:
             self._reporter.generation = generation
+        elif self._reporter.generation != generation:
+            self._reporter.look()  # it may have nothing to report, and yet something to send again
         return generation
 
     def _follow(self) -> None:

@@ -119,8 +119,8 @@ def of_what_redis_holds(view: RedisView) -> Iterator[Trouble]:
     if view.quarantined:
         yield Trouble(
             kind="set aside",
-            message=f"{counted(view.quarantined, 'message')} could not be understood or applied. Look at what was set "
-            f"aside: orchestrator quarantine list",
+            message=f"{counted(view.quarantined, 'message')} could not be understood or applied, or list tasks that "
+            f"Postgres has lost. Look at what was set aside: orchestrator quarantine list",
         )
 
 

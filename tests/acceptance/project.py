@@ -207,6 +207,16 @@ def parent_when(started: str, go: str, path: str, count: int) -> list[str]:
 
 
 @app.task
+def parent_until(started: str, go: str, enqueued: str, end: str, path: str, count: int) -> list[str]:
+    Path(started).touch()
+    wait_for(go)
+    ids = [logged.enqueue(path, number).id for number in range(count)]
+    Path(enqueued).touch()
+    wait_for(end)
+    return ids
+
+
+@app.task
 async def parent_async(path: str, count: int) -> list[str]:
     return [(await logged.aenqueue(path, number)).id for number in range(count)]
 

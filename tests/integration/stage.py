@@ -20,7 +20,7 @@ from sqlalchemy import Engine, text
 from orchestrator import Handle, Orchestrator, RunHandle, Settings, WorkflowHandle
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.tasks.reports import Flush, Report
-from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Started, Succeeded, TaskError
+from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Recalled, Started, Succeeded, TaskError
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.sdk.ids import new_id
 from orchestrator.store import database
@@ -145,7 +145,9 @@ class Worker:
 
     def report(self, *reports: Report) -> Receipt:
         """Hand reports in, and drop the messages of which nothing is left."""
-        ended = {(report.id, report.attempt) for report in reports if not isinstance(report, (Started, Enqueued))}
+        ended = {
+            (report.id, report.attempt) for report in reports if not isinstance(report, (Started, Enqueued, Recalled))
+        }
         done: dict[str, list[str]] = {}
         for queue, entry, members in self._messages:
             members -= ended

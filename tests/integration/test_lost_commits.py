@@ -8,9 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
-from orchestrator.domain.tasks.task import Enqueued, NewTask
+from orchestrator.domain.fleet.generation import rewind_of
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.tasks.task import Enqueued, KnownTask, NewTask, Recalled
 from orchestrator.transport.codec import Attempt
 from orchestrator.transport.leader.terms import Deposed
 from tests.emptying import TABLES, empty
@@ -97,6 +100,45 @@ def test_events_that_postgres_has_forgotten_are_noticed_and_told(
         now = system.generation
         system.pass_seconds(5)
     assert (system.generation, warnings(caplog)) == (now, []), "once"
+
+
+def test_workers_are_told_in_the_name_of_the_generation_and_of_those_after_it(
+    system: System, backup: Callable[[], Callable[[], None]]
+) -> None:
+    worker = system.worker()
+    system.settle()
+    assert rewind_of(system.generation) == ""
+    for number in range(2):
+        system.dispatch(1)
+        restore = backup()
+        worker.succeed(*worker.take())
+        system.tick()
+        known = system.generation
+        restore()
+        system.pass_seconds(2)
+        lost = rewind_of(system.generation)
+        assert lost not in ("", rewind_of(known)), number
+        lose_redis(system)
+        assert rewind_of(system.generation) == lost, "who was away while it began hears of it later"
+
+
+def test_tasks_that_workers_know_and_postgres_does_not_are_told(system: System) -> None:
+    worker = system.worker()
+    system.settle()
+    (there,) = system.dispatch(1)
+    worker.succeed(*worker.take())
+    open_ = system.job.options(delay=60).enqueue()
+    gone = [number.to_bytes(16, "big") for number in range(1, 252)]
+    known = [KnownTask(task, "job", "succeeded") for task in (raw(there), raw(open_), *gone[:250])]
+    worker.report(Recalled([*known, KnownTask(gone[250], "mail", "running")]))
+    system.tick(2)
+    told = [(found[b"error"].decode(), msgspec.msgpack.decode(found[b"body"])) for found in system.quarantine()]
+    assert [error for error, _ in told] == [
+        "Postgres has lost tasks: 200 of job (succeeded)",
+        "Postgres has lost tasks: 50 of job (succeeded)",
+        "Postgres has lost tasks: 1 of mail (running)",
+    ]
+    assert [to_text(task) for task in gone] == [task for _, tasks in told for task in tasks]
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

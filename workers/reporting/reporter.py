@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import command_size
+from orchestrator.domain.fleet.generation import rewind_of
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.sealed import seal_struct
 from orchestrator.domain.tasks.reports import Flush, Report
-from orchestrator.domain.tasks.task import Enqueued, KeyHolder, NewTask, Noted, Succeeded
+from orchestrator.domain.tasks.task import Enqueued, KeyHolder, NewTask, Noted, Started, Succeeded
 from orchestrator.errors import Uncertain
 from orchestrator.sealing import Vault
 from orchestrator.telemetry import Outage, get_logger
@@ -28,6 +29,7 @@ from orchestrator.transport.codec import Applied, encode, stream_position
 from orchestrator.transport.connection import FULL, UNAVAILABLE, describe
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.parent.held import HeldAttempts
+from orchestrator.workers.reporting.kept import KeptReports
 from orchestrator.workers.running.critical_thread import start_critical_thread
 from orchestrator.workers.running.forks import refuse_in_fork
 from orchestrator.workers.running.job import Job
@@ -73,6 +75,7 @@ class Reporter:
         self._queue: queue.SimpleQueue[PendingReport | None] = queue.SimpleQueue()
         self._redis = Outage(log, "Redis", "reports wait")
         self._unapplied: deque[_Flight] = deque()
+        self._kept = KeptReports()
         self._lock = threading.Lock()
         self._listening = False
         self._empty = threading.Event()
@@ -85,6 +88,8 @@ class Reporter:
         self.generation = ""
         self.on_end: Callable[[Job], object] | None = None
         """Called with every job that has said something, when its end is reported."""
+        self.jobs: Callable[[], Iterable[Job]] = tuple
+        """Return the jobs that the process has."""
 
     def start(self) -> None:
         """Begin to send, in a thread of its own."""
@@ -102,7 +107,8 @@ class Reporter:
                 self.note(job)  # once the job has ended it is too late
             if job.has_lines and self.on_end is not None:
                 self.on_end(job)
-        self._put(PendingReport(report, job, applied))
+        item = PendingReport(report, job, applied)
+        self._put(_without_completion(item) if rewind_of(self.generation) else item)
 
     def _put(self, item: PendingReport) -> None:
         with self._gate:
@@ -162,6 +168,10 @@ class Reporter:
         self._queue.put(None)
         return self._empty.wait(timeout)
 
+    def look(self) -> None:
+        """Learn now whether another generation has begun."""
+        self._queue.put(None)
+
     # -- the thread
 
     def _run(self) -> None:
@@ -193,9 +203,12 @@ class Reporter:
 
     def _gather(self, *, wait: bool) -> Iterable[PendingReport]:
         """Yield what is there to report; wait for the first, but not for ever while something is unapplied."""
+        with self._lock:
+            questions = list(self._kept.questions())
+        yield from map(PendingReport, questions)
         try:
-            if wait:
-                is_open = self._unapplied or not self.generation or self._redis.lasts
+            if wait and not questions:
+                is_open = self._unapplied or not self.generation or self._redis.lasts or self._kept.has_questions
                 item = self._queue.get(timeout=_ASK_AGAIN if is_open else None)
                 if item is not None:
                     yield item
@@ -251,13 +264,22 @@ class Reporter:
             self._streams.drop(self.generation, self._finished_messages(unsent))
 
     def _begin_generation(self, generation: str, batch: list[PendingReport]) -> list[PendingReport]:
-        """Redis has lost its data: whatever was not applied is sent again."""
+        """Redis has lost its data: whatever was not applied is sent again; if Postgres has, what was applied, too."""
+        kept: list[PendingReport] = []
         with self._lock:
             lost = [item for flight in self._unapplied for item in flight.items]
             self._unapplied.clear()
-        log.warning("generation %s has begun; %d reports are sent again", generation, len(lost) + len(batch))
+            if rewind_of(generation) != rewind_of(self.generation):
+                if self._kept.lacks_some:
+                    log.error(
+                        "Postgres has lost commits, and too much was reported here within the last minute to keep it"
+                    )
+                kept = [PendingReport(report) for report in self._kept.recall(self.jobs())]
+                lost, batch = ([_without_completion(item) for item in items] for items in (lost, batch))
+        again = [*kept, *lost, *batch]
+        log.warning("generation %s has begun; %d reports are sent again", generation, len(again))
         self.generation = generation
-        return [*lost, *batch]
+        return again
 
     # -- what was applied
 
@@ -270,6 +292,7 @@ class Reporter:
                 if flight.generation != applied.generation or stream_position(flight.entry) > position:
                     break
                 self._unapplied.popleft()
+                self._kept.add((item.report, item.job) for item in flight.items)
                 for item in flight.items:
                     if item.job is not None:
                         self._let_go(item.job)
@@ -306,6 +329,18 @@ class Reporter:
         self._streams.listen_applied(self.note_applied)
 
 
+def _without_completion(item: PendingReport) -> PendingReport:
+    """Return a report that does not claim what an attempt has completed in a transaction: that may be lost.
+
+    If it is not, Postgres knows it, and the report only ends the job here. Else nobody has the attempt from now on, and
+    the task runs again.
+    """
+    job = item.job
+    if job is None or job.completion is None:
+        return item
+    return item._replace(report=Started(job.dispatch.id, job.dispatch.attempt, 0.0))
+
+
 def _split(
     backlog: list[PendingReport], largest: int = _BATCH_BYTES
 ) -> tuple[list[PendingReport], list[PendingReport]]:
@@ -318,6 +353,8 @@ def _split(
             size += len(item.report.details)
         elif isinstance(item.report, Activated):
             size += sum(map(command_size, item.report.commands))
+        elif isinstance(item.report, Enqueued):
+            size += sum(len(task.payload) for task in item.report.tasks)
         if place and (size > largest or place >= _BATCH):
             return backlog[:place], backlog[place:]
     return backlog, []

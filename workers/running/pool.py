@@ -373,6 +373,10 @@ class Pool:
             if (job.dispatch.id, job.dispatch.attempt) in wanted:
                 self._hand_back(job, "others have room")
 
+    def jobs(self) -> list[Job]:
+        """Return what waits or runs here."""
+        return list(self._jobs.values())
+
     def hand_back_waiting(self) -> int:
         """Give back what has not begun; return how many."""
         return sum(self._hand_back(job, "worker stops") for job in list(self._jobs.values()))

@@ -39,8 +39,8 @@ class EntryId(click.ParamType[str]):
 def command() -> None:
     """Look at messages that could not be understood or applied, and clear them away.
 
-    Nothing waits for them. The tasks that they were about, if any, are found by the scheduler and run again. The last
-    thousand are kept.
+    Nothing waits for them. The tasks that they were about, if any, are found by the scheduler and run again. Messages
+    from `lost commits` are different: they list tasks that Postgres has lost. The last thousand are kept.
 
     \b
     Example:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import msgspec
 
 from orchestrator.domain.code.activation import Activated
-from orchestrator.domain.tasks.task import Enqueued, Failed, Lost, Noted, Returned, Started, Succeeded
+from orchestrator.domain.tasks.task import Enqueued, Failed, Lost, Noted, Recalled, Returned, Started, Succeeded
 
-Report = Started | Succeeded | Failed | Returned | Lost | Enqueued | Noted | Activated
+Report = Started | Succeeded | Failed | Returned | Lost | Enqueued | Noted | Activated | Recalled
 AttemptReport = Started | Succeeded | Failed | Returned | Lost | Activated
 
 

@@ -322,6 +322,24 @@ class Noted(msgspec.Struct, frozen=True, array_like=True, tag="noted"):
     details: bytes
 
 
+class KnownTask(msgspec.Struct, frozen=True, array_like=True):
+    """A task that a worker has had."""
+
+    id: bytes
+    name: str
+    state: str
+    """What it last did: `running`, or the kind of the report that ended its attempt."""
+
+
+class Recalled(msgspec.Struct, frozen=True, array_like=True, tag="recalled"):
+    """Postgres has lost commits, and these are the tasks that it should know of all the same.
+
+    Only a leader that says that commits were lost is told: earlier releases do neither.
+    """
+
+    tasks: list[KnownTask]
+
+
 class RetryTask(msgspec.Struct, frozen=True):
     """The task goes back to pending."""
 

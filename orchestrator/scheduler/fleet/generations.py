@@ -8,7 +8,8 @@ was applied, and mean nothing across two of its lives.
 
 Postgres, too, may come back without its last commits: a backup was restored, or a standby took over that had not
 received them. Then Redis remembers more than Postgres, and workers hold attempts of which it knows nothing. A new
-generation begins, and attempts are numbered from far above, so that none of those is taken for one of them.
+generation begins, and attempts are numbered from far above, so that none of those is taken for one of them. Its name
+says why it began, and workers send again what had been applied of late (`workers/reporting/kept.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 
-from orchestrator.domain.fleet.generation import name
+from orchestrator.domain.fleet.generation import name, rewind_of
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.store.leases import Cursor
 from orchestrator.store.tasks import waiting
@@ -102,8 +103,10 @@ class Generations:
     def _begin(self, server: str, monotonic: float, *, is_whole: bool) -> None:
         self._streams.fleet.write_canary()  # no use to begin anything where nothing can be written
         self._serial += 1
-        generation = name(self._leadership.term, self._serial, secrets.token_hex(4))
         is_first, rewound = not self.cursor.generation, self._has_lost_commits
+        token = secrets.token_hex(4)
+        rewind = token if rewound else rewind_of(self.cursor.generation)
+        generation = name(self._leadership.term, self._serial, token, rewind)
         self.cursor = Cursor(generation, "0-0", server)
         self.confirmed = "0-0"
         with self._leadership.writing(monotonic) as writing:

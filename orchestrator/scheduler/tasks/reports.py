@@ -19,9 +19,11 @@ from orchestrator.domain.tasks.task import (
     Enqueued,
     Failed,
     FailTask,
+    KnownTask,
     Lost,
     NewTask,
     Noted,
+    Recalled,
     RetryTask,
     Returned,
     Started,
@@ -37,6 +39,7 @@ from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.news import News
 from orchestrator.scheduler.tasks.creation import create_enqueued, error_json, log_failed
+from orchestrator.scheduler.tasks.gone import find_gone
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import said
 from orchestrator.store.tasks import details, transitions, waiting
@@ -113,11 +116,14 @@ class Reports:
         attempts: list[tuple[str, AttemptReport]] = []
         children: list[NewTask] = []
         notes: list[Noted] = []
+        recalled: list[KnownTask] = []
         for _, worker, report in reports:
             if isinstance(report, Enqueued):
                 children.extend(report.tasks)
             elif isinstance(report, Noted):
                 notes.append(report)
+            elif isinstance(report, Recalled):
+                recalled.extend(report.tasks)
             else:
                 attempts.append((worker, report))
         started: list[AttemptStart] = []
@@ -149,6 +155,8 @@ class Reports:
                 unhappy.append((worker, report))
         if children:
             create_enqueued(tx, news, children)
+        if recalled:
+            news.outgoing.set_aside += find_gone(tx, recalled)
         if notes:  # before their attempts end, and with them the right to leave anything
             details.save(tx.connection, fold_notes(notes).values())
         if succeeded:

@@ -9,8 +9,8 @@ TASKS = (
         "reports-not-resent",
         "reports are not sent again after Redis has lost them",
         "workers/reporting/reporter.py",
-        "        return [*lost, *batch]\n",
-        "        return [*batch]\n",
+        "        again = [*kept, *lost, *batch]\n",
+        "        again = [*kept, *batch]\n",
         (chaos("--seconds 15 --seed 7 --rate 10 --faults redis-flush --every 1 --loads long,plain", "has not ended"),),
     ),
     Mutation(
@@ -210,12 +210,26 @@ TERMS = (
         "generation-named-twice",
         "a generation of a term that is issued twice has the name of the first",
         "orchestrator/scheduler/fleet/generations.py",
-        "secrets.token_hex(4))\n",
-        '"0")\n',
+        "token = secrets.token_hex(4)\n",
+        'token = "0"\n',
         (
             tests(
                 "tests/integration/test_lost_commits.py"
                 "::test_a_generation_that_postgres_has_forgotten_is_not_begun_again_under_its_name",
+                "^E ",
+            ),
+        ),
+    ),
+    Mutation(
+        "applied-not-sent-again",
+        "after commits were lost, workers send again only what was not applied",
+        "workers/reporting/reporter.py",
+        "            if rewind_of(generation) != rewind_of(self.generation):\n",
+        "            if False:\n",
+        (
+            tests(
+                "tests/unit/test_kept_reports.py"
+                "::test_what_was_applied_is_sent_again_before_the_rest_when_commits_were_lost",
                 "^E ",
             ),
         ),

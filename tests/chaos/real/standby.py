@@ -29,8 +29,8 @@ class Standby(EmbeddedPostgres):
         super().__init__(folder, _PROMPT)
         self._primary = primary
 
-    def follow(self) -> None:
-        """Copy the primary, start, and wait until nothing is committed there that is not here."""
+    def follow(self, *, synchronous: bool = True) -> None:
+        """Copy the primary, start, and wait until nothing is committed there that is not here, or soon is."""
         self.folder.mkdir(parents=True)
         command: list[str | Path] = [
             self._primary._binaries() / "pg_basebackup",
@@ -44,14 +44,20 @@ class Standby(EmbeddedPostgres):
         owner = self._primary.data.stat()
         for path in [self.data, *self.data.rglob("*")]:
             shutil.chown(path, owner.st_uid, owner.st_gid)
-        # Before it starts: from now on nothing is committed without it.
-        _run(self._primary, "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+        if synchronous:  # before it starts: from now on nothing is committed without it
+            ask(self._primary.url, "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
         self.start()
-        self._wait(lambda: _run(self._primary, "SELECT sync_state FROM pg_stat_replication") == [("sync",)])
+        state = "sync" if synchronous else "async"
+        self._wait(lambda: ask(self._primary.url, "SELECT sync_state FROM pg_stat_replication") == [(state,)])
+
+    def fall_behind(self) -> None:
+        """Receive nothing any more that the primary commits."""
+        ask(self.url, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
+        self._wait(lambda: ask(self._primary.url, "SELECT pid FROM pg_stat_replication") == [])
 
     def promote(self) -> None:
         """Become the primary; the other one must have died."""
-        _run(self, "SELECT pg_promote()")
+        ask(self.url, "SELECT pg_promote()")
         self._wait(super()._ready)
 
     def _ready(self) -> bool:
@@ -66,9 +72,9 @@ class Standby(EmbeddedPostgres):
             time.sleep(0.02)
 
 
-def _run(server: EmbeddedPostgres, *statements: str) -> list[tuple[object, ...]]:
+def ask(url: str, *statements: str) -> list[tuple[object, ...]]:
     """Run statements one by one; return what the last one gave."""
-    with closing(psycopg2.connect(server.url, connect_timeout=5)) as connection:
+    with closing(psycopg2.connect(url, connect_timeout=5)) as connection:
         connection.autocommit = True
         with connection.cursor() as cursor:
             for statement in statements:

@@ -1,0 +1,258 @@
+"""What a worker keeps of what was applied, and what it does when Postgres has lost commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from orchestrator.domain.code.activation import Activated
+from orchestrator.domain.fleet.generation import age, name, rewind_of
+from orchestrator.domain.tasks.reports import Flush, Report
+from orchestrator.domain.tasks.task import (
+    Dispatch,
+    Enqueued,
+    Failed,
+    KnownTask,
+    NewTask,
+    Recalled,
+    Started,
+    Succeeded,
+    TaskError,
+)
+from orchestrator.transport.codec import Applied, decode
+from orchestrator.transport.worker import Receipt
+from orchestrator.workers.parent.held import HeldAttempts
+from orchestrator.workers.reporting.kept import LONGEST, SECONDS, KeptReports
+from orchestrator.workers.reporting.reporter import Reporter
+from orchestrator.workers.running.job import Bundle, Job
+
+ONE, TWO = b"1" * 16, b"2" * 16
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def job(task: bytes = ONE, slot: int = 0) -> Job:
+    return Job(Dispatch(task, 1, "job", b"", "default"), Bundle("", "default", "1-0", 1), slot, 0.0)
+
+
+def enqueued(number: int, parent: bytes = ONE, size: int = 10) -> Enqueued:
+    return Enqueued([NewTask(number.to_bytes(16, "big"), "child", "default", b"x" * size, parent=parent)])
+
+
+def succeeded(task: bytes = ONE) -> Succeeded:
+    return Succeeded(task, 1, 0.1, b"\x01")
+
+
+def recalled(keeper: KeptReports, running: Iterable[Job] = ()) -> list[Report]:
+    """Return what would be sent again, and go on as if it had been applied."""
+    reports = keeper.recall(running)
+    keeper.add((report, None) for report in reports)
+    return reports
+
+
+# -- what is kept, and for how long
+
+
+def test_ends_are_kept_for_a_minute(clock: Clock) -> None:
+    keeper = KeptReports(clock=clock)
+    keeper.add([(Started(ONE, 1, 0.0), None), (succeeded(), job())])
+    clock.now += SECONDS - 1
+    assert recalled(keeper) == [succeeded()], "that it has started is of no use"
+    clock.now += SECONDS + 1
+    assert keeper.recall([]) == []
+
+
+def test_enqueues_are_kept_until_a_minute_after_the_end_of_their_task(clock: Clock) -> None:
+    keeper = KeptReports(clock=clock)
+    keeper.add([(enqueued(1), None)])
+    clock.now += 10 * SECONDS
+    keeper.add([(enqueued(2), None), (enqueued(3, TWO), None)])
+    clock.now += 10 * SECONDS
+    keeper.add([(succeeded(), job())])
+    clock.now += SECONDS - 1
+    assert keeper.recall([]) == [enqueued(3, TWO), enqueued(1), enqueued(2), succeeded()], "before the end"
+
+
+def test_enqueues_are_gone_a_minute_after_the_end(clock: Clock) -> None:
+    keeper = KeptReports(clock=clock)
+    keeper.add([(enqueued(1), None), (succeeded(), job())])
+    clock.now += SECONDS + 1
+    assert keeper.recall([]) == []
+
+
+def test_enqueues_of_a_task_that_never_ends_are_kept_for_an_hour(clock: Clock) -> None:
+    keeper = KeptReports(clock=clock)
+    keeper.add([(enqueued(1), None)])
+    clock.now += LONGEST - 1
+    keeper.add([(enqueued(2), None)])
+    clock.now += 2
+    keeper.add([])
+    assert recalled(keeper) == [enqueued(1), enqueued(2)], "for a minute more"
+    clock.now += LONGEST + 1
+    keeper.add([])
+    clock.now += SECONDS + 1
+    assert keeper.recall([]) == []
+
+
+def test_a_million_enqueues_are_bounded_and_counted(clock: Clock) -> None:
+    keeper = KeptReports(10_000, clock)
+    for number in range(1_000):
+        keeper.add([(enqueued(number, number.to_bytes(16, "little"), size=1_000), None)])
+        assert keeper._open_bytes <= 10_000
+    found = keeper.recall([])
+    assert found == [enqueued(number, number.to_bytes(16, "little"), 1_000) for number in range(1_000)][-len(found) :]
+    assert 5 < len(found) < 10
+    assert (keeper.dropped, keeper.lacks_some) == (1_000 - len(found), True)
+    clock.now += SECONDS + 1
+    assert not keeper.lacks_some, "that was long ago"
+
+
+def test_ends_are_bounded_and_push_out_no_enqueues(clock: Clock) -> None:
+    keeper = KeptReports(10_000, clock)
+    keeper.add([(enqueued(1, TWO), None)])
+    for _ in range(1_000):
+        keeper.add([(succeeded(), job())])
+        assert keeper._recent_bytes <= 10_000
+    found = keeper.recall([])
+    assert found[0] == enqueued(1, TWO)
+    assert 50 < len(found) < 500
+    assert keeper.dropped == 1_001 - len(found)
+
+
+def test_a_report_larger_than_the_bound_is_not_kept(clock: Clock) -> None:
+    keeper = KeptReports(10_000, clock)
+    keeper.add([(enqueued(1, size=20_000), None)])
+    assert (keeper.recall([]), keeper.dropped) == ([], 1)
+
+
+def test_turns_and_completions_are_not_sent_again(clock: Clock) -> None:
+    """Postgres has what a transaction completed, or the task has to run again; turns are repeated from the history."""
+    keeper = KeptReports(clock=clock)
+    completed = job()
+    completed.completion = b"\x01"
+    keeper.add([(succeeded(), completed), (Activated(TWO, 1, 0.1), job(TWO))])
+    assert keeper.recall([]) == []
+
+
+def test_it_is_asked_later_which_tasks_are_gone(clock: Clock) -> None:
+    keeper = KeptReports(clock=clock)
+    keeper.add([(succeeded(), job()), (Failed(TWO, 1, 0.1, TaskError("E", "")), job(TWO))])
+    third = b"3" * 16
+    assert len(recalled(keeper, [job(third)])) == 2
+    assert (list(keeper.questions()), keeper.has_questions) == ([], True), "others may still send what they have"
+    clock.now += 30
+    known = [KnownTask(ONE, "job", "succeeded"), KnownTask(TWO, "job", "failed"), KnownTask(third, "job", "running")]
+    assert list(keeper.questions()) == [Recalled(known)]
+    assert (list(keeper.questions()), keeper.has_questions) == ([], False)
+
+
+# -- names of generations
+
+
+def test_a_generation_says_when_commits_were_last_lost() -> None:
+    before, lost, after = name(1, 1, "aa"), name(2, 1, "bb", "bb"), name(2, 2, "cc", "bb")
+    assert [rewind_of(generation) for generation in ("12-1", before, lost, after)] == ["", "", "bb", "bb"]
+    assert [age(generation) for generation in (before, lost, after)] == [(1, 1), (2, 1), (2, 2)]
+
+
+# -- the reporter
+
+BEFORE, LOST, AFTER = name(1, 1, "aa"), name(2, 1, "bb", "bb"), name(2, 2, "cc", "bb")
+
+
+class Stream:
+    """An events stream of the generation that is current, in which everything is applied when `applies` is set."""
+
+    def __init__(self) -> None:
+        self.generation = BEFORE
+        self.applies = True
+        self.reports: list[Report] = []
+
+    def flush(self, generation: str, body: bytes | None, _: object) -> Receipt:
+        if generation != self.generation or body is None:
+            return Receipt(None, self.generation, None)
+        self.reports += decode(Flush, body).reports
+        return Receipt("1-0", generation, Applied(generation, "1-0") if self.applies else None)
+
+    def begin(self, generation: str) -> None:
+        self.generation = generation
+        self.reports.clear()
+
+
+@pytest.fixture
+def stream() -> Stream:
+    return Stream()
+
+
+@pytest.fixture
+def reporter(stream: Stream) -> Reporter:
+    reporter = Reporter(stream, "w", HeldAttempts())  # type: ignore[arg-type]
+    reporter.generation = BEFORE
+    return reporter
+
+
+def send(reporter: Reporter) -> None:
+    batch = list(reporter._gather(wait=False))
+    for _ in range(2):  # once to learn of a generation, and once more in it
+        batch = reporter._flush(batch)
+
+
+def hold(reporter: Reporter, task: bytes = ONE) -> Job:
+    return job(task, reporter._held.add(task, 1))
+
+
+def test_what_was_applied_is_sent_again_before_the_rest_when_commits_were_lost(
+    reporter: Reporter, stream: Stream
+) -> None:
+    reporter.report(enqueued(1))
+    send(reporter)
+    stream.applies = False
+    reporter.report(succeeded(), hold(reporter))
+    send(reporter)
+    stream.begin(AFTER)  # it was cut off while LOST began
+    reporter.look()
+    send(reporter)
+    assert stream.reports == [enqueued(1), succeeded()]
+
+
+def test_nothing_that_was_applied_is_sent_again_when_only_redis_has_lost_something(
+    reporter: Reporter, stream: Stream
+) -> None:
+    reporter.report(enqueued(1))
+    reporter.report(succeeded(), hold(reporter))
+    send(reporter)
+    stream.begin(name(1, 2, "dd"))
+    send(reporter)
+    stream.begin(LOST)
+    send(reporter)
+    assert stream.reports == [enqueued(1), succeeded()]
+    stream.begin(AFTER)
+    send(reporter)
+    assert stream.reports == []
+
+
+def test_a_completion_is_not_claimed_where_it_may_be_lost(reporter: Reporter, stream: Stream) -> None:
+    first, second = hold(reporter), hold(reporter, TWO)
+    first.completion = second.completion = b"\x01"
+    stream.applies = False
+    reporter.report(succeeded(), first)
+    send(reporter)
+    stream.begin(LOST)
+    send(reporter)
+    reporter.report(succeeded(TWO), second)
+    send(reporter)
+    assert [type(report) for report in stream.reports] == [Started, Started]
+    reporter.note_applied(Applied(LOST, "1-0"))
+    assert reporter._held.unended() == [], "nobody has them any more: without a completion they run again"
