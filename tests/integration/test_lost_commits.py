@@ -55,11 +55,13 @@ def test_a_generation_that_postgres_has_forgotten_is_not_begun_again_under_its_n
     system.lead()
     lose_redis(system)
     forgotten, term = system.generation, system.scheduler._leadership.term
-    restore()
-    assert system.scheduler._leadership.term == term, "which is issued for the second time"
-    system.pass_seconds()
-    assert system.generation != forgotten
-    assert system.redis.exists(KEYS.events(forgotten)) == 0, "and what it left is removed"
+    for _ in range(2):  # the same backup may be restored twice
+        restore()
+        assert system.scheduler._leadership.term == term, "which is issued again"
+        system.pass_seconds()
+        assert system.generation != forgotten
+        assert system.redis.exists(KEYS.events(forgotten)) == 0, "and what it left is removed"
+        forgotten = system.generation
 
 
 def test_what_a_task_enqueued_while_postgres_was_away_is_sent_again(
