@@ -1,6 +1,28 @@
 """Fixtures that several modules here share."""
 
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.api import app
+from orchestrator.api.context import Api
+from orchestrator.settings import Settings
 from tests.integration.code_stage import engine_
 from tests.integration.stage import addresses, engine, in_empty_folder, system, way
 
 __all__ = ["addresses", "engine", "engine_", "in_empty_folder", "system", "way"]
+
+
+@pytest.fixture(autouse=True)
+def _applications_that_are_not_served_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Or their connections wait for the garbage collector, and Postgres has a hundred."""
+    made: list[Api] = []
+
+    def make(settings: Settings) -> Api:
+        made.append(Api(settings))
+        return made[-1]
+
+    monkeypatch.setattr(app, "Api", make)
+    yield
+    for one in made:
+        one.close()
