@@ -15,6 +15,9 @@ from pathlib import Path
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 """Variables that are no secret: commands of tasks are given them."""
 
+_LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONPATH")
+"""Variables that say where programs find what they are made of."""
+
 _STAT = Path("/proc/self/stat")
 _BOUNDS = slice(47, 49)
 """Where the environment begins and ends, among the fields of that file that follow the name of the program."""
@@ -35,6 +38,11 @@ def hide_environment() -> None:
     kept = tuple(f"{name}=".encode() for name in PASSED_ON)
     blank = b"\0".join(one if one.startswith(kept) else b"\0" * len(one) for one in shown.split(b"\0"))
     ctypes.memmove(start, blank, len(shown))
+
+
+def bare_environment() -> dict[str, str]:
+    """Return the variables that a server needs to start, and none that may be secret."""
+    return {name: os.environ[name] for name in (*PASSED_ON, *_LIBRARIES) if name in os.environ}
 
 
 def forbid_inspection(forbidden: bool = True) -> None:

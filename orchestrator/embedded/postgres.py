@@ -26,6 +26,7 @@ from psycopg2 import sql
 from orchestrator.embedded.extra import HOW_TO_INSTALL, embedded_module
 from orchestrator.embedded.programs import CHOICE, find_postgres
 from orchestrator.embedded.server import EmbeddedServer
+from orchestrator.environment import bare_environment
 from orchestrator.errors import ConfigurationError
 
 SYSTEM_USER = "pgserver"
@@ -160,9 +161,7 @@ class _Identity:
     def __init__(self) -> None:
         self.uid = os.geteuid()
         self.is_other = self.uid == 0
-        self.options: dict[str, Any] = {
-            "env": {name: value for name, value in os.environ.items() if not name.startswith("PG")},
-        }
+        self.options: dict[str, Any] = {"env": bare_environment()}
         if self.is_other:
             entry = _system_user()
             self.uid = entry.pw_uid

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from orchestrator.embedded.extra import embedded_module
+from orchestrator.environment import bare_environment
 from orchestrator.errors import ConfigurationError
 
 LONGEST_SOCKET_PATH = 100
@@ -81,7 +82,10 @@ class EmbeddedServer:
         _withhold(self.folder, _OTHERS_LOOK)
 
     def launch(self, command: Sequence[str], ready: Callable[[], bool], **options: Any) -> None:
-        """Start the server in its own session, out of reach of the terminal's Ctrl-C; wait until ready."""
+        """Start the server in its own session, out of reach of the terminal's Ctrl-C; wait until ready.
+
+        It gets none of the variables that may be secret: other programs of its user could read them.
+        """
         self.log.touch(mode=0o600)
         _withhold(self.log, _OTHERS_LOOK)
         with self.log.open("ab") as log:
@@ -92,7 +96,7 @@ class EmbeddedServer:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                **options,
+                **{"env": bare_environment(), **options},
             )
         deadline = time.monotonic() + START_TIMEOUT
         while not ready():

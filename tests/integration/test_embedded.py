@@ -82,6 +82,15 @@ def test_services_start_stop_and_keep_their_data(tmp_path: Path) -> None:
         assert command(services.redis_url, "GET", "kept") == "42"
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="it needs Linux")
+def test_servers_get_no_variables_that_may_be_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_SECRET_KEY", "hidden words")
+    with EmbeddedServices(tmp_path) as services:
+        servers = [psutil.Process(services.postgres.pid), psutil.Process(services.redis.pid)]
+        for process in [*servers, *servers[0].children()]:
+            assert b"hidden words" not in Path(f"/proc/{process.pid}/environ").read_bytes(), process
+
+
 def test_two_folders_do_not_know_each_other(tmp_path: Path) -> None:
     with EmbeddedServices(tmp_path / "one") as one, EmbeddedServices(tmp_path / "two") as two:
         query(one.database_url, "CREATE TABLE here (id int)")
