@@ -4,7 +4,8 @@
 #     API=http://localhost:8000 KEY=orc_… ./pull.sh
 #
 # It needs curl and jq. A heartbeat keeps the lease while the work takes; what was handed in is sent again until it is
-# known to be safe (200), or not wanted any more (4xx).
+# known to be safe (200), or not wanted any more (404, 409). If the API refuses what is handed in (a result that is too
+# large, more than 1,000 lines of `logs`), an error is handed in instead, so that the attempt fails at once.
 api=${API:-http://localhost:8000}
 
 ask() {
@@ -26,7 +27,12 @@ while true; do
     beats=$!
     words=$(printf '%s' "$work" | jq -r .input.text | wc -w)
     said="{\"queue_id\": $id, \"result\": $((words)), \"error\": \"\"}"
-    until code=$(ask complete "$said" | tail -1); [ "$code" = 200 ] || [ "${code#4}" != "$code" ]; do sleep 2; done
+    until code=$(ask complete "$said" | tail -1); [ "$code" = 200 ] || [ "$code" = 404 ] || [ "$code" = 409 ]; do
+        case $code in
+            400 | 413 | 422) said="{\"queue_id\": $id, \"error\": \"The API refused the result: $code\"}" ;;
+        esac
+        sleep 2
+    done
     kill $beats
     [ "${ONCE:-}" ] && exit
 done

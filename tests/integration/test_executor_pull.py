@@ -7,9 +7,11 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -434,6 +436,36 @@ def test_a_result_that_is_too_large_is_refused(address: str, settings: Settings)
         assert (answer.status_code, "max_payload" in answer.json()["detail"]) == (413, True)
 
     tell(story, address, settings)
+
+
+@pytest.mark.parametrize("program", [("sh", "pull.sh"), ("node", "pull.js")], ids=["shell", "javascript"])
+def test_an_example_whose_result_is_refused_hands_in_an_error(program: tuple[str, str]) -> None:
+    needed = ("curl", "jq") if program[0] == "sh" else ("node",)
+    if missing := [name for name in needed if shutil.which(name) is None]:
+        pytest.skip(f"there is no {missing[0]} here")
+    completions: list[dict[str, Any]] = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, answer = 200, {"queue_id": "q", "lease": 60, "input": {"text": "one"}}
+            if self.path.endswith("complete"):
+                completions.append(body)
+                status = 422 if len(completions) == 1 else 200
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        environment = {**os.environ, "API": f"http://127.0.0.1:{server.server_port}", "ONCE": "1"}
+        subprocess.run([program[0], str(EXAMPLES / program[1])], env=environment, timeout=60, check=True)
+        server.shutdown()
+    assert [body.get("result") for body in completions] == [1, None]
+    assert completions[1]["error"] == "The API refused the result: 422"
 
 
 @pytest.mark.parametrize("program", [("sh", "pull.sh"), ("node", "pull.js")], ids=["shell", "javascript"])
