@@ -23,7 +23,8 @@ class Heard:
         self.marks: list[tuple[float, float | None, str]] = []
 
     def log(self, line: str, *, level: str = "info") -> None:
-        self.lines += [f"{level}: {one}" for one in line.split("\n")]
+        for one in line.split("\n"):
+            self.lines.append(f"{level or ('warning' if 'error' in one.lower() else 'info')}: {one}")
 
     def ended(self) -> None: ...
 

@@ -9,9 +9,11 @@ import os
 import pwd
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,10 +25,12 @@ import pytest
 
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.domain.executors.process import Process
+from orchestrator.domain.executors.record import Record
 from orchestrator.domain.redaction import HIDDEN
 from orchestrator.errors import GiveUp, PayloadError
 from orchestrator.settings import load_settings
 from orchestrator.transport.codec import LogLine
+from orchestrator.workers.executors import driving
 from orchestrator.workers.executors import spool as spools
 from orchestrator.workers.executors.listener import Listener
 from orchestrator.workers.executors.process import ProcessExecutor
@@ -531,9 +535,124 @@ def test_of_much_that_is_said_only_some_stays_on_the_disk(folder: Path) -> None:
         assert await executor.watch(work, await executor.submit(work), heard) == Finished(5)
         return heard.lines
 
-    lines = tell(story)
+    *lines, last = tell(story)
     assert (lines[0], lines[-1]) == ("info: first", "info: last")
-    assert any("bytes of stderr were left out" in line for line in lines)
+    told = sum(len(line.removeprefix("info: ")) + 1 for line in lines)
+    assert last == f"warning: {60_000_000 + 11 - told:,} bytes of stderr were left out: they came too fast"
+
+
+def test_many_short_lines_are_passed_on_in_blocks_and_beside_the_event_loop() -> None:
+    count = 300_000
+    work = execution("/bin/sh", "-c", f"yes 'an error\n\ny' | head -n {3 * count} >&2; exit 3")
+    threads: list[str] = []
+
+    class Counting(Heard):
+        def log(self, line: str, *, level: str = "info") -> None:
+            threads.append(threading.current_thread().name)
+            super().log(line, level=level)
+
+    async def story(executor: ProcessExecutor) -> list[str]:
+        heard = Counting()
+        assert isinstance(await executor.watch(work, await executor.submit(work), heard), Broken)
+        return heard.lines
+
+    lines = tell(story)
+    assert lines == ["warning: an error", "info: ", "info: y"] * count
+    assert len(threads) < 100, "the cost goes with the blocks, and not with the lines"
+    assert all(name.startswith("process") for name in threads)
+
+
+def test_what_a_cancelled_command_has_said_is_told() -> None:
+    program = f"{LISTENER[: LISTENER.index('while')]}os.write(2, b'y' * 9 + b'\\n' * 30_000_000); time.sleep(600)"
+    work = execution(*PYTHON, program)
+
+    async def story(executor: ProcessExecutor) -> None:
+        heard, id = Heard(), await executor.submit(work)
+        stderr = executor._spool(work).stderr
+        while stderr.stat().st_size < 30_000_000:
+            await asyncio.sleep(0.01)
+        await executor.cancel(work, id)
+        await executor.tell_rest(work, id, heard)
+        *lines, last = heard.lines
+        assert lines[:2] == ["info: one", "info: yyyyyyyyy"]
+        left_out = stderr.stat().st_size - sum(len(line.removeprefix("info: ")) + 1 for line in lines)
+        assert last == f"warning: {left_out:,} bytes of stderr were left out: they came too fast"
+
+    tell(story)
+
+
+def test_the_driver_has_the_rest_told_once_it_has_ended_a_command() -> None:
+    done: list[Any] = []
+
+    class Told:
+        async def cancel(self, *_: Any) -> None:
+            done.append("ended")
+
+        async def tell_rest(self, *heard: Any) -> None:
+            done.append(heard[-1])
+
+    async def story(executor: ProcessExecutor) -> None:
+        setup = Setup(settings=load_settings(environ={}), worker="w")
+        parts = [cast("Any", None)] * 4
+        watched = driving._Job(
+            parts[0], cast("Any", Told()), execution("/bin/true"), Record(name="e", attempt=1, failures=0, since=0.0)
+        )
+        watched.listener = cast("Any", "listener")
+        await driving.Driver(parts[0], parts[1], parts[2], parts[3], setup, 1)._cancel(watched)
+        assert done == ["ended", "listener"]
+
+    tell(story)
+
+
+def test_who_writes_on_after_the_end_does_not_put_it_off() -> None:
+    program = "setsid sh -c 'echo $$; exec yes >&2' & sleep 0.2"
+    work = execution("/bin/sh", "-c", program, output="text")
+    writer = int(output(work))
+    os.kill(writer, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["watch", "cancel"])
+def test_a_command_whose_keeper_was_killed_is_ended_before_the_next_try(how: str) -> None:
+    work = execution("/bin/sh", "-c", "trap '' TERM; echo $$; sleep 600 & wait; wait", grace=0.2)
+
+    async def story(executor: ProcessExecutor) -> int:
+        id = await executor.submit(work)
+        spool = executor._spool(work)
+        while not spool.stdout.read_text().endswith("\n"):
+            await asyncio.sleep(0.01)
+        keeper = spool.keeper()
+        assert keeper is not None
+        os.kill(keeper.pid, signal.SIGKILL)
+        if how == "cancel":
+            await executor.cancel(work, id)
+        else:
+            with pytest.raises(Gone, match="was killed"):
+                await executor.watch(work, id, Heard())
+        assert keeper.left_behind() == []
+        return int(spool.stdout.read_text())
+
+    assert not _is_alive(tell(story)), "it has ended before anybody is told that it is gone"
+
+
+def test_what_a_killed_keeper_has_left_is_removed_after_a_day() -> None:
+    async def story(executor: ProcessExecutor) -> None:
+        old, young, runs = (execution("/bin/sleep", "600") for _ in range(3))
+        for work in (old, young, runs):
+            await executor.submit(work)
+            keeper = executor._spool(work).keeper()
+            assert keeper is not None
+            if work is not runs:
+                keeper.signal_group(signal.SIGKILL)
+                eventually(lambda keeper=keeper: not keeper.left_behind(), "it has ended")  # type: ignore[misc]
+            if work is not young:
+                folder = executor._spool(work).folder
+                for path in (*folder.iterdir(), folder):
+                    os.utime(path, (time.time() - 90_000,) * 2)
+        spools.sweep(executor._root)
+        assert [executor._spool(work).folder.exists() for work in (old, young, runs)] == [False, True, True]
+        await executor.cancel(runs, await executor.submit(runs))
+
+    tell(story)
 
 
 def test_what_a_killed_worker_has_left_is_removed_after_a_day() -> None:

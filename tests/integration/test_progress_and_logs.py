@@ -100,7 +100,7 @@ def test_while_nobody_stores_them_lines_are_dropped_and_counted(
     words.log(job, line("last"))
     words.flush()
     said = texts(journal.waiting_lines(redis, KEYS, 10, 0.0).chunks)
-    assert said == ["7 lines were dropped here: nobody stored what was said as fast as it came", "last"]
+    assert said == ["7 lines (14 bytes) were dropped here: nobody stored what was said as fast as it came", "last"]
     journal.drop_lines(redis, KEYS, journal.waiting_lines(redis, KEYS, 10, 0.0))
 
 
@@ -148,7 +148,7 @@ def test_what_cannot_be_written_is_forgotten_and_counted(redis: Redis, task: byt
     words.end(job)
     words.flush()
     waiting = journal.waiting_lines(redis, KEYS, 10, 0.0)
-    assert texts(waiting.chunks) == ["1 line was dropped here: Redis could not be used"]
+    assert texts(waiting.chunks) == ["1 line (5 bytes) was dropped here: Redis could not be used"]
     journal.drop_lines(redis, KEYS, waiting)
     words.flush()
     assert redis.xlen(KEYS.logs) == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -20,6 +22,10 @@ def new_job() -> Job:
 
 def line(text: str) -> LogLine:
     return LogLine(1.0, 2, "info", text)
+
+
+def why(limit: int) -> str:
+    return f"of an attempt, {limit:,} bytes and {limit // 10:,} lines are kept (setting log_limit)"
 
 
 def texts(chunks: list[LogChunk]) -> list[str]:
@@ -51,7 +57,7 @@ def test_of_too_many_lines_the_first_and_the_last_are_kept() -> None:
     assert lines.end(job)
     said = texts(lines.take().chunks)
     assert said[:80] == [f"{number:099}" for number in range(80)]
-    assert said[80] == "900 lines were dropped here: of an attempt, 10,000 bytes are kept (setting log_limit)"
+    assert said[80] == f"900 lines (90,000 bytes) were dropped here: {why(10_000)}"
     assert said[81:] == [f"{number:099}" for number in range(980, 1_000)]
     assert (lines._attempts, lines._fresh) == ({}, {})
 
@@ -68,12 +74,75 @@ def test_lines_that_come_as_one_text_are_kept_as_if_they_came_alone() -> None:
     kept = texts(together.take().chunks)
     assert kept == texts(alone.take().chunks)
     (at,) = (number for number, text in enumerate(kept) if "dropped here" in text)
-    missing = f"{len(said) - len(kept) + 1:,} lines were dropped here"
+    lost = said[at : at + 1 - len(kept)]
+    missing = f"{len(lost):,} lines ({sum(len(text.encode()) + 1 for text in lost):,} bytes) were dropped here"
     assert kept[at].startswith(missing)
     assert kept[:at] == said[:at]
     assert kept[at + 1 :] == said[at + 1 - len(kept) :]
     size = sum(len(text.encode()) + 1 for text in kept[:at] + kept[at + 1 :])
     assert 9_900 < size <= 10_000, "as many bytes as the setting says"
+
+
+def test_of_many_short_lines_as_many_are_kept_as_the_limit_says_and_none_is_touched_alone() -> None:
+    lines, job = Lines(1_000_000), new_job()
+    block = line("\n".join(["y"] * 125_000))
+    calls = calls_of(lambda: [lines.add_many(job, block) for _ in range(16)])
+    assert calls < 10_000, "the cost goes with the blocks, and not with their two million lines"
+    assert lines.end(job)
+    said = texts(lines.take().chunks)
+    assert len(said) == 100_001
+    assert said[80_000] == f"1,900,000 lines (3,800,000 bytes) were dropped here: {why(1_000_000)}"
+    assert set(said[:80_000] + said[80_001:]) == {"y"}
+
+
+def calls_of(function: Callable[[], object]) -> int:
+    """Return how many functions of Python and of C a function calls."""
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_blank_lines_are_kept_and_counted() -> None:
+    lines, job = Lines(1_000), new_job()
+    lines.add_many(job, line("one\n\n \ntwo"))
+    assert texts(lines.take().chunks) == ["one", "", " ", "two"]
+    lines.add_many(job, line("\n" * 499))
+    lines.end(job)
+    assert texts(lines.take().chunks) == [
+        *[""] * 76,
+        f"404 lines (404 bytes) were dropped here: {why(1_000)}",
+        *[""] * 20,
+    ]
+
+
+def test_what_is_dropped_for_different_reasons_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporting, "_MOST_WAITING", 340)
+    lines, job = Lines(1_000), new_job()
+    lines.add_many(job, line("\n".join([f"{number:099}" for number in range(5)])))
+    lines.add_many(job, line("\n".join([f"{number:099}" for number in range(5, 20)])))
+    lines.end(job)
+    assert texts(lines.take().chunks) == [
+        *(f"{number:099}" for number in range(3)),
+        "7 lines (700 bytes) were dropped here: more was said than could be passed on",
+        f"8 lines (800 bytes) were dropped here: {why(1_000)}",
+        *(f"{number:099}" for number in range(18, 20)),
+    ]
+
+
+def test_each_line_has_its_own_level_where_that_is_wanted() -> None:
+    lines, job = Lines(1_000_000), new_job()
+    lines.add_many(job, LogLine(1.0, 2, reporting.BY_LINE, "begins\nERROR: no\nends"))
+    (chunk,) = lines.take().chunks
+    assert [said.level for said in decode(list[LogLine], chunk.lines)] == ["info", "warning", "info"]
 
 
 def test_the_last_lines_wait_for_the_end() -> None:
@@ -85,7 +154,7 @@ def test_the_last_lines_wait_for_the_end() -> None:
     assert texts(lines.take().chunks) == []
     lines.end(job)
     assert texts(lines.take().chunks) == [
-        "11 lines were dropped here: of an attempt, 1,000 bytes are kept (setting log_limit)",
+        f"11 lines (1,100 bytes) were dropped here: {why(1_000)}",
         f"{19:099}",
         "z",
     ]
@@ -98,18 +167,21 @@ def test_more_than_can_be_passed_on_is_counted(monkeypatch: pytest.MonkeyPatch) 
         lines.add(job, line(f"{number:099}"))
     lines.add(other, line("none"))
     said = texts(lines.take().chunks)
-    why = "more was said than could be passed on"
+    reason = "more was said than could be passed on"
     assert said == [
         *(f"{number:099}" for number in range(10)),
-        f"5 lines were dropped here: {why}",
-        f"1 line was dropped here: {why}",
+        f"5 lines (500 bytes) were dropped here: {reason}",
+        f"1 line (5 bytes) was dropped here: {reason}",
     ]
 
 
 def test_a_long_line_is_cut() -> None:
     lines, job = Lines(1_000_000), new_job()
     lines.add(job, line("x" * 100_000))
-    assert texts(lines.take().chunks) == ["x" * 10_000 + "…"]
+    lines.add_many(job, line("short\n" + "y" * 10_001 + "\n" + "z" * 10_000 + "\n\nend"))
+    expected = ["x" * 9_999 + "…", "short", "y" * 9_999 + "…", "z" * 10_000, "", "end"]
+    assert texts(lines.take().chunks) == expected
+    assert {len(text) for text in expected} <= {0, 3, 5, 10_000}
 
 
 def test_nothing_is_kept_of_an_attempt_that_has_ended() -> None:

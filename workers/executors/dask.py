@@ -65,9 +65,8 @@ class DaskExecutor:
             if future is None:
                 raise Gone(f"The Dask cluster does not know {external_id} any more: its scheduler was restarted.")
             result = await future._result(raiseit=False)
-            if isinstance(result, dict):
-                for line in result.get("lines", "").splitlines():
-                    watcher.log(line)
+            if isinstance(result, dict) and (lines := result.get("lines")):
+                watcher.log(lines.removesuffix("\n"))
             return _outcome(result, external_id)
 
     async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002

@@ -35,7 +35,7 @@ from orchestrator.references import may_hold_references
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.executors import registry
 from orchestrator.workers.executors.listener import Listener
-from orchestrator.workers.executors.protocol import Executor, Expiring, Gone, Setup, Unequipped, Unreachable
+from orchestrator.workers.executors.protocol import Executor, Expiring, Gone, Setup, Telling, Unequipped, Unreachable
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.reporting.task_log import TaskLog
 from orchestrator.workers.running.job import Job, Stage
@@ -64,7 +64,7 @@ T = TypeVar("T")
 class _Job:
     """One execution that is watched here."""
 
-    __slots__ = ("ends", "execution", "executor", "external_id", "job", "record")
+    __slots__ = ("ends", "execution", "executor", "external_id", "job", "listener", "record")
 
     def __init__(
         self, job: Job, executor: Executor, execution: Execution, record: Record, *, ends: bool = False
@@ -76,6 +76,7 @@ class _Job:
         self.execution = execution
         self.record = record
         self.external_id = record.external_id
+        self.listener: Listener | None = None
 
 
 class Driver:
@@ -295,7 +296,7 @@ class Driver:
             job.announced = True
             age = time.monotonic() - job.started_at
             self._reporter.report(Started(job.dispatch.id, job.dispatch.attempt, age))
-        listener = Listener(job, self._outbox, limit)
+        listener = watched.listener = Listener(job, self._outbox, limit)
         return await self._reach(watched, lambda: executor.watch(execution, watched.external_id, listener))
 
     async def _reach(self, watched: _Job, call: Callable[[], Awaitable[T]]) -> T:
@@ -325,6 +326,8 @@ class Driver:
         try:
             async with asyncio.timeout(_CANCEL_ON):
                 await self._reach(watched, lambda: executor.cancel(execution, watched.external_id))
+                if watched.listener is not None and isinstance(executor, Telling):
+                    await executor.tell_rest(execution, watched.external_id, watched.listener)
         except Exception as error:  # noqa: BLE001  # whatever an executor raises; nobody waits for this
             log.error("its execution %s could not be cancelled: %r", execution.name, error, extra=watched.job.fields)
 
@@ -339,11 +342,10 @@ class Driver:
             if not kept.done():
                 kept.set_result(None)
 
-        def applied() -> None:
-            _call_soon(loop, keep)
-
-        record = msgspec.structs.replace(record, elapsed=0.0)
-        self._reporter.report(Noted(job.dispatch.id, job.dispatch.attempt, encode_record(record)), applied=applied)
+        noted = Noted(
+            job.dispatch.id, job.dispatch.attempt, encode_record(msgspec.structs.replace(record, elapsed=0.0))
+        )
+        self._reporter.report(noted, applied=lambda: _call_soon(loop, keep))
         await kept
 
     def _report(self, job: Job, outcome: Outcome) -> Succeeded | Failed:

@@ -126,8 +126,8 @@ class HttpExecutor:
             return Broken("AnswerTooLarge", f"{error}, which is what the setting max_payload allows.", retryable=False)
         finally:
             self._book.end(worker.id)
-        for line in said_lines(reply.body):
-            watcher.log(line)
+        if lines := said_lines(reply.body):
+            watcher.log("\n".join(lines))
         if reply.status == 413:
             return Broken("RequestTooLarge", f"{who} does not take a request of {len(body):,} bytes.", retryable=False)
         read = read_answer(reply.status, reply.body, who)

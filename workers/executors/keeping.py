@@ -7,7 +7,8 @@ import contextlib
 import errno
 import os
 import signal
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +21,9 @@ _SHELL = "/bin/sh"
 _DEFAULT = [getattr(signal, name) for name in ("SIGINT", "SIGHUP", "SIGTERM", "SIGPIPE", "SIGXFSZ", "SIGCHLD")]
 _START = 10.0
 """Seconds in which a keeper has begun."""
+KILLED = 10.0
+"""Seconds in which processes that were killed are gone."""
+_LOOK_AGAIN = 0.05
 _TOO_BUSY = f"the command has not begun within {_START:g} s; this machine may be too busy"
 _FULL = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """What the system says that has no room for more processes or descriptors."""
@@ -102,6 +106,23 @@ async def has_ended(keeper: Keeper, timeout: float) -> bool:
     with told_of(keeper, ended.set), contextlib.suppress(TimeoutError):
         await asyncio.wait_for(ended.wait(), timeout)
     return ended.is_set()
+
+
+async def end_all(
+    keeper: Keeper, grace: float, call: Callable[[Callable[[], list[int]]], Awaitable[list[int]]]
+) -> bool:
+    """End what a keeper that was killed has left behind: SIGTERM, and SIGKILL after a grace; say whether it is gone."""
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, KILLED)):
+        give_up_at = time.monotonic() + seconds
+        for pid in (left := await call(keeper.left_behind)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        while left and time.monotonic() < give_up_at:
+            await asyncio.sleep(_LOOK_AGAIN)
+            left = await call(keeper.left_behind)
+        if not left:
+            return True
+    return False
 
 
 async def _readable(descriptor: int) -> None:

@@ -180,8 +180,8 @@ class KubernetesExecutor:
         except TooLarge as error:
             return Broken("OutputTooLarge", f"The log cannot be read: {error}.", False)
         last = lines.pop() if is_complete and options.output == "log" and lines else ""
-        for line in lines[-_LINES_SHOWN:]:
-            watcher.log(line)
+        if lines:
+            watcher.log("\n".join(lines[-_LINES_SHOWN:]))
         if options.output == "store":
             seen = Finished() if is_complete else failure(job, pod, "\n".join(lines)[-_DETAIL:])
             return await self._left.outcome(execution, seen)

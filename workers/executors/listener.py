@@ -7,10 +7,9 @@ import time
 
 from orchestrator.domain.redaction import scrub
 from orchestrator.transport.codec import LogLine, ProgressMark
+from orchestrator.workers.reporting.lines import LONGEST, blocks
 from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.task_runtime import Outbox
-
-_LONGEST_LINE = 10_000
 
 
 class Listener:
@@ -23,9 +22,7 @@ class Listener:
 
     def log(self, line: str, *, level: str = "info") -> None:
         if self._job.stage is Stage.RUNNING:
-            text = scrub(line, self._job.secrets)
-            if len(text) > _LONGEST_LINE:
-                text = "\n".join(map(_in_pieces, text.split("\n")))
+            text = "\n".join(map(_in_pieces, blocks(scrub(line, self._job.secrets))))
             self._outbox.log_lines(self._job, LogLine(time.time(), self._job.dispatch.attempt, level, text))
 
     def ended(self) -> None:
@@ -39,6 +36,8 @@ class Listener:
             self._outbox.mark(self._job.dispatch.id, ProgressMark(self._job.dispatch.attempt, fraction, text))
 
 
-def _in_pieces(line: str) -> str:
-    """Return a line that is too long as several."""
-    return "\n".join(line[start : start + _LONGEST_LINE] for start in range(0, len(line) or 1, _LONGEST_LINE))
+def _in_pieces(block: str) -> str:
+    """Return a line that is too long as several; whole lines stay as they are."""
+    if len(block) <= LONGEST:
+        return block
+    return "\n".join([block[start : start + LONGEST] for start in range(0, len(block), LONGEST)])

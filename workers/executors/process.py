@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import groupby
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -33,20 +32,19 @@ from orchestrator.domain.plain import MOST_LEVELS, is_too_deep
 from orchestrator.environment import PASSED_ON
 from orchestrator.errors import GiveUp
 from orchestrator.workers.executors.accounts import account_of
-from orchestrator.workers.executors.keeping import begin, has_ended, keeper_of, no_room, told_of
+from orchestrator.workers.executors.keeping import KILLED, begin, end_all, has_ended, keeper_of, no_room, told_of
 from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher
 from orchestrator.workers.executors.spool import Keeper, Spool, open_root, root_of, sweep
 from orchestrator.workers.executors.written import Written
+from orchestrator.workers.reporting.lines import BY_LINE
 
 T = TypeVar("T")
 
 _PAUSE = 0.2
 """Seconds between two looks at what a command says while it says something."""
-_AT_ONCE = 4
+_AT_ONCE = 16
 """Parts of what it has said that are passed on in one look."""
 _PATH = "/usr/local/bin:/usr/bin:/bin"
-_KILLED = 10.0
-"""Seconds in which processes that were killed are gone."""
 _THREADS = 4
 _SWEEP_EVERY = 3_600.0
 """Seconds after which it is seen again what others have left behind."""
@@ -106,16 +104,19 @@ class ProcessExecutor:
                     f"process {known.pid} keeps the command, and its folder {spool.folder} cannot be reached from here"
                 )
             raise Gone(f"there is nothing of it in {spool.folder}")
-        if await self._follow(keeper, spool, watcher):
+        is_too_large = await self._follow(keeper, spool, watcher)
+        if is_too_large:
             keeper.signal_group(signal.SIGKILL)  # at once: it fills the disk
-            await has_ended(keeper, _KILLED)
-            return self._too_large()
+            await has_ended(keeper, KILLED)
+        elif await self._call(spool.exit_code) is None and not await end_all(keeper, options.grace, self._call):
+            raise Unreachable(f"process {keeper.pid}, which kept the command, was killed, and the command does not end")
         watcher.ended()
-        while await self._pass_on(spool, watcher, is_last=True):
-            pass
+        await self._tell_rest(spool, watcher)
+        if is_too_large:
+            return self._too_large()
         said, outcome = await self._call(partial(self._collect, options, spool))
         if said:
-            watcher.log(said)
+            await self._call(partial(watcher.log, said))
         return outcome
 
     async def cancel(self, execution: Execution, external_id: str) -> None:
@@ -124,14 +125,22 @@ class ProcessExecutor:
         if not external_id and await self._call(spool.forbid):
             return  # a keeper that was started a moment ago finds that it is not wanted
         keeper = await keeper_of(spool) if not external_id else await self._call(spool.keeper) or _keeper(external_id)
-        if keeper is None or not keeper.is_alive():
+        if keeper is None:
+            return
+        if not keeper.is_alive():
+            await end_all(keeper, _options(execution).grace, self._call)  # if it was killed, and the command was not
             return
         keeper.signal_group(signal.SIGTERM)
         if not await has_ended(keeper, _options(execution).grace):
             keeper.signal_group(signal.SIGKILL)
-            await has_ended(keeper, _KILLED)
+            await has_ended(keeper, KILLED)
         else:
             keeper.signal_group(signal.SIGKILL)  # those whom the command has left behind
+
+    async def tell_rest(self, execution: Execution, external_id: str, watcher: Watcher) -> None:
+        """Pass on what a command that was ended has said."""
+        if external_id.partition(" ")[0] == self._host:
+            await self._tell_rest(self._spool(execution, external_id), watcher)
 
     async def release(self, execution: Execution, external_id: str) -> None:
         """Remove the folder."""
@@ -173,20 +182,36 @@ class ProcessExecutor:
                         break
                 else:
                     news.set()  # there may be more, and nobody else says so
-                if left_out := await self._call(spool.cut) if spool.has_much() else 0:
-                    watcher.log(f"({left_out:,} bytes of stderr were left out: they came too fast)", level="warning")
+                if spool.has_much():
+                    await self._call(spool.cut)
                 if spool.has_written_more_than(self._largest) and not ended.is_set():
                     return True
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ended.wait(), _PAUSE)
         return False
 
-    async def _pass_on(self, spool: Spool, watcher: Watcher, *, is_last: bool = False) -> bool:
-        """Pass on a part of what a command has said; say whether there was one."""
-        said = await self._call(partial(_said, spool, is_last)) if spool.has_more() else []
-        for level, text in said:
-            watcher.log(text, level=level)
-        return bool(said)
+    async def _pass_on(self, spool: Spool, watcher: Watcher, until: int | None = None) -> bool:
+        """Pass on a part of what a command has said, all of it if it has ended; say whether there was one."""
+        if not spool.has_more(until):
+            return False
+        passing = asyncio.ensure_future(self._call(partial(_pass_on, spool, watcher, until is not None)))
+        try:
+            return await asyncio.shield(passing)
+        except asyncio.CancelledError:
+            await asyncio.wait([passing], timeout=_PAUSE)  # so that nobody else passes on the same
+            raise
+
+    async def _tell_rest(self, spool: Spool, watcher: Watcher) -> None:
+        """Pass on what is left of what a command has said; another process may go on writing there."""
+        end = spool.said()
+        for _ in range(_AT_ONCE):
+            if not await self._pass_on(spool, watcher, end):
+                break
+        await self._call(partial(spool.skip, end))
+        while await self._pass_on(spool, watcher, end):
+            pass
+        if left_out := await self._call(spool.left_out):
+            watcher.log(f"{left_out:,} bytes of stderr were left out: they came too fast", level="warning")
 
     def _spool(self, execution: Execution, external_id: str = "") -> Spool:
         """Return the folder of an execution: where whoever has started it says that it is, whatever TMPDIR is here."""
@@ -241,18 +266,11 @@ class ProcessExecutor:
         )
 
 
-def _said(spool: Spool, is_last: bool) -> list[tuple[str, str]]:
-    """Return what a command has said, by the level of its lines."""
+def _pass_on(spool: Spool, watcher: Watcher, is_last: bool) -> bool:
     text = spool.new_lines(is_last=is_last)
-    if text is None:
-        return []
-    if "error" not in text.lower():
-        return [("info", text)]
-    return [(level, "\n".join(lines)) for level, lines in groupby(text.split("\n"), _level)]
-
-
-def _level(line: str) -> str:
-    return "warning" if "error" in line.lower() else "info"
+    if text is not None:
+        watcher.log(text, level=BY_LINE)
+    return text is not None
 
 
 def _leads_within(program: str, real: str, pattern: str) -> bool:

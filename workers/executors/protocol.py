@@ -43,9 +43,10 @@ class Watcher(Protocol):
     """Who hears of an execution while it goes on."""
 
     def log(self, line: str, *, level: str = "info") -> None:
-        """Take what the work has written: a line, or several with newlines between them.
+        """Take what the work has written: a line, or several with newlines between them. Any thread may call it.
 
-        Many lines are best handed over as one text: those that the setting `log_limit` drops then cost nothing.
+        Many lines are best handed over as one text: those that the setting `log_limit` drops then cost nothing. With
+        the level `BY_LINE` (`reporting/lines.py`) a line that speaks of an error is a warning, and any other is info.
         """
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
@@ -87,6 +88,14 @@ class Executor(Protocol):
 
     async def close(self) -> None:
         """Close connections; executions go on."""
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """An executor that keeps what the work has said until somebody is told."""
+
+    async def tell_rest(self, execution: Execution, external_id: str, watcher: Watcher) -> None:
+        """Pass on what nobody was told: the work was cancelled, or its time was up, and it has ended."""
 
 
 @runtime_checkable

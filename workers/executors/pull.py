@@ -103,8 +103,8 @@ class PullExecutor:
                 if seen.state == "leased" and seen.leases > (0 if before is None else before.leases):
                     watcher.log(f"{seen.worker} has it" if seen.worker else "who had it before has it still")
                 if seen.state == "done":
-                    for line in said_lines(seen.outcome):
-                        watcher.log(line)
+                    if lines := said_lines(seen.outcome):
+                        watcher.log("\n".join(lines))
                     return _outcome(seen)
                 if seen.state == "lost":
                     silent = f"{seen.leases} had it and fell silent for {options.lease:g} s, {seen.worker} last"

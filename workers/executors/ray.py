@@ -76,8 +76,8 @@ class RayExecutor:
         if isinstance(text, Broken):
             return text if found.get("status") == "SUCCEEDED" else failure(found)
         lines, end = split_log(text, external_id)
-        for line in lines[-_LOG_LINES:]:
-            watcher.log(line)
+        if lines:
+            watcher.log("\n".join(lines[-_LOG_LINES:]))
         return failure(found) if end is None else _outcome(end)
 
     async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002

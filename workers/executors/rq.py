@@ -64,8 +64,8 @@ class RqExecutor:
             if seen.status == "lost":
                 return rq_fleet.worker_lost(external_id)
             if seen.has_ended:
-                for line in rq_fleet.printed(seen.meta, options.serializer) if options.prints else ():
-                    watcher.log(line)
+                if lines := rq_fleet.printed(seen.meta, options.serializer) if options.prints else []:
+                    watcher.log("\n".join(lines))
                 outcome = await fleet.call(rq_fleet.collect, external_id, options)
                 if outcome is None:
                     raise Gone(f"RQ has no job {external_id} any more: it was deleted, or its Redis has lost it.")

@@ -1,7 +1,7 @@
 """The folder of one execution of a command: what it is given, what it says, and how it ended.
 
     input, spec.json    what the command is given
-    stdout, stderr      what it says; `told` is how far stderr has been passed on
+    stdout, stderr      what it says; `told` is how far stderr has been passed on, and `left_out` how much never will be
     keeper              who keeps it: the line of /proc/PID/stat, with the time at which that process started
     end                 the exit code, written by the keeper as the last thing that it does
 
@@ -21,9 +21,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.workers.reporting.lines import as_it_stands
 
 _OLD = 86_400
 """Seconds after which what nobody has cleared away is: whoever watched it died with the machine's other workers."""
+
+
+_GROUP_AND_SESSION = slice(2, 4)
+"""Where they stand in /proc/PID/stat, behind the name of the program."""
 
 
 class Keeper(NamedTuple):
@@ -37,6 +42,21 @@ class Keeper(NamedTuple):
         """Say whether it is there still."""
         line = _stat(self.pid)
         return line is not None and _parse(line) == self and _state(line) not in "ZX"
+
+    def left_behind(self) -> list[int]:
+        """Return the processes of the command, where it may have been killed without them.
+
+        The system gives its number to nobody else while one of them is there.
+        """
+        line = _stat(self.pid)
+        if not self.pid or (line is not None and _parse(line) != self):
+            return []
+        found = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+        return [pid for pid in found if (line := _stat(pid)) is not None and self._is_of(line)]
+
+    def _is_of(self, line: str) -> bool:
+        fields = line.rpartition(")")[2].split()
+        return str(self.pid) in fields[_GROUP_AND_SESSION] and fields[0] not in "ZX"
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to all processes of the command."""
@@ -104,32 +124,52 @@ class Spool:
             return None
         return int(said) if said.endswith("\n") and said.strip().isdigit() else None
 
-    def has_more(self) -> bool:
-        """Say whether there is something in stderr that nobody has been told."""
+    def has_more(self, until: int | None = None) -> bool:
+        """Say whether there is something in stderr, or before a place there, that nobody has been told."""
         size = _size(self.stderr)
         if size and size < self._how_far():
             self._told = 0  # it was cut meanwhile
-        return size > (self._how_far() if size else 0)
+        return (size if until is None else min(size, until)) > (self._how_far() if size else 0)
 
     def has_much(self) -> bool:
         """Say whether stderr takes so much of the disk that it is to be cut."""
         return _size(self.stderr) > _MOST_SAID
 
-    def cut(self) -> int:
-        """Empty stderr; return how many bytes of it nobody has been told, nor will be."""
+    def cut(self) -> None:
+        """Empty stderr, and count the bytes of it that nobody has been told, nor will be."""
         left_out = _size(self.stderr) - self._how_far()
         with contextlib.suppress(FileNotFoundError):
             os.truncate(self.stderr, 0)  # who writes there appends
-            self._told = 0
-            (self.folder / "told").write_text("0")
-        return max(0, left_out)
+            self._leave_out(left_out, 0)
+
+    def skip(self, end: int) -> None:
+        """Leave out what nobody has been told of stderr, but for its last bytes before `end`, if that is much."""
+        place = end - _CHUNK
+        if place - self._how_far() > _MOST_SAID:
+            self._leave_out(place - self._how_far(), place)
+
+    def _leave_out(self, size: int, place: int) -> None:
+        (self.folder / "left_out").write_text(str(self.left_out() + max(0, size)))
+        self._told = place
+        (self.folder / "told").write_text(str(place))
+
+    def left_out(self) -> int:
+        """Return how many bytes of stderr nobody was told, nor will be."""
+        return _number(self.folder / "left_out")
+
+    def said(self) -> int:
+        """Return how many bytes there are in stderr."""
+        return _size(self.stderr)
 
     def has_written_more_than(self, limit: int) -> bool:
         """Say whether there are more bytes in stdout."""
         return _size(self.stdout) > limit
 
     def new_lines(self, *, is_last: bool = False) -> str | None:
-        """Return lines of stderr that nobody has been told, as one text, and remember that they are; None: none."""
+        """Return lines of stderr that nobody has been told, as one text, and remember that they are; None: none.
+
+        They are a block of the file, and not taken apart: what is not kept of them costs nothing.
+        """
         place = self._how_far()
         try:
             with self.stderr.open("rb") as file:
@@ -145,12 +185,13 @@ class Spool:
         self._told = place + len(data)
         (self.folder / "told").write_text(str(self._told))
         text = data.decode(errors="replace")
-        if self._is_returned:
-            text = text.removeprefix("\n")  # which ends a line that has been told
+        if self._is_returned and text.startswith("\n"):  # which ends a line that has been told
+            if text == "\n":
+                self._is_returned = False
+                return self.new_lines(is_last=is_last)
+            text = text.removeprefix("\n")
         self._is_returned = data.endswith(b"\r")
-        if "\r" in text:
-            text = "\n".join([line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")])
-        return text.removesuffix("\n")
+        return as_it_stands(text.removesuffix("\n"))
 
     def _whole(self, data: bytes) -> int:
         """Return how many bytes are lines that have ended; a bar that is drawn over is one, once a second."""
@@ -164,10 +205,7 @@ class Spool:
     def _how_far(self) -> int:
         """Return how many bytes of stderr have been passed on, by this watcher or one before it."""
         if self._told is None:
-            try:
-                self._told = int((self.folder / "told").read_text() or 0)
-            except (FileNotFoundError, ValueError):
-                self._told = 0
+            self._told = _number(self.folder / "told")
         return self._told
 
     def output(self, limit: int) -> bytes:
@@ -187,7 +225,8 @@ class Spool:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-_CHUNK = 1_000_000
+_CHUNK = 250_000
+"""Bytes of stderr that are passed on at once."""
 _MOST_SAID = 16_000_000
 """Bytes of stderr that stand on the disk."""
 _DRAWN_EVERY = 1.0
@@ -230,12 +269,25 @@ def _is_own(root: Path) -> bool:
 
 
 def sweep(root: Path) -> None:
-    """Clear away what has ended long ago, and nobody has cleared away: its watcher was killed then."""
+    """Clear away what has ended long ago, and nobody has cleared away: its watcher was killed then.
+
+    A command whose keeper was killed has no end; it counts by what was last written.
+    """
     for folder in root.iterdir():
         with contextlib.suppress(OSError):
-            end = folder / "end"
-            if end.exists() and time.time() - end.stat().st_mtime > _OLD:
-                shutil.rmtree(folder, ignore_errors=True)
+            spool, end = Spool(root, folder.name), folder / "end"
+            written = [end] if end.exists() else [folder, *folder.iterdir()]
+            if time.time() - max(path.stat().st_mtime for path in written) > _OLD:
+                keeper = spool.keeper()
+                if end.exists() or keeper is None or not (keeper.is_alive() or keeper.left_behind()):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.read_text() or 0)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return 0
 
 
 def _size(path: Path) -> int:

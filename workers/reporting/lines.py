@@ -1,9 +1,10 @@
 """Lines that tasks have said and that nobody has been handed yet: by attempt, in order, and within limits.
 
-Of an attempt that says more than `log_limit` bytes, as UTF-8 and with the ends of its lines, the first lines are passed
-on as they come and the last ones are kept until it ends; what is between is counted, and one line tells how many there
-were. The same holds where all attempts of the process together say more than can be passed on. Many lines that come as
-one text stay one until they are passed on: those that are dropped cost no more than to count them.
+Of an attempt that says more than `log_limit` bytes, as UTF-8 and with the ends of its lines, or more lines than a tenth
+of that number, the first lines are passed on as they come and the last ones are kept until it ends; what is between is
+counted, and one line tells how much there was. The same holds where all attempts of the process together say more than
+can be passed on. Many lines that come as one text stay one until they are passed on: those that are dropped cost no
+more than to count them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -22,93 +23,130 @@ from orchestrator.workers.running.job import Job
 
 DROPPED = "dropped"
 """The source of a line that says how many are missing."""
+BY_LINE = ""
+"""The level of lines that each get their own: a warning if it speaks of an error."""
 
-_LONGEST = 10_000
+LONGEST = 10_000
 """Characters of one line."""
+_SHORTEST = 10
+"""Bytes that a line has on average, at least, where as many bytes are kept as the limit says."""
 _OVERHEAD = 40
-"""Bytes that a line takes beside its text while it waits, roughly."""
+"""Bytes that a text takes beside its characters while it waits, roughly."""
 _LAST_SHARE = 5
 """Its last lines get a fifth of an attempt's limit, and its first ones the rest."""
 _MOST_WAITING = 4_000_000
 """Bytes of lines of all attempts that wait to be passed on."""
 _MOST_ATTEMPTS = 20_000
 """Attempts that have said something; of more, nothing is kept."""
+_TOO_MUCH = "more was said than could be passed on"
 
 
 class _Said(NamedTuple):
     """A line, or many that are one text."""
 
     line: LogLine
+    size: int
+    """How many bytes it has."""
+    number: int = 1
+    """How many lines it is."""
     many: bool = False
 
-    @property
-    def number(self) -> int:
-        """How many lines it is."""
-        return self.line.text.count("\n") + 1 if self.many else 1
-
-    @property
-    def size(self) -> int:
-        """How many bytes it has."""
-        text = self.line.text
-        return (len(text) if text.isascii() else len(text.encode())) + 1
-
-    def part(self, text: str) -> _Said:
+    def part(self, data: bytes) -> _Said:
         """Return some of its lines."""
-        return _Said(msgspec.structs.replace(self.line, text=text), self.many)
+        line = msgspec.structs.replace(self.line, text=data.decode())
+        return _Said(line, len(data) + 1, data.count(b"\n") + 1, many=True)
 
-    def split(self, room: int) -> tuple[_Said | None, _Said | None]:
-        """Return what has room in so many bytes, and the rest; a single line is not split."""
-        if self.size <= room:
+    def split(self, room: int, lines: int) -> tuple[_Said | None, _Said | None]:
+        """Return what has room in so many bytes and lines, and the rest; a single line is not split."""
+        if self.size <= room and self.number <= lines:
             return self, None
-        data = self.line.text.encode()
-        cut = data.rfind(b"\n", 0, max(0, room)) if self.many else -1
-        if cut < 0:
+        if not self.many or lines <= 0:
             return None, self
-        return self.part(data[:cut].decode()), self.part(data[cut + 1 :].decode())
-
-    def last(self, room: int) -> _Said | None:
-        """Return the last of its lines that have room in so many bytes."""
         data = self.line.text.encode()
-        cut = data.find(b"\n", len(data) - room) if self.many and room > 0 else -1
-        return None if cut < 0 else self.part(data[cut + 1 :].decode())
+        cut = len(data)
+        if self.number > lines:
+            cut -= len(data.split(b"\n", lines)[lines]) + 1
+        if cut >= room:
+            cut = data.rfind(b"\n", 0, max(0, room))
+        return (None, self) if cut < 0 else (self.part(data[:cut]), self.part(data[cut + 1 :]))
+
+    def last(self, room: int, lines: int) -> _Said | None:
+        """Return the last of its lines that have room in so many bytes and lines."""
+        if self.size <= room and self.number <= lines:
+            return self
+        if not self.many or room <= 0 or lines <= 0:
+            return None
+        data = self.line.text.encode()
+        cut = -1
+        if self.number > lines:
+            cut = len(data.rsplit(b"\n", lines)[0])
+        if len(data) - cut > room:
+            cut = data.find(b"\n", len(data) - room)
+        return None if cut < 0 else self.part(data[cut + 1 :])
 
     def lines(self) -> list[LogLine]:
-        """Return each of its lines that has something in it."""
-        if not self.many:
-            return [self.line]
-        at, attempt, level, source = self.line.at, self.line.attempt, self.line.level, self.line.source
-        texts = self.line.text.split("\n")
-        return [LogLine(at, attempt, level, text, source) for text in texts if text and not text.isspace()]
+        """Return each of its lines."""
+        at, attempt, level, text, source = msgspec.structs.astuple(self.line)
+        texts = text.split("\n") if self.many else [text]
+        if level != BY_LINE or "error" not in text.lower():
+            return [LogLine(at, attempt, level or "info", text, source) for text in texts]
+        return [LogLine(at, attempt, "warning" if "error" in text.lower() else "info", text, source) for text in texts]
 
 
 class _Attempt:
     """What one attempt has said."""
 
-    __slots__ = ("dropped", "has_ended", "job", "last", "last_size", "lines", "part", "size", "told", "why")
+    __slots__ = (
+        "count",
+        "dropped",
+        "dropped_size",
+        "has_ended",
+        "job",
+        "last",
+        "last_count",
+        "last_size",
+        "lines",
+        "part",
+        "size",
+        "told",
+        "told_size",
+        "why",
+    )
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.part = 0
         self.lines: list[_Said] = []
         """To be passed on."""
-        self.size = 0
-        """Bytes of first lines, those that have been passed on included."""
+        self.size = self.count = 0
+        """Bytes and number of first lines, those that have been passed on included."""
         self.last: deque[_Said] = deque()
-        self.last_size = 0
-        self.dropped = 0
-        self.told = 0
-        """How many lines those stand for that say how many are missing, without themselves."""
+        self.last_size = self.last_count = 0
+        self.dropped = self.dropped_size = 0
+        """Lines and bytes that are missing, and of which no line tells yet."""
+        self.told = self.told_size = 0
+        """How many those stand for that say how many are missing, without themselves."""
         self.why = ""
         self.has_ended = False
+
+    def drop(self, lines: int, size: int, why: str) -> None:
+        """Count lines that are missing."""
+        if why != self.why:
+            self.note_dropped()
+            self.why = why
+        self.dropped += lines
+        self.dropped_size += size
 
     def note_dropped(self) -> None:
         """Say in the place of lines that were dropped how many there were."""
         if self.dropped:
-            number = "1 line was" if self.dropped == 1 else f"{self.dropped:,} lines were"
-            text = f"{number} dropped here: {self.why}"
-            self.lines.append(_Said(LogLine(time.time(), self.job.dispatch.attempt, "warning", text, DROPPED)))
+            number = "1 line" if self.dropped == 1 else f"{self.dropped:,} lines"
+            were = "was" if self.dropped == 1 else "were"
+            text = f"{number} ({self.dropped_size:,} bytes) {were} dropped here: {self.why}"
+            self.lines.append(_Said(LogLine(time.time(), self.job.dispatch.attempt, "warning", text, DROPPED), 0))
             self.told += self.dropped - 1
-            self.dropped = 0
+            self.told_size += self.dropped_size
+            self.dropped = self.dropped_size = 0
 
 
 class Taken(NamedTuple):
@@ -116,8 +154,8 @@ class Taken(NamedTuple):
 
     chunks: list[LogChunk]
     attempts: list[_Attempt]
-    counts: list[int]
-    """How many lines each chunk has, or stands for."""
+    counts: list[tuple[int, int]]
+    """How many lines and bytes each chunk has, or stands for."""
 
 
 class Lines:
@@ -126,6 +164,10 @@ class Lines:
     def __init__(self, limit: int, vault: Vault | None = None) -> None:
         self._limit = limit
         self._last = limit // _LAST_SHARE
+        most = max(_LAST_SHARE, limit // _SHORTEST)
+        self._last_count = most // _LAST_SHARE
+        self._first, self._first_count = limit - self._last, most - self._last_count
+        self._why = f"of an attempt, {limit:,} bytes and {most:,} lines are kept (setting log_limit)"
         self._vault = vault
         self._lock = threading.Lock()
         self._attempts: dict[int, _Attempt] = {}
@@ -136,17 +178,19 @@ class Lines:
 
     def add(self, job: Job, line: LogLine) -> None:
         """Take a line, or count it."""
-        if len(line.text) > _LONGEST:
-            line = msgspec.structs.replace(line, text=_cut(line.text))
-        self._add(job, _Said(line))
+        text = line.text
+        if len(text) > LONGEST:
+            text = _cut(text)
+            line = msgspec.structs.replace(line, text=text)
+        self._add(job, _Said(line, (len(text) if text.isascii() else len(text.encode())) + 1))
 
     def add_many(self, job: Job, lines: LogLine) -> None:
         """Take many lines that are one text, or count them."""
-        if len(lines.text) > _LONGEST:
-            texts = lines.text.split("\n")
-            if max(map(len, texts)) > _LONGEST:
-                lines = msgspec.structs.replace(lines, text="\n".join(map(_cut, texts)))
-        self._add(job, _Said(lines, many=True))
+        text = "\n".join(map(_cut, blocks(lines.text)))
+        if text is not lines.text:
+            lines = msgspec.structs.replace(lines, text=text)
+        size = (len(text) if text.isascii() else len(text.encode())) + 1
+        self._add(job, _Said(lines, size, text.count("\n") + 1, many=True))
 
     def _add(self, job: Job, said: _Said) -> None:
         job.has_lines = True
@@ -156,7 +200,10 @@ class Lines:
                 if len(self._attempts) >= _MOST_ATTEMPTS:
                     return
                 attempt = self._attempts[id(job)] = _Attempt(job)
-            first, last = said.split(self._limit - self._last - attempt.size)
+            if attempt.size >= self._limit:
+                self._keep_last(attempt, said)
+                return
+            first, last = said.split(self._first - attempt.size, self._first_count - attempt.count)
             if first is not None:
                 self._fresh[id(job)] = attempt
                 self._pass_on(attempt, first)
@@ -165,38 +212,45 @@ class Lines:
                 self._keep_last(attempt, last)
 
     def _pass_on(self, attempt: _Attempt, said: _Said) -> None:
-        size, count = said.size, said.number
-        if self._waiting + size + count * _OVERHEAD > _MOST_WAITING:
-            attempt.dropped += count
-            attempt.why = "more was said than could be passed on"
-            return
-        attempt.note_dropped()
-        attempt.lines.append(said)
-        attempt.size += size
-        self._waiting += size + count * _OVERHEAD
+        """Pass on as much as there is room for."""
+        first, rest = said.split(_MOST_WAITING - self._waiting - _OVERHEAD, said.number)
+        if first is not None:
+            attempt.note_dropped()
+            attempt.lines.append(first)
+            attempt.size += first.size
+            attempt.count += first.number
+            self._waiting += first.size + _OVERHEAD
+        if rest is not None:
+            attempt.drop(rest.number, rest.size, _TOO_MUCH)
 
     def _keep_last(self, attempt: _Attempt, said: _Said) -> None:
-        attempt.last.append(said)
+        last = attempt.last
+        last.append(said)
         attempt.last_size += said.size
-        while len(attempt.last) > 1 and attempt.last_size - attempt.last[0].size >= self._last:
-            first = attempt.last.popleft()
+        attempt.last_count += said.number
+        while len(last) > 1 and (
+            attempt.last_size - last[0].size >= self._last or attempt.last_count - last[0].number >= self._last_count
+        ):
+            first = last.popleft()
             attempt.last_size -= first.size
-            self._drop(attempt, first.number)
-
-    def _drop(self, attempt: _Attempt, lines: int) -> None:
-        attempt.dropped += lines
-        attempt.why = f"of an attempt, {self._limit:,} bytes are kept (setting log_limit)"
+            attempt.last_count -= first.number
+            attempt.drop(first.number, first.size, self._why)
+        if said.many and len(last) == 1:
+            self._cut_last(attempt)
 
     def _cut_last(self, attempt: _Attempt) -> None:
-        """Let an attempt that has ended have no more last lines than are kept."""
-        if attempt.last and attempt.last_size > self._last:
+        """Let an attempt have no more last lines than are kept, but for a last one that is longer than that."""
+        if attempt.last and (attempt.last_size > self._last or attempt.last_count > self._last_count):
             first = attempt.last.popleft()
-            kept = first.last(self._last - (attempt.last_size - first.size))
+            size, count = attempt.last_size - first.size, attempt.last_count - first.number
+            kept = first.last(self._last - size, self._last_count - count)
             if kept is None and not attempt.last:
-                kept = first  # a line that is longer than all that is kept
+                kept = first.part(first.line.text.rpartition("\n")[2].encode()) if first.many else first
             if kept is not None:
                 attempt.last.appendleft(kept)
-            self._drop(attempt, first.number - (0 if kept is None else kept.number))
+                size, count = size + kept.size, count + kept.number
+            attempt.drop(attempt.last_count - count, attempt.last_size - size, self._why)
+            attempt.last_size, attempt.last_count = size, count
 
     def end(self, job: Job) -> bool:
         """Let an attempt have no more to say; return whether there is something to be passed on."""
@@ -215,9 +269,9 @@ class Lines:
 
     def take(self) -> Taken:
         """Return what is to be passed on."""
+        taken: list[tuple[_Attempt, list[_Said], int, int]] = []
         with self._lock:
             fresh, self._fresh, self._waiting = self._fresh, {}, 0
-            taken: list[tuple[_Attempt, list[LogLine], int]] = []
             for key, attempt in fresh.items():
                 if attempt.has_ended:
                     self._cut_last(attempt)
@@ -227,13 +281,16 @@ class Lines:
                     attempt.lines += attempt.last
                     attempt.last.clear()
                     del self._attempts[key]
-                if lines := [line for said in attempt.lines for line in said.lines()]:
-                    taken.append((attempt, lines, len(lines) + attempt.told))
-                    attempt.lines, attempt.told = [], 0
+                if attempt.lines:
+                    taken.append((attempt, attempt.lines, attempt.told, attempt.told_size))
+                    attempt.lines, attempt.told, attempt.told_size = [], 0, 0
         return Taken(
-            [self._chunk(attempt, lines) for attempt, lines, _ in taken],
-            [attempt for attempt, _, _ in taken],
-            [count for _, _, count in taken],
+            [self._chunk(attempt, [line for one in said for line in one.lines()]) for attempt, said, _, _ in taken],
+            [attempt for attempt, _, _, _ in taken],
+            [
+                (told + sum(one.number for one in said), told_size + sum(one.size for one in said))
+                for _, said, told, told_size in taken
+            ],
         )
 
     def _chunk(self, attempt: _Attempt, lines: Sequence[LogLine]) -> LogChunk:
@@ -247,15 +304,36 @@ class Lines:
     def lose(self, taken: Taken, first: int, why: str) -> None:
         """Count what could not be passed on, from a chunk on; it is told with what the attempts say next."""
         with self._lock:
-            for attempt, count in zip(taken.attempts[first:], taken.counts[first:], strict=True):
-                attempt.dropped += count
-                attempt.why = why
+            for attempt, (count, size) in zip(taken.attempts[first:], taken.counts[first:], strict=True):
+                attempt.drop(count, size, why)
                 key = id(attempt.job)
                 if attempt.has_ended and len(self._attempts) >= _MOST_ATTEMPTS:
                     continue
                 self._attempts[key] = self._fresh[key] = attempt
 
 
+def blocks(text: str) -> Iterator[str]:
+    """Yield a text in parts that are as many whole lines as have room in the longest line, or one that is longer."""
+    start, size = 0, len(text)
+    while size - start > LONGEST:
+        end = text.rfind("\n", start, start + LONGEST + 1)
+        if end < 0:
+            end = text.find("\n", start + LONGEST)
+        if end < 0:
+            break
+        yield text[start:end]
+        start = end + 1
+    yield text[start:] if start else text
+
+
+def as_it_stands(text: str) -> str:
+    """Return lines as a terminal shows them at last: a bar that is drawn over with carriage returns is there once."""
+    text = text.replace("\r\n", "\n")
+    if "\r" in text:
+        text = "\n".join([line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")])
+    return text
+
+
 def _cut(text: str) -> str:
     """Return a line that is not too long."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

@@ -25,6 +25,7 @@ from orchestrator.sdk.tasks.context import current_runtime, printing
 from orchestrator.telemetry import LOGGER_NAME, get_logger
 from orchestrator.transport.codec import LogLine
 from orchestrator.unblocked import UnblockedHandler, unblocked
+from orchestrator.workers.reporting.lines import as_it_stands
 from orchestrator.workers.reporting.printed import LONGEST_PIECE, RATE, LogRoom, PrintBuffer
 from orchestrator.workers.running.forks import is_fork, on_fork
 from orchestrator.workers.running.job import Job, Stage
@@ -297,9 +298,7 @@ class TaskOutput(io.RawIOBase):
         """Tell what a job has printed: whole lines, the last without its end."""
         if not text.isascii():
             text = text.encode("utf-8", "backslashreplace").decode()  # there are characters that nobody can store
-        if "\r" in text:  # a bar that is drawn again and again is shown once
-            text = "\n".join([line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")])
-        text = scrub(text, job.secrets)
+        text = scrub(as_it_stands(text), job.secrets)
         left_out, shown = room.take(text)
         self.tell_left_out(job, left_out)
         if shown and (lines := [line for line in shown.split("\n") if line and not line.isspace()]):
