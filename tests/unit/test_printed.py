@@ -117,11 +117,10 @@ def test_of_much_that_is_printed_lines_are_lost_and_counted(printing: Printing) 
     end_lines(printing.job)
     printing.kept.lines.end(printing.job)
     for texts, why in ((printing.logged(), "left out here"), (printing.kept.texts(), "dropped here")):
-        (missing,) = [text for text in texts if why in text]
-        found = re.search(rf"([\d,]+) lines (?:\([\d,]+ bytes\) )?were {why}", missing)
-        assert found is not None
-        assert 9_000 <= len(texts) - 1 <= 30_000
-        assert int(found[1].replace(",", "")) + len(texts) - 1 == 60_000
+        notes = re.findall(rf"([\d,]+) lines (?:\([\d,]+ bytes\) )?were {why}", "\n".join(texts))
+        kept = len(texts) - len(notes)
+        assert 9_000 <= kept <= 30_000
+        assert sum(int(note.replace(",", "")) for note in notes) + kept == 60_000  # several where printing took seconds
 
 
 def test_what_is_printed_fast_comes_out_soon_and_in_order(printing: Printing) -> None:
