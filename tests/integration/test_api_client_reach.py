@@ -119,6 +119,8 @@ def body(call: Endpoint, house: House) -> dict[str, Any]:
     }
     if call.path.endswith("log"):
         given["after"] = "0-0"
+    elif call.path.endswith("schedules/page"):
+        given["after"] = None
     if part == "insights":
         given["task"] = str(house.tasks["bank"])
     if call.path.endswith("waits"):
