@@ -37,9 +37,15 @@ _now = text("now()")
 _Time = DateTime(timezone=True)
 
 
-def _count(name: str, comment: str | None = None, kind: type[Integer] = Integer) -> Column[int]:
+KEPT = {"kept": True}
+"""Marks a column of `tasks` that an ended task keeps as it is: `ended_tasks` has it, too."""
+
+
+def _count(
+    name: str, comment: str | None = None, kind: type[Integer] = Integer, info: dict[str, bool] | None = None
+) -> Column[int]:
     """Return a number that begins with 0."""
-    return Column(name, kind, nullable=False, server_default=text("0"), comment=comment)
+    return Column(name, kind, nullable=False, server_default=text("0"), comment=comment, info=info)
 
 
 def _flag(name: str, comment: str | None = None) -> Column[bool]:
@@ -54,37 +60,44 @@ def _one_of(states: object) -> str:
 tasks = Table(
     "tasks",
     metadata,
-    Column("id", Uuid, primary_key=True),
-    Column("seq", BigInteger, Identity(), nullable=False, comment="order of arrival; older first within a priority"),
-    Column("name", Text, nullable=False),
-    Column("queue", Text, nullable=False),
-    _count("priority", kind=SmallInteger),
+    Column("id", Uuid, primary_key=True, info=KEPT),
+    Column(
+        "seq",
+        BigInteger,
+        Identity(),
+        nullable=False,
+        comment="order of arrival; older first within a priority",
+        info=KEPT,
+    ),
+    Column("name", Text, nullable=False, info=KEPT),
+    Column("queue", Text, nullable=False, info=KEPT),
+    _count("priority", kind=SmallInteger, info=KEPT),
     Column("status", Text, nullable=False, server_default=text("'pending'")),
     _count("blockers", "upstreams it still waits for"),
     Column("wake_at", _Time, comment="not before; null when ready or in flight"),
     Column("hold", Text, comment="why it is kept back: 'unknown' = no live worker knows it"),
-    _count("attempt", "the fence; grows with every claim"),
+    _count("attempt", "the fence; grows with every claim", info=KEPT),
     _count("failures", "what the retry policy charges"),
     _count("losses", "processes it took down with it"),
     _flag("alone", "runs in a process of its own"),
-    Column("run_id", Uuid),
-    Column("position", Integer, comment="place among the tasks of its run"),
-    Column("payload", LargeBinary, nullable=False),
-    Column("options", JSONB, comment="TaskOptions; null where all are defaults"),
+    Column("run_id", Uuid, info=KEPT),
+    Column("position", Integer, comment="place among the tasks of its run", info=KEPT),
+    Column("payload", LargeBinary, nullable=False, info=KEPT),
+    Column("options", JSONB, comment="TaskOptions; null where all are defaults", info=KEPT),
     Column("worker", Text),
-    Column("created_at", _Time, nullable=False, server_default=_now),
+    Column("created_at", _Time, nullable=False, server_default=_now, info=KEPT),
     Column("dispatched_at", _Time),
     Column("started_at", _Time),
-    Column("step", Text, comment="which step of its workflow"),
-    Column("lane", Text, comment="task|key: what it shares limits and turns with; null for most"),
+    Column("step", Text, comment="which step of its workflow", info=KEPT),
+    Column("lane", Text, comment="task|key: what it shares limits and turns with; null for most", info=KEPT),
     Column("expires_at", _Time, comment="fails if it has not started by then"),
-    Column("unique_key", Text),
-    Column("callbacks", JSONB, comment="tasks to create when this one ends"),
+    Column("unique_key", Text, info=KEPT),
+    Column("callbacks", JSONB, comment="tasks to create when this one ends", info=KEPT),
     Column("details", LargeBinary, comment="what an attempt left for the next one"),
     Column("completion", LargeBinary, comment="result of an attempt that committed together with its writes"),
-    Column("trace", Text, comment="the span that it came of, as a W3C traceparent"),
+    Column("trace", Text, comment="the span that it came of, as a W3C traceparent", info=KEPT),
     Column("ready_at", _Time, comment="of one that is traced: when its delay was over"),
-    Column("parent_id", Uuid, comment="the task that enqueued it, or that it follows"),
+    Column("parent_id", Uuid, comment="the task that enqueued it, or that it follows", info=KEPT),
     CheckConstraint(_one_of(OPEN_TASK_STATES), name="tasks_are_open"),
 )
 
@@ -114,32 +127,20 @@ Index("tasks_of_run", tasks.c.run_id, tasks.c.step, tasks.c.position, postgresql
 ended_tasks = Table(
     "ended_tasks",
     metadata,
-    Column("id", Uuid, primary_key=True),
-    Column("seq", BigInteger, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("queue", Text, nullable=False),
-    Column("priority", SmallInteger, nullable=False),
+    *(
+        Column(column.name, column.type, primary_key=column.primary_key, nullable=column.nullable)
+        for column in tasks.columns
+        if column.info is KEPT
+    ),
     Column("status", Text, nullable=False),
     Column("reason", Text, comment="why it did not succeed, in a word or two"),
-    Column("attempt", Integer, nullable=False),
     Column("failures", Integer, nullable=False),
     Column("losses", Integer, nullable=False),
-    Column("run_id", Uuid),
-    Column("position", Integer),
-    Column("payload", LargeBinary, nullable=False),
-    Column("options", JSONB),
     Column("result", LargeBinary),
     Column("error", JSONB, comment="kind, message, traceback"),
     Column("worker", Text),
-    Column("created_at", _Time, nullable=False),
     Column("started_at", _Time),
     Column("ended_at", _Time, nullable=False),
-    Column("step", Text),
-    Column("lane", Text),
-    Column("unique_key", Text),
-    Column("callbacks", JSONB),
-    Column("trace", Text),
-    Column("parent_id", Uuid),
     CheckConstraint(_one_of(ENDED_TASK_STATES), name="ended_tasks_have_ended"),
 )
 Index("ended_tasks_not_success", ended_tasks.c.ended_at, postgresql_where=text("status <> 'success'"))

@@ -161,6 +161,11 @@ class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     parent: bytes | None = None
     """The task that enqueued it while it ran, or that it follows."""
 
+    @property
+    def unique_key(self) -> str | None:
+        """The key that no other task may have."""
+        return None if self.unique is None else self.unique.key
+
 
 def differing_options(task: NewTask, queue: str, priority: int, options: str | None, lane: str | None) -> Iterator[str]:
     """Yield in words what is not the same where another task has this queue, priority, options and lane."""

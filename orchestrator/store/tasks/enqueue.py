@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache, partial
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -16,24 +17,8 @@ from orchestrator.domain.tasks.task import NewTask
 from orchestrator.store import driver
 from orchestrator.store.runs.tracing import span_of_run
 from orchestrator.store.sql import Batch, Prepared, Statement
+from orchestrator.store.tasks.row import NEW, parameters, value_of
 from orchestrator.store.tasks.transitions import arrivals
-
-COLUMNS = {
-    "id": ("id", "%(id)s::uuid"),
-    "name": ("name", "%(name)s"),
-    "queue": ("queue", "%(queue)s"),
-    "payload": ("payload", "%(payload)s"),
-    "priority": ("priority", "%(priority)s"),
-    "delay": ("wake_at", "now() + %(delay)s::double precision * interval '1 second'"),
-    "options": ("options", "%(options)s::jsonb"),
-    "lane": ("lane", "%(lane)s"),
-    "expires": ("expires_at", "now() + %(expires)s::double precision * interval '1 second'"),
-    "unique_key": ("unique_key", "%(unique_key)s"),
-    "callbacks": ("callbacks", "%(callbacks)s::jsonb"),
-    "trace": ("trace", "%(trace)s"),
-    "parent": ("parent_id", "%(parent)s::uuid"),
-}
-"""By parameter, the column that it sets, and how."""
 
 
 def insert_task(connection: Connection, task: NewTask) -> bool:
@@ -49,40 +34,24 @@ def insert_task(connection: Connection, task: NewTask) -> bool:
 def insert_alone(engine: Engine, task: NewTask) -> None:
     """Create one standalone task without a unique key, by itself; it is stored when this returns."""
     row = _row(task)
-    driver.execute(engine, _insert(tuple(row)).sql, row)
+    _insert(tuple(row)).alone(engine, row)
 
 
 def _row(task: NewTask) -> dict[str, Any]:
     """Return the parameters of an insert. What a task does not use is not sent: parsing it takes Postgres time."""
-    row: dict[str, Any] = {"id": task.id.hex(), "name": task.name, "queue": task.queue, "payload": task.payload}
-    if task.priority:
-        row["priority"] = task.priority
-    if task.delay > 0:
-        row["delay"] = task.delay
-    if task.options is not None:
-        row["options"] = task.options
-    if task.lane is not None:
-        row["lane"] = task.lane
-    if task.expires is not None:
-        row["expires"] = task.expires
+    row = {name: value for name, value in zip(NEW, parameters(task), strict=True) if value is not None}
     if task.unique is not None:
-        row |= {"unique_key": task.unique.key, "scope": task.unique.scope, "period": task.unique.period}
-    if task.callbacks is not None:
-        row["callbacks"] = task.callbacks
-    if task.trace is not None:
-        row["trace"] = task.trace
-    if task.parent is not None:
-        row["parent"] = task.parent.hex()
+        row |= {"scope": task.unique.scope, "period": task.unique.period}
     return row
 
 
 @cache
 def _insert(names: tuple[str, ...]) -> Statement[UUID]:
     """Return the statement that creates a task with these parameters, and tells the leader if it is ready in a lane."""
-    used = {name: COLUMNS[name] for name in names if name in COLUMNS}
-    title = " ".join(["enqueue.insert", *list(used)[4:]])
-    columns = ", ".join(column for column, _ in used.values())
-    values = ", ".join(value for _, value in used.values())
+    used = [name for name in names if name in NEW]
+    title = " ".join(["enqueue.insert", *used[4:]])
+    columns = ", ".join(NEW[name].column for name in used)
+    values = ", ".join(value_of(name, f"%({name})s::{NEW[name].type}") for name in used)
     is_arriving = "lane" in names and "delay" not in names
     if "unique_key" not in names and not is_arriving:
         return Statement[UUID](f"INSERT /* {title} */ INTO orchestrator.tasks ({columns}) VALUES ({values})")
@@ -116,10 +85,12 @@ def notify_on_commit(connection: Connection, namespace: str) -> None:
         _NOTIFY(connection, channel=namespace)
 
 
-_COPY = Statement[None]("""
-COPY /* enqueue.copy */ orchestrator.tasks
-     (id, payload, name, queue, priority, options, lane, callbacks, trace, wake_at, expires_at, run_id, position)
-     FROM STDIN
+_APART = ("id", "payload", "delay", "expires", "run_id", "position")
+"""What differs from one task of many to the next; the others are mostly the same."""
+_ALIKE = tuple(name for name in NEW if name not in _APART)
+_alike = attrgetter(*_ALIKE)
+_COPY = Statement[None](f"""
+COPY /* enqueue.copy */ orchestrator.tasks ({", ".join(NEW[name].column for name in (*_APART, *_ALIKE))}) FROM STDIN
 """)
 _COPY_CHUNK = 5_000
 _ARRIVALS = Statement[None]("""
@@ -164,14 +135,13 @@ def _clock(connection: Connection) -> datetime:
 
 def _copy_lines(tasks: Iterable[NewTask], clock: Callable[[], datetime]) -> Iterator[str]:
     """Yield tasks as lines of a COPY. What tasks have in common is written out once; the clock is asked if need be."""
-    alike: dict[tuple[str, str, int, str | None, str | None, str | None, str | None], str] = {}
+    written: dict[tuple[Any, ...], str] = {}
     now: datetime | None = None
     for task in tasks:
-        kind = (task.name, task.queue, task.priority, task.options, task.lane, task.callbacks, task.trace)
-        common = alike.get(kind)
+        kind = _alike(task)
+        common = written.get(kind)
         if common is None:
-            name, queue, priority, *others = kind
-            common = alike[kind] = "\t".join([_escape(name), _escape(queue), str(priority), *map(_escape, others)])
+            common = written[kind] = "\t".join(map(_escape, kind))
         if task.delay > 0 or task.expires is not None:
             now = now or clock()
             times = f"{_time_after(now, task.delay if task.delay > 0 else None)}\t{_time_after(now, task.expires)}"
@@ -179,34 +149,30 @@ def _copy_lines(tasks: Iterable[NewTask], clock: Callable[[], datetime]) -> Iter
             times = "\\N\t\\N"
         run_id = "\\N" if task.run_id is None else task.run_id.hex()
         position = "\\N" if task.position is None else task.position
-        yield f"{task.id.hex()}\t\\\\x{task.payload.hex()}\t{common}\t{times}\t{run_id}\t{position}\n"
+        yield f"{task.id.hex()}\t\\\\x{task.payload.hex()}\t{times}\t{run_id}\t{position}\t{common}\n"
 
 
 def _time_after(now: datetime, seconds: float | None) -> str:
     return "\\N" if seconds is None else (now + timedelta(seconds=seconds)).isoformat()
 
 
-def _escape(value: str | None) -> str:
+def _escape(value: str | int | None) -> str:
     if value is None:
         return "\\N"
-    return value.replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+    return str(value).replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
 # What a worker reports may be reported twice, and the task may even have ended in between.
-_NEW = Batch(
-    "n",
-    "id uuid, name text, queue text, priority smallint, delay double precision, payload bytea, options jsonb, "
-    "run_id uuid, step text, position int, lane text, expires double precision, unique_key text, callbacks jsonb, "
-    "attempt int, trace text, parent uuid",
-)
+_NEW = Batch("n", ", ".join([*(f"{name} {field.type}" for name, field in NEW.items()), "attempt int"]))
+_STORED = {
+    **{field.column: value_of(name, f"n.{name}", "%(now)s::timestamptz") for name, field in NEW.items()},
+    "attempt": "n.attempt",
+    "trace": f"coalesce(n.trace, {span_of_run('n.run_id')})",
+}
 _ADOPT = Prepared[None](f"""
 WITH /* enqueue.create_tasks */ created AS (
-    INSERT INTO orchestrator.tasks (id, name, queue, priority, wake_at, payload, options, run_id, step, position, lane,
-                                    expires_at, unique_key, callbacks, attempt, trace, parent_id)
-    SELECT n.id, n.name, n.queue, n.priority,
-           CASE WHEN n.delay > 0 THEN %(now)s::timestamptz + n.delay * interval '1 second' END, n.payload,
-           n.options, n.run_id, n.step, n.position, n.lane, %(now)s::timestamptz + n.expires * interval '1 second',
-           n.unique_key, n.callbacks, n.attempt, coalesce(n.trace, {span_of_run("n.run_id")}), n.parent
+    INSERT INTO orchestrator.tasks ({", ".join(_STORED)})
+    SELECT {", ".join(_STORED.values())}
       FROM {_NEW}
      WHERE (SELECT true FROM orchestrator.ended_tasks WHERE id = n.id LIMIT 1) IS NULL
         ON CONFLICT (id) DO NOTHING
@@ -232,27 +198,6 @@ def create_tasks(
     done with the next statement.
     """
     past = attempts or {}
-    rows = [
-        (
-            task.id,
-            task.name,
-            task.queue,
-            task.priority,
-            task.delay,
-            task.payload,
-            task.options,
-            task.run_id,
-            task.step,
-            task.position,
-            task.lane,
-            task.expires,
-            task.unique and task.unique.key,
-            task.callbacks,
-            past.get(task.id, 0),
-            task.trace,
-            task.parent,
-        )
-        for task in tasks
-    ]
+    rows = [[*parameters(task), past.get(task.id, 0)] for task in tasks]
     create = _ADOPT.later if is_gathered else _ADOPT
     create(connection, _NEW(rows), now=now, has_spans=has_spans)

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState, sources_of
 from orchestrator.store.sql import Prepared, Statement
+from orchestrator.store.tasks.row import CARRIED
 from orchestrator.store.tasks.transitions import Moved, among, arrivals
 from orchestrator.store.tasks.unique import LOCK_OF
 
@@ -66,12 +67,8 @@ WITH /* revival.revive */ wanted AS MATERIALIZED (
      WHERE status IN ('failed', 'cancelled') AND attempt > 0
     ON CONFLICT DO NOTHING
 ), opened AS (
-    INSERT INTO orchestrator.tasks
-           (id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step, lane,
-            unique_key, callbacks, trace, ready_at, parent_id)
-    SELECT id, seq, name, queue, priority, attempt, run_id, position, payload, options, created_at, step, lane,
-           unique_key, callbacks, trace, CASE WHEN trace IS NOT NULL THEN now() END, parent_id
-      FROM back
+    INSERT INTO orchestrator.tasks ({CARRIED}, ready_at)
+    SELECT {CARRIED}, CASE WHEN trace IS NOT NULL THEN now() END FROM back
 ), arrived AS (
     {arrivals("back WHERE lane IS NOT NULL")}
 )

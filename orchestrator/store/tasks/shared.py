@@ -11,27 +11,12 @@ from sqlalchemy import Connection, Engine
 
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.store.sql import Batch, Statement, Values
-from orchestrator.store.tasks.enqueue import COLUMNS
+from orchestrator.store.tasks.row import NEW, parameters, value_of
 from orchestrator.store.tasks.transitions import arrivals
 from orchestrator.store.tasks.unique import LOCK_OF
 
-_TYPES = {
-    "id": "uuid",
-    "name": "text",
-    "queue": "text",
-    "payload": "bytea",
-    "priority": "smallint",
-    "delay": "double precision",
-    "options": "jsonb",
-    "lane": "text",
-    "expires": "double precision",
-    "callbacks": "jsonb",
-    "trace": "text",
-    "unique_key": "text",
-    "scope": "text",
-    "period": "double precision",
-}
-"""By parameter, its type; those of `_row`, in its order."""
+_TYPES = {name: field.type for name, field in NEW.items()} | {"scope": "text", "period": "double precision"}
+"""By parameter, its type."""
 _ALWAYS = ("id", "name", "queue", "payload")
 _LONGEST_TITLE = 60
 
@@ -64,32 +49,17 @@ def _prepared(tasks: Sequence[NewTask]) -> tuple[Statement[str], Values]:
     return statement, batch(zip(*(columns[name] for name in names), strict=True))
 
 
-def _row(task: NewTask) -> tuple[Any, ...]:
+def _row(task: NewTask) -> list[Any]:
     """Return the parameters of a task, None where it does not use one: what no task uses is not sent."""
     unique = task.unique
-    return (
-        task.id,
-        task.name,
-        task.queue,
-        task.payload,
-        task.priority or None,
-        task.delay if task.delay > 0 else None,
-        task.options,
-        task.lane,
-        task.expires,
-        task.callbacks,
-        task.trace,
-        unique and unique.key,
-        unique and unique.scope,
-        unique and unique.period,
-    )
+    return [*parameters(task), unique and unique.scope, unique and unique.period]
 
 
 @cache
 def _statement(names: tuple[str, ...]) -> tuple[Batch, Statement[str]]:
     """Return the statement that creates tasks with these parameters, and the batch that it takes."""
     batch = Batch("n", ", ".join(f"{name} {_TYPES[name]}" for name in names))
-    used = {COLUMNS[name][0]: _value(name) for name in names if name in COLUMNS}
+    used = {NEW[name].column: value_of(name, f"n.{name}") for name in names if name in NEW}
     title = _title([name for name in names if name not in _ALWAYS])
     into = f"INTO orchestrator.tasks ({', '.join(used)})"
     values = ", ".join(used.values())
@@ -112,13 +82,6 @@ def _title(names: Sequence[str]) -> str:
     """Return the name of a statement with these parameters, short enough for Postgres to show all of it."""
     title = " ".join(["enqueue.shared", *names])
     return title if len(title) <= _LONGEST_TITLE else f"enqueue.shared {len(names)} {crc32(title.encode()):08x}"
-
-
-def _value(name: str) -> str:
-    """Return what a column is set to."""
-    if name == "priority":
-        return "coalesce(n.priority, 0)"
-    return COLUMNS[name][1].replace(f"%({name})s", f"n.{name}")
 
 
 _WANTED = f"""

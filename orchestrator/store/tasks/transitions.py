@@ -23,6 +23,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState, sources_of
 from orchestrator.store.sql import Batch, Blob, Json, Prepared
+from orchestrator.store.tasks.row import CARRIED
 
 
 def among(states: Iterable[TaskState]) -> str:
@@ -195,9 +196,7 @@ def adopt_executors(connection: Connection, rows: Sequence[Adoption]) -> None:
 
 # -- open → ended: the row moves to ended_tasks
 
-_ENDED_COLUMNS = """id, seq, name, queue, priority, status, reason, attempt, failures, losses, run_id, position,
-                    payload, options, result, error, worker, created_at, started_at, ended_at, step, lane, unique_key,
-                    callbacks, trace, parent_id"""
+_ENDED_COLUMNS = f"{CARRIED}, status, reason, failures, losses, result, error, worker, started_at, ended_at"
 
 
 class Success(NamedTuple):
@@ -220,10 +219,8 @@ WITH /* tasks.succeed */ gone AS (
     RETURNING t.*, r.result, r.duration, r.worker AS finisher
 ), kept AS (
     INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
-    SELECT id, seq, name, queue, priority, 'success', NULL, attempt, failures, losses, run_id, position,
-           payload, options, coalesce(completion, result), NULL, finisher, created_at,
-           %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz, step, lane, unique_key,
-           callbacks, trace, parent_id
+    SELECT {CARRIED}, 'success', NULL, failures, losses, coalesce(completion, result), NULL, finisher,
+           %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz
       FROM gone
 )
 SELECT id, 'success' AS state, queue, run_id, attempt, status AS before, name, step, lane, unique_key, callbacks,
@@ -267,10 +264,8 @@ WITH /* tasks.end_{state} */ gone AS (
     RETURNING t.*, r.reason, r.error, r.failures AS failed, r.losses AS lost, r.duration, r.worker AS finisher
 ), kept AS (
     INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
-    SELECT id, seq, name, queue, priority, '{state}', reason, attempt, failures + failed, losses + lost, run_id,
-           position, payload, options, NULL, error, coalesce(finisher, worker), created_at,
-           coalesce(%(now)s::timestamptz - duration * interval '1 second', started_at), %(now)s::timestamptz, step,
-           lane, unique_key, callbacks, trace, parent_id
+    SELECT {CARRIED}, '{state}', reason, failures + failed, losses + lost, NULL, error, coalesce(finisher, worker),
+           coalesce(%(now)s::timestamptz - duration * interval '1 second', started_at), %(now)s::timestamptz
       FROM gone
 )
 SELECT id, '{state}' AS state, queue, run_id, attempt, status AS before, name, step, lane, unique_key, callbacks,
