@@ -11,7 +11,7 @@ import logging
 from datetime import UTC, datetime
 from json.encoder import encode_basestring
 
-from orchestrator.harmless import harmless, harmless_json, indented, one_line, with_styles
+from orchestrator.terminal_safe import indented, one_line, terminal_safe, terminal_safe_json, with_styles
 from orchestrator.trace_context import log_fields
 
 TASK_FIELDS = ("task_id", "task_name", "run_id", "attempt", "queue")
@@ -53,7 +53,7 @@ class TextFormatter(logging.Formatter):
         if self._colours:
             text = "\n".join(map(with_styles, lines))
         else:
-            text = harmless(text)
+            text = terminal_safe(text)
         return head + text.replace("\n", f"\n{head}") + "\n"
 
     def _head(self, record: logging.LogRecord) -> str:
@@ -78,13 +78,13 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as a line of JSON."""
-        return harmless_json(self._document(record, record.getMessage()))
+        return terminal_safe_json(self._document(record, record.getMessage()))
 
     def format_lines(self, record: logging.LogRecord, lines: list[str]) -> str:
         """Return lines as the records that they would be with all else of this one."""
         head, _, tail = self._document(record, _A_LINE).partition(json.dumps(_A_LINE))
         said = "".join([f"{head}{encode_basestring(line)}{tail}\n" for line in lines])
-        return harmless_json(said)
+        return terminal_safe_json(said)
 
     def _document(self, record: logging.LogRecord, message: str) -> str:
         fields: dict[str, object] = {

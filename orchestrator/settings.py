@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigurationError, did_you_mean
-from orchestrator.harmless import without_password
+from orchestrator.terminal_safe import without_password
 
 _LARGEST_PAYLOAD = 50_000_000
 """Bytes; Redis takes no message that is much larger than a few of these, and nobody wants to wait for it."""

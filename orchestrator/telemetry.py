@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from orchestrator.log_format import JsonFormatter, TextFormatter
-from orchestrator.unblocked import UnblockedHandler, flush_within, unblocked_handlers
+from orchestrator.nonblocking_log import NonblockingHandler, flush_within, nonblocking_handlers
 
 LOGGER_NAME = "orchestrator"
 
@@ -62,20 +62,20 @@ def is_watched(stream: TextIO) -> bool:
 
 def _handler() -> logging.Handler:
     try:
-        return UnblockedHandler(sys.stderr.fileno())
+        return NonblockingHandler(sys.stderr.fileno())
     except (OSError, AttributeError):  # no file, but something in its place
         return logging.StreamHandler(sys.stderr)
 
 
 def retry_log() -> None:
     """Write what of the log could not be written before, without waiting."""
-    for handler in unblocked_handlers():
+    for handler in nonblocking_handlers():
         handler.retry()
 
 
 def close_output() -> None:
     """Write what is left of the log and of what was printed, and give that a moment: the process ends."""
-    flush_within(2.0, sys.stdout, sys.stderr, *unblocked_handlers())
+    flush_within(2.0, sys.stdout, sys.stderr, *nonblocking_handlers())
 
 
 def first_line(error: BaseException) -> str:

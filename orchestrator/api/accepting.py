@@ -15,8 +15,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from orchestrator.api.patience import LONGEST_HEAD
-from orchestrator.api.strangers import neighbourhood
+from orchestrator.api.http_protocol import LONGEST_HEAD
+from orchestrator.api.login_limits import neighbourhood
 from orchestrator.telemetry import get_logger
 
 log = get_logger("api")

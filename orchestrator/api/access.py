@@ -17,9 +17,9 @@ from starlette.requests import HTTPConnection
 
 from orchestrator.api.context import Api
 from orchestrator.api.guard import check_sender
+from orchestrator.api.login_limits import LoginLimits
 from orchestrator.api.problems import Problem, Refused
 from orchestrator.api.proxies import Proxies, User
-from orchestrator.api.strangers import Strangers
 from orchestrator.domain.access import Key, Reach, Scope, Secret, Ticket, parse
 from orchestrator.domain.quotas import DEFAULTS, Quotas
 from orchestrator.sdk.acting import Actor
@@ -62,7 +62,7 @@ class Doorkeeper:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._proxies = Proxies(api.settings)
-        self._strangers = Strangers()
+        self._login_limits = LoginLimits()
         self._asked_at = -math.inf
         self._has_keys = True
         self._known: dict[str, tuple[float, tuple[Key, datetime] | None]] = {}
@@ -128,7 +128,7 @@ class Doorkeeper:
 
         So guesses never take more than one connection, and a good key among them waits, but is not refused.
         """
-        if given is not None and self._key(given) is None and self._strangers.wait(origin):
+        if given is not None and self._key(given) is None and self._login_limits.wait(origin):
             async with self._one_by_one:
                 await self._look(given, run)
         else:
@@ -168,9 +168,9 @@ class Doorkeeper:
 
     def _note_guess(self, origin: str) -> None:
         """Count a wrong key, and send away who has tried many."""
-        seconds = math.ceil(self._strangers.wait(origin))
+        seconds = math.ceil(self._login_limits.wait(origin))
         if not seconds:
-            self._strangers.note(origin)
+            self._login_limits.note(origin)
             return
         detail = f"Too many wrong keys came from {origin!r:.100}: come again in {seconds} s, or with a good one."
         raise Refused(
@@ -196,8 +196,8 @@ class Doorkeeper:
         """Return the key of a session; one that nobody knows may have been good, so that no try is refused for it."""
         reason = "it has ended" if found is None else found[0].fault(found[1])
         if found is None or reason is not None:
-            if found is None and not self._strangers.wait(origin):
-                self._strangers.note(origin)
+            if found is None and not self._login_limits.wait(origin):
+                self._login_limits.note(origin)
             raise _unknown(f"The session opens nothing: {reason}. Log in again.")
         key = found[0]
         _check_scope(f"key {key.id} ({key.name})", key.scope, needed)

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from starlette.requests import Request
 
-from orchestrator.api.patience import LONGEST_BODY
+from orchestrator.api.http_protocol import LONGEST_BODY
 from orchestrator.api.problems import Problem, Refused, refused
 from orchestrator.domain.plain import MOST_LEVELS
 

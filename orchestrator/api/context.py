@@ -10,10 +10,10 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.api.desk import Desk
 from orchestrator.api.inherited import inherited
 from orchestrator.api.known_names import KnownNames
 from orchestrator.api.observed import ObservedApi
+from orchestrator.api.pull_waiters import PullWaiters
 from orchestrator.api.readiness import Readiness
 from orchestrator.api.recent import Past, Recent
 from orchestrator.domain import redaction
@@ -68,7 +68,7 @@ class Api:
         """What is not shown of anything."""
         self.observed = ObservedApi(settings)
         self.readiness = Readiness(settings, self.backend.connections)
-        self.desk = Desk(self.backend.connections)
+        self.pull_waiters = PullWaiters(self.backend.connections)
         self.recent = Recent()
         """What pages read, which many may have open."""
         self.names = KnownNames(self._kinds_of_names)
@@ -110,7 +110,7 @@ class Api:
 
     def close(self) -> None:
         """Close every connection."""
-        self.desk.close()
+        self.pull_waiters.close()
         self.readiness.close()
         self.backend.close()
         self.observed.system.close()

@@ -15,10 +15,10 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 
 from orchestrator.api.context import Api
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.schedules.schedule import Schedule
-from orchestrator.sdk.values.shown import call_of, stored_value
+from orchestrator.sdk.values.display import call_of, stored_value
 from orchestrator.sealing import is_sealed
 from orchestrator.store.flow.reads import FlowRunView, NodeRunView
 from orchestrator.store.insights import AttemptView, CodeView, ErrorView, RunDetail, TaskDetail
@@ -154,7 +154,7 @@ def _code(api: Api, found: CodeView) -> CodeView:
         return found
     payload, result = _call(hidden, found.payload), value_shown(hidden, found.result)
     state = hidden.shown({name: stored_value(value) for name, value in found.state.items()})
-    encoded = {name: zoned.encode(value) for name, value in state.items()}
+    encoded = {name: timezones.encode(value) for name, value in state.items()}
     return dataclasses.replace(found, payload=payload, result=result, state=encoded)
 
 
@@ -173,7 +173,7 @@ def _stored_schedule(api: Api, found: StoredSchedule) -> StoredSchedule:
 
 def _call(hidden: Redaction, payload: bytes) -> bytes:
     """Return a call without what is secret; one that is sealed is for who has the key, and that is not this server."""
-    return zoned.encode(hidden.call_shown(*call_of(payload))) if hidden and not is_sealed(payload) else payload
+    return timezones.encode(hidden.call_shown(*call_of(payload))) if hidden and not is_sealed(payload) else payload
 
 
 def error_shown(hidden: Redaction, error: ErrorView | None) -> ErrorView | None:
@@ -193,4 +193,4 @@ def value_shown(hidden: Redaction, result: bytes | None) -> bytes | None:
     """Return an encoded value without what is secret; one that is sealed as it is."""
     if not hidden or result is None or is_sealed(result):
         return result
-    return zoned.encode(hidden.shown(stored_value(result)))
+    return timezones.encode(hidden.shown(stored_value(result)))

@@ -20,7 +20,7 @@ from orchestrator.api.access import Doorkeeper
 from orchestrator.api.app import create_app
 from orchestrator.api.context import Api
 from orchestrator.api.guard import check_address, is_loopback
-from orchestrator.api.patience import Connections, PatientProtocol
+from orchestrator.api.http_protocol import Connections, TimedProtocol
 from orchestrator.api.proxies import Proxies
 from orchestrator.errors import ConfigurationError
 from orchestrator.prerequisites import Prerequisites
@@ -69,7 +69,7 @@ def serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,  # whom to believe is for the settings to say
-        http=cast("Any", partial(PatientProtocol, connections=connections)),
+        http=cast("Any", partial(TimedProtocol, connections=connections)),
         ws="none",
         ssl_certfile=certificate and certificate.chain,
         ssl_keyfile=certificate and certificate.key,

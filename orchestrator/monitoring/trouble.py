@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from orchestrator.domain.tasks import obstacles
-from orchestrator.harmless import sentence
 from orchestrator.monitoring.times import ago, counted, duration, present
 from orchestrator.store.insights import Connections, LongTransaction, Overview, UnknownTasks, WorkerView
+from orchestrator.terminal_safe import sentence
 from orchestrator.transport.health import RedisHealth
 from orchestrator.transport.inspection import RedisView
 

@@ -16,9 +16,9 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from orchestrator.errors import ConfigurationError, Unavailable
-from orchestrator.harmless import without_password
-from orchestrator.payloads.mark import Mark, Notes
+from orchestrator.payloads.in_use import InUseMarker, Notes
 from orchestrator.references import ObjectName
+from orchestrator.terminal_safe import without_password
 
 SHARDS = tuple(f"{number:02x}" for number in range(256))
 _PART = ".part-"
@@ -146,7 +146,7 @@ class Folder:
 
     def __init__(self, root: Path, notes: Notes | None = None) -> None:
         self._root = root
-        self._mark = Mark(root, notes)
+        self._mark = InUseMarker(root, notes)
         self.place = str(root)
 
     def create(self, name: ObjectName) -> Sink:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from orchestrator.domain.states import TaskState
-from orchestrator.scheduler.news import News, Outgoing
+from orchestrator.scheduler.tick_result import Outgoing, TickResult
 from orchestrator.transport.codec import Changes, Heartbeat, RunChange, TaskChange, WorkerChange, encode
 from orchestrator.transport.leader.streams import NO_CHANGES
 
@@ -48,7 +48,7 @@ class ChangeLog:
         """Something may not have been told."""
         self._generation = None
 
-    def of(self, generation: str, news: News) -> tuple[bytes, int]:
+    def of(self, generation: str, tick: TickResult) -> tuple[bytes, int]:
         """Return what listeners are told of a commit, and how many entries are kept for those that come back."""
         if not self._is_watched or not generation:
             return NO_CHANGES
@@ -58,11 +58,11 @@ class ChangeLog:
             self._sizes.clear()
             self._size = 0
             return self._entry(Changes(generation, is_first=True))
-        tasks, runs = _tasks(news.outgoing), _runs(news.outgoing)
-        if not (tasks or runs or self._moved_workers or news.wakeups.queues_changed):
+        tasks, runs = _tasks(tick.outgoing), _runs(tick.outgoing)
+        if not (tasks or runs or self._moved_workers or tick.wakeups.queues_changed):
             return NO_CHANGES
         workers, self._moved_workers = self._moved_workers, []
-        return self._entry(Changes(generation, False, tasks, runs, workers, news.wakeups.queues_changed))
+        return self._entry(Changes(generation, False, tasks, runs, workers, tick.wakeups.queues_changed))
 
     def _entry(self, changes: Changes) -> tuple[bytes, int]:
         body = encode(changes)

@@ -1,7 +1,7 @@
 """Find the one that is at fault, so that nobody else waits for it.
 
 A tick does everything at once. If it fails, the next one is *careful*: whatever belongs to runs, reports or requests is
-done under savepoints, each with news of its own, and halved until the culprit is alone.
+done under savepoints, each with a tick result of its own, and halved until the culprit is alone.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from orchestrator.scheduler.leadership import TermOver
-from orchestrator.scheduler.news import News
-from orchestrator.scheduler.tasks.doubles import remove_doubles
+from orchestrator.scheduler.tasks.duplicates import remove_duplicates
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import is_being_restored, is_outage, is_timeout
 from orchestrator.store.driver import savepoint
@@ -32,18 +32,18 @@ def is_about_all(error: Exception) -> bool:
 
 def isolate(
     tx: Transaction,
-    news: News,
+    tick: TickResult,
     items: Sequence[T],
-    do: Callable[[News, Sequence[T]], object],
+    do: Callable[[TickResult, Sequence[T]], object],
     give_up: Callable[[T, Exception], None],
 ) -> None:
     """Do something with all items at once; in a careful tick without those with which it fails."""
     if not items:
         return
     if not tx.is_careful:
-        do(news, items)
+        do(tick, items)
         return
-    error = _failure(tx, news, lambda fresh: do(fresh, items))
+    error = _failure(tx, tick, lambda fresh: do(fresh, items))
     if error is None:
         return
     if is_timeout(error):  # the part that it belongs to does less next time
@@ -52,11 +52,11 @@ def isolate(
         give_up(items[0], error)
         return
     middle = len(items) // 2
-    isolate(tx, news, items[:middle], do, give_up)
-    isolate(tx, news, items[middle:], do, give_up)
+    isolate(tx, tick, items[:middle], do, give_up)
+    isolate(tx, tick, items[middle:], do, give_up)
 
 
-def attempt(tx: Transaction, news: News, what: str, do: Callable[[News, int], object], rows: int) -> None:
+def attempt(tx: Transaction, tick: TickResult, what: str, do: Callable[[TickResult, int], object], rows: int) -> None:
     """Do one part of a tick with so many rows, or fewer where they took too long before.
 
     In a careful tick, go on with the other parts if it fails.
@@ -64,17 +64,17 @@ def attempt(tx: Transaction, news: News, what: str, do: Callable[[News, int], ob
     budget = tx.budget
     most = budget.parts.most(what, rows)
     if tx.is_careful and budget.parts.is_out(what):
-        news.failed_parts.append(what)
+        tick.failed_parts.append(what)
         return
     with budget.doing(what):
         if not tx.is_careful:
-            do(news, most)
+            do(tick, most)
             return
         with tx.hurrying():
-            error = _failure(tx, news, lambda fresh: do(fresh, most))
+            error = _failure(tx, tick, lambda fresh: do(fresh, most))
     if error is None:
         return
-    news.failed_parts.append(what)
+    tick.failed_parts.append(what)
     budget.parts_done.discard(what)
     if is_timeout(error):
         budget.has_timed_out = True
@@ -84,10 +84,10 @@ def attempt(tx: Transaction, news: News, what: str, do: Callable[[News, int], ob
         log.error("the scheduler cannot %s; all else goes on", what, exc_info=error)
 
 
-def _failure(tx: Transaction, news: News, do: Callable[[News], object]) -> Exception | None:
-    """Do something whole or not at all, and merge its news if it is done; return what is wrong with it."""
+def _failure(tx: Transaction, tick: TickResult, do: Callable[[TickResult], object]) -> Exception | None:
+    """Do something whole or not at all, and merge its result if it is done; return what is wrong with it."""
     for left in reversed(range(_TRIES)):
-        fresh, before = News(), tx.budget.spent_on_rows()
+        fresh, before = TickResult(), tx.budget.spent_on_rows()
         try:
             with savepoint(tx.connection):
                 do(fresh)
@@ -98,9 +98,9 @@ def _failure(tx: Transaction, news: News, do: Callable[[News], object]) -> Excep
                 raise
             tx.budget.busy_with = []
             tx.budget.undo(before)
-            if not left or is_timeout(error) or not remove_doubles(tx, news, error):
+            if not left or is_timeout(error) or not remove_duplicates(tx, tick, error):
                 return error
         else:
-            news.merge(fresh)
+            tick.merge(fresh)
             return None
     raise AssertionError("the last try returns")

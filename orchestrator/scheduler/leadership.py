@@ -36,7 +36,7 @@ class Writing:
 
     connection: Connection
     now: datetime
-    agenda: AgendaProbe | None
+    pending_work: AgendaProbe | None
     """What waited when it began, if somebody wanted to know."""
     cursor: Cursor | None = None
     """How far it applies events; recorded as it commits."""
@@ -122,8 +122,8 @@ class Leadership:
             )
             if begun is None:
                 raise TermOver
-            now, agenda = begun
-            writing = Writing(connection, now + self._clock_offset, agenda)
+            now, pending_work = begun
+            writing = Writing(connection, now + self._clock_offset, pending_work)
             yield writing
             leases.commit(connection, self._shard, writing.cursor)
         except BaseException:

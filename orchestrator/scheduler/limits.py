@@ -21,9 +21,9 @@ from orchestrator.domain.limits.names import queue_bucket
 from orchestrator.domain.limits.unheard import Attempt, Handed, Unheard, is_heard_of, lane_buckets
 from orchestrator.domain.tasks.task import executor_of, parse_options
 from orchestrator.scheduler import isolation
+from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.news import News
-from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.limits import lanes as store
 from orchestrator.store.tasks import waiting
@@ -40,7 +40,7 @@ _MOST_DOUBTS = 500
 """Lanes of a queue of which is asked at once what they have left."""
 
 
-class LaneService(Remembering):
+class LaneService(CommitHooks):
     """The leader's view of all lanes."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class LaneService(Remembering):
         for task in store.arrived(tx.connection, tasks):
             self._lanes.arrive(task.queue, task.lane, task.priority, parse_options(task.options), task.is_first)
 
-    def refresh(self, tx: Transaction, news: News) -> None:
+    def refresh(self, tx: Transaction, tick: TickResult) -> None:
         """Before claiming: read what is not known, and count what has landed."""
         self._has_more = False
         if self._last_claim is not None and tx.now < self._last_claim - _SET_BACK:
@@ -123,14 +123,14 @@ class LaneService(Remembering):
             self.buckets.due.update(store.buckets(tx.connection))
             self.recount(waiting.in_flight(tx.connection))
             self._is_stale = False
-            news.capacity.left_lanes.clear()
-            news.capacity.lingering.clear()
-        self._hear(news, tx.now.timestamp())
-        self.committed(news)
+            tick.capacity.left_lanes.clear()
+            tick.capacity.lingering.clear()
+        self._hear(tick, tx.now.timestamp())
+        self.committed(tick)
         if self._read_after is None and self._lanes.should_read():
             self.read_all()
         if self._read_after is not None:
-            isolation.attempt(tx, news, "read keys with tasks", lambda _, most: self._read(tx, most), _SLICE)
+            isolation.attempt(tx, tick, "read keys with tasks", lambda _, most: self._read(tx, most), _SLICE)
         if self._unheard:
             self._unheard.complete(self._lanes.options_of)
 
@@ -141,27 +141,27 @@ class LaneService(Remembering):
             self._lanes.learn(head.queue, head.lane, head.stock, parse_options(head.options))
         self._read_after = (heads[-1].queue, heads[-1].lane) if len(heads) == most else None
 
-    def committed(self, news: News) -> None:
+    def committed(self, tick: TickResult) -> None:
         """Count what is no longer in flight, unless that was done before claiming."""
-        self._hear(news)
-        if not (news.capacity.left_lanes or news.capacity.lingering):
+        self._hear(tick)
+        if not (tick.capacity.left_lanes or tick.capacity.lingering):
             return
-        for lane, number in Counter(news.capacity.left_lanes).items():
+        for lane, number in Counter(tick.capacity.left_lanes).items():
             self._lanes.landed(lane, number)
-        news.capacity.left_lanes.clear()
-        for task, attempt, lane in news.capacity.lingering:
+        tick.capacity.left_lanes.clear()
+        for task, attempt, lane in tick.capacity.lingering:
             if self._lingering is None:
                 self._lanes.landed(lane)
             else:
                 self._lingering[task, attempt] = lane
-        news.capacity.lingering.clear()
+        tick.capacity.lingering.clear()
 
-    def _hear(self, news: News, now: float | None = None) -> None:
+    def _hear(self, tick: TickResult, now: float | None = None) -> None:
         """Take note of what has begun, or is no longer in flight."""
         if not self._unheard:
             return
-        ended = ((task.id, task.attempt) for task in news.outgoing.moved if task.state != "dispatched")
-        for attempt in (*news.capacity.begun, *ended):
+        ended = ((task.id, task.attempt) for task in tick.outgoing.moved if task.state != "dispatched")
+        for attempt in (*tick.capacity.begun, *ended):
             lane = self._unheard.hear(attempt, now)
             if lane is not None:
                 self._lanes.heard(lane)

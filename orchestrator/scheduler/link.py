@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from orchestrator.scheduler.changes import ChangeLog
 from orchestrator.scheduler.code.paging import Paging
+from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
 from orchestrator.scheduler.fleet.generations import Generations
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.fleet.watch import FleetWatch
 from orchestrator.scheduler.leadership import Leadership
-from orchestrator.scheduler.news import News
-from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport import connection as transport
@@ -43,7 +43,7 @@ def miss_redis(outage: Outage, leadership: Leadership, error: Exception) -> None
 
 
 @dataclass
-class Link(Remembering):
+class Link(CommitHooks):
     """Knows whether Redis can be read and written."""
 
     streams: LeaderStreams
@@ -99,9 +99,9 @@ class Link(Remembering):
         self.outage.worked()
         self.leadership.trouble = None
 
-    def committed(self, news: News) -> None:
+    def committed(self, tick: TickResult) -> None:
         """Remember an attempt of the last commit that made some."""
-        self._last_claimed = news.last_claimed() or self._last_claimed
+        self._last_claimed = tick.last_claimed() or self._last_claimed
 
     # -- in
 
@@ -135,15 +135,15 @@ class Link(Remembering):
 
     # -- out
 
-    def publish(self, news: News, *, moved_on: bool) -> None:
+    def publish(self, tick: TickResult, *, moved_on: bool) -> None:
         """After a commit: hand out, withdraw, and tell everyone; `moved_on` if events were applied."""
-        self.talk(lambda: self._publish(news, moved_on))
+        self.talk(lambda: self._publish(tick, moved_on))
 
-    def _publish(self, news: News, moved_on: bool) -> None:
-        outgoing = news.outgoing
+    def _publish(self, tick: TickResult, moved_on: bool) -> None:
+        outgoing = tick.outgoing
         generation, position, _ = self.generations.cursor
         has_news = moved_on or bool(outgoing.ended)
-        changes = self.changes.of(generation, news)
+        changes = self.changes.of(generation, tick)
         if outgoing.claimed or has_news or changes is not NO_CHANGES:
             self.streams.publish(
                 generation,

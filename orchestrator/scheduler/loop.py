@@ -9,7 +9,6 @@ from datetime import timedelta
 
 from sqlalchemy import Engine, exc
 
-from orchestrator.harmless import sentence
 from orchestrator.scheduler.budget import Pace
 from orchestrator.scheduler.candidacy import Candidacy
 from orchestrator.scheduler.leadership import TICK_LIMIT, Leadership, TermOver
@@ -21,6 +20,7 @@ from orchestrator.settings import Settings
 from orchestrator.store import database
 from orchestrator.store.sql import statement_of
 from orchestrator.telemetry import Outage, first_line, get_logger
+from orchestrator.terminal_safe import sentence
 from orchestrator.transport import connection as transport
 from orchestrator.transport.leader.streams import LeaderStreams
 from orchestrator.transport.leader.terms import Deposed, TermForgotten

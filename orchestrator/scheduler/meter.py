@@ -1,4 +1,4 @@
-"""What a scheduler counts, for monitoring: numbers that grow with the news of commits, never with a tick that fails.
+"""What a scheduler counts, for monitoring: numbers that grow when a tick commits, and never when it fails.
 
 A batch is counted at once. Of a large one, every n-th task is looked at for the times, and counts n times.
 """
@@ -20,8 +20,8 @@ from orchestrator.monitoring.exposition import (
     counter,
     histogram,
 )
-from orchestrator.scheduler.news import News, sampled
-from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.commit_hooks import CommitHooks
+from orchestrator.scheduler.tick_result import TickResult, sampled
 from orchestrator.store import driver
 from orchestrator.store.tasks.claims import Claimed
 
@@ -30,7 +30,7 @@ _TIMED = 7
 """The version of ids that tell when a task was enqueued."""
 
 
-class Meter(Remembering):
+class Meter(CommitHooks):
     """Lives as long as its process, over all terms."""
 
     def __init__(self) -> None:
@@ -49,9 +49,9 @@ class Meter(Remembering):
 
     # -- what happened
 
-    def committed(self, news: News) -> None:
+    def committed(self, tick: TickResult) -> None:
         """Count what a transaction has brought about."""
-        counts = news.counts
+        counts = tick.counts
         for queue, state, number in counts.moved:
             if state != TaskState.PENDING:
                 self.ended[self.label(queue), state] += number
@@ -61,11 +61,11 @@ class Meter(Remembering):
             self.lost[self.label(queue)] += 1
         for queue, seconds, times in counts.ran:
             _histogram(self.runs, self.label(queue)).add(seconds, times)
-        self.set_aside += len(news.outgoing.set_aside)
+        self.set_aside += len(tick.outgoing.set_aside)
         if counts.reports:
             self.reports += counts.reports
             self.batches.add(counts.reports)
-        if sent := news.sent():
+        if sent := tick.sent():
             queues = set(map(_queue, sent))
             counts_by_queue = dict.fromkeys(queues, len(sent)) if len(queues) == 1 else Counter(map(_queue, sent))
             for queue, number in counts_by_queue.items():

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 
-from orchestrator.harmless import without_password
 from orchestrator.monitoring.listener import serve_metrics
 from orchestrator.prerequisites import Prerequisites
 from orchestrator.scheduler.announcing import StandbyNotice
@@ -23,6 +22,7 @@ from orchestrator.settings import Settings
 from orchestrator.store import database
 from orchestrator.store.deadlines import Deadlines
 from orchestrator.telemetry import get_logger
+from orchestrator.terminal_safe import without_password
 from orchestrator.tracing.entry import LAST_SPANS, begin_tracing
 from orchestrator.transport.client import nudge
 from orchestrator.transport.connection import awaited, connect

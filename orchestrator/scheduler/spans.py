@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
-from orchestrator.scheduler.news import News
-from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.commit_hooks import CommitHooks
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.store.runs.creation import NewRun
-from orchestrator.store.runs.life import RunRow
+from orchestrator.store.runs.transitions import RunRow
 from orchestrator.store.tasks.claims import Claimed
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class _Committed(NamedTuple):
     runs: list[RunRow]
 
 
-class LeaderSpans(Remembering):
+class LeaderSpans(CommitHooks):
     """Lives as long as its process, over all terms. A tick only puts down what there are spans of."""
 
     def __init__(self, spans: Spans) -> None:
@@ -43,10 +43,10 @@ class LeaderSpans(Remembering):
         """Return a run that comes of no span, as that of a schedule, with a trace that begins with it."""
         return run if run.trace is not None else run._replace(trace=self._spans.root_of_run(run.id, run.name))
 
-    def committed(self, news: News) -> None:
+    def committed(self, tick: TickResult) -> None:
         """Put down what was handed out, and what has ended."""
-        tasks = [task for task in news.sent() if task.trace is not None and not task.is_turn_task]
-        runs = [run for run in news.outgoing.runs if run.trace is not None and run.state in ENDED_RUN_STATES]
+        tasks = [task for task in tick.sent() if task.trace is not None and not task.is_turn_task]
+        runs = [run for run in tick.outgoing.runs if run.trace is not None and run.state in ENDED_RUN_STATES]
         if tasks or runs:
             self._waiting.append(_Committed(time.time(), tasks, runs))
             self._some.set()

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from orchestrator.domain.runs.nesting import Nesting
-from orchestrator.scheduler.agenda import Agenda
 from orchestrator.scheduler.budget import Pace
 from orchestrator.scheduler.changes import ChangeLog
 from orchestrator.scheduler.code.runs import CodeRuns
+from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
 from orchestrator.scheduler.fleet.capabilities import Crowd
@@ -36,8 +36,7 @@ from orchestrator.scheduler.leadership import TICK_LIMIT, Leadership
 from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.link import Link
 from orchestrator.scheduler.meter import Meter
-from orchestrator.scheduler.news import News
-from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.pending_work import PendingWork
 from orchestrator.scheduler.requests import Requests, settle_ends
 from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.runs.backlog import Backlog
@@ -46,6 +45,7 @@ from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.tasks.reports import Reports
 from orchestrator.scheduler.throughput import ThroughputRecord
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
@@ -123,7 +123,7 @@ class Term:
         self.runs = runs = Runs(dags, flows, triggers, code, backlog)
         self.cancels = Cancels(runs, backlog)
         requests = Requests(runs, self.cancels, triggers, code, backlog, lanes, fleet)
-        self.agenda = Agenda(settings, fleet, code, backlog, runs, self.cancels, requests)
+        self.pending_work = PendingWork(settings, fleet, code, backlog, runs, self.cancels, requests)
         self._reports = Reports(
             code, settings.loss_limit, settings.inline_result, streams.signing, settings.unknown_task_timeout
         )
@@ -155,8 +155,8 @@ class Term:
             monotonic=monotonic,
         )
         self._throughput = ThroughputRecord(meter, leadership.term)
-        parts = (dispatcher, dags, flows, code, backlog, self.agenda, watch, self.link, self._throughput, meter)
-        self._remembering: tuple[Remembering, ...] = parts if spans is None else (*parts, spans)
+        parts = (dispatcher, dags, flows, code, backlog, self.pending_work, watch, self.link, self._throughput, meter)
+        self._remembering: tuple[CommitHooks, ...] = parts if spans is None else (*parts, spans)
 
     def begin(self) -> None:
         """Read what is in flight, and have pushes of this term accepted."""
@@ -197,7 +197,7 @@ class Term:
         suspicion = self._check_fleet()
         inbound = self._read(suspicion)
         try:
-            news = self._commit(inbound, suspicion)
+            tick = self._commit(inbound, suspicion)
         except Exception as error:
             is_known = self._late_part is not None
             if self._is_careful or (is_about_all(error) and not is_known):
@@ -212,44 +212,44 @@ class Term:
                 log.error("a tick failed, and the next one looks for what is at fault: %s", first_line(error))
             self._is_careful = True
             return
-        is_useful = inbound.entries or inbound.fleet_changed or news.outgoing.ended or self.dispatcher.had_room
+        is_useful = inbound.entries or inbound.fleet_changed or tick.outgoing.ended or self.dispatcher.had_room
         self._nudged_in_vain = inbound.nudged and not is_useful
-        self.link.publish(news, moved_on=bool(inbound.entries))
+        self.link.publish(tick, moved_on=bool(inbound.entries))
         self._meter.ticked(self._monotonic() - self._due_since)
 
-    def _commit(self, inbound: Inbound, suspicion: Suspicion | None) -> News:
+    def _commit(self, inbound: Inbound, suspicion: Suspicion | None) -> TickResult:
         """Do everything that a tick does to Postgres."""
         cursor, thorough = self._behind(inbound), inbound.nudged or suspicion is not None
         decoded = self._reports.decode(inbound)
         are_plain = decoded.are_plain_successes()
-        with self._transaction(cursor, with_agenda=thorough) as (tx, news, agenda):
-            self._reports.apply(tx, news, decoded)
+        with self._transaction(cursor, with_agenda=thorough) as (tx, tick, pending_work):
+            self._reports.apply(tx, tick, decoded)
             if suspicion is not None and inbound.complete:
-                lost, news.outgoing.withdrawn = self._reconciler.judge(suspicion)
-                self._reports.apply_reports(tx, news, lost)
-            self.runs.advance(tx, news)
-            self.due_in = self.agenda.run(tx, news, agenda)
-            settle_ends(tx, news)
+                lost, tick.outgoing.withdrawn = self._reconciler.judge(suspicion)
+                self._reports.apply_reports(tx, tick, lost)
+            self.runs.advance(tx, tick)
+            self.due_in = self.pending_work.run(tx, tick, pending_work)
+            settle_ends(tx, tick)
             if suspicion is not None:
                 self.lanes.release_stopped(tx, self.fleet)
-            if self.link.can_write and not (are_plain and self._is_drained(news)):
+            if self.link.can_write and not (are_plain and self._is_drained(tick)):
                 flush(tx.connection)  # what a claim takes is measured
-                self.dispatcher.claim(tx, news, self._settings.unknown_task_timeout)
-                self.code.attach_events(tx, news)
+                self.dispatcher.claim(tx, tick, self._settings.unknown_task_timeout)
+                self.code.attach_events(tx, tick)
                 self.due_in = min(self.due_in, self.dispatcher.due_in(tx.now))
             self.watch.record(tx)
             self._throughput.record(tx)
-        return news
+        return tick
 
-    def _is_drained(self, news: News) -> bool:
+    def _is_drained(self, tick: TickResult) -> bool:
         """Say whether nothing can be ready: the last claim has left nothing, and nothing comes of what has succeeded.
 
-        Whoever enqueues nudges, and a tick that was nudged has an agenda to look at. For a nudge that is lost, the next
-        look at the fleet makes up.
+        An enqueue nudges the leader, and a nudged tick looks at the pending work. If a nudge is lost, the next look at
+        the fleet makes up for it.
         """
-        if not (self.agenda.was_empty and self.dispatcher.has_drained):
+        if not (self.pending_work.was_empty and self.dispatcher.has_drained):
             return False
-        return all(task.is_single for task in news.outgoing.moved)
+        return all(task.is_single for task in tick.outgoing.moved)
 
     def _check_fleet(self) -> Suspicion | None:
         return self._fleet_check.run() if self._monotonic() >= self.watch.due_at else None
@@ -278,21 +278,21 @@ class Term:
         """Apply what still stands in the stream of a generation that ends, up to a cursor; return what ended."""
         self._is_careful = True  # nothing that stands there may keep the next generation from beginning
         decoded = self._reports.decode(inbound)
-        with self._transaction(cursor) as (tx, news, _):
-            self._reports.apply(tx, news, decoded)
-            self.runs.advance(tx, news)
-            settle_ends(tx, news)
-        self.link.set_aside(news.outgoing.set_aside)
-        return news.outgoing.ended
+        with self._transaction(cursor) as (tx, tick, _):
+            self._reports.apply(tx, tick, decoded)
+            self.runs.advance(tx, tick)
+            settle_ends(tx, tick)
+        self.link.set_aside(tick.outgoing.set_aside)
+        return tick.outgoing.ended
 
     # -- the transaction
 
     @contextmanager
     def _transaction(
         self, cursor: Cursor, *, with_agenda: bool = False
-    ) -> Iterator[tuple[Transaction, News, AgendaProbe | None]]:
+    ) -> Iterator[tuple[Transaction, TickResult, AgendaProbe | None]]:
         """Open a transaction; whoever remembers something hears whether it stands."""
-        budget, news = self._pace.budget(), News()
+        budget, tick = self._pace.budget(), TickResult()
         began: float | None = None
         try:
             with self._leadership.writing(self._monotonic(), with_agenda=with_agenda) as writing:
@@ -303,7 +303,7 @@ class Term:
                 )
                 tx.vault, tx.spans = self._vault, self._spans
                 tx.statement_limit = TICK_LIMIT * self._settings.lease
-                yield tx, news, writing.agenda
+                yield tx, tick, writing.pending_work
                 writing.cursor = cursor if cursor is not self.generations.cursor else None
         except Exception as error:
             self._meter.failed_ticks += 1
@@ -321,16 +321,16 @@ class Term:
             self._streams.complain(self._pace.parts.describe() or "")
         self._began = None
         self.generations.cursor = cursor
-        self._committed(news)
+        self._committed(tick)
 
-    def _committed(self, news: News) -> None:
+    def _committed(self, tick: TickResult) -> None:
         for part in self._remembering:
-            part.committed(news)
-        self._on_ended(len(news.outgoing.ended))
-        self._is_careful = bool(news.failed_parts or self._pace.parts)
+            part.committed(tick)
+        self._on_ended(len(tick.outgoing.ended))
+        self._is_careful = bool(tick.failed_parts or self._pace.parts)
         if self.link.has_pages:
             self.due_in = 0.0
-        elif news.failed_parts:  # it is tried again, but all the others come first
+        elif tick.failed_parts:  # it is tried again, but all the others come first
             self.due_in = max(self.due_in, _FAILED_PAUSE)
 
     def _rolled_back(self) -> None:

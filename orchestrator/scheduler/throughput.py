@@ -14,9 +14,9 @@ from datetime import datetime
 
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.monitoring.exposition import SECONDS
+from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.meter import Meter
-from orchestrator.scheduler.news import News
-from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store import throughput
 
@@ -30,7 +30,7 @@ _Numbers = dict[str, Counter[str]]
 _NONE: Counter[str] = Counter()
 
 
-class ThroughputRecord(Remembering):
+class ThroughputRecord(CommitHooks):
     """Remembers how far the meter had come when something was last written."""
 
     def __init__(self, meter: Meter, term: int) -> None:
@@ -60,9 +60,9 @@ class ThroughputRecord(Remembering):
             throughput.add(tx.connection, self._term, self._bucket, rows)
         self._next = numbers, bucket
 
-    def committed(self, news: News) -> None:
+    def committed(self, tick: TickResult) -> None:
         """What was written stands."""
-        del news
+        del tick
         if self._next is not None:
             self._written, self._bucket = self._next
             self._next = None

@@ -28,13 +28,13 @@ from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.schedules import Schedules, T, Times
 from orchestrator.sdk.tasks.context import TaskContext, current_runtime
-from orchestrator.sdk.tasks.given import GivenOptions, GivenToWorkflows
 from orchestrator.sdk.tasks.handle import Handle, RunHandle
 from orchestrator.sdk.tasks.many import Call, new_tasks
+from orchestrator.sdk.tasks.option_types import OptionTypes, WorkflowOptionTypes
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, OPTION_NAMES, CallOptions, with_options
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.tasks.task import Task, task_name
-from orchestrator.sdk.waiting.twins import twin
+from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.settings import Settings
 from orchestrator.trace_context import current_trace
 from orchestrator.tracing.entry import sending
@@ -96,7 +96,7 @@ class Orchestrator:
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(self, /, *, name: str | None = None, **options: Unpack[GivenOptions]) -> _Decorator: ...
+    def task(self, /, *, name: str | None = None, **options: Unpack[OptionTypes]) -> _Decorator: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
         """Register a function as a task: `@app.task`, or `@app.task(retries=3, timeout=30)`."""
@@ -146,7 +146,7 @@ class Orchestrator:
     def workflow(self, function: Callable[Concatenate[WorkflowContext, P], Awaitable[R]], /) -> CodeWorkflow[P, R]: ...
     @overload
     def workflow(
-        self, /, *, name: str | None = None, version: int = 1, **options: Unpack[GivenToWorkflows]
+        self, /, *, name: str | None = None, version: int = 1, **options: Unpack[WorkflowOptionTypes]
     ) -> Callable[[Callable[Concatenate[WorkflowContext, P], Awaitable[R]]], CodeWorkflow[P, R]]: ...
 
     def workflow(
@@ -248,10 +248,10 @@ class Orchestrator:
             FailedFilter(queue=queue, name=name, error=error, since=since, until=until)
         )
 
-    aenqueue_many = twin(enqueue_many)
-    astart_many = twin(start_many)
-    apost_event = twin(post_event)
-    aretry_failed = twin(retry_failed)
+    aenqueue_many = async_variant(enqueue_many)
+    astart_many = async_variant(start_many)
+    apost_event = async_variant(post_event)
+    aretry_failed = async_variant(retry_failed)
 
     # -- finding it again
 
@@ -289,7 +289,7 @@ class Orchestrator:
         """Close all connections; the application can be used again afterwards."""
         self._client.close()
 
-    aclose = twin(close)
+    aclose = async_variant(close)
 
     def __enter__(self) -> Self:
         return self

@@ -40,7 +40,7 @@ class Client:
         self._transactions: Transactions | None = None
         self._lock = ProcessLock()
         self.threads = Threads()
-        """Where the async twins of blocking calls run."""
+        """Where the async variants of blocking calls run."""
 
     @property
     def settings(self) -> Settings:

@@ -9,8 +9,8 @@ from orchestrator.domain.limits.buckets import Rate
 from orchestrator.errors import InvalidTask, NotFound, ResultTimeout, did_you_mean
 from orchestrator.sdk.checks import check_name, check_rate, check_retention
 from orchestrator.sdk.client import Client
+from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.sdk.waiting.steps import Pause, Steps, complete, time_limit
-from orchestrator.sdk.waiting.twins import twin
 
 _LOOK_AGAIN = 0.25
 
@@ -97,10 +97,10 @@ class Queue:
         moment = first.astimezone().isoformat(" ", "seconds")
         return f"{what} Of these {count:,} wait for their time, the first until {moment}."
 
-    apause = twin(pause)
-    aresume = twin(resume)
-    alimit = twin(limit)
-    aretain = twin(retain)
-    apurge = twin(purge)
-    aopen = twin(open)
-    adrain = twin(drain, _drain)
+    apause = async_variant(pause)
+    aresume = async_variant(resume)
+    alimit = async_variant(limit)
+    aretain = async_variant(retain)
+    apurge = async_variant(purge)
+    aopen = async_variant(open)
+    adrain = async_variant(drain, _drain)

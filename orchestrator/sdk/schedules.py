@@ -28,8 +28,8 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.schedule_pages import pages
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.sdk.waiting.steps import Pause, Steps, complete, time_limit
-from orchestrator.sdk.waiting.twins import twin
 
 if TYPE_CHECKING:
     from orchestrator.domain.dag.definition import Definition
@@ -304,11 +304,11 @@ class Schedules(Mapping[str, "Scheduled"]):
             check_params(code, params or {})
             self._client.backend.schedules.set_code(workflow, data, code_target(code))
 
-    anames = twin(names)
-    apage = twin(page)
-    aapply = twin(apply)
-    aforget = twin(forget)
-    aset = twin(set)
+    anames = async_variant(names)
+    apage = async_variant(page)
+    aapply = async_variant(apply)
+    aforget = async_variant(forget)
+    aset = async_variant(set)
 
 
 class Scheduled:
@@ -370,13 +370,13 @@ class Scheduled:
         started = self._client.backend.schedules.backfill(self.key, start, end, concurrency, again)
         return Backfill(self._client, started)
 
-    astatus = twin(status)
-    anext = twin(next)
-    apause = twin(pause)
-    aresume = twin(resume)
-    atrigger = twin(trigger)
-    adelete = twin(delete)
-    abackfill = twin(backfill)
+    astatus = async_variant(status)
+    anext = async_variant(next)
+    apause = async_variant(pause)
+    aresume = async_variant(resume)
+    atrigger = async_variant(trigger)
+    adelete = async_variant(delete)
+    abackfill = async_variant(backfill)
 
 
 class Backfill:
@@ -410,6 +410,6 @@ class Backfill:
                 raise ResultTimeout(f"Backfill {self.id} has not ended: {view.done} of {view.total} after {timeout} s.")
             yield Pause(_LOOK_AGAIN)
 
-    aprogress = twin(progress)
-    acancel = twin(cancel)
-    await_ended = twin(wait_ended, _wait_ended)
+    aprogress = async_variant(progress)
+    acancel = async_variant(cancel)
+    await_ended = async_variant(wait_ended, _wait_ended)

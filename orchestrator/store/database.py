@@ -17,15 +17,15 @@ from sqlalchemy.pool import NullPool, QueuePool
 
 from orchestrator import time_limits
 from orchestrator.errors import ConfigurationError, SchemaError
-from orchestrator.harmless import sentence, without_password, without_password_of
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import DEFAULT_NAMESPACE
 from orchestrator.store.compatibility import oldest_supported
 from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
 from orchestrator.store.dialing import use_dialing
-from orchestrator.store.discretion import code_of, hide_rows
+from orchestrator.store.error_redaction import code_of, hide_rows
 from orchestrator.store.namespaces import namespace_of, use_namespace
 from orchestrator.store.tables import SCHEMA
+from orchestrator.terminal_safe import sentence, without_password, without_password_of
 
 REVISION = "0036"
 """The newest migration. `orchestrator db upgrade` brings a database here."""

@@ -131,8 +131,8 @@ def begin(
     rows = _BEGIN[renew is not None, with_agenda].begin(connection, **parameters)
     if not rows:
         return None
-    now, *agenda = rows[0]
-    return now, AgendaProbe(*agenda) if with_agenda else None
+    now, *pending_work = rows[0]
+    return now, AgendaProbe(*pending_work) if with_agenda else None
 
 
 RELEASED = "lease"

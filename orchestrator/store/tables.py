@@ -260,7 +260,7 @@ Index("runs_of_flows", runs.c.id, postgresql_where=text("flow"))
 Index("runs_open_of_flows", runs.c.workflow, runs.c.id, postgresql_where=text("flow AND ended_at IS NULL"))
 Index("runs_cancelling", runs.c.id, postgresql_where=text("cancelling AND ended_at IS NULL"))
 
-untold = Table(
+pending_changes = Table(
     "untold",
     metadata,
     Column("id", BigInteger, Identity(always=True), primary_key=True),
@@ -269,8 +269,8 @@ untold = Table(
     Column("body", LargeBinary, nullable=False),
     comment="what happened to runs that could not be told in the same tick",
 )
-Index("untold_of_run", untold.c.run_id)
-Index("untold_by_turns", untold.c.run_id, untold.c.id, postgresql_where=text("NOT held"))
+Index("untold_of_run", pending_changes.c.run_id)
+Index("untold_by_turns", pending_changes.c.run_id, pending_changes.c.id, postgresql_where=text("NOT held"))
 
 histories = Table(
     "histories",

@@ -21,9 +21,9 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.harmless import without_password, without_password_of
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.telemetry import first_line
+from orchestrator.terminal_safe import without_password, without_password_of
 
 
 class WritesRefused(ResponseError):

@@ -20,7 +20,7 @@ from orchestrator.executors import Process
 from orchestrator.payloads import keeping
 from orchestrator.sdk.code.replaying import replay
 from orchestrator.sdk.dag.definitions import loads
-from orchestrator.workers.container.places import folder_of
+from orchestrator.workers.container.folders import folder_of
 from tests.acceptance.stack import Stack
 from tests.acceptance.storehouse import LARGE, WORKER, collect, largest_rows, objects, storing_stack
 from tests.emptying import empty

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from sqlalchemy import text
 
 from orchestrator import Orchestrator
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.code import history
 from orchestrator.domain.flow.state import FlowState
 from orchestrator.sdk.backend import Backend
@@ -200,7 +200,7 @@ def loop(stack: Stack, steps: int) -> dict[str, Any]:
             raise TimeoutError(f"{seen[-1].steps:,} of {steps:,} steps after {PATIENCE:g} s")
         with _links(stack.app).reading() as connection:
             row = connection.execute(_ROW, {"id": run.id}).one()
-        plain = None if row.state is None else zoned.decode(bytes(row.state))
+        plain = None if row.state is None else timezones.decode(bytes(row.state))
         taken = FlowState() if plain is None else FlowState.from_plain(plain)
         seen.append(Seen(taken.steps, stack.cpu() - used, time.monotonic() - began, row.bytes))
         time.sleep(0.02)

@@ -29,7 +29,7 @@ from sqlalchemy import Engine, event
 
 from orchestrator.api.app import create_app
 from orchestrator.api.recent import Recent
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.access import Secret
 from orchestrator.domain.flow.state import FlowState, Frame, Wait
 from orchestrator.embedded import EmbeddedServices
@@ -195,7 +195,7 @@ def furnish(url: str, environ: Mapping[str, str]) -> None:
     with connection.cursor() as cursor:
         wait = Wait("signal", {"amount": 1_100}, key="ask")
         state = FlowState([Frame("ask", {"customer": "ada"}, entered=time.time())], wait, steps=2, recorded=1)
-        cursor.execute(_FLOW_RUNS, [zoned.encode(state.to_plain())])
+        cursor.execute(_FLOW_RUNS, [timezones.encode(state.to_plain())])
         cursor.execute(
             "INSERT INTO orchestrator.api_keys (id, name, hash, scope) VALUES (%s, 'ada', %s, 'admin')",
             [_KEY.id, _KEY.hash],

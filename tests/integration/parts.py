@@ -12,7 +12,6 @@ from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.flow.plans import Flows
 from orchestrator.scheduler.limits import LaneService
-from orchestrator.scheduler.news import News
 from orchestrator.scheduler.requests import Requests
 from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.runs.backlog import Backlog
@@ -21,6 +20,7 @@ from orchestrator.scheduler.runs.retries import retry_tasks
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tasks.creation import cancel_tasks
 from orchestrator.scheduler.tasks.reports import Reports
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.tasks.revival import Revived
 from orchestrator.transport.signing import OFF
@@ -30,7 +30,7 @@ class Parts:
     """What a tick is made of."""
 
     def __init__(self, connection: Connection, now: datetime) -> None:
-        self.tx, self.news = Transaction(connection, now), News()
+        self.tx, self.result = Transaction(connection, now), TickResult()
         backlog, lanes = Backlog(), LaneService()
         dags = Dags(backlog, 1_000_000, 1_000)
         fleet = Fleet(5.0)
@@ -41,23 +41,23 @@ class Parts:
         self._reports = Reports(code, 2, 100, OFF, 300.0)
 
     def report(self, *reports: Report) -> None:
-        self._reports.apply_reports(self.tx, self.news, [("1-0", "w", report) for report in reports])
+        self._reports.apply_reports(self.tx, self.result, [("1-0", "w", report) for report in reports])
 
     def begin(self) -> None:
-        self.runs.begin(self.tx, self.news, 10)
+        self.runs.begin(self.tx, self.result, 10)
 
     def advance(self) -> None:
-        self.runs.advance(self.tx, self.news)
+        self.runs.advance(self.tx, self.result)
 
     def apply_inbox(self, limit: int) -> None:
-        self._requests.apply(self.tx, self.news, limit)
+        self._requests.apply(self.tx, self.result, limit)
 
     def cancel(self, tasks: list[bytes]) -> None:
-        cancel_tasks(self.tx, self.news, tasks)
+        cancel_tasks(self.tx, self.result, tasks)
 
     def cancel_runs(self, limit: int) -> None:
         self.advance()
-        self.cancels.go_on(self.tx, self.news, limit)
+        self.cancels.go_on(self.tx, self.result, limit)
 
     def retry(self, tasks: list[bytes]) -> Revived:
-        return retry_tasks(self.tx, self.news, self.runs, tasks)
+        return retry_tasks(self.tx, self.result, self.runs, tasks)

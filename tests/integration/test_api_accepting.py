@@ -15,7 +15,7 @@ import uvicorn
 
 from orchestrator.api.accepting import ConnectionRate
 from orchestrator.api.app import create_app
-from orchestrator.api.patience import PatientProtocol
+from orchestrator.api.http_protocol import TimedProtocol
 from orchestrator.api.server import ApiServer
 from orchestrator.settings import Settings, load_settings
 from tests.waiting import eventually
@@ -28,11 +28,11 @@ def settings(database_url: str, redis_url: str) -> Settings:
     return load_settings(environ={}, database_url=database_url, redis_url=redis_url)
 
 
-class Made(list[PatientProtocol]):
+class Made(list[TimedProtocol]):
     """All protocols that were made."""
 
-    def __call__(self, **options: Any) -> PatientProtocol:
-        self.append(PatientProtocol(**options))
+    def __call__(self, **options: Any) -> TimedProtocol:
+        self.append(TimedProtocol(**options))
         return self[-1]
 
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from sqlalchemy import Engine
 
-from orchestrator.api import access, strangers
+from orchestrator.api import access, login_limits
 from orchestrator.api.app import create_app
 from orchestrator.api.guard import check_address
 from orchestrator.api.routes import ROUTES, pull
@@ -68,7 +68,7 @@ class Asked:
 @pytest.fixture
 def server(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Asked:
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    monkeypatch.setattr(strangers, "_TRIES", 10_000)
+    monkeypatch.setattr(login_limits, "_TRIES", 10_000)
     return Asked(database_url, redis_url)
 
 

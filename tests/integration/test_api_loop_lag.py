@@ -23,7 +23,7 @@ from orchestrator.api.app import create_app
 from orchestrator.api.bodies import LARGEST_BODY, MOST_CONTAINERS, MOST_VALUES, SMALL
 from orchestrator.api.dashboard.paths import PAGES
 from orchestrator.api.endpoints import Endpoint
-from orchestrator.api.patience import PatientProtocol
+from orchestrator.api.http_protocol import TimedProtocol
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.sdk.ids import new_id
@@ -92,7 +92,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
 def port(loop: Loop, database_url: str, redis_url: str) -> Iterator[int]:
     settings = load_settings(environ={}, database_url=database_url, redis_url=redis_url)
     config = uvicorn.Config(
-        create_app(settings), port=0, log_config=None, http=PatientProtocol, ws="none", loop="asyncio"
+        create_app(settings), port=0, log_config=None, http=TimedProtocol, ws="none", loop="asyncio"
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from orchestrator.api import quotas as meters
-from orchestrator.api.patience import Connections, PatientProtocol
+from orchestrator.api.http_protocol import Connections, TimedProtocol
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.domain.quotas import Quotas
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
@@ -120,7 +120,7 @@ def test_event_streams_count_as_long_as_they_are_open(house: House) -> None:
 
 
 def test_connections_of_one_address_are_bounded(house: House) -> None:
-    protocol = partial(PatientProtocol, connections=Connections(2, lambda _: False))
+    protocol = partial(TimedProtocol, connections=Connections(2, lambda _: False))
     with serving(house.settings, http=protocol) as address, ExitStack() as held:
         place = address.rpartition("/")[2].partition(":")
 

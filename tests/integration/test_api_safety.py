@@ -25,9 +25,9 @@ import uvicorn
 from click.testing import CliRunner
 from sqlalchemy import Engine
 
-from orchestrator.api import access, bodies, patience, server
+from orchestrator.api import access, bodies, http_protocol, server
 from orchestrator.api.app import create_app
-from orchestrator.api.patience import PatientProtocol
+from orchestrator.api.http_protocol import TimedProtocol
 from orchestrator.cli import main
 from orchestrator.domain.access import Scope, Secret, masked
 from orchestrator.errors import ConfigurationError
@@ -59,7 +59,7 @@ def settings(engine: Engine, database_url: str, redis_url: str) -> Settings:
 def serving(settings: Settings, **options: Any) -> Iterator[int]:
     """Serve in a thread; yield the port."""
     config = uvicorn.Config(
-        create_app(settings), port=0, log_config=None, http=PatientProtocol, ws="none", proxy_headers=False, **options
+        create_app(settings), port=0, log_config=None, http=TimedProtocol, ws="none", proxy_headers=False, **options
     )
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run)
@@ -301,7 +301,7 @@ def test_what_follows_a_request_is_not_taken_for_it(settings: Settings, after: b
 
 
 def test_who_sends_a_request_by_drops_is_let_go(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "LONGEST_HEAD", 0.4)
+    monkeypatch.setattr(http_protocol, "LONGEST_HEAD", 0.4)
     with serving(settings, timeout_keep_alive=60) as port:
         for begun in (
             b"",
@@ -323,7 +323,7 @@ def test_who_sends_a_body_by_drops_is_answered_and_let_go(
         got = exchange(port, head + b"\r\n{")
         assert got.startswith(b"HTTP/1.1 408"), got
         make(engine)
-        monkeypatch.setattr(patience, "LONGEST_DRAIN", 0.4)
+        monkeypatch.setattr(http_protocol, "LONGEST_DRAIN", 0.4)
         with socket.create_connection(("127.0.0.1", port), timeout=60) as link:  # answered with 401 before it is read
             link.sendall(head + b"Authorization: Bearer orc_x\r\n\r\n{")
             link.settimeout(0.1)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator import RunHandle
-from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.creation import create_runs
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.runs.creation import NewRun
 from tests.integration.stage import System, raw
@@ -99,10 +99,10 @@ def test_a_tree_whose_children_cannot_be_created_is_found(system: System, monkey
     apply(system, LEAF, FAN)
     bad, good = start(system, "fan"), start(system, "fan")
 
-    def refusing(tx: Transaction, news: News, new: Sequence[NewRun]) -> set[bytes]:
+    def refusing(tx: Transaction, tick: TickResult, new: Sequence[NewRun]) -> set[bytes]:
         if any(run.parent_run == raw(bad) for run in new):
             raise ValueError("no")
-        return create_runs(tx, news, new)
+        return create_runs(tx, tick, new)
 
     monkeypatch.setattr("orchestrator.scheduler.dag.plans.create_runs", refusing)
     system.tick(4)

@@ -35,7 +35,7 @@ from orchestrator.store import database, fleet, inbox, insights, leases
 from orchestrator.store.fleet import WorkerRow
 from orchestrator.store.insights import RunFilter, RunView, TaskFilter
 from orchestrator.store.runs import creation
-from orchestrator.store.runs import life as runs
+from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import claims, enqueue, transitions
 from orchestrator.store.tasks.claims import Claimed

@@ -33,7 +33,7 @@ from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.insights import RunFilter
 from orchestrator.store.runs import cancels, creation
-from orchestrator.store.runs import life as runs
+from orchestrator.store.runs import transitions as runs
 from orchestrator.store.tasks import claims, enqueue, transitions
 from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Success
 from tests.acceptance.stack import Stack

@@ -14,21 +14,21 @@ from redis import Redis
 from orchestrator.transport.client import Announcements
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
-from orchestrator.transport.pull_news import PullNews
+from orchestrator.transport.pull_notifications import PullNotifications
 from tests.integration.stage import ID
 
 KEYS = Keys()
 
 
 def hearing_of_offers(redis: Redis) -> Callable[[], threading.Thread | None]:
-    news = PullNews(redis, KEYS.pull_offers, one_by_one=True)
-    with news.listening(["sum"], lambda: None):
+    notifications = PullNotifications(redis, KEYS.pull_offers, one_by_one=True)
+    with notifications.listening(["sum"], lambda: None):
         pass
 
     def close() -> threading.Thread | None:
-        news._closed.set()
+        notifications._closed.set()
         redis.close()
-        return news._thread
+        return notifications._thread
 
     return close
 

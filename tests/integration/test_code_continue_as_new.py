@@ -17,7 +17,7 @@ from orchestrator.domain.states import RunState
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.runs import creation, life
+from orchestrator.store.runs import creation, transitions
 from tests.integration.code_stage import act, rest, run_row, turn
 from tests.integration.stage import System, Worker, raw
 from tests.waiting import eventually
@@ -290,7 +290,7 @@ def test_the_last_run_of_a_long_chain_is_found(
     last = raw(handle)
     with system.engine.begin() as connection:
         for _ in range(length):
-            life.end(connection, [(last, RunState.SUCCESS, CONTINUED)], datetime.now(UTC))
+            transitions.end(connection, [(last, RunState.SUCCESS, CONTINUED)], datetime.now(UTC))
             last = successor_id(last)
             creation.create(connection, [code_runs.new_run(last, [history.RunStarted("looper", 1, b"\x92\x90\x80")])])
         assert code_runs.latest(connection, [raw(handle), last]) == {raw(handle): last, last: last}

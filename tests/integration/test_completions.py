@@ -32,7 +32,7 @@ from orchestrator import (
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import Dispatch, Failed, Lost, NewTask, Noted, Succeeded, TaskError
-from orchestrator.scheduler.news import News
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.store import database
@@ -127,12 +127,12 @@ def complete(connection: Connection, task: bytes, attempt: int = 1, result: byte
     return done
 
 
-def apply(connection: Connection, *reports: Any) -> News:
+def apply(connection: Connection, *reports: Any) -> TickResult:
     tick = Parts(connection, NOW)
     tick.report(*reports)
     tick.apply_inbox(100)
     connection.commit()
-    return tick.news
+    return tick.result
 
 
 # -- what takes an attempt away
@@ -251,8 +251,8 @@ def test_the_workers_report_makes_no_difference(connection: Connection, other: C
     first = apply(connection, *([report] if order == "report first" else []))
     second = apply(connection, *([report] if order == "inbox first" else []))
     assert outcome(connection, task) == ("success", 1, ONE)
-    assert [ended.id for news in (first, second) for ended in news.outgoing.ended] == [task]
-    assert sum(news.capacity.landed.total() for news in (first, second)) == 1
+    assert [ended.id for tick in (first, second) for ended in tick.outgoing.ended] == [task]
+    assert sum(tick.capacity.landed.total() for tick in (first, second)) == 1
     assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.inbox").scalar_one() == 0
 
 
@@ -274,8 +274,8 @@ def test_a_cancel_after_the_completion_comes_too_late(connection: Connection, ot
     tick = Parts(connection, NOW)
     tick.cancel([task])
     connection.commit()
-    assert tick.news.outgoing.ended == []
-    assert tick.news.outgoing.revoked == []
+    assert tick.result.outgoing.ended == []
+    assert tick.result.outgoing.revoked == []
     apply(connection)
     assert outcome(connection, task) == ("success", 1, ONE)
 

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, event
 
-from orchestrator.api import access, strangers
+from orchestrator.api import access, login_limits
 from orchestrator.api.app import create_app
 from orchestrator.api.dashboard.paths import PAGES
 from orchestrator.api.dashboard.serving import Action
@@ -48,7 +48,7 @@ def furniture(database_url: str, redis_url: str) -> Iterator[House]:
 def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
     """What there is to see, with no key but those that a test makes."""
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    monkeypatch.setattr(strangers, "_TRIES", 10_000)
+    monkeypatch.setattr(login_limits, "_TRIES", 10_000)
     with furniture.engine.connect() as connection:
         empty(connection, "api_keys", "inbox")
     return furniture

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from orchestrator.api import access, strangers
+from orchestrator.api import access, login_limits
 from orchestrator.domain.access import Scope
 from orchestrator.domain.fleet.standby import Standby
 from orchestrator.sdk.backend import Backend
@@ -35,7 +35,7 @@ def furniture(database_url: str, redis_url: str) -> Iterator[House]:
 @pytest.fixture
 def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    monkeypatch.setattr(strangers, "_TRIES", 10_000)
+    monkeypatch.setattr(login_limits, "_TRIES", 10_000)
     with furniture.engine.connect() as connection:
         empty(connection, "api_keys", "inbox", "audit")
     return furniture

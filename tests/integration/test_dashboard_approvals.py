@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import msgspec
 import pytest
 
-from orchestrator.api import access, strangers
+from orchestrator.api import access, login_limits
 from orchestrator.api.dashboard.flow_graph import graphs
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.domain.flow.definition import Flow
@@ -38,7 +38,7 @@ def furniture(database_url: str, redis_url: str) -> Iterator[House]:
 @pytest.fixture
 def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    monkeypatch.setattr(strangers, "_TRIES", 10_000)
+    monkeypatch.setattr(login_limits, "_TRIES", 10_000)
     with furniture.engine.connect() as connection:
         empty(connection, "api_keys", "inbox", "promises", "histories")
         connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE flow OR code")

@@ -17,7 +17,7 @@ from orchestrator.domain.executors.cloud_run import CloudRun
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.errors import GiveUp
 from orchestrator.settings import Settings
-from orchestrator.workers.container.places import folder_of
+from orchestrator.workers.container.folders import folder_of
 from orchestrator.workers.container.running import Board, Specification
 from orchestrator.workers.executors import cloud_run
 from orchestrator.workers.executors.cloud_run import CloudRunExecutor

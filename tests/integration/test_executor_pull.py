@@ -421,10 +421,10 @@ def test_sixty_polls_hold_no_thread_each(address: str, settings: Settings) -> No
     def executor_waiting() -> list[Any]:
         import gc
 
-        from orchestrator.transport.pull_news import PullNews
+        from orchestrator.transport.pull_notifications import PullNotifications
 
-        news = [one for one in gc.get_objects() if isinstance(one, PullNews) and one._one_by_one]
-        return [wake for one in news for wake in one._waiting.get("sum", ())]
+        found = [one for one in gc.get_objects() if isinstance(one, PullNotifications) and one._one_by_one]
+        return [wake for one in found for wake in one._waiting.get("sum", ())]
 
     tell(story, address, settings)
 

@@ -18,7 +18,7 @@ from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.errors import ExpressionError, WrongState
 from orchestrator.sdk import acting
 from orchestrator.sdk.flow.handle import FlowHandle
-from orchestrator.store.runs import untold
+from orchestrator.store.runs import pending_changes
 from tests.integration.flow_stage import Stage
 from tests.integration.serving import serving
 from tests.integration.stage import System
@@ -153,7 +153,7 @@ def test_a_decision_that_the_run_has_not_been_told_yet_counts(stage: Stage) -> N
     stage.run(run, 2)
     decision = RunChanges(facts=[SignalReceived("review.ok", b"")], of_flow=True)
     with stage.system.engine.begin() as connection:
-        untold.add(connection, [(UUID(run.id).bytes, decision)])
+        pending_changes.add(connection, [(UUID(run.id).bytes, decision)])
     with pytest.raises(WrongState, match="decided already: a moment ago"):
         run.signal("review.ok", "no")
 

@@ -21,7 +21,7 @@ from orchestrator.store.code.histories import Turn
 from orchestrator.store.code.resolutions import Kept
 from orchestrator.store.code.turns import unshown
 from orchestrator.store.runs import cancels, creation, stuck
-from orchestrator.store.runs import life as runs
+from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import claims
 from tests.integration.planning import BATCH, STATES, Call, Leader, leaders_of, rows_read, scans

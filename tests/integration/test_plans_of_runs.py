@@ -12,9 +12,9 @@ from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.states import RunState
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store.dag import plans as dags
-from orchestrator.store.runs import ancestry, cancels, stuck, untold
-from orchestrator.store.runs import life as runs
+from orchestrator.store.runs import ancestry, cancels, pending_changes, stuck
 from orchestrator.store.runs import retries as run_retries
+from orchestrator.store.runs import transitions as runs
 from tests.integration.planning import BATCH, STATES, Call, Leader, leaders_of, rows_read, scans
 
 NOW = datetime.now(UTC)
@@ -130,14 +130,14 @@ STATEMENTS: dict[str, Call] = {
     "free": lambda leader: lambda c: stuck.free(c, leader.ids),
     "free_older": lambda _: lambda c: stuck.free_older(c, "1", BATCH),
     "at_rest": lambda leader: lambda c: stuck.at_rest(c, leader.ids),
-    "waiting": lambda _: lambda c: untold.waiting(c, BATCH),
-    "waiting_among": lambda leader: lambda c: untold.waiting_among(c, leader.ids),
-    "add": lambda leader: lambda c: untold.add(c, [(run, RunChanges()) for run in leader.ids]),
-    "line": lambda _: lambda c: untold.UntoldQueue()(c, 200),
-    "read": lambda _: lambda c: untold.read(c, list(range(500))),
-    "remove": lambda _: lambda c: untold.remove(c, list(range(500))),
-    "release": lambda leader: lambda c: untold.release(c, leader.ids),
-    "take_of": lambda leader: lambda c: untold.take_of(c, leader.ids),
+    "waiting": lambda _: lambda c: pending_changes.waiting(c, BATCH),
+    "waiting_among": lambda leader: lambda c: pending_changes.waiting_among(c, leader.ids),
+    "add": lambda leader: lambda c: pending_changes.add(c, [(run, RunChanges()) for run in leader.ids]),
+    "line": lambda _: lambda c: pending_changes.PendingChangesQueue()(c, 200),
+    "read": lambda _: lambda c: pending_changes.read(c, list(range(500))),
+    "remove": lambda _: lambda c: pending_changes.remove(c, list(range(500))),
+    "release": lambda leader: lambda c: pending_changes.release(c, leader.ids),
+    "take_of": lambda leader: lambda c: pending_changes.take_of(c, leader.ids),
 }
 
 

@@ -445,7 +445,7 @@ def test_all_that_are_stuck_are_freed_however_many(system: System, patient: Code
     two = with_version(system, 2, slots=100)
     system.pass_seconds()
     handles = [patient.start() for _ in range(30)]
-    system.scheduler.term.agenda.settings = system.settings.__class__(**{**vars(system.settings), "batch": 7})
+    system.scheduler.term.pending_work.settings = system.settings.__class__(**{**vars(system.settings), "batch": 7})
     for _ in range(30):
         system.pass_seconds()
         for turn in two.take():

@@ -15,7 +15,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from orchestrator.workers.container.places import LocalFolder, folder_of, split
+from orchestrator.workers.container.folders import LocalFolder, folder_of, split
 from orchestrator.workers.container.running import Board, Specification, run
 from tests.waiting import eventually
 

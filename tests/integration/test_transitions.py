@@ -30,8 +30,8 @@ from orchestrator.domain.tasks.task import Failed, Lost, NewTask, Returned, Star
 from orchestrator.store import database, inbox
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import cancels, creation
-from orchestrator.store.runs import life as runs
 from orchestrator.store.runs import retries as run_retries
+from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import claims, enqueue, results, revival, transitions, waiting
 from orchestrator.store.tasks.claims import Claimed
@@ -562,7 +562,7 @@ def test_counters_are_exact_through_endings_and_revival(connection: Connection) 
     check("running", open=4, success=1, failed=1)
     tick.cancel([tasks[3], tasks[1], tasks[3]])
     check("running", open=3, success=1, failed=1, cancelled=1)
-    tick.news.note(transitions.end(connection, T.SKIPPED, [AttemptEnd(tasks[4], None, "upstream")], NOW))
+    tick.result.note(transitions.end(connection, T.SKIPPED, [AttemptEnd(tasks[4], None, "upstream")], NOW))
     check("running", open=2, success=1, failed=1, cancelled=1, skipped=1)
     tick.retry([tasks[2], tasks[1], tasks[3], tasks[2]])
     check("running", open=3, success=1, cancelled=1, skipped=1)
@@ -665,7 +665,7 @@ class Life(RuleBasedStateMachine):
     @rule(choices=st.lists(st.integers(0, 9), min_size=1, max_size=3), state=st.sampled_from([T.SKIPPED, T.FAILED]))
     def give_up(self, choices: list[int], state: TaskState) -> None:
         endings = [AttemptEnd(task, None, "why") for task in dict.fromkeys(self.some(choices))]
-        self.tick.news.note(transitions.end(self.connection, state, endings, NOW))
+        self.tick.result.note(transitions.end(self.connection, state, endings, NOW))
 
     @rule(choices=st.lists(st.integers(0, 9), min_size=1, max_size=3))
     def retry(self, choices: list[int]) -> None:

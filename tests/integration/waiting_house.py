@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from uuid import UUID
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.code import history
 from orchestrator.domain.flow.state import FlowState, Frame, Wait
 from orchestrator.sdk.backend import Backend
@@ -40,7 +40,7 @@ def flow_that_asks(house: House, name: str, at: str = "ask") -> UUID:
         backend.close()
     frame = Frame(at, {"customer": f"customer of {name}"}, entered=time.time() - 600)
     wait = Wait("signal", {"amount": 1_100}, key=at) if at == "ask" else Wait("timer", due=time.time() + 60)
-    state = zoned.encode(FlowState([frame], wait, steps=2, recorded=1).to_plain())
+    state = timezones.encode(FlowState([frame], wait, steps=2, recorded=1).to_plain())
     with house.engine.connect() as connection:
         connection.exec_driver_sql(
             "UPDATE orchestrator.runs SET status = 'running', started_at = now(), state = %s WHERE id = %s",

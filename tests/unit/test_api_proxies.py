@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from starlette.datastructures import Headers
 
-from orchestrator.api import strangers
+from orchestrator.api import login_limits
+from orchestrator.api.login_limits import LoginLimits
 from orchestrator.api.problems import Refused
 from orchestrator.api.proxies import Proxies, User
-from orchestrator.api.strangers import Strangers
 from orchestrator.domain.access import Scope
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import Settings
@@ -114,21 +114,21 @@ def test_settings_that_will_not_do_are_refused(wrong: Settings, said: str) -> No
 
 
 def test_an_address_with_many_wrong_keys_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = Strangers()
-    monkeypatch.setattr(strangers, "time", SimpleNamespace(monotonic=lambda: 1_000.0))
-    for _ in range(strangers._TRIES):
+    known = LoginLimits()
+    monkeypatch.setattr(login_limits, "time", SimpleNamespace(monotonic=lambda: 1_000.0))
+    for _ in range(login_limits._TRIES):
         assert known.wait("203.0.113.9") == 0
         known.note("203.0.113.9")
     assert known.wait("203.0.113.9") == 60
     assert known.wait("203.0.113.8") == 0
-    monkeypatch.setattr(strangers, "_PERIOD", 0.0)
+    monkeypatch.setattr(login_limits, "_PERIOD", 0.0)
     assert known.wait("203.0.113.9") == 0
 
 
 def test_the_memory_of_addresses_is_bounded_and_a_host_is_a_network_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "_MOST_ADDRESSES", 100)
-    known = Strangers()
-    for number in range(strangers._TRIES):
+    monkeypatch.setattr(login_limits, "_MOST_ADDRESSES", 100)
+    known = LoginLimits()
+    for number in range(login_limits._TRIES):
         known.note(f"2001:db8::{number:x}")
     assert known.wait("2001:db8::ffff") > 0
     for number in range(1_000):

@@ -15,7 +15,7 @@ from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.limits import LaneService
-from orchestrator.scheduler.news import News
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.waiting import InFlight
@@ -87,9 +87,9 @@ def in_flight(**counts: int) -> list[InFlight]:
     ]
 
 
-def rooms(dispatcher: Dispatcher, news: News | None = None) -> dict[str, int]:
+def rooms(dispatcher: Dispatcher, tick: TickResult | None = None) -> dict[str, int]:
     postgres = Postgres()
-    dispatcher.claim(Transaction(postgres, NOW), news or News(), 300.0)  # type: ignore[arg-type]
+    dispatcher.claim(Transaction(postgres, NOW), tick or TickResult(), 300.0)  # type: ignore[arg-type]
     return postgres.rooms[0] if postgres.rooms else {}
 
 
@@ -114,7 +114,7 @@ def test_what_runs_in_a_worker_that_drains_takes_no_slot_of_the_others() -> None
     running = [InFlight(b"", 1, "a", "running", False, worker, 0.0) for worker in ("old", "old", "old", "new")]
     dispatcher.recount(running)
     assert rooms(dispatcher) == {"a": 1}
-    landing = News()
+    landing = TickResult()
     landing.capacity.landed["a"] = 4
     assert rooms(dispatcher, landing) == {"a": 2}, "whoever they were of, there are no more slots than that"
 
@@ -131,18 +131,18 @@ def test_what_lands_in_a_tick_makes_room_in_the_same_tick() -> None:
     dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=1_000)
     dispatcher.recount(in_flight(a=10))
     assert rooms(dispatcher) == {}
-    landing = News()
+    landing = TickResult()
     landing.capacity.landed["a"] = 4
     assert rooms(dispatcher, landing) == {"a": 4}
 
 
 def test_a_commit_moves_the_counts() -> None:
     dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=1_000)
-    first = News()
+    first = TickResult()
     first.outgoing.claimed = [claimed(number) for number in range(8)]
     dispatcher.committed(first)
     assert dispatcher.in_flight == 8
-    second = News()
+    second = TickResult()
     second.capacity.landed["a"] = 5
     dispatcher.committed(second)
     assert dispatcher.in_flight == 3
@@ -152,16 +152,16 @@ def test_a_commit_moves_the_counts() -> None:
 def test_a_fast_queue_is_kept_ahead_of_its_slots() -> None:
     now = 100.0
     dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=1_000, monotonic=lambda: now)
-    dispatcher.committed(News())
+    dispatcher.committed(TickResult())
     for _ in range(50):
-        busy = News()
+        busy = TickResult()
         busy.capacity.finished["a"] = 100
         now += 0.1
         dispatcher.committed(busy)
     assert 100 <= rooms(dispatcher)["a"] <= 10 + 100
     for _ in range(100):  # idle: the window closes again
         now += 0.1
-        dispatcher.committed(News())
+        dispatcher.committed(TickResult())
     assert rooms(dispatcher) == {"a": 10}
 
 

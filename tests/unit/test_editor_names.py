@@ -125,15 +125,15 @@ def test_what_instances_hold_is_private_too() -> None:
 
 @pytest.mark.parametrize(("kind", "name"), BLOCKING, ids=lambda part: getattr(part, "__name__", part))
 def test_every_blocking_method_has_a_twin_of_the_same_signature(kind: type[Any], name: str) -> None:
-    method, twin = getattr(kind, name), getattr(kind, f"a{name}")
+    method, async_variant = getattr(kind, name), getattr(kind, f"a{name}")
 
     def shape(function: Any) -> list[tuple[str, Any, Any]]:
         return [(one.name, one.kind, one.default) for one in inspect.signature(function).parameters.values()]
 
-    assert shape(twin) == shape(method)
-    assert inspect.iscoroutinefunction(twin) == (name != "iter_results")
-    assert twin.__name__ in (f"a{name}", "aenqueue")
-    assert name in twin.__doc__ or name == "delay"
+    assert shape(async_variant) == shape(method)
+    assert inspect.iscoroutinefunction(async_variant) == (name != "iter_results")
+    assert async_variant.__name__ in (f"a{name}", "aenqueue")
+    assert name in async_variant.__doc__ or name == "delay"
 
 
 def test_public_functions_are_explained_too() -> None:

@@ -12,14 +12,14 @@ import pytest
 
 from orchestrator.api.live import listener as listeners
 from orchestrator.api.live.batches import Batches
+from orchestrator.api.live.cursors import Cursor, parse
 from orchestrator.api.live.listener import Listener
-from orchestrator.api.live.places import Place, parse
 from orchestrator.api.live.subjects import SYSTEM, Kind, Subject, age, event, missed
 from orchestrator.transport.changes import Entry
 from orchestrator.transport.codec import Changes, RunChange, TaskChange, WorkerChange
 
 TASK, RUN = b"t" * 16, b"r" * 16
-START = Place("1-1-abc", "5-0")
+START = Cursor("1-1-abc", "5-0")
 
 
 def change(
@@ -28,8 +28,8 @@ def change(
     return TaskChange(id, queue, "job", status, attempt, run)
 
 
-@pytest.mark.parametrize("place", [START, Place("1-1-abc", "17-3", "9-1"), Place("1-1", "17-3")])
-def test_a_place_is_read_as_it_is_written(place: Place) -> None:
+@pytest.mark.parametrize("place", [START, Cursor("1-1-abc", "17-3", "9-1"), Cursor("1-1", "17-3")])
+def test_a_place_is_read_as_it_is_written(place: Cursor) -> None:
     assert parse(str(place)) == place
 
 
@@ -39,7 +39,7 @@ def test_what_is_no_place_is_none(text: str) -> None:
 
 
 def test_nowhere_has_no_id() -> None:
-    assert str(Place("1-1", "0-0")) == ""
+    assert str(Cursor("1-1", "0-0")) == ""
     assert event("a", 1, "") == b"event: a\ndata: 1\n\n"
     assert event("a", "x\ny", "5") == b'id: 5\nevent: a\ndata: "x\\ny"\n\n'
 

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, UnknownOption
 from orchestrator.sdk.code.workflow import CodeOptions
-from orchestrator.sdk.tasks.given import GivenOptions, GivenToRuns
+from orchestrator.sdk.tasks.option_types import OptionTypes, RunOptionTypes
 from orchestrator.sdk.tasks.options import CallOptions
 
 pytestmark = pytest.mark.slow
@@ -48,9 +48,9 @@ def test_pyright_refuses_the_wrong_lines_of_a_program_and_no_other() -> None:
 
 
 def test_what_a_checker_knows_is_what_counts() -> None:
-    assert get_type_hints(GivenOptions) == get_type_hints(CallOptions)
-    assert get_type_hints(GivenToRuns) == get_type_hints(CodeOptions)
-    assert list(get_type_hints(GivenOptions)) == [field.name for field in fields(CallOptions)]
+    assert get_type_hints(OptionTypes) == get_type_hints(CallOptions)
+    assert get_type_hints(RunOptionTypes) == get_type_hints(CodeOptions)
+    assert list(get_type_hints(OptionTypes)) == [field.name for field in fields(CallOptions)]
 
 
 def test_unknown_options_are_type_errors_that_name_the_nearest() -> None:

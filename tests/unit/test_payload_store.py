@@ -18,9 +18,9 @@ from orchestrator.domain.flow.commands import CallEnded
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.errors import ConfigurationError, PayloadError, Unavailable
 from orchestrator.payloads.collector import Collector
+from orchestrator.payloads.in_use import MARK
 from orchestrator.payloads.keeping import PayloadStore
 from orchestrator.payloads.leftovers import collect_leftovers
-from orchestrator.payloads.mark import MARK
 from orchestrator.payloads.objects import CHUNK, Damaged, Gone, Output, Reading
 from orchestrator.payloads.stores import Absent, Folder, Store, open_store
 from orchestrator.references import (
@@ -36,7 +36,7 @@ from orchestrator.references import (
 )
 from orchestrator.scheduler.flow.plans import _events
 from orchestrator.sealing import Vault
-from orchestrator.workers.container.places import folder_of
+from orchestrator.workers.container.folders import folder_of
 
 TASK = bytes(range(16))
 RUN = bytes(range(16, 32))

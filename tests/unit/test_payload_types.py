@@ -22,7 +22,7 @@ import pytest
 from pydantic import HttpUrl, PositiveInt, SecretStr
 
 from orchestrator import InvalidTask, Orchestrator, Payload, PayloadError, Settings
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.tasks.task import Dispatch, Failed, Succeeded
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.conversion import convert, same_types
@@ -346,15 +346,15 @@ def test_a_time_keeps_its_zone(app: Orchestrator, value: datetime) -> None:
         assert (arrived, arrived.utcoffset(), arrived.fold) == (value, value.utcoffset(), value.fold)
         assert getattr(arrived.tzinfo, "key", None) == getattr(value.tzinfo, "key", None)
     if value.tzinfo is not None:
-        assert zoned.decode(zoned.encode({"a": [value]}))["a"][0].tzinfo == (value.tzinfo)
+        assert timezones.decode(timezones.encode({"a": [value]}))["a"][0].tzinfo == (value.tzinfo)
 
 
 def test_a_zone_that_is_unknown_leaves_the_offset() -> None:
-    value = zoned.from_text("2026-01-01T00:00:00+03:00[Nowhere/Land]")
+    value = timezones.from_text("2026-01-01T00:00:00+03:00[Nowhere/Land]")
     assert (value.utcoffset(), value.hour) == (timedelta(hours=3), 0)
     for text in ("", "2026[../../etc/passwd]", "x" * 200, "2026-01-01T00:00:00+03:00[a]b"):
         with pytest.raises(ValueError, match=r"time|isoformat|month|ZoneInfo"):
-            zoned.from_text(text)
+            timezones.from_text(text)
 
 
 # -- what does not fit

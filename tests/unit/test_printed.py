@@ -16,9 +16,9 @@ import pytest
 
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.log_format import JsonFormatter, TextFormatter
+from orchestrator.nonblocking_log import NonblockingHandler
 from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.transport.codec import LogLine, decode
-from orchestrator.unblocked import UnblockedHandler
 from orchestrator.workers.reporting import printed, task_output
 from orchestrator.workers.reporting.lines import Lines
 from orchestrator.workers.reporting.task_output import TaskOutput, TaskStream, end_lines
@@ -54,7 +54,7 @@ class Printing:
         self.kept = Kept()
         self.path = path
         self._file = path.open("wb")
-        self.handler = UnblockedHandler(self._file.fileno())
+        self.handler = NonblockingHandler(self._file.fileno())
         self.stream, self.errors = (TaskStream(self._output(name)) for name in ("stdout", "stderr"))
 
     def _output(self, name: str) -> TaskOutput:

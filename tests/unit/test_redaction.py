@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator import Orchestrator, TaskContext
 from orchestrator.api.inherited import inherited
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.redaction import HIDDEN, Redaction, placed, scrub, words
 from orchestrator.domain.tasks.callbacks import Callbacks
 from orchestrator.domain.tasks.task import Dispatch, Failed, parse_options
@@ -81,7 +81,10 @@ def test_a_value_is_hidden_under_any_name() -> None:
 
 def test_a_family_that_cannot_be_looked_through_is_hidden_as_a_whole() -> None:
     known = Family(
-        ["token"], [Relative(("token",), zoned.encode([[], {"token": "tok-1"}]), None)], ['{"token": "tok-2"}'], False
+        ["token"],
+        [Relative(("token",), timezones.encode([[], {"token": "tok-1"}]), None)],
+        ['{"token": "tok-2"}'],
+        False,
     )
     told = {"a": "tok-1", "b": "tok-2", "user": "eve"}
     assert inherited(known, ()).shown(told) == {"a": HIDDEN, "b": HIDDEN, "user": "eve"}

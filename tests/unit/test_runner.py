@@ -21,7 +21,7 @@ from orchestrator.domain.executors.registry import call_of
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, Dispatch, Failed, Returned, Succeeded, TaskError
 from orchestrator.executors import Process
-from orchestrator.payloads.mark import MARK
+from orchestrator.payloads.in_use import MARK
 from orchestrator.references import whole_reference
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running import large_results

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 
 from orchestrator import Settings, sealing
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.renewal import renewed_error, renewed_inside, renewed_value
 from orchestrator.domain.sealed import open_error, seal_error
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks, after_end, after_success
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import ConfigurationError, WrongState
 from orchestrator.sdk.code.handle import _legibly
+from orchestrator.sdk.values.display import call_of, stored_value
 from orchestrator.sdk.values.payload import decode_call, decode_value, encode_call, encode_value
-from orchestrator.sdk.values.shown import call_of, stored_value
 from orchestrator.sdk.waiting.steps import Steps, complete
 from orchestrator.sealing import CALL, VALUE, Sealed, Vault, is_sealed, vault_of
 from orchestrator.store.insights.runs import _shown_params, told_params
@@ -93,15 +93,15 @@ def test_a_key_that_is_not_here_is_named(one: Vault) -> None:
     with pytest.raises(Sealed, match="'unit-9'"):
         decode_value(data)
     assert stored_value(data) == "(sealed with key unit-9)"
-    kept = zoned.decode(data)
-    assert zoned.encode(kept) == data, "who only copies it needs no key"
+    kept = timezones.decode(data)
+    assert timezones.encode(kept) == data, "who only copies it needs no key"
 
 
 def test_a_sealed_value_stands_inside_of_others(one: Vault) -> None:
     data = one.seal(VALUE, encode_value("secret", "it", 100))
     payload = b"\x92\x91" + data + b"\x80"
     assert decode_call(payload) == [["secret"], {}]
-    assert zoned.decode(payload) == [["secret"], {}]
+    assert timezones.decode(payload) == [["secret"], {}]
     (task,) = after_success(bytes(16), 1, Callbacks("t", success=(Callback("c", "q"),)), data)
     assert decode_call(task.payload) == [["secret"], {}]
 

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from orchestrator import Orchestrator
 from orchestrator.cli import main
 from orchestrator.errors import ConfigurationError
-from orchestrator.harmless import without_password
 from orchestrator.settings import SERVICES_FILE, Settings, load_settings, misspelt
 from orchestrator.store.database import engine_for
+from orchestrator.terminal_safe import without_password
 from orchestrator.transport.connection import connect
 
 

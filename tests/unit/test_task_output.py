@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from orchestrator.domain.tasks.task import Dispatch
-from orchestrator.harmless import harmless
 from orchestrator.log_format import JsonFormatter, TextFormatter
+from orchestrator.nonblocking_log import NonblockingHandler
 from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.telemetry import LOGGER_NAME
-from orchestrator.unblocked import UnblockedHandler
+from orchestrator.terminal_safe import terminal_safe
 from orchestrator.workers.reporting import task_output
 from orchestrator.workers.reporting.task_output import TaskFields, TaskOutput, TaskStream, end_lines
 from orchestrator.workers.running.job import Bundle, Job
@@ -38,7 +38,7 @@ def job() -> Iterator[Job]:
 @pytest.fixture
 def printed() -> Iterator[Printed]:
     reader, writer = os.pipe()
-    handler = UnblockedHandler(writer)
+    handler = NonblockingHandler(writer)
     handler.setFormatter(TextFormatter())
     logger = logging.getLogger(LOGGER_NAME)
     before, logger.handlers[:], logger.propagate = logger.handlers[:], [handler], False
@@ -93,7 +93,7 @@ def test_what_commands_a_terminal_does_not_pass(printed: Printed, job: Job) -> N
         print("\x1b[2Joh\x9b", file=stream)
         enter_task(None)
     text = "\n".join(lines())
-    assert harmless(text) == text
+    assert terminal_safe(text) == text
 
 
 def test_a_log_handler_keeps_its_format(printed: Printed, job: Job) -> None:
@@ -192,7 +192,7 @@ def test_json_is_one_line_without_controls() -> None:
     record = logging.LogRecord("shop", logging.INFO, "", 0, "%s\u202e\n", ("x",), failure)
     line = JsonFormatter().format(record)
     assert "\n" not in line
-    assert harmless(line) == line
+    assert terminal_safe(line) == line
     found = json.loads(line)
     assert (found["message"], found["level"], found["logger"]) == ("x\u202e\n", "INFO", "shop")
     assert found["exc"].endswith("ValueError: a\nb\x1b[2J")

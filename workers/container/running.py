@@ -25,7 +25,7 @@ import msgspec
 from orchestrator.domain.plain import unstorable
 from orchestrator.errors import GiveUp
 from orchestrator.telemetry import get_logger
-from orchestrator.workers.container.places import Place
+from orchestrator.workers.container.folders import Folder
 
 log = get_logger("run-task")
 
@@ -54,7 +54,7 @@ class Terminated(BaseException):
 class Board:
     """Where it is written how a task goes; nowhere if there is no place."""
 
-    def __init__(self, place: Place | None, specification: Specification, every: float = _HEARTBEAT) -> None:
+    def __init__(self, place: Folder | None, specification: Specification, every: float = _HEARTBEAT) -> None:
         self._place = place
         self._said: dict[str, Any] = {
             "task_id": specification.task_id,

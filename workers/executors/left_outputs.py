@@ -17,7 +17,7 @@ from orchestrator.domain.executors.execution import Broken, Execution, Finished,
 from orchestrator.errors import OrchestratorError
 from orchestrator.payloads.leftovers import FOLDER
 from orchestrator.settings import Settings
-from orchestrator.workers.container.places import Place, folder_of
+from orchestrator.workers.container.folders import Folder, folder_of
 from orchestrator.workers.executors.outputs import finished
 from orchestrator.workers.executors.protocol import Unequipped, Unreachable
 from orchestrator.workers.running.large_results import in_thread
@@ -72,7 +72,7 @@ class LeftOutputs:
         """Delete an execution's folder."""
         await self._asked(execution, lambda place: place.delete())
 
-    async def _asked(self, execution: Execution, call: Callable[[Place], T]) -> T:
+    async def _asked(self, execution: Execution, call: Callable[[Folder], T]) -> T:
         address = self.address(execution)
 
         def asked() -> T:
@@ -86,7 +86,7 @@ class LeftOutputs:
             raise Unreachable(f"The payload store cannot be used: {error or type(error).__name__}") from error
 
 
-def _read(place: Place) -> Outcome | None:
+def _read(place: Folder) -> Outcome | None:
     """Return what an execution has left; None if it did not come to say how it ended."""
     try:
         said = msgspec.json.decode(place.read("status.json"), type=_Status)

@@ -160,28 +160,28 @@ class ProcessExecutor:
 
     async def _follow(self, keeper: Keeper, spool: Spool, watcher: Watcher) -> bool:
         """Pass on what a command says, until it has ended; say whether it has written too much before that."""
-        ended, news = asyncio.Event(), asyncio.Event()
+        ended, tick = asyncio.Event(), asyncio.Event()
 
         def end() -> None:
             ended.set()
-            news.set()
+            tick.set()
 
         with (
             told_of(keeper, end),
-            self._written.telling(spool.stderr, news) as said_is_told,
-            self._written.telling(spool.stdout, news) as written_is_told,
+            self._written.telling(spool.stderr, tick) as said_is_told,
+            self._written.telling(spool.stdout, tick) as written_is_told,
         ):
             is_told = said_is_told and written_is_told
-            news.set()  # what was said before somebody listened
+            tick.set()  # what was said before somebody listened
             while not ended.is_set():
-                await news.wait()
+                await tick.wait()
                 if is_told:
-                    news.clear()
+                    tick.clear()
                 for _ in range(_AT_ONCE):
                     if ended.is_set() or not await self._pass_on(spool, watcher):
                         break
                 else:
-                    news.set()  # there may be more, and nobody else says so
+                    tick.set()  # there may be more, and nobody else says so
                 if spool.has_much():
                     await self._call(spool.cut)
                 if spool.has_written_more_than(self._largest) and not ended.is_set():

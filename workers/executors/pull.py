@@ -28,7 +28,7 @@ from orchestrator.settings import Settings
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.pull import Offer, Pulls, State
-from orchestrator.transport.pull_news import PullNews
+from orchestrator.transport.pull_notifications import PullNotifications
 from orchestrator.workers.executors.outputs import finished
 from orchestrator.workers.executors.protocol import Gone, Unreachable, Watcher
 
@@ -49,7 +49,7 @@ class PullExecutor:
         keys = Keys.of(settings)
         self._pulls = Pulls(self._redis, keys)
         self._payloads = store_of(settings)
-        self._news = PullNews(self._redis, keys.pull_ends, one_by_one=False)
+        self._news = PullNotifications(self._redis, keys.pull_ends, one_by_one=False)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pull")
         self._waiting: dict[str, tuple[State | None, asyncio.Future[State], float]] = {}
         """Who waits for something else than what they have seen, and until when the holder may be silent."""

@@ -18,8 +18,8 @@ from redis.exceptions import RedisError
 
 from orchestrator.domain.executors.execution import Execution, Outcome
 from orchestrator.domain.executors.rq import Rq
-from orchestrator.harmless import sentence, without_password
 from orchestrator.settings import Settings
+from orchestrator.terminal_safe import sentence, without_password
 from orchestrator.workers.executors import rq_fleet
 from orchestrator.workers.executors.looking import Looks
 from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable, Watcher

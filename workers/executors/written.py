@@ -29,17 +29,17 @@ class Written:
         self._waiting: dict[int, asyncio.Event] = {}
 
     @contextmanager
-    def telling(self, path: Path, news: asyncio.Event) -> Iterator[bool]:
+    def telling(self, path: Path, tick: asyncio.Event) -> Iterator[bool]:
         """Set an event whenever the file is written into; yield whether that is done, or somebody must look."""
         watch = self._begin(path)
         if watch < 0:
             yield False
             return
-        self._waiting[watch] = news
+        self._waiting[watch] = tick
         try:
             yield True
         finally:
-            if self._waiting.get(watch) is news:
+            if self._waiting.get(watch) is tick:
                 del self._waiting[watch]
                 if self._descriptor >= 0:
                     _library().inotify_rm_watch(self._descriptor, watch)
@@ -66,8 +66,8 @@ class Written:
                 watch, _, _, length = _EVENT.unpack_from(heard, place)
                 place += _EVENT.size + length
                 if watch < 0:  # there were more than the kernel keeps
-                    for news in self._waiting.values():
-                        news.set()
+                    for tick in self._waiting.values():
+                        tick.set()
                 elif (one := self._waiting.get(watch)) is not None:
                     one.set()
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import Returned
-from orchestrator.harmless import without_password
 from orchestrator.prerequisites import Prerequisites
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger, retry_log
+from orchestrator.terminal_safe import without_password
 from orchestrator.transport.codec import Order
 from orchestrator.transport.connection import UNAVAILABLE, awaited, connect, describe
 from orchestrator.transport.keys import Keys

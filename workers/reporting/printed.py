@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Protocol
 
-from orchestrator.unblocked import unblocked_handlers
+from orchestrator.nonblocking_log import nonblocking_handlers
 from orchestrator.workers.running.forks import is_fork
 from orchestrator.workers.running.job import Job
 
@@ -193,7 +193,7 @@ class Pump:
         while True:
             self._something.wait()
             self._something.clear()
-            while self._buffers or any(handler.is_behind for handler in unblocked_handlers()):
+            while self._buffers or any(handler.is_behind for handler in nonblocking_handlers()):
                 pause.wait(_TICK)
                 for buffer in list(self._buffers.values()):
                     buffer.pass_on_later()
@@ -202,7 +202,7 @@ class Pump:
     def _write_more(self) -> None:
         """Write what readers of the log had no room for, as fast as they make some."""
         give_up_at = time.monotonic() + _TICK
-        while behind := [handler for handler in unblocked_handlers() if handler.is_behind]:
+        while behind := [handler for handler in nonblocking_handlers() if handler.is_behind]:
             left = give_up_at - time.monotonic()
             if left <= 0:
                 return

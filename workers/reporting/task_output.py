@@ -19,12 +19,12 @@ from functools import wraps
 from typing import Any, Protocol
 
 from orchestrator.domain.redaction import scrub
-from orchestrator.harmless import with_styles
 from orchestrator.log_format import TASK_FIELDS, JsonFormatter, TextFormatter
+from orchestrator.nonblocking_log import NonblockingHandler, nonblocking
 from orchestrator.sdk.tasks.context import current_runtime, printing
 from orchestrator.telemetry import LOGGER_NAME, get_logger
+from orchestrator.terminal_safe import with_styles
 from orchestrator.transport.codec import LogLine
-from orchestrator.unblocked import UnblockedHandler, unblocked
 from orchestrator.workers.reporting.lines import as_it_stands
 from orchestrator.workers.reporting.printed import LONGEST_PIECE, RATE, LogRoom, PrintBuffer
 from orchestrator.workers.running.forks import is_fork, on_fork
@@ -57,7 +57,7 @@ def capture_output() -> None:
     _mark_log_handlers()
     for name in ("stdout", "stderr"):
         try:
-            output = TaskOutput(name, unblocked(getattr(sys, name).fileno()))
+            output = TaskOutput(name, nonblocking(getattr(sys, name).fileno()))
         except (OSError, AttributeError, ValueError):  # closed, or no file
             continue
         _streams[name] = TaskStream(output)
@@ -240,7 +240,7 @@ def _write_to(output: TaskOutput) -> Callable[[str], int]:
 class TaskOutput(io.RawIOBase):
     """What `sys.stdout` or `sys.stderr` writes to."""
 
-    def __init__(self, name: str, passed_on: UnblockedHandler) -> None:
+    def __init__(self, name: str, passed_on: NonblockingHandler) -> None:
         super().__init__()
         self.name = f"<{name}>"
         self._log = get_logger(name)
@@ -327,7 +327,7 @@ class TaskOutput(io.RawIOBase):
             add_fields(record, job)
             self._log.handle(record)
 
-    def _plain_handler(self) -> UnblockedHandler | None:
+    def _plain_handler(self) -> NonblockingHandler | None:
         """Return the one handler that gets what is printed, if it is ours as we have made it."""
         logger, found = self._log, list(self._log.handlers)
         while logger.propagate and logger.parent is not None:
@@ -336,7 +336,7 @@ class TaskOutput(io.RawIOBase):
         if len(found) != 1 or self._log.disabled or self._log.filters:
             return None
         (handler,) = found
-        if type(handler) is not UnblockedHandler or handler.level > logging.INFO:
+        if type(handler) is not NonblockingHandler or handler.level > logging.INFO:
             return None
         is_ours = type(handler.formatter) in (TextFormatter, JsonFormatter)
         return handler if is_ours and all(isinstance(one, TaskFields) for one in handler.filters) else None

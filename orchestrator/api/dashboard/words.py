@@ -11,9 +11,9 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from orchestrator.domain.fleet.announced import count_known
-from orchestrator.harmless import harmless
 from orchestrator.monitoring.times import ago, counted, duration, present
 from orchestrator.store.insights import QueueCounts
+from orchestrator.terminal_safe import terminal_safe
 from orchestrator.workers.parent.memory import format_memory
 
 __all__ = ["FILTERS", "present"]
@@ -107,8 +107,8 @@ def data(value: Any) -> str:
     """Return a value as JSON over several lines; what is very long is cut."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     if len(text) <= _LONGEST_VALUE:
-        return harmless(text)
-    return harmless(text[:_LONGEST_VALUE]) + f"\n… {len(text) - _LONGEST_VALUE:,} more characters"
+        return terminal_safe(text)
+    return terminal_safe(text[:_LONGEST_VALUE]) + f"\n… {len(text) - _LONGEST_VALUE:,} more characters"
 
 
 def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -146,7 +146,7 @@ def with_query(path: str, values: Mapping[str, Any]) -> str:
 
 def plain(text: str | None) -> str:
     """Return a text that somebody else wrote, without what a page cannot show."""
-    return harmless(text or "")
+    return terminal_safe(text or "")
 
 
 FILTERS = {

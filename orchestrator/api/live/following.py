@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from redis import Redis
 
-from orchestrator.api.live.places import Place
+from orchestrator.api.live.cursors import Cursor
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.changes import Follower, Heard
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe
@@ -23,7 +23,7 @@ _PAUSE = 0.5
 class Following:
     """Follows while it is wanted, and passes on what it hears to the event loop, before it listens again."""
 
-    def __init__(self, redis_url: str, keys: Keys, heard: Callable[[Heard, Place], bool]) -> None:
+    def __init__(self, redis_url: str, keys: Keys, heard: Callable[[Heard, Cursor], bool]) -> None:
         self._url = redis_url
         self._keys = keys
         self._heard = heard
@@ -31,7 +31,7 @@ class Following:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wanted = threading.Event()
         self._is_closed = False
-        self._place: asyncio.Future[Place] | None = None
+        self._place: asyncio.Future[Cursor] | None = None
         self._redis: Redis | None = None
 
     async def begin(self) -> None:
@@ -85,14 +85,14 @@ class Following:
                     return
                 pause.wait(_PAUSE)
                 continue
-            place = Place(follower.generation, follower.position)
+            place = Cursor(follower.generation, follower.position)
             if not _in(loop, self._pass_on, heard, place, is_first):
                 return
             is_first = False
 
     # -- in the loop
 
-    def _pass_on(self, heard: Heard, place: Place, is_first: bool) -> bool:
+    def _pass_on(self, heard: Heard, place: Cursor, is_first: bool) -> bool:
         goes_on = self._heard(heard, place) or is_first
         if self._place is not None and not self._place.done():
             self._place.set_result(place)
@@ -122,7 +122,7 @@ def _in(loop: asyncio.AbstractEventLoop, call: Callable[..., bool], *arguments: 
         raise
 
 
-def _looked_at(place: asyncio.Future[Place]) -> None:
+def _looked_at(place: asyncio.Future[Cursor]) -> None:
     """Whoever wanted to listen may be gone by now."""
     if not place.cancelled():
         place.exception()

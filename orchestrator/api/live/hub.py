@@ -9,9 +9,9 @@ from uuid import UUID
 
 from orchestrator.api.context import Api
 from orchestrator.api.live.batches import Batches
+from orchestrator.api.live.cursors import END, Cursor, parse
 from orchestrator.api.live.following import Following
 from orchestrator.api.live.listener import Listener
-from orchestrator.api.live.places import END, Place, parse
 from orchestrator.api.live.reads import Heard, Missed, Past, Reads
 from orchestrator.api.live.subjects import (
     SYSTEM,
@@ -64,7 +64,7 @@ class Hub:
         self._pasts: Batches[Missed, Past | None] = Batches(reads.pasts)
         self._journals: Batches[tuple[Subject, str], Heard] = Batches(reads.journals)
         self._following = Following(api.settings.require_redis(), api.backend.connections.keys, self._heard)
-        self._place = Place("", NOWHERE)
+        self._place = Cursor("", NOWHERE)
         self._listeners: dict[Subject, set[Listener]] = {}
         self._folds: dict[Subject, Fold] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -219,11 +219,11 @@ class Hub:
 
     # -- what moves
 
-    def _heard(self, heard: HeardOfAll, place: Place) -> bool:
+    def _heard(self, heard: HeardOfAll, place: Cursor) -> bool:
         """Tell everybody what has come, up to a place; say whether anybody listens."""
         for entry in heard.entries:
             if entry.changes.is_first:
-                self._place = Place(entry.changes.generation, entry.id)
+                self._place = Cursor(entry.changes.generation, entry.id)
                 self._folds.clear()
                 for listener in self._all():
                     self.refresh(listener)
@@ -246,7 +246,7 @@ class Hub:
 
     def _tell(self, entry: Entry) -> None:
         changes = entry.changes
-        self._place = Place(changes.generation, entry.id)
+        self._place = Cursor(changes.generation, entry.id)
         moves: dict[Subject, list[TaskChange]] = {}
         for task in changes.tasks:
             if (found := self._listeners.get(Subject(Kind.TASK, task.id))) is not None:

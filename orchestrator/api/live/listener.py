@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from orchestrator.api.live.places import Place
+from orchestrator.api.live.cursors import Cursor
 from orchestrator.api.live.subjects import Subject
 from orchestrator.transport.changes import NOWHERE
 from orchestrator.transport.codec import ProgressMark
@@ -22,7 +22,7 @@ _MOST_HELD = 4 * _MOST_BYTES
 class Listener:
     """The end of one stream of events, in this process."""
 
-    def __init__(self, subject: Subject, since: Place) -> None:
+    def __init__(self, subject: Subject, since: Cursor) -> None:
         self.subject = subject
         self.since = since
         """It is given what comes after this."""
@@ -53,7 +53,7 @@ class Listener:
         """Say whether it is not known yet what it begins with."""
         return self._held is not None
 
-    def hold(self, since: Place) -> int:
+    def hold(self, since: Cursor) -> int:
         """Give it nothing until it begins anew, from this place; return the number of that beginning."""
         self._waiting, self._size, self._held = [], 0, []
         self.since, self.log, self.is_lagging, self.end = since, self._sent_log, False, None

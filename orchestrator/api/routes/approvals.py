@@ -13,7 +13,7 @@ from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WITHIN
 from orchestrator.domain.access import Reach
-from orchestrator.sdk.values.shown import as_json, call_of
+from orchestrator.sdk.values.display import as_json, call_of
 from orchestrator.store import insights
 from orchestrator.store.insights import ApprovalView
 

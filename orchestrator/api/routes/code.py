@@ -18,8 +18,8 @@ from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Scope
 from orchestrator.domain.code.reset_preview import preview
 from orchestrator.errors import ResultTimeout
+from orchestrator.sdk.values.display import as_json
 from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
-from orchestrator.sdk.values.shown import as_json
 from orchestrator.sdk.waiting.steps import Steps
 
 routes = Routes("workflows as code", "/api/v1/runs")

@@ -23,7 +23,7 @@ from orchestrator.domain.states import RunState
 from orchestrator.errors import NotFound
 from orchestrator.references import RESULT, Reference
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.values.shown import as_json, call_of, stored_value
+from orchestrator.sdk.values.display import as_json, call_of, stored_value
 from orchestrator.store import insights
 from orchestrator.store.insights import CodeView, ErrorView, OpenView, RunDetail, RunFilter, RunView, StepView
 

@@ -21,8 +21,8 @@ from orchestrator.errors import NotFound, PayloadError, WrongState
 from orchestrator.payloads.objects import Reading
 from orchestrator.payloads.stores import Store
 from orchestrator.references import BYTES, ITEMS, Reference, whole_reference
+from orchestrator.sdk.values.display import as_json
 from orchestrator.sdk.values.payload import decode_call, decode_value
-from orchestrator.sdk.values.shown import as_json
 from orchestrator.store import insights
 from orchestrator.store.insights import TaskDetail
 

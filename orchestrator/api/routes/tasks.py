@@ -22,7 +22,7 @@ from orchestrator.references import whole_reference
 from orchestrator.sdk.backend.logs import read_last
 from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.tasks.progress import TaskProgress
-from orchestrator.sdk.values.shown import as_json, call_of, stored_value
+from orchestrator.sdk.values.display import as_json, call_of, stored_value
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store import insights
 from orchestrator.store.insights import AttemptView, ErrorView, Lineage, TaskDetail, TaskFilter, TaskView

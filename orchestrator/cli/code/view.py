@@ -21,9 +21,9 @@ from orchestrator.domain.ids import successor_id
 from orchestrator.domain.runs.verdict import GOES_ON
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import error_text
-from orchestrator.harmless import one_line
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.store.insights import CodeView, OpenView, ResetView, RunView
+from orchestrator.terminal_safe import one_line
 
 _TURNS = {
     "ready": "a worker: there is news for its code",

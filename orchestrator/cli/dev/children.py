@@ -15,8 +15,8 @@ from contextlib import suppress
 import click
 
 from orchestrator.cli.dev.parent import FOLLOW
-from orchestrator.harmless import with_styles
 from orchestrator.telemetry import get_logger, has_colours, is_watched
+from orchestrator.terminal_safe import with_styles
 
 _COLOURS = {"dev": "green", "scheduler": "magenta", "worker": "cyan", "schedules": "magenta"}
 _WIDTH = max(map(len, _COLOURS))

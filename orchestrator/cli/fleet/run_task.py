@@ -16,10 +16,10 @@ import msgspec
 from orchestrator.cli.terminal.options import app_option, log_options, require_app
 from orchestrator.environment import hide_environment
 from orchestrator.errors import ConfigurationError, OrchestratorError
-from orchestrator.harmless import without_password
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import configure_logging
-from orchestrator.workers.container.places import Place, folder_of, split
+from orchestrator.terminal_safe import without_password
+from orchestrator.workers.container.folders import Folder, folder_of, split
 from orchestrator.workers.container.running import TEMPORARY, UNUSABLE, Board, Specification, run
 from orchestrator.workers.functions.loading import load_app
 
@@ -101,7 +101,7 @@ def _specification() -> Specification:
         raise ConfigurationError(f"The specification {where} is not what an executor writes: {error}.") from None
 
 
-def _place() -> Place | None:
+def _place() -> Folder | None:
     path = os.environ.get("TASK_OUTPUT_PATH", "")
     if path:
         return folder_of(path.rstrip("/") or "/")

@@ -26,12 +26,12 @@ from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.flow.portability import differences
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.errors import InvalidWorkflow, NotFound, did_you_mean
-from orchestrator.harmless import indented, one_line
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.flow import reading
 from orchestrator.settings import load_settings
 from orchestrator.store.flow.reads import FlowRunView, NodeRunView, waiting_for
+from orchestrator.terminal_safe import indented, one_line
 from orchestrator.workers.functions.loading import load_app
 
 _LOOK_AGAIN = 5.0

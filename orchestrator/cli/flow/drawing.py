@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from rich.text import Text
 
 from orchestrator.domain.flow.definition import DEFAULT, Flow, Node
-from orchestrator.harmless import one_line
+from orchestrator.terminal_safe import one_line
 
 _MOST_LINES = 500
 

@@ -19,10 +19,10 @@ from orchestrator.cli.terminal.times import present
 from orchestrator.cli.terminal.waiting import ObstacleNotices
 from orchestrator.domain.states import ENDED_RUN_STATES
 from orchestrator.errors import ResultTimeout
-from orchestrator.harmless import one_line
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.store.insights import RunView, StepView
 from orchestrator.store.schedules.backfills import BackfillView
+from orchestrator.terminal_safe import one_line
 
 _INTERVAL = 0.25
 _REFRESH = 0.5

@@ -13,8 +13,8 @@ from rich.text import Text
 from orchestrator.cli.runs.layout import gutters, layers
 from orchestrator.cli.terminal.times import between
 from orchestrator.domain.tasks.task import error_text
-from orchestrator.harmless import one_line
 from orchestrator.store.insights import RunView, StepView
+from orchestrator.terminal_safe import one_line
 
 MOST_LINES = 40
 """Steps up to which each has a line of its own."""

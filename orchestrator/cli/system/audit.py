@@ -12,9 +12,9 @@ from orchestrator.cli.terminal.options import json_option, moment
 from orchestrator.cli.terminal.output import echo, echo_json, print_json, print_table
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.domain.plain import stored_json
-from orchestrator.harmless import one_line
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.store.audit import AuditEntry, AuditFilter
+from orchestrator.terminal_safe import one_line
 
 _LOOK_AGAIN = 1.0
 _LATE = 1_000

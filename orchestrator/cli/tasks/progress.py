@@ -12,11 +12,11 @@ from orchestrator.cli.terminal.output import console, echo, on_terminal, text_co
 from orchestrator.cli.terminal.times import duration
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.errors import OrchestratorError
-from orchestrator.harmless import one_line
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.waiting.steps import complete
+from orchestrator.terminal_safe import one_line
 from orchestrator.time_limits import TimeLimit
 
 _WIDTH = 20

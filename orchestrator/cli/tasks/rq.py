@@ -16,10 +16,10 @@ from orchestrator.cli.terminal.options import app_option, json_option
 from orchestrator.cli.terminal.output import counted, counting_bar, echo, on_terminal, print_json
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import ConfigurationError, OrchestratorError, did_you_mean
-from orchestrator.harmless import sentence, without_password
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.settings import load_settings
+from orchestrator.terminal_safe import sentence, without_password
 from orchestrator.workers.functions.loading import load_app
 
 if TYPE_CHECKING:

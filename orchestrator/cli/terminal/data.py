@@ -10,10 +10,10 @@ import msgspec
 
 from orchestrator.domain import redaction
 from orchestrator.domain.redaction import Redaction
-from orchestrator.harmless import harmless_json
-from orchestrator.sdk.values import shown
-from orchestrator.sdk.values.shown import as_json
+from orchestrator.sdk.values import display
+from orchestrator.sdk.values.display import as_json
 from orchestrator.settings import load_settings
+from orchestrator.terminal_safe import terminal_safe_json
 
 __all__ = ["as_json", "call_of", "call_text", "data_text", "hidden", "parse_value", "short_text", "stored_value"]
 
@@ -29,12 +29,12 @@ def hidden(options: Mapping[str, Any] | None = None) -> Redaction:
 
 def call_of(payload: bytes, options: Mapping[str, Any] | None = None) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments of a task, without what nobody is shown."""
-    return hidden(options).call_shown(*shown.call_of(payload))
+    return hidden(options).call_shown(*display.call_of(payload))
 
 
 def stored_value(data: bytes, options: Mapping[str, Any] | None = None) -> Any:
     """Return the value that is stored, without what nobody is shown."""
-    return hidden(options).shown(shown.stored_value(data))
+    return hidden(options).shown(display.stored_value(data))
 
 
 def call_text(name: str, payload: bytes, options: Mapping[str, Any] | None = None) -> str:
@@ -52,8 +52,8 @@ def data_text(plain: Any) -> str:
     if isinstance(plain, bytes):
         return repr(plain)
     try:
-        return harmless_json(
-            json.dumps(msgspec.to_builtins(plain, str_keys=True, enc_hook=shown.described_value), ensure_ascii=False)
+        return terminal_safe_json(
+            json.dumps(msgspec.to_builtins(plain, str_keys=True, enc_hook=display.described_value), ensure_ascii=False)
         )
     except (TypeError, ValueError):
         return repr(plain)

@@ -13,9 +13,9 @@ from orchestrator.cli.terminal.output import on_terminal
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.times import ago, present
 from orchestrator.errors import NotFound
-from orchestrator.harmless import one_line
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.store.insights.ids import Kind
+from orchestrator.terminal_safe import one_line
 
 T = TypeVar("T")
 

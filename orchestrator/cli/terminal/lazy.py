@@ -17,8 +17,8 @@ import msgspec
 from redis.exceptions import RedisError
 
 from orchestrator.errors import NotFound, OrchestratorError, did_you_mean
-from orchestrator.harmless import harmless
 from orchestrator.settings import load_settings
+from orchestrator.terminal_safe import terminal_safe
 
 
 class LazyGroup(click.Group):
@@ -66,23 +66,25 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            error.message = harmless(error.message)  # type: ignore[misc]  # it quotes what was typed
+            error.message = terminal_safe(error.message)  # type: ignore[misc]  # it quotes what was typed
             raise
         except NotFound as error:
-            raise click.ClickException(harmless(_of_another_kind(error) or str(error))) from error
+            raise click.ClickException(terminal_safe(_of_another_kind(error) or str(error))) from error
         except OrchestratorError as error:
-            raise click.ClickException(harmless(str(error))) from error
+            raise click.ClickException(terminal_safe(str(error))) from error
         except msgspec.MsgspecError as error:
-            raise click.ClickException(harmless(f"What is stored cannot be read by this release: {error}.")) from error
+            raise click.ClickException(
+                terminal_safe(f"What is stored cannot be read by this release: {error}.")
+            ) from error
         except RedisError as error:
-            raise click.ClickException(harmless(f"Redis cannot be used: {error}")) from error
+            raise click.ClickException(terminal_safe(f"Redis cannot be used: {error}")) from error
         except _database_errors() as error:
             reason = _store().explain(error, load_settings().namespace)
-            raise click.ClickException(harmless(f"Postgres cannot be used: {reason}")) from error
+            raise click.ClickException(terminal_safe(f"Postgres cannot be used: {reason}")) from error
         except OSError as error:
             if error.filename is None and error.errno not in _TELLING:
                 raise
-            raise click.ClickException(harmless(_about_files(error))) from error
+            raise click.ClickException(terminal_safe(_about_files(error))) from error
 
 
 def _of_another_kind(error: NotFound) -> str | None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from zlib import crc32
 
 from orchestrator.cli.terminal.output import echo, echo_json, json_text, print_json
-from orchestrator.harmless import indented, one_line
 from orchestrator.sdk.tasks.logs import LogEntry, LogPage, all_lines
+from orchestrator.terminal_safe import indented, one_line
 
 Read = Callable[[str, float], LogPage]
 """Returns the lines after an entry, and waits so many seconds for the first of them."""

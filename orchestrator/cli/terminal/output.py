@@ -1,6 +1,6 @@
 """What commands print: JSON for programs, compact tables for people.
 
-The one door to the terminal: whatever commands show goes through here, and `harmless` takes out what would command it.
+All output of commands goes through here, and `terminal_safe` removes what would command the terminal.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rich.progress import (
 from rich.segment import Segment
 from rich.text import Text
 
-from orchestrator.harmless import ascii_json, harmless, harmless_json, one_line
 from orchestrator.monitoring.times import counted as counted
 from orchestrator.sealing import describe_json, legible
+from orchestrator.terminal_safe import ascii_json, one_line, terminal_safe, terminal_safe_json
 
 _COLOURS = {
     "success": "green",
@@ -58,7 +58,7 @@ Cell = str | int | Text | None
 
 def echo(text: str = "", *, err: bool = False, colour: str | None = None, nl: bool = True) -> None:
     """Print text, which may have several lines."""
-    shown = harmless(legible(text))
+    shown = terminal_safe(legible(text))
     click.echo(shown if colour is None else click.style(shown, fg=colour), err=err, nl=nl)
 
 
@@ -75,12 +75,12 @@ def confirm_if_asked(question: str, *, yes: bool) -> None:
 
 def json_text(document: Any) -> str:
     """Return JSON in one line; the keys of a value object are its fields, and times are ISO 8601."""
-    return harmless_json(describe_json(msgspec.json.encode(document)).decode())
+    return terminal_safe_json(describe_json(msgspec.json.encode(document)).decode())
 
 
 def echo_json(document: str) -> None:
     """Print a text that is JSON; what the encoding of the output lacks is escaped."""
-    shown = harmless_json(document)
+    shown = terminal_safe_json(document)
     try:
         shown.encode(sys.stdout.encoding)
     except UnicodeEncodeError:
@@ -99,7 +99,7 @@ class _Paper(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             text, style, control = segment
-            yield segment if control else Segment(harmless(text), style)
+            yield segment if control else Segment(terminal_safe(text), style)
 
 
 def text_column(template: str) -> TextColumn:
@@ -213,7 +213,7 @@ def _squeezed(columns: Sequence[_Column], room: int, least: int) -> list[int]:
 def print_fields(fields: Mapping[str, Cell]) -> None:
     """Print names and values, one to a line, without those that have none."""
     paper = console()
-    said = {name: _cell(value, harmless) for name, value in fields.items() if value is not None and value != ""}
+    said = {name: _cell(value, terminal_safe) for name, value in fields.items() if value is not None and value != ""}
     margin = max(map(len, said), default=0) + _GAP
     for name, value in said.items():
         room = max(1, paper.width - margin)

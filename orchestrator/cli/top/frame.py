@@ -10,10 +10,10 @@ from rich.text import Text
 
 from orchestrator.cli.terminal.times import duration
 from orchestrator.cli.top.lists import ROWS, Rows, queue_rows
-from orchestrator.cli.top.marks import bar, sparkline
 from orchestrator.cli.top.sampling import Snapshot
+from orchestrator.cli.top.sparklines import bar, sparkline
 from orchestrator.cli.top.view import LOWER, Panel, View, chosen, queues
-from orchestrator.harmless import one_line
+from orchestrator.terminal_safe import one_line
 
 _SMALLEST = (40, 8)
 _LEADER_LATE = 10.0

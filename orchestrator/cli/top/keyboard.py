@@ -53,7 +53,7 @@ def keys_in(text: str) -> Iterator[str]:
 
 
 class Keyboard:
-    """Takes the terminal while it is entered. Whoever has news for the screen rings."""
+    """Takes the terminal while it is entered. A change for the screen rings."""
 
     def __init__(self) -> None:
         self._input, self._output = sys.stdin.fileno(), sys.stdout.fileno()

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NoReturn
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Violation
 from orchestrator.domain.code.commands import Command, Kind
@@ -287,7 +287,7 @@ def _value(record: Record) -> object:
 
 
 def _shown(value: object) -> str:
-    return repr(zoned.decode(value) if isinstance(value, bytes) else value)[:_LONGEST_VALUE]
+    return repr(timezones.decode(value) if isinstance(value, bytes) else value)[:_LONGEST_VALUE]
 
 
 def _line(claim: Claim) -> str:

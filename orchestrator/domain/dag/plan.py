@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from orchestrator.domain.dag.firing import decide
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.state import COUNTER_OF, ENDED, DagState, Delta, Fan, StepState
+from orchestrator.domain.dag.trigger_rules import decide
 
 
 class Plan:

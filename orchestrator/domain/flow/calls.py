@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.flow import commands
 from orchestrator.domain.flow.cursor import Cursor, Place
 from orchestrator.domain.flow.definition import Exec
@@ -88,7 +88,7 @@ class Calling(Cursor):
         """Return how many bytes every task of the present node is given of the parameters."""
         cursor = self._state.cursor
         if self._sized is None or self._sized[0] != cursor:
-            self._sized = cursor, len(zoned.encode(params))
+            self._sized = cursor, len(timezones.encode(params))
         return self._sized[1]
 
     def _branch(self, place: Place, given: Any, position: int) -> tuple[Exec, Any]:

@@ -26,8 +26,8 @@ from orchestrator.domain.flow.definition import (
     Script,
     Strategy,
 )
+from orchestrator.domain.flow.edge_checks import Flaw, Place, of_edges, shown, unknown_keys
 from orchestrator.domain.flow.paths import parse
-from orchestrator.domain.flow.ways import Flaw, Place, of_edges, shown, unknown_keys
 from orchestrator.errors import ExpressionError, InvalidWorkflow, did_you_mean
 
 KINDS: tuple[str, ...] = get_args(Kind)

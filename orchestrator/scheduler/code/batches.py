@@ -19,23 +19,23 @@ from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.scheduler.code.requests import give_up_promises, meet_promises, pass_on_signals
 from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, json_text, mark_stuck, reply
-from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_enqueued, error_json
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, histories
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
 from orchestrator.store.code.histories import Turn
 from orchestrator.store.runs import ancestry
-from orchestrator.store.runs import life as runs
+from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import transitions
 from orchestrator.store.tasks.transitions import AttemptEnd, Moved, Success
 
 
 def apply_activations(
-    tx: Transaction, news: News, code: CodeRuns, reports: Sequence[tuple[str, Activated]], inline_result: int
+    tx: Transaction, tick: TickResult, code: CodeRuns, reports: Sequence[tuple[str, Activated]], inline_result: int
 ) -> None:
     """Apply what the code of runs has commanded."""
     turns: list[Turn] = []
@@ -58,20 +58,20 @@ def apply_activations(
     answers = [answer for _, report in reports for answer in report.answers]
     if turns:
         moved = histories.suspend(tx.connection, turns, tx.now)
-        news.note(moved, by_worker=True)
+        tick.note(moved, by_worker=True)
         accepted.update(task.id for task in moved)
-        code.took_turn(tx, news, [task.id for task in moved], {answer.id for answer in answers})
+        code.took_turn(tx, tick, [task.id for task in moved], {answer.id for answer in answers})
     if ends:
-        accepted |= _end_turn_tasks(tx, news, ends, inline_result)
+        accepted |= _end_turn_tasks(tx, tick, ends, inline_result)
     if absent:
-        code.queries.not_shown(news, ((row.id, row.attempt) for row in absent))
-        news.wakeups.delayed |= any(row.delay > 0 for row in absent)
-        news.note(transitions.requeue(tx.connection, absent, tx.now), by_worker=True)
+        code.queries.not_shown(tick, ((row.id, row.attempt) for row in absent))
+        tick.wakeups.delayed |= any(row.delay > 0 for row in absent)
+        tick.note(transitions.requeue(tx.connection, absent, tx.now), by_worker=True)
     if stuck:
-        code.queries.forget(news, [run for run, _, _ in stuck])
-        mark_stuck(tx, news, stuck)
-    _carry_out(tx, news, code.nesting, {run: batch for run, batch in batches.items() if run in accepted})
-    reply(tx, news, [Answered(answer.id, answer.result, answer.error) for answer in answers])
+        code.queries.forget(tick, [run for run, _, _ in stuck])
+        mark_stuck(tx, tick, stuck)
+    _carry_out(tx, tick, code.nesting, {run: batch for run, batch in batches.items() if run in accepted})
+    reply(tx, tick, [Answered(answer.id, answer.result, answer.error) for answer in answers])
 
 
 def _turn(worker: str, report: Activated) -> Turn:
@@ -91,7 +91,7 @@ _OPENING = (commands.ScheduleTask, commands.StartChildRun)
 
 
 def _end_turn_tasks(
-    tx: Transaction, news: News, reports: Sequence[tuple[str, Activated]], inline_result: int
+    tx: Transaction, tick: TickResult, reports: Sequence[tuple[str, Activated]], inline_result: int
 ) -> set[bytes]:
     """End the turn tasks of runs whose code has ended, as it did, and record its last batch; the runs end with them."""
     successes: list[Success] = []
@@ -122,7 +122,7 @@ def _end_turn_tasks(
     for state, rows in endings.items():
         if rows:
             moved += transitions.end(tx.connection, state, rows, tx.now)
-    news.note(
+    tick.note(
         moved,
         results={row.id: row.result for row in successes if row.id not in continuing},
         errors=errors,
@@ -130,13 +130,13 @@ def _end_turn_tasks(
         inline_result=inline_result,
     )
     accepted = {task.id for task in moved}
-    news.runs.continuing.update((run, command) for run, command in continuing.items() if run in accepted)
+    tick.runs.continuing.update((run, command) for run, command in continuing.items() if run in accepted)
     if accepted:
         before = histories.append(
             tx.connection, {run: some for run, some in events.items() if run in accepted}, tx.now, wake=False
         )
         seen = ((report.id, report.through) for _, report in reports)
-        news.runs.unheard.update((run, through) for run, through in seen if before.get(run, 0) > through)
+        tick.runs.unheard.update((run, through) for run, through in seen if before.get(run, 0) > through)
     return accepted
 
 
@@ -196,7 +196,7 @@ def _child(run: bytes, command: commands.StartChildRun) -> NewRun:
     )
 
 
-def _carry_out(tx: Transaction, news: News, nesting: Nesting, batches: Mapping[bytes, Sequence[Command]]) -> None:
+def _carry_out(tx: Transaction, tick: TickResult, nesting: Nesting, batches: Mapping[bytes, Sequence[Command]]) -> None:
     """Do what the accepted batches ask for."""
     wanted = _Wanted()
     outliving: dict[bytes, dict[str, int]] = {}
@@ -210,12 +210,12 @@ def _carry_out(tx: Transaction, news: News, nesting: Nesting, batches: Mapping[b
     if outliving:
         runs.count(tx.connection, outliving)
     if wanted.tasks:
-        create_enqueued(tx, news, wanted.tasks)
+        create_enqueued(tx, tick, wanted.tasks)
     if wanted.cancelled_tasks:
-        cancel_tasks(tx, news, wanted.cancelled_tasks)
+        cancel_tasks(tx, tick, wanted.cancelled_tasks)
     if wanted.timers:
         expectations.start_timers(tx.connection, wanted.timers)
-        news.wakeups.delayed = True
+        tick.wakeups.delayed = True
     if wanted.forgotten_timers:
         expectations.forget_timers(tx.connection, wanted.forgotten_timers)
     if wanted.promises:
@@ -226,16 +226,16 @@ def _carry_out(tx: Transaction, news: News, nesting: Nesting, batches: Mapping[b
         given_up = set(wanted.forgotten_promises)
         meet_promises(tx, [one for one in wanted.promises if (one.run, one.id) not in given_up])
     if wanted.children:
-        _start_children(tx, news, nesting, wanted.children)
+        _start_children(tx, tick, nesting, wanted.children)
     if wanted.cancelled_children:
         last = code_runs.latest(tx.connection, wanted.cancelled_children)
         ask_to_cancel(tx, last.values(), PARENT_ASKS)
     if wanted.signals:
         pass_on_signals(tx, wanted.signals)
-    reply(tx, news, wanted.answers)
+    reply(tx, tick, wanted.answers)
 
 
-def _start_children(tx: Transaction, news: News, nesting: Nesting, wanted: Sequence[NewRun]) -> None:
+def _start_children(tx: Transaction, tick: TickResult, nesting: Nesting, wanted: Sequence[NewRun]) -> None:
     """Start the runs that others want; those that would stand too deep, or be too many, have failed."""
     places = ancestry.places(tx.connection, {child.parent_run for child in wanted if child.parent_run is not None})
     children = [_placed(child, places) for child in wanted]
@@ -250,8 +250,8 @@ def _start_children(tx: Transaction, news: News, nesting: Nesting, wanted: Seque
             refused.setdefault(child.id, nesting.too_many(child.workflow or ""))
         if child.id in refused and child.parent_run is not None:
             failed = history.ChildFailed(child.id, TaskError("InvalidWorkflow", refused[child.id]))
-            news.runs.children.append((child.parent_run, RunState.FAILED, failed))
-    create_runs(tx, news, [child for child in children if child.id not in refused])
+            tick.runs.children.append((child.parent_run, RunState.FAILED, failed))
+    create_runs(tx, tick, [child for child in children if child.id not in refused])
 
 
 def _placed(child: NewRun, places: Mapping[bytes, tuple[bytes, int]]) -> NewRun:

@@ -21,8 +21,8 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code.history_budget import PAGE
 from orchestrator.domain.ids import about_run
-from orchestrator.scheduler.news import News, Paged
-from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.commit_hooks import CommitHooks
+from orchestrator.scheduler.tick_result import Paged, TickResult
 from orchestrator.store.code import turns
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.telemetry import get_logger
@@ -50,7 +50,7 @@ class _Unsent:
     pages: int = 0
 
 
-class Paging(Remembering):
+class Paging(CommitHooks):
     """Knows which turns have pages in Redis, and which are still being sent."""
 
     def __init__(self) -> None:
@@ -79,13 +79,13 @@ class Paging(Remembering):
         """Say whether an attempt has not left this leader yet, although Postgres says that it was dispatched."""
         return (run, attempt) in self._unsent
 
-    def committed(self, news: News) -> None:
+    def committed(self, tick: TickResult) -> None:
         """Send what was claimed, and forget what has landed."""
-        for turn in news.capacity.turns_over:
+        for turn in tick.capacity.turns_over:
             if self._sizes.pop(turn, None) is not None:
                 self._unsent.pop(turn, None)
                 self._over.append(turn)
-        for paged in news.outgoing.paged:
+        for paged in tick.outgoing.paged:
             turn = paged.task.id, paged.task.attempt
             self._sizes[turn] = paged.unshown.size
             self._unsent[turn] = _Unsent(paged, paged.unshown.after)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from orchestrator.domain.code.activation import Query
-from orchestrator.scheduler.news import News
+from orchestrator.scheduler.tick_result import TickResult
 
 Asked = Mapping[bytes, Mapping[bytes, Query]]
 """By run and its own id, what is asked of code."""
@@ -25,50 +25,50 @@ class Queries:
         self._sent: dict[bytes, tuple[int, dict[bytes, Query]]] = {}
         """What the code of runs was sent, and in which attempt, which has not been reported."""
 
-    def committed(self, news: News) -> None:
+    def committed(self, tick: TickResult) -> None:
         """Keep what was asked until the code has heard it."""
-        for run, query in news.code.asked:
+        for run, query in tick.code.asked:
             self._waiting.setdefault(run, {})[query.id] = query
-        for run in news.code.reported:
+        for run in tick.code.reported:
             self._sent.pop(run, None)
-        for run in news.code.passed_on:
+        for run in tick.code.passed_on:
             self._waiting.pop(run, None)
-        for run, attempt in news.code.sent.items():
+        for run, attempt in tick.code.sent.items():
             self._sent[run] = attempt, self._waiting.pop(run, {})
 
-    def waiting(self, news: News) -> Asked:
+    def waiting(self, tick: TickResult) -> Asked:
         """Return, by run, what code is asked and has not been sent."""
-        if not news.code.asked:
+        if not tick.code.asked:
             return self._waiting
         asked = {run: dict(queries) for run, queries in self._waiting.items()}
-        for run, query in news.code.asked:
+        for run, query in tick.code.asked:
             asked.setdefault(run, {})[query.id] = query
         return asked
 
-    def send(self, news: News, asked: Asked, run: bytes, attempt: int) -> None:
+    def send(self, tick: TickResult, asked: Asked, run: bytes, attempt: int) -> None:
         """Note that a turn is on its way, with what the run is asked."""
         if run in asked:
-            news.code.sent[run] = attempt
+            tick.code.sent[run] = attempt
         else:
-            self.forget(news, [run])  # what was lost with a worker
+            self.forget(tick, [run])  # what was lost with a worker
 
-    def not_shown(self, news: News, turns: Iterable[tuple[bytes, int]]) -> None:
+    def not_shown(self, tick: TickResult, turns: Iterable[tuple[bytes, int]]) -> None:
         """Ask again, in their next turns, what runs were asked in turns that nobody took: run and attempt."""
         for run, attempt in turns:
             sent = self._sent.get(run)
             if sent is not None and sent[0] == attempt:
-                news.code.reported.append(run)
-                news.code.asked.extend((run, query) for query in sent[1].values())
+                tick.code.reported.append(run)
+                tick.code.asked.extend((run, query) for query in sent[1].values())
 
-    def shown(self, news: News, runs: Sequence[bytes], answered: Container[bytes]) -> list[bytes]:
+    def shown(self, tick: TickResult, runs: Sequence[bytes], answered: Container[bytes]) -> list[bytes]:
         """Note that the code of runs has taken a turn; return those that were asked something else meanwhile."""
-        self.forget(news, runs)
-        asked = self.waiting(news)
+        self.forget(tick, runs)
+        asked = self.waiting(tick)
         if not asked:
             return []
         return [run for run in runs if any(query not in answered for query in asked.get(run, ()))]
 
-    def forget(self, news: News, runs: Iterable[bytes]) -> None:
+    def forget(self, tick: TickResult, runs: Iterable[bytes]) -> None:
         """Keep no longer what runs were sent."""
         if self._sent:
-            news.code.reported.extend(run for run in runs if run in self._sent)
+            tick.code.reported.extend(run for run in runs if run in self._sent)

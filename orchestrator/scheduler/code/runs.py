@@ -22,18 +22,18 @@ from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.paging import Paging
 from orchestrator.scheduler.code.queries import Asked, Queries
+from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.fleet.capabilities import Crowd
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.isolation import isolate
-from orchestrator.scheduler.news import News, Paged
-from orchestrator.scheduler.remembering import Remembering
 from orchestrator.scheduler.runs.backlog import Backlog
+from orchestrator.scheduler.tick_result import Paged, TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, histories, turns
 from orchestrator.store.code.expectations import Answered
 from orchestrator.store.code.turns import Unshown
 from orchestrator.store.runs import stuck
-from orchestrator.store.runs.life import Delta, RunRow
+from orchestrator.store.runs.transitions import Delta, RunRow
 from orchestrator.store.tasks import transitions
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.transitions import Requeue
@@ -49,7 +49,7 @@ _PAUSE = 1.0
 """Seconds before pages are sent again that a worker did not find: they may be many megabytes, every time."""
 
 
-class CodeRuns(Remembering):
+class CodeRuns(CommitHooks):
     """What the leader remembers of runs of code between two ticks: queries on their way, and who was there."""
 
     def __init__(self, fleet: Fleet, backlog: Backlog, nesting: Nesting | None = None) -> None:
@@ -62,13 +62,13 @@ class CodeRuns(Remembering):
         self._freeing = b""
         """Up to which run the stuck ones have been freed; nothing where all have."""
 
-    def committed(self, news: News) -> None:
+    def committed(self, tick: TickResult) -> None:
         """Keep what was asked until the code has heard it, and who was there when stuck runs were freed."""
-        self.paging.committed(news)
-        self.queries.committed(news)
-        self._members, self._freeing = news.code.freed or (self._members, self._freeing)
+        self.paging.committed(tick)
+        self.queries.committed(tick)
+        self._members, self._freeing = tick.code.freed or (self._members, self._freeing)
 
-    def ask(self, tx: Transaction, news: News, queries: Iterable[tuple[bytes, Query]]) -> None:
+    def ask(self, tx: Transaction, tick: TickResult, queries: Iterable[tuple[bytes, Query]]) -> None:
         """Have queries answered by the code of runs, in a turn for which it is woken, or that follows the present one.
 
         One may be lost with a worker or a leader; who gets no answer asks again.
@@ -78,28 +78,28 @@ class CodeRuns(Remembering):
         refused: list[Answered] = []
         for run, query in asked:
             if run in free:
-                news.code.asked.append((run, query))
+                tick.code.asked.append((run, query))
             else:
                 error = TaskError("WrongState", f"Run {to_text(run)} cannot be asked: it has ended, or is stuck.")
                 refused.append(Answered(query.id, None, error))
-        reply(tx, news, refused)
+        reply(tx, tick, refused)
 
-    def took_turn(self, tx: Transaction, news: News, runs: Sequence[bytes], answered: Container[bytes]) -> None:
+    def took_turn(self, tx: Transaction, tick: TickResult, runs: Sequence[bytes], answered: Container[bytes]) -> None:
         """Let runs whose code has taken a turn take another if they were asked something else meanwhile."""
-        if late := self.queries.shown(news, runs, answered):
+        if late := self.queries.shown(tick, runs, answered):
             stuck.wake(tx.connection, late)
 
-    def ended(self, tx: Transaction, news: News, runs: Sequence[RunRow]) -> None:
+    def ended(self, tx: Transaction, tick: TickResult, runs: Sequence[RunRow]) -> None:
         """Pass queries that no code has heard to the runs in which others go on; those who asked others are told."""
-        asked = self.queries.waiting(news)
-        self.queries.forget(news, [run.id for run in runs])
+        asked = self.queries.waiting(tick)
+        self.queries.forget(tick, [run.id for run in runs])
         successors = {run.id: successor_id(run.id) if run.reason == CONTINUED else run.id for run in runs}
         waiting = [(successors[run], query) for run in successors for query in asked.get(run, {}).values()]
         if waiting:
-            news.code.passed_on.extend(successors)
-            self.ask(tx, news, waiting)
+            tick.code.passed_on.extend(successors)
+            self.ask(tx, tick, waiting)
 
-    def free_stuck(self, tx: Transaction, news: News, limit: int) -> None:
+    def free_stuck(self, tx: Transaction, tick: TickResult, limit: int) -> None:
         """Let stuck runs try again whenever a worker has come or gone: the code may be another now."""
         members = frozenset(self._fleet.beats)
         if not self._fleet.is_in_view or (members == self._members and not self._freeing):
@@ -107,35 +107,37 @@ class CodeRuns(Remembering):
         after = self._freeing if members == self._members else _FIRST
         known = sorted({name for _, name in self._fleet.known()})
         freed = stuck.free_code(tx.connection, known, after, limit) if known else []
-        news.code.freed = members, max(freed) if len(freed) == limit else b""
-        self._backlog.freed(news, freed)
+        tick.code.freed = members, max(freed) if len(freed) == limit else b""
+        self._backlog.freed(tick, freed)
 
     # -- out
 
-    def attach_events(self, tx: Transaction, news: News) -> None:
+    def attach_events(self, tx: Transaction, tick: TickResult) -> None:
         """Put the events to be shown into the claimed activations, and send each to the worker that has its code.
 
         What is too large for one message goes in pages, and what there is no room for is put off.
         """
-        claimed = [task for task in news.outgoing.claimed if task.run_id is not None and task.is_turn_task]
+        claimed = [task for task in tick.outgoing.claimed if task.run_id is not None and task.is_turn_task]
         if not claimed:
             return
-        asked = self.queries.waiting(news)
+        asked = self.queries.waiting(tick)
         with_events: dict[bytes, Claimed] = {}
         isolate(
             tx,
-            news,
+            tick,
             claimed,
             lambda fresh, some: with_events.update(self._with_events(tx, fresh, some, asked)),
-            lambda task, error: mark_stuck(tx, news, [(task.id, task.attempt, _unreadable(error))]),
+            lambda task, error: mark_stuck(tx, tick, [(task.id, task.attempt, _unreadable(error))]),
         )
-        news.outgoing.claimed = [
+        tick.outgoing.claimed = [
             with_events.get(task.id, task)
-            for task in news.outgoing.claimed
+            for task in tick.outgoing.claimed
             if task.id in with_events or not task.is_turn_task
         ]
 
-    def _with_events(self, tx: Transaction, news: News, some: Sequence[Claimed], asked: Asked) -> dict[bytes, Claimed]:
+    def _with_events(
+        self, tx: Transaction, tick: TickResult, some: Sequence[Claimed], asked: Asked
+    ) -> dict[bytes, Claimed]:
         """Return those of the claimed activations that go in one message, with their events."""
         claimed = {task.id: task for task in some}
         at_home = {run: self._is_at_home(task) for run, task in claimed.items()}
@@ -154,11 +156,11 @@ class CodeRuns(Remembering):
             task = placed
             delivery = budget.delivery(run.size)
             if delivery is not Delivery.LATER:
-                self.queries.send(news, asked, run.id, task.attempt)
+                self.queries.send(tick, asked, run.id, task.attempt)
             if delivery is Delivery.MESSAGE:
                 small[run.id] = task, run
             elif delivery is Delivery.PAGES:
-                news.outgoing.paged.append(Paged(task, _activation(run, [], asked), run))
+                tick.outgoing.paged.append(Paged(task, _activation(run, [], asked), run))
             elif delivery is Delivery.LATER:
                 later.append((run.id, task.attempt, budget.wait))
             else:
@@ -170,11 +172,11 @@ class CodeRuns(Remembering):
             for task, run in small.values()
         }
         if crowded:
-            self._keep_back(tx, news, crowded)
+            self._keep_back(tx, tick, crowded)
         if later:
             turns.put_off(tx.connection, later, tx.now)
         if too_long:
-            mark_stuck(tx, news, too_long)
+            mark_stuck(tx, tick, too_long)
         return with_events
 
     def _placed(self, task: Claimed, run: Unshown) -> Claimed | Crowd:
@@ -195,11 +197,11 @@ class CodeRuns(Remembering):
         worker = capabilities.place(task.queue, kinds)
         return crowd if worker is None else task._replace(to=worker)
 
-    def _keep_back(self, tx: Transaction, news: News, crowded: Sequence[tuple[Claimed, Crowd]]) -> None:
+    def _keep_back(self, tx: Transaction, tick: TickResult, crowded: Sequence[tuple[Claimed, Crowd]]) -> None:
         """Let turns wait for a worker that has their version: another might find that its code does not fit."""
         held = [Requeue(task.id, task.attempt, _CROWDED, hold=crowd.hold) for task, crowd in crowded]
         transitions.requeue(tx.connection, held, tx.now)
-        news.capacity.crowds.update((crowd, True) for _, crowd in crowded)
+        tick.capacity.crowds.update((crowd, True) for _, crowd in crowded)
         self._fleet.capabilities.grows = True
 
     def pause(self, run: bytes, attempt: int) -> float:
@@ -248,7 +250,7 @@ def ask_to_cancel(tx: Transaction, ids: Iterable[bytes], reason: str) -> None:
 
 
 def fire_timers(
-    tx: Transaction, news: News, backlog: Backlog, late: Iterable[bytes], limit: int
+    tx: Transaction, tick: TickResult, backlog: Backlog, late: Iterable[bytes], limit: int
 ) -> dict[bytes, list[Fact]]:
     """Tell runs of a slice of the timers that are due, and the late of them that their own time is up.
 
@@ -262,28 +264,28 @@ def fire_timers(
     heard: set[bytes] = set()
     isolate(
         tx,
-        news,
+        tick,
         list(facts.items()),
         lambda _, some: heard.update(append_facts(tx, dict(some))),
-        lambda told, error: backlog.set_aside(tx, news, told[0], [RunChanges(facts=told[1])], error),
+        lambda told, error: backlog.set_aside(tx, tick, told[0], [RunChanges(facts=told[1])], error),
     )
     return {run: learned for run, learned in facts.items() if run not in heard}
 
 
-def reply(tx: Transaction, news: News, answers: Sequence[Answered]) -> None:
+def reply(tx: Transaction, tick: TickResult, answers: Sequence[Answered]) -> None:
     """Answer requests, durably, and tell whoever waits."""
     if answers:
         expectations.answer(tx.connection, answers, tx.now)
         for answer in answers:
             state = RunState.FAILED if answer.error is not None else RunState.SUCCESS
-            news.outgoing.ended.append(Ended(answer.id, state, answer.result, answer.error))
+            tick.outgoing.ended.append(Ended(answer.id, state, answer.result, answer.error))
 
 
-def mark_stuck(tx: Transaction, news: News, reasons: Sequence[tuple[bytes, int, Violation]]) -> None:
+def mark_stuck(tx: Transaction, tick: TickResult, reasons: Sequence[tuple[bytes, int, Violation]]) -> None:
     """Note that the code of runs cannot go on, for people to see. They have not failed."""
     rows = [(run, attempt, json_text(violation)) for run, attempt, violation in reasons]
     moved = stuck.mark_stuck(tx.connection, rows)
-    news.note(moved, by_worker=True)
+    tick.note(moved, by_worker=True)
     messages = {run: violation.message for run, _, violation in reasons}
     for task in moved:
         log.error("run %s is stuck: %s", to_text(task.id), messages[task.id], extra=about_run(task.id))

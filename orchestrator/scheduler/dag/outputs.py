@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.dag.scope import EvaluationBudget, Scope
 from orchestrator.domain.dag.state import StepState, step_output
 from orchestrator.domain.dag.steps import StepProgram
@@ -27,7 +27,7 @@ _MOST_NAMED = 200_000
 """How often outputs are named by all steps that read at once, whether they name the same ones or others."""
 _KEPT_BYTES = 16_000_000
 """Of outputs that are kept in memory, because they are read again and again; or as much as can be read at once."""
-_decode = zoned.decode
+_decode = timezones.decode
 
 
 Place = tuple[DagRun, int]
@@ -182,18 +182,18 @@ class Outputs:
         for key, results in found.items():
             run, place = needed[key]
             state = run.plan.step_state(place)
-            before, stored = zoned.unopened.number, zoned.unopened.stored
+            before, stored = timezones.unopened.number, timezones.unopened.stored
             try:
                 value = step_output(state, run.plan.fan(place), results, _decode)
             except (msgspec.DecodeError, ValueError, RecursionError, Sealed) as error:
                 names[run.id].unreadable[key[1]] = str(error)
                 continue
             names[run.id][key[1]] = value
-            if zoned.unopened.stored != stored:
+            if timezones.unopened.stored != stored:
                 names[run.id].stored.add(key[1])
-            if zoned.unopened.number != before:
+            if timezones.unopened.number != before:
                 names[run.id].sealed.add(key[1])
-            elif zoned.unopened.stored == stored and again is not None and state is StepState.SUCCESS:
+            elif timezones.unopened.stored == stored and again is not None and state is StepState.SUCCESS:
                 weight = sum(len(result or b"") for _, result in results)
                 self._kept.keep(key, value, weight, is_passing=key not in again)
 

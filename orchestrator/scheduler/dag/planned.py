@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.placement import of_step
@@ -36,7 +36,7 @@ class Compiled:
         plan = Plan(self.graph)
         plan.begin()
         plan.open_single(plan.next_candidate() or 0)
-        return plan, zoned.encode(plan.state())
+        return plan, timezones.encode(plan.state())
 
 
 @dataclass

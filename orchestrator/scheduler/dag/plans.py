@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.dag.checks import MOST_STEPS
 from orchestrator.domain.dag.definition import Definition, check_size, hooks_of, resolve_params
 from orchestrator.domain.dag.placement import Origin
@@ -29,16 +29,16 @@ from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.references import as_reference
+from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.dag.evaluating import Evaluating
 from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.outputs import Outputs, Place
 from orchestrator.scheduler.dag.planned import Compiled, DagRun
 from orchestrator.scheduler.dag.retries import reopen_held, retry_plan
-from orchestrator.scheduler.news import News
-from orchestrator.scheduler.remembering import Remembering
 from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.tasks.creation import create_tasks
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import VALUE
 from orchestrator.store.dag import plans as dags
@@ -60,7 +60,7 @@ _FANS = 5
 """Fan-outs of which a full slice is created at once, or as many single steps: the rest waits for the next tick."""
 _ROUND = 25
 """Steps as which it counts to look at what others have become, however few there are."""
-_encode = zoned.encode
+_encode = timezones.encode
 
 
 class Saved(NamedTuple):
@@ -71,7 +71,7 @@ class Saved(NamedTuple):
     expanding: bool
 
 
-class Dags(Remembering):
+class Dags(CommitHooks):
     """All DAG runs that the leader has to do with."""
 
     def __init__(self, backlog: Backlog, max_payload: int, slice_size: int, nesting: Nesting | None = None) -> None:
@@ -102,7 +102,7 @@ class Dags(Remembering):
     def advance(
         self,
         tx: Transaction,
-        news: News,
+        tick: TickResult,
         changes: Mapping[bytes, Sequence[RunChanges]],
     ) -> dict[bytes, Saved]:
         """Bring runs up to date with what happened to them; return what the rows of those with a plan remember."""
@@ -113,21 +113,21 @@ class Dags(Remembering):
                 _apply_to_plan(run, one)
                 if one.reopened or one.is_retried:
                     self._outputs.drop(run.id)
-            if not any(one.is_retried for one in changes[run.id]) or self._retry(tx, news, run):
+            if not any(one.is_retried for one in changes[run.id]) or self._retry(tx, tick, run):
                 settled.append(run)
-        self._settle(tx, news, settled)
+        self._settle(tx, tick, settled)
         going_on = {run.id for run in settled if run.plan.has_more}
         return {run.id: self._save(run, is_expanding=run.id in going_on) for run in runs}
 
-    def _retry(self, tx: Transaction, news: News, run: DagRun) -> bool:
+    def _retry(self, tx: Transaction, tick: TickResult, run: DagRun) -> bool:
         """Retry a run, unless that takes longer; then it goes on when its turn comes, and nothing starts until then.
 
         A retry looks at what the tasks of the run came to, so the plan is told first what happened to them meanwhile.
         """
         is_late = bool(self._backlog.waiting(tx, [run.id]))
-        if not is_late and retry_plan(tx, news, run.id, run.plan, 10 * self._slice):
+        if not is_late and retry_plan(tx, tick, run.id, run.plan, 10 * self._slice):
             return True
-        self._backlog.add(tx, news, [(run.id, RunChanges(is_retried=True))])
+        self._backlog.add(tx, tick, [(run.id, RunChanges(is_retried=True))])
         return False
 
     def sizes(self, versions: Mapping[bytes, Version]) -> Callable[[bytes], int]:
@@ -202,7 +202,7 @@ class Dags(Remembering):
 
     # -- starting steps
 
-    def _settle(self, tx: Transaction, news: News, runs: Sequence[DagRun]) -> None:
+    def _settle(self, tx: Transaction, tick: TickResult, runs: Sequence[DagRun]) -> None:
         """Evaluate candidates and create what they become, all runs together, as far as there is room.
 
         What there is no room for stays with the plans, and goes on in the next tick.
@@ -210,14 +210,14 @@ class Dags(Remembering):
         room = _FANS * self._slice
         unsettled = runs
         while unsettled and room:
-            singles, room = self._decide(tx, news, unsettled, room)
+            singles, room = self._decide(tx, tick, unsettled, room)
             fans = [(run, place) for run in unsettled for place in list(run.plan.fans_with_room)]
-            unsettled = self._create(tx, news, singles, fans, max(room, self._slice)) if singles or fans else []
+            unsettled = self._create(tx, tick, singles, fans, max(room, self._slice)) if singles or fans else []
         for run in runs:
             if not run.plan.has_more:
                 self._outputs.settled(run.id)
 
-    def _decide(self, tx: Transaction, news: News, runs: Sequence[DagRun], room: int) -> tuple[list[Place], int]:
+    def _decide(self, tx: Transaction, tick: TickResult, runs: Sequence[DagRun], room: int) -> tuple[list[Place], int]:
         """Evaluate what candidates become; return those that are single tasks, and how much room is left."""
         singles: list[Place] = []
         work = Evaluating(tx.budget, "decision")
@@ -229,7 +229,7 @@ class Dags(Remembering):
                 singles += candidates
                 continue
             found = self._outputs.names(
-                tx.connection, candidates, lambda program: program.decision_needs, known=news.tasks.results
+                tx.connection, candidates, lambda program: program.decision_needs, known=tick.tasks.results
             )
             for (run, place), reason in found.refused:
                 run.plan.fail(place, reason)
@@ -261,10 +261,12 @@ class Dags(Remembering):
             return True
         return False
 
-    def _create(self, tx: Transaction, news: News, singles: list[Place], fans: list[Place], room: int) -> list[DagRun]:
+    def _create(
+        self, tx: Transaction, tick: TickResult, singles: list[Place], fans: list[Place], room: int
+    ) -> list[DagRun]:
         """Create tasks and child runs; return the runs of which some could not be created."""
         found = self._outputs.names(
-            tx.connection, [*singles, *fans], lambda program: program.creation_needs, known=news.tasks.results
+            tx.connection, [*singles, *fans], lambda program: program.creation_needs, known=tick.tasks.results
         )
         self._latest.clear()
         tasks: list[NewTask] = []
@@ -281,7 +283,7 @@ class Dags(Remembering):
                 elif fan is None:
                     self._instantiate(tx, run, place, range(1), None, names, tasks, children, failed)
                 else:
-                    room -= reopen_held(tx, news, run.id, run.plan, place, min(self._slice, room))
+                    room -= reopen_held(tx, tick, run.id, run.plan, place, min(self._slice, room))
                     positions = run.plan.create(place, min(self._slice, room, most))
                     room -= len(positions)
                     if positions:
@@ -292,10 +294,10 @@ class Dags(Remembering):
         if tasks:
             retried = {run.id for run, _ in [*singles, *fans] if run.plan.retried}
             before = [task.id for task in tasks if task.run_id in retried] if retried else []
-            create_tasks(tx, news, tasks, run_retries.past_attempts(tx.connection, before) if before else {})
+            create_tasks(tx, tick, tasks, run_retries.past_attempts(tx.connection, before) if before else {})
         if children:
             children = self._within_limits(tx, children, [*singles, *fans], failed)
-            create_runs(tx, news, children)
+            create_runs(tx, tick, children)
         for run, place, number, reason in failed:
             run.plan.abandon(place, number, reason)
         return list({run.id: run for run, _, _, _ in failed}.values())

@@ -15,7 +15,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.store.tasks import claims
 from orchestrator.store.tasks.claims import Claimed, ClaimPosition
 
@@ -25,7 +25,7 @@ _PAUSE = 5.0
 """Between two slow claims from the front, so many times as long as one takes."""
 
 
-class Claims(Remembering):
+class Claims(CommitHooks):
     """Remembers, for each queue, where the last claim ended."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:

@@ -15,13 +15,13 @@ from orchestrator.domain.limits.names import queue_bucket
 from orchestrator.domain.tasks.obstacles import PAYLOAD_STORE, hold_for_key
 from orchestrator.domain.tasks.task import Dispatch, executor_of
 from orchestrator.references import MARK, SHORTEST
+from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.dispatch.claims import Claims
 from orchestrator.scheduler.dispatch.executing import landed, over_room, place_executions, split
 from orchestrator.scheduler.fleet.capabilities import Crowd, Place
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.limits import LaneService
-from orchestrator.scheduler.news import News
-from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import key_name
 from orchestrator.store.limits import queues
@@ -58,7 +58,7 @@ Crowded = tuple[Claimed, Crowd]
 _queue, _kind, _alone = attrgetter("queue"), attrgetter("queue", "name"), attrgetter("alone")
 
 
-class Dispatcher(Remembering):
+class Dispatcher(CommitHooks):
     """Remembers how much each queue has in flight and how fast it drains; claims what fits."""
 
     def __init__(
@@ -117,23 +117,23 @@ class Dispatcher(Remembering):
         rated = self._lanes.queue_rates
         self._lanes.recount([task for task in in_flight if task.lane is not None or task.queue in rated])
 
-    def claim(self, tx: Transaction, news: News, unknown_timeout: float) -> None:
+    def claim(self, tx: Transaction, tick: TickResult, unknown_timeout: float) -> None:
         """Claim what fits each queue's window. What no live worker knows is held back until one does."""
-        if self._settings is None or news.wakeups.queues_changed:
+        if self._settings is None or tick.wakeups.queues_changed:
             self._settings = {row.name: row for row in queues.read(tx.connection)}
             self._lanes.queue_rates = {row.name: row.rate for row in self._settings.values() if row.rate is not None}
         with tx.budget.doing(_PART):
-            self._claim(tx, news, unknown_timeout)
+            self._claim(tx, tick, unknown_timeout)
 
-    def _claim(self, tx: Transaction, news: News, unknown_timeout: float) -> None:
-        self._lanes.refresh(tx, news)
+    def _claim(self, tx: Transaction, tick: TickResult, unknown_timeout: float) -> None:
+        self._lanes.refresh(tx, tick)
         self._has_executions = self._has_more = self._fleet.capabilities.grows = self.has_drained = False
-        rooms = self._rooms(tx, news)
+        rooms = self._rooms(tx, tick)
         self.had_room = bool(rooms)
         if not rooms:
             return
         if self._fleet.capabilities.mixed:
-            self._fleet.capabilities.begin(news.over())
+            self._fleet.capabilities.begin(tick.over())
         if self._fleet.capabilities.crowds:
             self._keep_back(tx, rooms, unknown_timeout)
         wanted = dict(rooms)
@@ -147,17 +147,17 @@ class Dispatcher(Remembering):
         self._weigh(found, sizes)
         found, executions = split(found)
         if executions or self._executes:
-            found = self._execute(tx, news, wanted, found, executions, unknown_timeout)
+            found = self._execute(tx, tick, wanted, found, executions, unknown_timeout)
         unknown: list[Claimed] = []
         unreadable: list[Claimed] = []
         crowded: list[Crowded] = []
         if max(sizes, default=0) >= SHORTEST:
-            found = self._readable(news, found, unreadable)
+            found = self._readable(tick, found, unreadable)
         if self._fleet.capabilities.mixed:
-            self._place(news, found, unknown, crowded)
+            self._place(tick, found, unknown, crowded)
         else:
             found = self._known(found, unknown)
-            news.outgoing.claimed += found
+            tick.outgoing.claimed += found
         if unknown:
             self._hold_others(tx, unknown, unknown_timeout)
         kept = [(task, "unknown") for task in unknown] + [(task, crowd.hold) for task, crowd in crowded]
@@ -168,16 +168,16 @@ class Dispatcher(Remembering):
             transitions.requeue(tx.connection, held, tx.now)
             for task, _ in kept:
                 self._lanes.refuse(task)
-        self._spend(tx, news)
+        self._spend(tx, tick)
         self._lanes.save(tx)
-        keyed = [(task.unique_key, task.id) for task in news.outgoing.claimed if task.unique_key is not None]
+        keyed = [(task.unique_key, task.id) for task in tick.outgoing.claimed if task.unique_key is not None]
         if keyed:
             unique.free(tx.connection, keyed, ended=False)
 
     def _execute(
         self,
         tx: Transaction,
-        news: News,
+        tick: TickResult,
         rooms: Mapping[str, int],
         found: list[Claimed],
         executions: Sequence[Claimed],
@@ -185,7 +185,7 @@ class Dispatcher(Remembering):
     ) -> list[Claimed]:
         """Send executions out; return what is left for slots, without what has none. Both stand in the same line."""
         capabilities = self._fleet.capabilities
-        back = place_executions(tx, news, capabilities, executions, unknown_timeout)
+        back = place_executions(tx, tick, capabilities, executions, unknown_timeout)
         excess = over_room(found, self._slot_rooms)
         back += [Requeue(task.id, task.attempt, 0.0) for task in found if task.id in excess]
         if back:
@@ -214,7 +214,9 @@ class Dispatcher(Remembering):
         if full and waiting.keep_back(tx.connection, full, tx.now + timedelta(seconds=unknown_timeout), self._batch):
             capabilities.grows = True
 
-    def _place(self, news: News, found: Sequence[Claimed], unknown: list[Claimed], crowded: list[Crowded]) -> None:
+    def _place(
+        self, tick: TickResult, found: Sequence[Claimed], unknown: list[Claimed], crowded: list[Crowded]
+    ) -> None:
         """Send what only some workers know to one of them, and keep back what finds no place; turns of code later."""
         capabilities = self._fleet.capabilities
         for task in found:
@@ -226,13 +228,13 @@ class Dispatcher(Remembering):
             if not self._fleet.knows(task.queue, task.name) or kinds == frozenset():
                 unknown.append(task)
             elif kinds is None or task.is_turn_task:
-                news.outgoing.claimed.append(task)
+                tick.outgoing.claimed.append(task)
             elif (worker := capabilities.place(task.queue, kinds)) is not None:
-                news.outgoing.claimed.append(task._replace(to=worker))
+                tick.outgoing.claimed.append(task._replace(to=worker))
             else:
                 crowd = Crowd(task.queue, task.name, wanted)
                 crowded.append((task, crowd))
-                news.capacity.crowds[crowd] = capabilities.grows = True
+                tick.capacity.crowds[crowd] = capabilities.grows = True
 
     def _hold_others(self, tx: Transaction, unknown: Sequence[Claimed], unknown_timeout: float) -> None:
         """Take more tasks that nobody knows from the front of their queues, so that others come to their turn."""
@@ -240,14 +242,14 @@ class Dispatcher(Remembering):
         waiting.keep_back(tx.connection, sorted(names), tx.now + timedelta(seconds=unknown_timeout), self._batch)
         self._fleet.capabilities.grows = True
 
-    def _readable(self, news: News, found: list[Claimed], unreadable: list[Claimed]) -> list[Claimed]:
+    def _readable(self, tick: TickResult, found: list[Claimed], unreadable: list[Claimed]) -> list[Claimed]:
         """Return tasks without those whose arguments are stored where no worker of their queue can read them."""
         if not any(map(_wants_store, found)):
             return found
         lacking = [task for task in found if _wants_store(task) and not self._fleet.knows(task.queue, _STORE)]
         if lacking:
             unreadable.extend(lacking)
-            news.capacity.lacking.append(hold_for_key(PAYLOAD_STORE))
+            tick.capacity.lacking.append(hold_for_key(PAYLOAD_STORE))
         left = {task.id for task in lacking}
         return [task for task in found if task.id not in left]
 
@@ -259,14 +261,14 @@ class Dispatcher(Remembering):
         unknown += [task for task in found if _kind(task) in strange]
         return [task for task in found if _kind(task) not in strange]
 
-    def _rooms(self, tx: Transaction, news: News) -> dict[str, int]:
+    def _rooms(self, tx: Transaction, tick: TickResult) -> dict[str, int]:
         """Return how many tasks each queue may be given now."""
         rooms: dict[str, int] = {}
         executions = self._fleet.capabilities.executions
-        gone = executions.among(landed(news, self._fleet.capabilities)) if executions else {}
+        gone = executions.among(landed(tick, self._fleet.capabilities)) if executions else {}
         self._slot_rooms = {}
         for queue in self._fleet.queues:
-            outstanding = in_slots = self._outstanding[queue] - news.capacity.landed.get(queue, 0)
+            outstanding = in_slots = self._outstanding[queue] - tick.capacity.landed.get(queue, 0)
             if executions:
                 in_slots -= executions.outstanding[queue] - gone.get(queue, 0)
             if self._leaving:
@@ -306,9 +308,9 @@ class Dispatcher(Remembering):
             allowed = min(allowed, admitted)
         return allowed
 
-    def _spend(self, tx: Transaction, news: News) -> None:
+    def _spend(self, tx: Transaction, tick: TickResult) -> None:
         for queue in self._lanes.queue_rates:
-            tasks = [task for task in news.outgoing.claimed if task.queue == queue]
+            tasks = [task for task in tick.outgoing.claimed if task.queue == queue]
             if tasks:
                 self._lanes.spend_of_queue(queue, tasks, tx.now.timestamp())
 
@@ -333,16 +335,16 @@ class Dispatcher(Remembering):
         self._claims.rolled_back()
         self._lanes.rolled_back()
 
-    def committed(self, news: News) -> None:
+    def committed(self, tick: TickResult) -> None:
         """Move the counts, and measure how fast each queue drains."""
-        self._lanes.committed(news)
-        if news.capacity.landed:
-            self._outstanding.subtract(news.capacity.landed)
-        if news.capacity.finished:
-            self._finished.update(news.capacity.finished)
-        if sent := news.sent():
+        self._lanes.committed(tick)
+        if tick.capacity.landed:
+            self._outstanding.subtract(tick.capacity.landed)
+        if tick.capacity.finished:
+            self._finished.update(tick.capacity.finished)
+        if sent := tick.sent():
             self._outstanding.update(map(_queue, sent))
-        self._remember_places(news)
+        self._remember_places(tick)
         monotonic = self._monotonic()
         elapsed = monotonic - self._measured_at
         if elapsed >= 0.02:
@@ -353,8 +355,8 @@ class Dispatcher(Remembering):
             self._finished.clear()
             self._measured_at = monotonic
 
-    def _remember_places(self, news: News) -> None:
-        capabilities, capacity = self._fleet.capabilities, news.capacity
+    def _remember_places(self, tick: TickResult) -> None:
+        capabilities, capacity = self._fleet.capabilities, tick.capacity
         for crowd, is_kept_back in capacity.crowds.items():
             (capabilities.crowds.add if is_kept_back else capabilities.crowds.discard)(crowd)
         for worker, name in set(capacity.denied) if capacity.denied else ():
@@ -364,15 +366,15 @@ class Dispatcher(Remembering):
         placed: dict[bytes, Place] = {}
         executions: dict[bytes, tuple[str, str]] = {}
         if capabilities.mixed or self._has_executions:
-            for task in news.sent():
+            for task in tick.sent():
                 if task.to is not None and executor_of(task.options) is not None:
                     executions[task.id] = task.queue, task.to
                 elif task.to is not None and task.worker is None:
                     wanted = (task.name, _STORE) if _wants_store(task) else (task.name,)
                     placed[task.id] = Place(task.to, task.queue, wanted)
         if executions or capabilities.executions:
-            capabilities.executions.committed(executions, landed(news, capabilities))
-        capabilities.committed(placed, news.over())
+            capabilities.executions.committed(executions, landed(tick, capabilities))
+        capabilities.committed(placed, tick.over())
 
     def messages(self, claimed: Sequence[Claimed]) -> dict[str, list[bytes]]:
         """Return the claimed tasks as messages by queue. A long line is bundled; a short one is spread."""

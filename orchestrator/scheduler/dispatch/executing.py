@@ -12,7 +12,7 @@ from orchestrator.domain.states import IN_FLIGHT_STATES
 from orchestrator.domain.tasks.obstacles import hold_for_executor
 from orchestrator.domain.tasks.task import Noted, executor_of
 from orchestrator.scheduler.fleet.capabilities import Capabilities, Crowd
-from orchestrator.scheduler.news import News
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.tasks import details
 from orchestrator.store.tasks.claims import Claimed
@@ -32,7 +32,7 @@ def split(found: list[Claimed]) -> tuple[list[Claimed], list[Claimed]]:
 
 
 def place_executions(
-    tx: Transaction, news: News, capabilities: Capabilities, tasks: Iterable[Claimed], unknown_timeout: float
+    tx: Transaction, tick: TickResult, capabilities: Capabilities, tasks: Iterable[Claimed], unknown_timeout: float
 ) -> list[Requeue]:
     """Send executions to workers with room; return those that are to wait."""
     back: list[Requeue] = []
@@ -49,7 +49,7 @@ def place_executions(
         if not able:
             hold = hold_for_executor(wanted(call.means))
             back.append(Requeue(task.id, task.attempt, unknown_timeout, hold=hold))
-            news.capacity.lacking.append(hold)
+            tick.capacity.lacking.append(hold)
             continue
         record, is_new = next_record(task.id, task.attempt, task.failures, task.details, now)
         host = record.host if call.ends is None else call.ends.host
@@ -61,26 +61,26 @@ def place_executions(
         if worker is None:
             crowd = Crowd(task.queue, task.name, call.means)
             back.append(Requeue(task.id, task.attempt, unknown_timeout, hold=crowd.hold))
-            news.capacity.crowds[crowd] = True
+            tick.capacity.crowds[crowd] = True
             continue
         kept = encode_record(record)
         if is_new:
             notes.append(Noted(task.id, task.attempt, kept))
-        news.outgoing.claimed.append(task._replace(to=worker, details=kept, alone=False))
+        tick.outgoing.claimed.append(task._replace(to=worker, details=kept, alone=False))
     if notes:
         details.save(tx.connection, notes)
-    news.wakeups.delayed |= any(row.hold is None for row in back)
+    tick.wakeups.delayed |= any(row.hold is None for row in back)
     return back
 
 
-def landed(news: News, capabilities: Capabilities) -> list[bytes]:
+def landed(tick: TickResult, capabilities: Capabilities) -> list[bytes]:
     """Return the executions that are no longer in flight."""
     executions = capabilities.executions
     if not executions:
         return []
     return [
         task.id
-        for task in news.outgoing.moved
+        for task in tick.outgoing.moved
         if task.before in IN_FLIGHT_STATES
         and task.state not in IN_FLIGHT_STATES
         and executions.watcher(task.id) is not None

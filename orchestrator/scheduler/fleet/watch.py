@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain.ids import to_text
+from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.news import News
-from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.settings import Settings
 from orchestrator.store import fleet as mirror
@@ -50,7 +50,7 @@ class _Recorded:
     """What was mirrored, if anything."""
 
 
-class FleetWatch(Remembering):
+class FleetWatch(CommitHooks):
     """The leader's dealings with single workers."""
 
     def __init__(
@@ -86,7 +86,7 @@ class FleetWatch(Remembering):
         self._order_stops()
         self._order_drains()
 
-    def committed(self, news: News) -> None:
+    def committed(self, tick: TickResult) -> None:
         """Remember what was recorded, and attempts that are to stop; order it where they are known to run."""
         if self._recorded is not None:
             for worker, order in self._recorded.orders.items():
@@ -97,12 +97,12 @@ class FleetWatch(Remembering):
                 self._mirror_at = self._monotonic() + _MIRROR_EVERY
             self._recorded = None
             self._looked = False
-        if news.outgoing.revoked:
+        if tick.outgoing.revoked:
             until = self._monotonic() + 10 * self._settings.worker_ttl
-            self._revoked.update({(task.id, task.attempt): until for task in news.outgoing.revoked})
+            self._revoked.update({(task.id, task.attempt): until for task in tick.outgoing.revoked})
             self._order_stops()
-        if news.outgoing.drains is not None:
-            self.drains = news.outgoing.drains
+        if tick.outgoing.drains is not None:
+            self.drains = tick.outgoing.drains
             self._order_drains()
 
     def rolled_back(self) -> None:

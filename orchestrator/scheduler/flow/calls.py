@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.dag.definition import Registered
 from orchestrator.domain.dag.placement import Origin, Placement
 from orchestrator.domain.executors.call import ExecutorCall
@@ -66,7 +66,7 @@ class Caller:
             if (names := way.takes) is not None:  # the input is kept for people, too
                 given = {key: value for key, value in given.items() if key in names or key == "input"}
         try:
-            payload = zoned.encode(((), given, context))
+            payload = timezones.encode(((), given, context))
         except REFUSALS as error:
             raise CannotCall(f"Its input cannot be sent: {error}.") from error
         if len(payload) > max_payload:

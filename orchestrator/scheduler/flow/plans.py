@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.code import history
 from orchestrator.domain.code.history import Fact
 from orchestrator.domain.dag.state import Delta
@@ -28,12 +28,12 @@ from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import NewTask, error_text
 from orchestrator.references import is_reference
+from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.plans import Saved
 from orchestrator.scheduler.flow.calls import Caller, CannotCall
-from orchestrator.scheduler.news import News
-from orchestrator.scheduler.remembering import Remembering
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import VALUE
 from orchestrator.store.code import expectations
@@ -99,7 +99,7 @@ def call_id(run: bytes, number: int) -> bytes:
     return derived_id(run, "flow", number)
 
 
-class Flows(Remembering):
+class Flows(CommitHooks):
     """Plans the runs of flows."""
 
     def __init__(self, max_payload: int) -> None:
@@ -117,7 +117,7 @@ class Flows(Remembering):
         for run in ids:
             self._runs.drop(run)
 
-    def advance(self, tx: Transaction, news: News, told: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
+    def advance(self, tx: Transaction, tick: TickResult, told: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
         """Bring runs up to date with what happened to them."""
         if not told:
             return Advanced({}, [])
@@ -134,7 +134,7 @@ class Flows(Remembering):
                 continue
             saved[run.id], own = self._advance(tx, known, run, told[run.id])
             effects.add(own)
-        self._apply(tx, news, effects)
+        self._apply(tx, tick, effects)
         return Advanced(saved, effects.ends, late)
 
     def _load(self, tx: Transaction, told: Mapping[bytes, Sequence[RunChanges]]) -> list[FlowRun]:
@@ -165,20 +165,20 @@ class Flows(Remembering):
         else:
             self._runs.drop(run.id)
 
-    def _apply(self, tx: Transaction, news: News, effects: _Effects) -> None:
-        create_tasks(tx, news, effects.tasks)
+    def _apply(self, tx: Transaction, tick: TickResult, effects: _Effects) -> None:
+        create_tasks(tx, tick, effects.tasks)
         started = {timer for _, timer, _ in effects.timers}
         if effects.timers:
             gone = {timer for _, timer in effects.gone}
             expectations.start_timers(tx.connection, [timer for timer in effects.timers if timer[1] not in gone])
-            news.wakeups.delayed = True
+            tick.wakeups.delayed = True
         left = [timer for timer in effects.gone if timer[1] not in started]
         if left:
             expectations.forget_timers(tx.connection, left)
         if effects.visits:
             store.keep_visits(tx.connection, effects.visits, is_gathered=tx.gathers(len(effects.visits)))
         if effects.cancelled:
-            cancel_tasks(tx, news, effects.cancelled)
+            cancel_tasks(tx, tick, effects.cancelled)
 
     def _advance(
         self, tx: Transaction, known: Known, run: FlowRun, told: Sequence[RunChanges]
@@ -310,11 +310,11 @@ def _planner(tx: Transaction, known: Known, run: FlowRun, state: FlowState) -> P
 
 
 def _read(run: FlowRun) -> FlowState:
-    return FlowState() if run.state is None else FlowState.from_plain(zoned.decode(run.state))
+    return FlowState() if run.state is None else FlowState.from_plain(timezones.decode(run.state))
 
 
 def _encode(tx: Transaction, state: FlowState) -> bytes:
-    data = zoned.encode(state.to_plain())
+    data = timezones.encode(state.to_plain())
     return data if tx.vault is None else tx.vault.seal(VALUE, data)
 
 
@@ -344,7 +344,7 @@ def _events(told: Sequence[RunChanges]) -> Iterator[Event]:
             if isinstance(fact, history.TaskCompleted) and is_reference(fact.result):
                 yield commands.CallEnded(fact.id, error=_STORED)
             elif isinstance(fact, history.TaskCompleted):
-                yield commands.CallEnded(fact.id, zoned.decode(fact.result))
+                yield commands.CallEnded(fact.id, timezones.decode(fact.result))
             elif isinstance(fact, history.TaskFailed):
                 error = open_error(fact.error)
                 yield commands.CallEnded(fact.id, error=error_text(error.kind, error.message))
@@ -353,7 +353,7 @@ def _events(told: Sequence[RunChanges]) -> Iterator[Event]:
             elif isinstance(fact, history.TimerFired):
                 yield commands.TimerFired(fact.id)
             elif isinstance(fact, history.SignalReceived):
-                value, by, why = zoned.decode(fact.value)
+                value, by, why = timezones.decode(fact.value)
                 yield commands.Signalled(fact.name, value, by, why)
         if changes.is_retried:
             yield commands.Retried()
@@ -382,7 +382,7 @@ def _shown(tx: Transaction, value: Any) -> bytes | None:
     """Return a value as people may look at it, unless it is large."""
     if value is None:
         return None
-    data = zoned.encode(value)
+    data = timezones.encode(value)
     if len(data) > _LARGEST_SHOWN:
         return None
     return data if tx.vault is None else tx.vault.seal(VALUE, data)

@@ -23,18 +23,18 @@ from orchestrator.scheduler.code.runs import CodeRuns, append_facts
 from orchestrator.scheduler.dag.plans import Dags, Saved
 from orchestrator.scheduler.flow.plans import Flows
 from orchestrator.scheduler.isolation import isolate
-from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.triggers import Triggers
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version
 from orchestrator.store.driver import flush
 from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.runs import ancestry
-from orchestrator.store.runs import life as runs
-from orchestrator.store.runs.life import RunRow
-from orchestrator.store.runs.untold import Waited
+from orchestrator.store.runs import transitions as runs
+from orchestrator.store.runs.pending_changes import Waited
+from orchestrator.store.runs.transitions import RunRow
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Ended
 
@@ -57,7 +57,7 @@ class Runs:
     code: CodeRuns
     backlog: Backlog
 
-    def begin(self, tx: Transaction, news: News, limit: int) -> None:
+    def begin(self, tx: Transaction, tick: TickResult, limit: int) -> None:
         """Start runs that are new since the last tick, tree by tree; as many as there is time for, but always some."""
         pending = self.backlog.pending(tx, limit)
         steps = self.dags.sizes(
@@ -69,38 +69,38 @@ class Runs:
         )
         for number, slice_ in enumerate(_slices(tx, [run.id for run in pending], steps)):
             if tx.budget.is_spent and not _is_due(number, slice_):
-                news.wakeups.runs_to_begin = True
+                tick.wakeups.runs_to_begin = True
                 break
-            self._begin(tx, news, slice_, limit)
-        self.advance(tx, news)
+            self._begin(tx, tick, slice_, limit)
+        self.advance(tx, tick)
 
-    def _begin(self, tx: Transaction, news: News, ids: Sequence[bytes], limit: int) -> None:
+    def _begin(self, tx: Transaction, tick: TickResult, ids: Sequence[bytes], limit: int) -> None:
         begun, waiting, cancelled = runs.begin_or_park(tx.connection, tx.now, ids)
-        self.follow_each(tx, news, cancelled, silent={row.id for row in cancelled})
-        self._refuse_cycles(tx, news, [row.id for row in waiting if row.parent_run is not None], limit)
-        news.outgoing.runs += begun
-        self.conclude(tx, news, [row for row in begun if not row.is_planned])
+        self.follow_each(tx, tick, cancelled, silent={row.id for row in cancelled})
+        self._refuse_cycles(tx, tick, [row.id for row in waiting if row.parent_run is not None], limit)
+        tick.outgoing.runs += begun
+        self.conclude(tx, tick, [row for row in begun if not row.is_planned])
         planned = [row for row in begun if row.is_planned or row.flow]
         self.backlog.release(tx, [row.id for row in planned if row.again])
-        self.tell(tx, news, [(row.id, [_beginning(row)]) for row in planned], is_urgent=True)
+        self.tell(tx, tick, [(row.id, [_beginning(row)]) for row in planned], is_urgent=True)
 
-    def _refuse_cycles(self, tx: Transaction, news: News, waiting: list[bytes], limit: int) -> None:
+    def _refuse_cycles(self, tx: Transaction, tick: TickResult, waiting: list[bytes], limit: int) -> None:
         """End child runs that wait for a limit which those hold that wait for them."""
         found = ancestry.waiting_for_themselves(tx.connection, waiting, limit) if waiting else {}
         if found:
             ends = [(run, RunState.FAILED, WAITS_FOR_ITSELF.format(number)) for run, number in found.items()]
-            self.follow_each(tx, news, runs.end(tx.connection, ends, tx.now))
+            self.follow_each(tx, tick, runs.end(tx.connection, ends, tx.now))
 
-    def advance(self, tx: Transaction, news: News, *, resetting: Container[bytes] = ()) -> None:
+    def advance(self, tx: Transaction, tick: TickResult, *, resetting: Container[bytes] = ()) -> None:
         """Count the tasks that moved, once per run, and go on with the runs that they belong to.
 
         Runs that are `resetting` end because others repeat them from an earlier event.
         """
-        while news.tasks.moved or news.runs:
-            changes = _fold(news)
+        while tick.tasks.moved or tick.runs:
+            changes = _fold(tick)
             if changes:
-                self.tell(tx, news, [(run, [one]) for run, one in changes.items()])
-            told, turn_task_ends = news.runs, news.runs.turn_task_ends
+                self.tell(tx, tick, [(run, [one]) for run, one in changes.items()])
+            told, turn_task_ends = tick.runs, tick.runs.turn_task_ends
             ends = [
                 RunEnd(one, told.continuing.pop(one.id, None), one.id in resetting, told.unheard.pop(one.id, None))
                 for one in turn_task_ends
@@ -108,21 +108,21 @@ class Runs:
             turn_task_ends.clear()
             isolate(
                 tx,
-                news,
+                tick,
                 ends,
                 lambda fresh, some: self._end_code(tx, fresh, some),
-                lambda end, error: self.backlog.set_aside(tx, news, end.turn_task.id, [end.changes], error),
+                lambda end, error: self.backlog.set_aside(tx, tick, end.turn_task.id, [end.changes], error),
             )
 
-    def expand(self, tx: Transaction, news: News, limit: int) -> None:
+    def expand(self, tx: Transaction, tick: TickResult, limit: int) -> None:
         """Create more tasks of large fan-outs."""
         expanding = self.backlog.expanding(tx, limit)
         self.tell(
-            tx, news, [(run, [RunChanges(is_expanding=True)]) for run in expanding], is_marked=True, is_urgent=True
+            tx, tick, [(run, [RunChanges(is_expanding=True)]) for run in expanding], is_marked=True, is_urgent=True
         )
-        self.advance(tx, news)
+        self.advance(tx, tick)
 
-    def catch_up(self, tx: Transaction, news: News) -> None:
+    def catch_up(self, tx: Transaction, tick: TickResult) -> None:
         """Tell runs what there was no time for, or what happened while they were stuck.
 
         However little time there is, the first are told: to put them into the line again would take as long.
@@ -130,24 +130,24 @@ class Runs:
         while waited := self.backlog.next(tx, self.dags.sizes):
             isolate(
                 tx,
-                news,
-                [one for one in waited if not self.is_refused(tx, news, one.run)],
+                tick,
+                [one for one in waited if not self.is_refused(tx, tick, one.run)],
                 lambda fresh, some: self._tell_waited(tx, fresh, some),
-                lambda one, error: self.backlog.set_aside(tx, news, one.run, (), error),
+                lambda one, error: self.backlog.set_aside(tx, tick, one.run, (), error),
             )
-            self.advance(tx, news)
+            self.advance(tx, tick)
             if tx.budget.is_spent or tx.budget.has_put_off:  # which stands in this line, too
                 break
 
-    def _tell_waited(self, tx: Transaction, news: News, some: Sequence[Waited]) -> None:
+    def _tell_waited(self, tx: Transaction, tick: TickResult, some: Sequence[Waited]) -> None:
         self.backlog.remove(tx, some)
         # A run that was set aside is no longer marked as one that expands.
-        self._tell(tx, news, [(one.run, [*one.changes, RunChanges(is_expanding=True)]) for one in some])
+        self._tell(tx, tick, [(one.run, [*one.changes, RunChanges(is_expanding=True)]) for one in some])
 
     def tell(
         self,
         tx: Transaction,
-        news: News,
+        tick: TickResult,
         some: Sequence[RunAndChanges],
         *,
         is_marked: bool = False,
@@ -163,10 +163,10 @@ class Runs:
         if waiting:
             late = [told for told in some if told[0] in waiting]
             some = [told for told in some if told[0] not in waiting]
-        some = [told for told in some if not self.is_refused(tx, news, *told)]
+        some = [told for told in some if not self.is_refused(tx, tick, *told)]
         planned = {told[0]: told for told in some if _is_for_plan(told)}
         quick = [told for told in some if told[0] not in planned]
-        late += self._tell_quickly(tx, news, quick)
+        late += self._tell_quickly(tx, tick, quick)
         long = [run for run, (_, changes) in planned.items() if any(one.is_for_all_steps for one in changes)]
         steps = self.dags.sizes(dags.versions(tx.connection, long) if long else {})
         for number, slice_ in enumerate(_slices(tx, list(planned), steps)):
@@ -174,26 +174,26 @@ class Runs:
             if tx.budget.is_spent and not (is_urgent and _is_due(number, slice_)):
                 late += part
             else:
-                self._tell_some(tx, news, part)
+                self._tell_some(tx, tick, part)
         if late and not is_marked:
-            self.backlog.add(tx, news, [(run, one) for run, changes in late for one in changes])
+            self.backlog.add(tx, tick, [(run, one) for run, changes in late for one in changes])
 
-    def _tell_quickly(self, tx: Transaction, news: News, some: Sequence[RunAndChanges]) -> list[RunAndChanges]:
+    def _tell_quickly(self, tx: Transaction, tick: TickResult, some: Sequence[RunAndChanges]) -> list[RunAndChanges]:
         """Tell runs of whose plans nothing is asked: all at once, or little by little after a tick that took too long.
 
         Return those for which there was no time then.
         """
         if tx.budget.slice == SLICE or not some:
-            self._tell_some(tx, news, some)
+            self._tell_some(tx, tick, some)
             return []
         size = max(1, tx.budget.slice // COST)
         for start in range(0, len(some), size):
             if start and tx.budget.is_spent:
                 return list(some[start:])
-            self._tell_some(tx, news, some[start : start + size])
+            self._tell_some(tx, tick, some[start : start + size])
         return []
 
-    def is_refused(self, tx: Transaction, news: News, run: bytes, changes: Sequence[RunChanges] = ()) -> bool:
+    def is_refused(self, tx: Transaction, tick: TickResult, run: bytes, changes: Sequence[RunChanges] = ()) -> bool:
         """Say whether a run takes too long to be told anything; then it is set aside."""
         if run not in tx.budget.refused:
             return False
@@ -201,56 +201,56 @@ class Runs:
         reason = "Planning it takes longer than everybody else can wait."
         if step is not None:
             reason = f"Planning it takes longer than everybody else can wait. It was at {step}."
-        self.backlog.set_aside(tx, news, run, changes, TooSlow(reason))
+        self.backlog.set_aside(tx, tick, run, changes, TooSlow(reason))
         tx.budget.met.add(run)
         return True
 
-    def _tell_some(self, tx: Transaction, news: News, some: Sequence[RunAndChanges]) -> None:
+    def _tell_some(self, tx: Transaction, tick: TickResult, some: Sequence[RunAndChanges]) -> None:
         isolate(
             tx,
-            news,
+            tick,
             some,
             lambda fresh, part: self._tell(tx, fresh, part),
-            lambda told, error: self.backlog.set_aside(tx, news, *told, error),
+            lambda told, error: self.backlog.set_aside(tx, tick, *told, error),
         )
 
-    def _tell(self, tx: Transaction, news: News, some: Sequence[RunAndChanges]) -> None:
+    def _tell(self, tx: Transaction, tick: TickResult, some: Sequence[RunAndChanges]) -> None:
         """Tell runs what happened to them: count, plan, and end what is complete."""
         flush(tx.connection)  # that others have taken long is not their fault
         with tx.budget.charging(run for run, _ in some):
-            self._count_and_plan(tx, news, some)
+            self._count_and_plan(tx, tick, some)
 
-    def _count_and_plan(self, tx: Transaction, news: News, some: Sequence[RunAndChanges]) -> None:
+    def _count_and_plan(self, tx: Transaction, tick: TickResult, some: Sequence[RunAndChanges]) -> None:
         of_flows = {run: changes for run, changes in some if any(one.of_flow for one in changes)}
         planned = {run: changes for run, changes in some if run not in of_flows and _is_for_plan((run, changes))}
-        saved = self.dags.advance(tx, news, planned)
-        advanced = self.flows.advance(tx, news, of_flows)
+        saved = self.dags.advance(tx, tick, planned)
+        advanced = self.flows.advance(tx, tick, of_flows)
         saved |= advanced.saved
         if advanced.late:
-            self.backlog.add(tx, news, [(run, one) for run in advanced.late for one in of_flows[run]])
+            self.backlog.add(tx, tick, [(run, one) for run in advanced.late for one in of_flows[run]])
             some = [told for told in some if told[0] not in advanced.late]
         deltas: Deltas = {
             run: _delta(changes) for run, changes in some if run in saved or any(h.delta or h.facts for h in changes)
         }
         facts = {run: [f for one in changes for f in one.facts] for run, changes in some if run not in of_flows}
-        self._save(tx, news, deltas, saved, {run: learned for run, learned in facts.items() if learned})
+        self._save(tx, tick, deltas, saved, {run: learned for run, learned in facts.items() if learned})
         if advanced.ends:
-            self.follow_ends(tx, news, runs.end(tx.connection, advanced.ends, tx.now))
+            self.follow_ends(tx, tick, runs.end(tx.connection, advanced.ends, tx.now))
         for run, changes in some:
             for one in changes:
                 if one.turn_task_end is not None:
-                    news.runs.turn_task_ends.append(one.turn_task_end)
+                    tick.runs.turn_task_ends.append(one.turn_task_end)
                 if one.continuing is not None:
-                    news.runs.continuing[run] = one.continuing
+                    tick.runs.continuing[run] = one.continuing
                 if one.heard is not None:
-                    news.runs.unheard[run] = one.heard
+                    tick.runs.unheard[run] = one.heard
 
     def forget(self, ids: Sequence[bytes]) -> None:
         """Remember nothing more of runs that have ended, or are being cancelled. If they go on, Postgres has them."""
         self.dags.drop(ids)
         self.flows.drop(ids)
 
-    def conclude(self, tx: Transaction, news: News, rows: Iterable[RunRow]) -> None:
+    def conclude(self, tx: Transaction, tick: TickResult, rows: Iterable[RunRow]) -> None:
         """End the runs among these that are complete. Code and flows end their runs themselves.
 
         Where many end at once whose hooks are given much, some end in later ticks.
@@ -269,17 +269,17 @@ class Runs:
                 else:
                     late.append(row.id)
         if late:
-            self.backlog.add(tx, news, [(run, RunChanges()) for run in late])
+            self.backlog.add(tx, tick, [(run, RunChanges()) for run in late])
         if complete:
             ends = [(run, state, None) for run, state in complete.items()]
-            self.follow_ends(tx, news, runs.end(tx.connection, ends, tx.now))
+            self.follow_ends(tx, tick, runs.end(tx.connection, ends, tx.now))
 
-    def _end_code(self, tx: Transaction, news: News, ends: Sequence[RunEnd]) -> None:
+    def _end_code(self, tx: Transaction, tick: TickResult, ends: Sequence[RunEnd]) -> None:
         """End runs with their turn tasks."""
-        self.follow_ends(tx, news, end_runs(tx, news, ends), {end.turn_task.id: end.turn_task for end in ends})
+        self.follow_ends(tx, tick, end_runs(tx, tick, ends), {end.turn_task.id: end.turn_task for end in ends})
 
     def follow_each(
-        self, tx: Transaction, news: News, ended: Sequence[RunRow], *, silent: Container[bytes] = ()
+        self, tx: Transaction, tick: TickResult, ended: Sequence[RunRow], *, silent: Container[bytes] = ()
     ) -> None:
         """Follow ends of runs that were never planned; nothing but the parent is told of one with which that fails."""
 
@@ -288,14 +288,14 @@ class Runs:
             log.error(
                 "run %s has ended, and what is to follow it is left out", *whose.values(), exc_info=error, extra=whose
             )
-            self.follow_ends(tx, news, [row], hooks=False, silent=silent)
+            self.follow_ends(tx, tick, [row], hooks=False, silent=silent)
 
-        isolate(tx, news, ended, lambda fresh, some: self.follow_ends(tx, fresh, some, silent=silent), leave_out)
+        isolate(tx, tick, ended, lambda fresh, some: self.follow_ends(tx, fresh, some, silent=silent), leave_out)
 
     def follow_ends(
         self,
         tx: Transaction,
-        news: News,
+        tick: TickResult,
         ended: Sequence[RunRow],
         turn_task_ends: Mapping[bytes, TurnTaskEnd] = {},
         *,
@@ -309,8 +309,8 @@ class Runs:
         if not ended:
             return
         over = [row for row in ended if not row.goes_on]
-        news.outgoing.runs.extend(ended)
-        news.outgoing.ended.extend(_announced(row, turn_task_ends.get(row.id)) for row in ended)
+        tick.outgoing.runs.extend(ended)
+        tick.outgoing.ended.extend(_announced(row, turn_task_ends.get(row.id)) for row in ended)
         giving: list[bytes] = []
         for row in over:
             if row.parent_run is None or row.id in silent:
@@ -321,22 +321,24 @@ class Runs:
                 told = row.parent_step
                 if row.state is RunState.SUCCESS:
                     giving.append(row.id)
-            news.runs.children.append((row.parent_run, row.status, told))
+            tick.runs.children.append((row.parent_run, row.status, told))
         if giving:
             dags.save_outputs(tx.connection, self.dags.outputs(tx, giving))
         self.forget([row.id for row in ended])
         lanes = Counter(row.lane for row in ended if row.lane is not None)
         if lanes:
             runs.unpark(tx.connection, lanes)
-            news.wakeups.runs_to_begin = True
+            tick.wakeups.runs_to_begin = True
         if hooks and any(row.workflow is not None for row in over):
-            self.triggers.runs_ended(tx, news, over)
-        self.code.ended(tx, news, [row for row in ended if row.code])
+            self.triggers.runs_ended(tx, tick, over)
+        self.code.ended(tx, tick, [row for row in ended if row.code])
         of_flows = [row.id for row in ended if row.flow]
         if of_flows:
             flow_runs.forget(tx.connection, of_flows, is_gathered=tx.gathers(len(of_flows)))
 
-    def _save(self, tx: Transaction, news: News, deltas: Deltas, saved: Mapping[bytes, Saved], facts: Facts) -> None:
+    def _save(
+        self, tx: Transaction, tick: TickResult, deltas: Deltas, saved: Mapping[bytes, Saved], facts: Facts
+    ) -> None:
         """Write counters and plans, a row per run, tell code what it waits for, and end what has nothing left open."""
         for run, plan in saved.items():
             delta = deltas[run]
@@ -346,9 +348,9 @@ class Runs:
                 delta[name] += number
         if not deltas:
             return
-        news.wakeups.has_advanced = True
-        news.wakeups.runs_to_expand |= any(plan.expanding for plan in saved.values())
-        news.outgoing.counted.extend(deltas)
+        tick.wakeups.has_advanced = True
+        tick.wakeups.runs_to_expand |= any(plan.expanding for plan in saved.values())
+        tick.outgoing.counted.extend(deltas)
         # What code waits for has a derived id, and so has a step of a plan. One statement tells and counts; runs that
         # turn out to be none of code, or to have ended, are counted like all others.
         of_code = {run: some for run, some in facts.items() if run not in saved and _is_for_code(some[0])}
@@ -357,9 +359,9 @@ class Runs:
         if rest:
             plans = {run: (plan.state, plan.expanding) for run, plan in saved.items()}
             rows = runs.settle(tx.connection, rest, plans)
-            untold = facts.keys() - of_code.keys()
-            append_facts(tx, {row.id: facts[row.id] for row in rows if row.code and row.id in untold})
-            self.conclude(tx, news, rows)
+            pending_changes = facts.keys() - of_code.keys()
+            append_facts(tx, {row.id: facts[row.id] for row in rows if row.code and row.id in pending_changes})
+            self.conclude(tx, tick, rows)
 
 
 def _delta(changes: Sequence[RunChanges]) -> dict[str, int]:
@@ -411,7 +413,7 @@ def _is_due(number: int, slice_: Sequence[bytes]) -> bool:
     return number == 0 or (number == 1 and len(slice_) == 1)
 
 
-def _fold(news: News) -> dict[bytes, RunChanges]:
+def _fold(tick: TickResult) -> dict[bytes, RunChanges]:
     """Sum up, by run, what moved: counters, for runs with a definition what ended or was opened again, and for those
     that may be runs of code what that learns.
     """
@@ -425,7 +427,7 @@ def _fold(news: News) -> dict[bytes, RunChanges]:
             changes = found[run] = RunChanges(defaultdict(int), ended=ended, reopened=reopened, facts=[])
         return changes
 
-    for task in news.tasks.moved:
+    for task in tick.tasks.moved:
         if task.run_id is None:
             continue
         changes = of(task.run_id)
@@ -436,14 +438,14 @@ def _fold(news: News) -> dict[bytes, RunChanges]:
                 changes.ended[task.step, task.state] += 1
             else:
                 changes.of_flow |= task.step is not None
-                outcome = news.tasks.outcomes.pop(task.id, (None, None))
+                outcome = tick.tasks.outcomes.pop(task.id, (None, None))
                 changes.facts.append(task_outcome(task.id, task.state, *outcome))
         elif task.before in ENDED_TASK_STATES:
             changes.delta[task.before] -= 1
             changes.delta["opened"] += 1
             if task.step is not None:
                 changes.reopened[task.step, task.before] += 1
-    for run, state, told in news.runs.children:
+    for run, state, told in tick.runs.children:
         changes = of(run)
         changes.delta[state] += 1
         changes.delta["opened"] -= 1
@@ -451,8 +453,8 @@ def _fold(news: News) -> dict[bytes, RunChanges]:
             changes.ended[told, state] += 1
         else:
             changes.facts.append(told)
-    news.tasks.moved.clear()
-    news.runs.children.clear()
+    tick.tasks.moved.clear()
+    tick.runs.children.clear()
     return found
 
 

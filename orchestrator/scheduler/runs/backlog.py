@@ -16,16 +16,16 @@ import orchestrator
 from orchestrator.domain.ids import about_run, to_text
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.scheduler.budget import COST
-from orchestrator.scheduler.news import News
-from orchestrator.scheduler.remembering import Remembering
+from orchestrator.scheduler.commit_hooks import CommitHooks
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version
 from orchestrator.store.database import said
-from orchestrator.store.runs import cancels, stuck, untold
-from orchestrator.store.runs import life as runs
-from orchestrator.store.runs.life import Pending
-from orchestrator.store.runs.untold import Waited
+from orchestrator.store.runs import cancels, pending_changes, stuck
+from orchestrator.store.runs import transitions as runs
+from orchestrator.store.runs.pending_changes import Waited
+from orchestrator.store.runs.transitions import Pending
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -46,7 +46,7 @@ Sizes = Callable[[Mapping[bytes, Version]], Callable[[bytes], int]]
 """Says how to tell how many steps runs of these versions have."""
 
 
-class Backlog(Remembering):
+class Backlog(CommitHooks):
     """The leader's view of the runs that wait to be told."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Backlog(Remembering):
         self._are_many = False
         self._pending = runs.pending()
         self._expanding = dags.expanding()
-        self._line = untold.UntoldQueue()
+        self._line = pending_changes.PendingChangesQueue()
         self._last_cancelled = bytes(16)
         self._has_older = True
         """Another release may have set runs aside, which this one tries again."""
@@ -75,10 +75,10 @@ class Backlog(Remembering):
         if not runs:
             return set()
         if self._waiting is None and not self._are_many:
-            self._waiting = untold.waiting(tx.connection, _REMEMBERED)
+            self._waiting = pending_changes.waiting(tx.connection, _REMEMBERED)
             self._are_many = self._waiting is None
         if self._waiting is None:
-            return untold.waiting_among(tx.connection, runs)
+            return pending_changes.waiting_among(tx.connection, runs)
         return self._waiting.intersection(runs) if self._waiting else set()
 
     def _note(self, *, wait: Iterable[bytes] = (), go_on: Iterable[bytes] = ()) -> None:
@@ -104,38 +104,38 @@ class Backlog(Remembering):
         self._last_cancelled = found[-1] if len(found) == limit else bytes(16)
         return found
 
-    def free_older(self, tx: Transaction, news: News) -> None:
+    def free_older(self, tx: Transaction, tick: TickResult) -> None:
         """Let runs try again, once, that another release has set aside."""
         if self._has_older:
             freed = stuck.free_older(tx.connection, orchestrator.__version__, _MOST_FREED)
             self._has_older = len(freed) == _MOST_FREED
-            self.freed(news, freed)
+            self.freed(tick, freed)
 
-    def free(self, tx: Transaction, news: News, runs: Sequence[bytes]) -> set[bytes]:
+    def free(self, tx: Transaction, tick: TickResult, runs: Sequence[bytes]) -> set[bytes]:
         """Let stuck runs try again; return those among these."""
         freed = stuck.free(tx.connection, runs)
-        self.freed(news, freed)
+        self.freed(tick, freed)
         return set(freed)
 
-    def freed(self, news: News, runs: Sequence[bytes]) -> None:
+    def freed(self, tick: TickResult, runs: Sequence[bytes]) -> None:
         """Take note that stuck runs may go on."""
         if runs:
             log.info("%d stuck runs try again", len(runs))
             self._forget()
-            news.outgoing.counted += runs
-            news.wakeups.has_requests = True
+            tick.outgoing.counted += runs
+            tick.wakeups.has_requests = True
 
     def add(
-        self, tx: Transaction, news: News, some: Iterable[tuple[bytes, RunChanges]], *, is_over: bool = False
+        self, tx: Transaction, tick: TickResult, some: Iterable[tuple[bytes, RunChanges]], *, is_over: bool = False
     ) -> None:
         """Keep what happened to runs for another tick; of runs that are over, until they have begun again."""
         rows = list(some)
-        untold.add(tx.connection, rows, is_over=is_over)
+        pending_changes.add(tx.connection, rows, is_over=is_over)
         self._note(wait=(run for run, _ in rows))
-        news.wakeups.has_requests = True
+        tick.wakeups.has_requests = True
 
     def set_aside(
-        self, tx: Transaction, news: News, run: bytes, changes: Sequence[RunChanges], error: Exception
+        self, tx: Transaction, tick: TickResult, run: bytes, changes: Sequence[RunChanges], error: Exception
     ) -> None:
         """Let a run be stuck that cannot be told what happened to it; nobody else waits for it.
 
@@ -147,8 +147,8 @@ class Backlog(Remembering):
         log.error("run %s is stuck, and nobody waits for it: %s", to_text(run), told, extra=about_run(run))
         stuck.set_aside(tx.connection, [(run, msgspec.json.encode(reason).decode().replace("\\u0000", " "))])
         self._note(wait=[run])
-        news.outgoing.counted.append(run)
-        self.add(tx, news, [(run, one) for one in changes])
+        tick.outgoing.counted.append(run)
+        self.add(tx, tick, [(run, one) for one in changes])
 
     def next(self, tx: Transaction, sizes: Sizes) -> list[Waited]:
         """Return what the next runs in the line are to be told.
@@ -169,23 +169,23 @@ class Backlog(Remembering):
             if ids and (cost > tx.budget.slice or size > _TAKEN_BYTES):
                 break
             ids.append(place.id)
-        return untold.read(tx.connection, ids)
+        return pending_changes.read(tx.connection, ids)
 
     def remove(self, tx: Transaction, some: Iterable[Waited]) -> None:
         """Keep no longer what runs are told now; if that is all, they no longer wait."""
         told = list(some)
-        unfinished = untold.remove(tx.connection, [place for waited in told for place in waited.ids])
+        unfinished = pending_changes.remove(tx.connection, [place for waited in told for place in waited.ids])
         self._note(go_on={waited.run for waited in told} - unfinished)
 
     def release(self, tx: Transaction, runs: Sequence[bytes]) -> None:
         """Let runs hear, now that they have begun again, what they were not told before they ended."""
         late = self.waiting(tx, runs)
         if late:
-            untold.release(tx.connection, list(late))
+            pending_changes.release(tx.connection, list(late))
 
     def take_of(self, tx: Transaction, runs: Sequence[bytes]) -> Mapping[bytes, Sequence[RunChanges]]:
         """Return all that these runs have not been told; they are no longer stuck."""
-        taken = untold.take_of(tx.connection, runs)
+        taken = pending_changes.take_of(tx.connection, runs)
         self._note(go_on=runs)
         return taken
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.dag.definition import Definition, EventTrigger, hidden_by, hooks_of, resolve_params
 from orchestrator.domain.dag.expression import parse, parse_template
 from orchestrator.domain.dag.placement import Origin, of_hook
@@ -22,10 +22,10 @@ from orchestrator.errors import InvalidWorkflow
 from orchestrator.references import whole_reference
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.isolation import isolate
-from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.runs.listening import Listener, Listeners, Position, Posted
 from orchestrator.scheduler.tasks.creation import create_tasks
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import CALL, CODE, Sealed, extension_of, open_data, open_json
 from orchestrator.store import inbox
@@ -36,7 +36,7 @@ from orchestrator.store.dag.plans import WorkflowRun
 from orchestrator.store.dag.workflows import Triggered
 from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.runs.creation import NewRun
-from orchestrator.store.runs.life import RunRow
+from orchestrator.store.runs.transitions import RunRow
 from orchestrator.telemetry import get_logger
 from orchestrator.trace_context import below, run_span
 
@@ -57,7 +57,7 @@ class Triggers:
         self._stamp: object = None
         self._listeners = Listeners()
 
-    def runs_ended(self, tx: Transaction, news: News, ended: Iterable[RunRow]) -> None:
+    def runs_ended(self, tx: Transaction, tick: TickResult, ended: Iterable[RunRow]) -> None:
         """Run the hooks of runs that ended, and have the workflows asked that wait for them.
 
         Those are asked by a request of its own, so that none of them keeps a run from ending. Runs of code have no
@@ -65,7 +65,7 @@ class Triggers:
         """
         self._refresh(tx)
         ended = list(ended)
-        self._run_hooks(tx, news, {row.id: row for row in ended if _may_have_hooks(row)})
+        self._run_hooks(tx, tick, {row.id: row for row in ended if _may_have_hooks(row)})
         heard = [
             inbox.NewRequest(row.id, _heard(tx, row))
             for row in ended
@@ -73,9 +73,9 @@ class Triggers:
         ]
         if heard:
             inbox.add_all(tx.connection, RequestKind.RUN_ENDED, heard)
-            news.wakeups.has_requests = True
+            tick.wakeups.has_requests = True
 
-    def _run_hooks(self, tx: Transaction, news: News, ended: Mapping[bytes, RunRow]) -> None:
+    def _run_hooks(self, tx: Transaction, tick: TickResult, ended: Mapping[bytes, RunRow]) -> None:
         hooks: list[NewTask] = []
         size = 0
         for run in dags.load(tx.connection, list(ended)) if ended else ():
@@ -86,20 +86,20 @@ class Triggers:
                 hooks.append(hook if trace is None else msgspec.structs.replace(hook, trace=trace))
                 size += len(hook.payload)
                 if size > _SENT_AT_ONCE:
-                    create_tasks(tx, news, hooks)
+                    create_tasks(tx, tick, hooks)
                     hooks, size = [], 0
-        create_tasks(tx, news, hooks)
+        create_tasks(tx, tick, hooks)
 
-    def hear_events(self, tx: Transaction, news: News, items: Sequence[Request]) -> set[int]:
+    def hear_events(self, tx: Transaction, tick: TickResult, items: Sequence[Request]) -> set[int]:
         """Start the workflows that wait for these events, each once per event; return the requests that go on."""
         self._refresh(tx)
         posted = [
             Posted(item.target, item.body["name"], open_json(item.body["payload"]), after=_after(item))
             for item in items
         ]
-        return self._fire(tx, news, items, posted)
+        return self._fire(tx, tick, items, posted)
 
-    def hear_ends(self, tx: Transaction, news: News, items: Sequence[Request]) -> set[int]:
+    def hear_ends(self, tx: Transaction, tick: TickResult, items: Sequence[Request]) -> set[int]:
         """Start the workflows that wait for the ends of these runs; return the requests that go on."""
         self._refresh(tx)
         unfinished: set[int] = set()
@@ -108,24 +108,24 @@ class Triggers:
             if start and tx.budget.is_spent:
                 unfinished.update(item.id for item in some)
             else:
-                unfinished |= self._fire(tx, news, *_ends(tx, some))
+                unfinished |= self._fire(tx, tick, *_ends(tx, some))
         return unfinished
 
-    def _fire(self, tx: Transaction, news: News, items: Sequence[Request], posted: Sequence[Posted]) -> set[int]:
+    def _fire(self, tx: Transaction, tick: TickResult, items: Sequence[Request], posted: Sequence[Posted]) -> set[int]:
         """Ask those who listen, as far as there is time; return the requests about which not all have been asked."""
         left: dict[int, Position | None] = {}
         turn = self._listeners.in_turn(tx.budget, posted, left)
         if tx.is_careful:
             for pair in turn:
-                isolate(tx, news, [pair], lambda fresh, some: self._ask(tx, fresh, some), _leave_out)
+                isolate(tx, tick, [pair], lambda fresh, some: self._ask(tx, fresh, some), _leave_out)
         else:
-            self._ask(tx, news, turn)
+            self._ask(tx, tick, turn)
         for place, last in left.items():
             if last is not None and last != posted[place].after:
                 inbox.go_on(tx.connection, items[place].id, stored_json({"after": last}))
         return {items[place].id for place in left}
 
-    def _ask(self, tx: Transaction, news: News, pairs: Iterable[tuple[Posted, Listener]]) -> None:
+    def _ask(self, tx: Transaction, tick: TickResult, pairs: Iterable[tuple[Posted, Listener]]) -> None:
         started: list[NewRun] = []
         for event, listener in pairs:
             whom = listener.name(event)
@@ -138,7 +138,7 @@ class Triggers:
             if run is not None:
                 started.append(run)
                 tx.budget.created(event.root or event.id, len(run.params or ""))
-        create_runs(tx, news, self._within_limits(tx, started))
+        create_runs(tx, tick, self._within_limits(tx, started))
 
     def _start(self, tx: Transaction, listener: Listener, event: Posted) -> NewRun | None:
         """Return the run that an event starts. Whatever is wrong with it is not the fault of who ended or posted."""
@@ -269,7 +269,7 @@ def _end_of_plan(run: WorkflowRun, state: str) -> dict[str, Any]:
 def _end_of_code(run: bytes, workflow: str, state: str, call: bytes) -> dict[str, Any]:
     stored = whole_reference(call)
     try:
-        args, params = zoned.decode(open_data(call, CALL)) if stored is None else [stored.extension()] * 2
+        args, params = timezones.decode(open_data(call, CALL)) if stored is None else [stored.extension()] * 2
     except Sealed:  # by a key that is not here: what only passes it on can
         args = params = msgspec.msgpack.Ext(CODE, extension_of(call))
     return {"run_id": to_text(run), "workflow": workflow, "state": state, "args": args, "params": params}
@@ -284,6 +284,6 @@ def _hooks(
         context = {"workflow": definition.name, "step": f"on_{state}", "index": place, "count": None}
         identifier = derived_id(run.id, "hook", state, place, now.isoformat())  # a retried run may end again
         key = hook.registered.key if hook.registered is not None else None
-        payload = zoned.encode(((), given, context))
+        payload = timezones.encode(((), given, context))
         new = of_hook(hook, definition.queue).new(identifier, payload, key, Origin())
         yield msgspec.structs.replace(new, options=with_inherited(new.options, hidden))

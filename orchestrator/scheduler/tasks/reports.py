@@ -37,9 +37,9 @@ from orchestrator.domain.tasks.task import (
 from orchestrator.scheduler.code.batches import apply_activations
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
 from orchestrator.scheduler.isolation import isolate
-from orchestrator.scheduler.news import News
 from orchestrator.scheduler.tasks.creation import create_enqueued, error_json, log_failed
 from orchestrator.scheduler.tasks.gone import find_gone
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import said
 from orchestrator.store.tasks import details, transitions, waiting
@@ -92,26 +92,26 @@ class Reports:
                 decoded.reports.extend((entry, flush.worker, report) for report in flush.reports)
         return decoded
 
-    def apply(self, tx: Transaction, news: News, decoded: Decoded) -> None:
+    def apply(self, tx: Transaction, tick: TickResult, decoded: Decoded) -> None:
         """Apply what workers have sent."""
-        news.outgoing.set_aside += decoded.refused
-        news.counts.reports += len(decoded.reports)
-        self.apply_reports(tx, news, decoded.reports)
+        tick.outgoing.set_aside += decoded.refused
+        tick.counts.reports += len(decoded.reports)
+        self.apply_reports(tx, tick, decoded.reports)
 
-    def apply_reports(self, tx: Transaction, news: News, reports: Sequence[Reported]) -> None:
+    def apply_reports(self, tx: Transaction, tick: TickResult, reports: Sequence[Reported]) -> None:
         """Apply reports. In a careful tick, one that cannot be is set aside, and a failure takes its place."""
 
         def refuse(reported: Reported, error: Exception) -> None:
             entry, worker, report = reported
             if isinstance(report, Failed) and report.duration < 0:
                 return  # not even its failure can be stored; the report itself has been set aside
-            news.outgoing.set_aside.append(Refused(entry, encode(report), f"{worker}: {said(error)}"))
+            tick.outgoing.set_aside.append(Refused(entry, encode(report), f"{worker}: {said(error)}"))
             if isinstance(report, (Succeeded, Failed, Activated)):
-                self.apply_reports(tx, news, [(entry, worker, _refused(report, error))])
+                self.apply_reports(tx, tick, [(entry, worker, _refused(report, error))])
 
-        isolate(tx, news, reports, lambda fresh, some: self._apply(tx, fresh, some), refuse)
+        isolate(tx, tick, reports, lambda fresh, some: self._apply(tx, fresh, some), refuse)
 
-    def _apply(self, tx: Transaction, news: News, reports: Sequence[Reported]) -> None:
+    def _apply(self, tx: Transaction, tick: TickResult, reports: Sequence[Reported]) -> None:
         """Bring tasks to the states that their current attempts report."""
         attempts: list[tuple[str, AttemptReport]] = []
         children: list[NewTask] = []
@@ -142,74 +142,78 @@ class Reports:
             elif isinstance(report, Returned) and report.data_key:
                 hold = hold_for_key(report.data_key)
                 again.append(Requeue(report.id, report.attempt, self.unknown_timeout, hold=hold))
-                news.capacity.lacking.append(hold)
+                tick.capacity.lacking.append(hold)
             elif isinstance(report, Returned) and report.executor is not None:
                 adopted.append(Adoption(report.id, report.attempt, msgspec.json.encode(report.executor).decode()))
                 again.append(Requeue(report.id, report.attempt))
             elif isinstance(report, Returned):
                 again.append(Requeue(report.id, report.attempt, report.delay))
-                self.code.queries.not_shown(news, [(report.id, report.attempt)])
+                self.code.queries.not_shown(tick, [(report.id, report.attempt)])
                 if report.unknown:
-                    news.capacity.denied.append((worker, report.unknown))
+                    tick.capacity.denied.append((worker, report.unknown))
             else:
                 unhappy.append((worker, report))
         if children:
-            create_enqueued(tx, news, children)
+            create_enqueued(tx, tick, children)
         if recalled:
-            news.outgoing.set_aside += find_gone(tx, recalled)
+            tick.outgoing.set_aside += find_gone(tx, recalled)
         if notes:  # before their attempts end, and with them the right to leave anything
             details.save(tx.connection, fold_notes(notes).values())
         if succeeded:
-            _succeed(tx, news, succeeded, self.inline_result)
+            _succeed(tx, tick, succeeded, self.inline_result)
         if started:
-            news.capacity.begun += [(start.id, start.attempt) for start in started]
-            news.outgoing.moved += transitions.start(tx.connection, started, tx.now, told=tx.is_watched)
+            tick.capacity.begun += [(start.id, start.attempt) for start in started]
+            tick.outgoing.moved += transitions.start(tx.connection, started, tx.now, told=tx.is_watched)
         if activated:
-            apply_activations(tx, news, self.code, activated, self.inline_result)
-        endings = _decide(tx, news, unhappy, again, self.loss_limit) if unhappy else []
+            apply_activations(tx, tick, self.code, activated, self.inline_result)
+        endings = _decide(tx, tick, unhappy, again, self.loss_limit) if unhappy else []
         lingering = {report.id for _, report in unhappy if isinstance(report, Failed) and report.lingering}
         if adopted:
             transitions.adopt_executors(tx.connection, adopted)
         if again:
-            news.wakeups.delayed |= any(row.delay > 0 for row in again)
-            news.wakeups.handed_back |= any(row.outcome is None for row in again)
+            tick.wakeups.delayed |= any(row.delay > 0 for row in again)
+            tick.wakeups.handed_back |= any(row.outcome is None for row in again)
             repeated = transitions.requeue(tx.connection, again, tx.now)
-            news.note(repeated, lingering=lingering)
-            _count_repeated(news, again, repeated)
+            tick.note(repeated, lingering=lingering)
+            _count_repeated(tick, again, repeated)
             _log_lost(unhappy, repeated)
         if endings:
             errors = {ending.id: error for ending, error in endings}
             moved = transitions.end(tx.connection, TaskState.FAILED, [ending for ending, _ in endings], tx.now)
-            news.note(moved, errors=errors, by_worker=True, lingering=lingering)
+            tick.note(moved, errors=errors, by_worker=True, lingering=lingering)
             lost = {report.id for _, report in unhappy if isinstance(report, Lost)}
-            news.counts.lost += [task.queue for task in moved if task.id in lost]
-            news.counts.time(moved, [ending for ending, _ in endings])
+            tick.counts.lost += [task.queue for task in moved if task.id in lost]
+            tick.counts.time(moved, [ending for ending, _ in endings])
             log_failed(tx, {task.id: errors[task.id] for task in moved if task.id in lost})
 
 
-def _succeed(tx: Transaction, news: News, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:
+def _succeed(tx: Transaction, tick: TickResult, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:
     rows = [Success(r.id, r.attempt, r.result, r.duration, worker) for worker, r in succeeded]
     results = {row.id: row.result for row in rows}
     moved = transitions.succeed(tx.connection, rows, tx.now)
-    news.note(moved, results=results, by_worker=True, inline_result=inline_result)
-    news.counts.time(moved, rows)
+    tick.note(moved, results=results, by_worker=True, inline_result=inline_result)
+    tick.counts.time(moved, rows)
     with_children = {report.id: report.children for _, report in succeeded if report.children}
     if with_children:
-        create_enqueued(tx, news, [child for task in moved for child in with_children.get(task.id, ())])
+        create_enqueued(tx, tick, [child for task in moved for child in with_children.get(task.id, ())])
 
 
-def _count_repeated(news: News, again: Sequence[Requeue], repeated: Sequence[Moved]) -> None:
+def _count_repeated(tick: TickResult, again: Sequence[Requeue], repeated: Sequence[Moved]) -> None:
     """Count attempts that failed or were lost, and are tried again; what was handed back is neither."""
     outcomes = {row.id: row.outcome for row in again if row.outcome is not None}
     for task in repeated if outcomes else ():
         outcome = outcomes.get(task.id)
         if outcome is not None:
-            (news.counts.lost if outcome == "lost" else news.counts.retried).append(task.queue)
-    news.counts.time(repeated, again)
+            (tick.counts.lost if outcome == "lost" else tick.counts.retried).append(task.queue)
+    tick.counts.time(repeated, again)
 
 
 def _decide(
-    tx: Transaction, news: News, unhappy: Sequence[tuple[str, Failed | Lost]], again: list[Requeue], loss_limit: int
+    tx: Transaction,
+    tick: TickResult,
+    unhappy: Sequence[tuple[str, Failed | Lost]],
+    again: list[Requeue],
+    loss_limit: int,
 ) -> list[tuple[AttemptEnd, TaskError]]:
     """Sort failed and lost attempts into those tried again and those that end their task."""
     endings: list[tuple[AttemptEnd, TaskError]] = []
@@ -266,7 +270,7 @@ def _decide(
             )
             endings.append((ending, error))
     if stuck:
-        mark_stuck(tx, news, stuck)
+        mark_stuck(tx, tick, stuck)
     return endings
 
 

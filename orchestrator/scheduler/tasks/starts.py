@@ -15,9 +15,9 @@ from orchestrator.domain.tasks.starts import StartCode, StartMany, StartSteps, o
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
 from orchestrator.errors import Duplicate, InvalidWorkflow, NotFound, PayloadError
 from orchestrator.scheduler.code.runs import append_facts
-from orchestrator.scheduler.news import News
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import create_tasks
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import open_json
 from orchestrator.store.code import expectations
@@ -37,7 +37,7 @@ log = get_logger("scheduler")
 _REFUSED = (InvalidWorkflow, NotFound, PayloadError, Duplicate, *REFUSALS)
 
 
-def start_runs(tx: Transaction, news: News, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
+def start_runs(tx: Transaction, tick: TickResult, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
     """Start runs; return, by what was asked for, the run that there is now. The same again starts nothing."""
     steps: list[tuple[NewRun, StartSteps]] = []
     code: list[NewRun] = []
@@ -50,7 +50,7 @@ def start_runs(tx: Transaction, news: News, tasks: Sequence[NewTask]) -> dict[by
                 steps.append((_of_task(_run_of_steps(tx, task.id, start, definitions), task), start))
                 continue
             if isinstance(start, StartMany):
-                _start_many(tx, news, task, start)
+                _start_many(tx, tick, task, start)
                 answers[task.id] = KeyHolder(task.id)
                 continue
             answers[task.id] = KeyHolder(_holder(tx, task.id, start))
@@ -59,8 +59,8 @@ def start_runs(tx: Transaction, news: News, tasks: Sequence[NewTask]) -> dict[by
         except _REFUSED as error:
             answers[task.id] = _refused(task.id, error)
     if steps:
-        answers |= _start_steps(tx, news, steps)
-    create_runs(tx, news, code)
+        answers |= _start_steps(tx, tick, steps)
+    create_runs(tx, tick, code)
     return answers
 
 
@@ -69,9 +69,9 @@ def _of_task(run: NewRun, task: NewTask) -> NewRun:
     return run._replace(trace=task.trace, parent_task=task.parent)
 
 
-def _start_many(tx: Transaction, news: News, task: NewTask, start: StartMany) -> None:
-    if create_runs(tx, news, [_of_task(NewRun(task.id, start.name, len(start.tasks)), task)]):
-        create_tasks(tx, news, [msgspec.structs.replace(one, parent=task.parent) for one in start.tasks])
+def _start_many(tx: Transaction, tick: TickResult, task: NewTask, start: StartMany) -> None:
+    if create_runs(tx, tick, [_of_task(NewRun(task.id, start.name, len(start.tasks)), task)]):
+        create_tasks(tx, tick, [msgspec.structs.replace(one, parent=task.parent) for one in start.tasks])
 
 
 def _run_of_flow(tx: Transaction, run: bytes, start: StartSteps) -> NewRun:
@@ -105,8 +105,10 @@ def _given(start: StartSteps) -> Any:
     return given
 
 
-def _start_steps(tx: Transaction, news: News, steps: Sequence[tuple[NewRun, StartSteps]]) -> dict[bytes, KeyHolder]:
-    started = create_runs(tx, news, [run for run, _ in steps])
+def _start_steps(
+    tx: Transaction, tick: TickResult, steps: Sequence[tuple[NewRun, StartSteps]]
+) -> dict[bytes, KeyHolder]:
+    started = create_runs(tx, tick, [run for run, _ in steps])
     answers: dict[bytes, KeyHolder] = {}
     for run, start in steps:
         answers[run.id] = KeyHolder(run.id)

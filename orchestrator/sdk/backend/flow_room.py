@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.flow.paths import parse
 from orchestrator.domain.flow.state import FlowState
 from orchestrator.domain.ids import to_text
@@ -22,7 +22,7 @@ def check_room(connection: Connection, run: bytes, state: FlowState, key: str, s
     name = parse(key).key
     if keeps > most:
         before = state.signals.get(name)
-        keeps -= 2 * len(zoned.encode(before)) if before is not None else 0
+        keeps -= 2 * len(timezones.encode(before)) if before is not None else 0
     if keeps > most:
         raise StateTooLarge(
             f"Signal {name!r} cannot be kept: run {to_text(run)} would keep {keeps:,} bytes in its shared state, and "

@@ -21,7 +21,7 @@ from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.flow_signals import FlowSignals
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.dag.schedule_fields import checked_schedule
-from orchestrator.sdk.values.shown import as_json
+from orchestrator.sdk.values.display import as_json
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.flow import definitions, reads
 from orchestrator.store.flow import runs as flow_runs

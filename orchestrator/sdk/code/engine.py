@@ -12,8 +12,8 @@ from orchestrator.domain.code.activation import Activated, Activation, Answer, V
 from orchestrator.domain.code.commands import Command
 from orchestrator.errors import DeterminismViolation, NotDeterministic
 from orchestrator.sdk.code.commander import Commander
-from orchestrator.sdk.code.flow import Flow
-from orchestrator.sdk.code.places import waiting
+from orchestrator.sdk.code.live_run import LiveRun
+from orchestrator.sdk.code.locations import waiting
 from orchestrator.sdk.code.workflow import CodeWorkflow
 
 FindWorkflow = Callable[[str, int | None], CodeWorkflow[..., Any]]
@@ -24,7 +24,7 @@ class _Cached:
 
     __slots__ = ("attempt", "flow")
 
-    def __init__(self, flow: Flow, attempt: int) -> None:
+    def __init__(self, flow: LiveRun, attempt: int) -> None:
         self.flow = flow
         self.attempt = attempt
 
@@ -114,11 +114,11 @@ class Engine:
         for run_id in list(self._cache):
             self.evict(run_id)
 
-    def _run(self, flow: Flow, activation: Activation) -> tuple[list[Command], list[Answer]]:
+    def _run(self, flow: LiveRun, activation: Activation) -> tuple[list[Command], list[Answer]]:
         batch = flow.advance(activation.events, whole=activation.after == 0)
         return batch, [flow.answer(query) for query in activation.queries]
 
-    def _take(self, activation: Activation) -> Flow | None:
+    def _take(self, activation: Activation) -> LiveRun | None:
         """Take the run out of the cache if it is there as the leader thinks; None if everything has to be sent."""
         with self._lock:
             cached = self._cache.pop(activation.run_id, None)
@@ -129,9 +129,9 @@ class Engine:
         if activation.after:
             return None
         workflow = self._find(activation.workflow, activation.version)
-        return Flow(workflow, activation.run_id, self.limit, self.largest)
+        return LiveRun(workflow, activation.run_id, self.limit, self.largest)
 
-    def _keep(self, run_id: bytes, flow: Flow, attempt: int) -> None:
+    def _keep(self, run_id: bytes, flow: LiveRun, attempt: int) -> None:
         """Put a run into the cache, and the one out of it that has waited longest."""
         with self._lock:
             others = [self._cache.pop(run_id)] if run_id in self._cache else []

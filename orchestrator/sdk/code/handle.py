@@ -18,8 +18,8 @@ from orchestrator.sdk.code.known_updates import WorkflowSignature
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import refuse_inside_task
 from orchestrator.sdk.values.payload import decode_value, digest_call, encode_call, encode_value
+from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.sdk.waiting.steps import Steps, check_timeout, complete, time_limit
-from orchestrator.sdk.waiting.twins import twin
 from orchestrator.sealing import legible
 from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
@@ -181,19 +181,19 @@ class WorkflowHandle(Generic[R]):
         """Return everything that has happened so far."""
         return self._client.backend.code.history(self._run)
 
-    aresult = twin(result, _result)
-    astatus = twin(status)
-    asignal = twin(signal)
-    aresolve = twin(resolve, _resolve)
-    areject = twin(reject, _reject)
-    aquery = twin(query, _query)
-    aupdate = twin(update, _update)
-    acancel = twin(cancel)
-    aterminate = twin(terminate)
-    areset = twin(reset, _reset)
-    aretry = twin(retry)
-    arerun = twin(rerun)
-    ahistory = twin(history)
+    aresult = async_variant(result, _result)
+    astatus = async_variant(status)
+    asignal = async_variant(signal)
+    aresolve = async_variant(resolve, _resolve)
+    areject = async_variant(reject, _reject)
+    aquery = async_variant(query, _query)
+    aupdate = async_variant(update, _update)
+    acancel = async_variant(cancel)
+    aterminate = async_variant(terminate)
+    areset = async_variant(reset, _reset)
+    aretry = async_variant(retry)
+    arerun = async_variant(rerun)
+    ahistory = async_variant(history)
 
     def _value(self, ended: Ended) -> R:
         name = f"Workflow {self._signature.name!r}" if self._signature else "The workflow"

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.code import history
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.ids import to_text
@@ -34,8 +34,8 @@ _KINDS = {
     kind.__struct_config__.tag: kind
     for kind in (*get_args(history.Fact), *get_args(history.Record), *get_args(history.Marker))
 }
-_encode = zoned.encode
-_decode = zoned.decode
+_encode = timezones.encode
+_decode = timezones.decode
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, datetime):
-        return {"$time": zoned.to_text(value)}
+        return {"$time": timezones.to_text(value)}
     if (stored := as_reference(value)) is not None:
         return str(stored)
     if isinstance(value, msgspec.msgpack.Ext):  # nobody here can open it
@@ -138,7 +138,7 @@ def _from_plain(value: Any) -> Any:
         case {"$bytes": text}:
             return base64.b64decode(text)
         case {"$time": text}:
-            return zoned.from_text(text)
+            return timezones.from_text(text)
         case {"$pairs": pairs}:
             return {_from_plain(key): _from_plain(item) for key, item in pairs}
         case dict():

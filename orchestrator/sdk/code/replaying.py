@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.domain.code.commands import Command
-from orchestrator.sdk.code.flow import Flow
+from orchestrator.sdk.code.live_run import LiveRun
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.stored import read_event
 from orchestrator.sdk.code.workflow import CodeWorkflow
@@ -23,7 +23,7 @@ def replay(
     """
     recording = history if isinstance(history, Recording) else Recording.from_json(history)
     settings = workflow._client.settings
-    flow = Flow(workflow, recording.run_id, settings.max_payload, settings.largest_value)
+    flow = LiveRun(workflow, recording.run_id, settings.max_payload, settings.largest_value)
     ledger = flow.commander.ledger
     trace = ledger.trace = []
     ledger.exactly = exactly

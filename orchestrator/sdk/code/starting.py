@@ -20,7 +20,7 @@ from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.values.payload import encode_value
 from orchestrator.sdk.values.sealing import outgoing
-from orchestrator.sdk.waiting.twins import twin
+from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.sealing import CALL, VALUE
 from orchestrator.trace_context import current_trace
 from orchestrator.tracing.entry import sending
@@ -100,7 +100,7 @@ class Starting(Generic[P, R]):
             pinned=self._pinned,
         )
 
-    astart = twin(start)
+    astart = async_variant(start)
 
     def _outgoing(self, started: history.RunStarted, run: bytes) -> history.RunStarted:
         payload = outgoing(started.payload, CALL, run, self._client.settings)

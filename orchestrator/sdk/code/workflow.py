@@ -32,10 +32,10 @@ from orchestrator.sdk.code.loop import LONGEST_WAIT
 from orchestrator.sdk.code.ordering import keep_order
 from orchestrator.sdk.code.starting import Starting
 from orchestrator.sdk.modules import Modules
-from orchestrator.sdk.tasks.given import GivenToRuns
+from orchestrator.sdk.tasks.option_types import RunOptionTypes
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import digest_call, encode_call
-from orchestrator.sdk.waiting.twins import twin
+from orchestrator.sdk.waiting.async_variants import async_variant
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -130,7 +130,7 @@ class CodeWorkflow(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<CodeWorkflow {self.name} version {self.version}>"
 
-    def options(self, **options: Unpack[GivenToRuns]) -> CodeWorkflow[P, R]:
+    def options(self, **options: Unpack[RunOptionTypes]) -> CodeWorkflow[P, R]:
         """Return this workflow with other options, for the calls that follow."""
         changed = with_code_options(self._code_options, options)
         return CodeWorkflow(
@@ -141,7 +141,7 @@ class CodeWorkflow(Generic[P, R]):
         """Start a run; it is durable when this returns."""
         return self.starting().start(*args, **kwargs)
 
-    astart = twin(start)
+    astart = async_variant(start)
 
     def starting(
         self,
@@ -182,7 +182,7 @@ class CodeWorkflow(Generic[P, R]):
             )
         return WorkflowHandle(self._client, found, self._signature)
 
-    afind = twin(find)
+    afind = async_variant(find)
 
     def schedule(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Inside a workflow: start a child run; the future is there at once."""

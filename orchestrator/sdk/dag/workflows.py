@@ -18,7 +18,7 @@ from orchestrator.sdk.dag.starting import start_in_task
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.handle import RunHandle
-from orchestrator.sdk.waiting.twins import twin
+from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.tracing.entry import sending
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class Workflows(Mapping[str, "StoredWorkflow"]):
             definition = definitions.completed(definition, f"workflow {definition.name!r}", further)
         return self._client.backend.workflows.apply(definition).version
 
-    anames = twin(names)
-    aapply = twin(apply)
+    anames = async_variant(names)
+    aapply = async_variant(apply)
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,6 @@ class StoredWorkflow:
         if not self._client.backend.workflows.delete(self.name):
             self._client.backend.workflows.latest(self.name)  # which says that there is none
 
-    adefinition = twin(definition)
-    astart = twin(start)
-    adelete = twin(delete)
+    adefinition = async_variant(definition)
+    astart = async_variant(start)
+    adelete = async_variant(delete)

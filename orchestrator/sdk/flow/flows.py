@@ -22,7 +22,7 @@ from orchestrator.sdk.dag.starting import start_in_task
 from orchestrator.sdk.flow.handle import FlowHandle
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import current_runtime
-from orchestrator.sdk.waiting.twins import twin
+from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.tracing.entry import sending
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ class Flows(Mapping[str, "StartableFlow"]):
         """Return a handle to a run that was started elsewhere."""
         return _handle(self._client, run_id)
 
-    anames = twin(names)
-    apublish = twin(publish)
+    anames = async_variant(names)
+    apublish = async_variant(publish)
 
 
 def _handle(client: Client, run_id: str | UUID) -> FlowHandle:
@@ -180,8 +180,8 @@ class StartableFlow:
         """Reject what a run waits for."""
         _handle(self._client, run_id).reject(why=why, node=node)
 
-    adefinition = twin(definition)
-    astart = twin(start)
-    asignal = twin(signal)
-    aapprove = twin(approve)
-    areject = twin(reject)
+    adefinition = async_variant(definition)
+    astart = async_variant(start)
+    asignal = async_variant(signal)
+    aapprove = async_variant(approve)
+    areject = async_variant(reject)

@@ -10,8 +10,8 @@ from orchestrator.errors import RunFailed, WrongState
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.handle import RunHandle
+from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.sdk.waiting.steps import Steps, complete
-from orchestrator.sdk.waiting.twins import twin
 
 
 class FlowHandle(RunHandle[Any]):
@@ -85,9 +85,9 @@ class FlowHandle(RunHandle[Any]):
             f"--json` for each visit to a node."
         )
 
-    aresult = twin(result, _shared_at_end)
-    ashared = twin(shared)
-    acursor = twin(cursor)
-    asignal = twin(signal)
-    aapprove = twin(approve)
-    areject = twin(reject)
+    aresult = async_variant(result, _shared_at_end)
+    ashared = async_variant(shared)
+    acursor = async_variant(cursor)
+    asignal = async_variant(signal)
+    aapprove = async_variant(approve)
+    areject = async_variant(reject)

@@ -14,12 +14,12 @@ from orchestrator import time_limits
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import ConfigurationError, Forbidden, OrchestratorError, Unavailable, Uncertain, from_problem
-from orchestrator.harmless import sentence
 from orchestrator.sdk.calls.declaring import REPEATED, Declared
 from orchestrator.sdk.remote.http import Broken, Http, Reply, Unreached
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.sdk.waiting.steps import Pause, Steps
 from orchestrator.sealing import describe_json, reveal_json
+from orchestrator.terminal_safe import sentence
 from orchestrator.time_limits import GRACE, TimeLimit
 
 R = TypeVar("R")

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.harmless import without_password
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
+from orchestrator.terminal_safe import without_password
 from orchestrator.trace_context import current_trace
 
 _MOST_IDLE = 16

@@ -81,8 +81,8 @@ class Waits:
         pause = Pause()
         heard: deque[Heard] = deque()
 
-        def wake(news: Heard) -> None:
-            heard.append(news)
+        def wake(tick: Heard) -> None:
+            heard.append(tick)
             pause.ring()
 
         left, waiter, has_looked = dict.fromkeys(identifiers), _Waiter(wake, deadline), False
@@ -91,12 +91,12 @@ class Waits:
         try:
             while left:
                 while heard:
-                    news, has_looked = heard.popleft(), True
-                    if isinstance(news, OrchestratorError):
-                        raise news
-                    if news is not None and news.id in left:
-                        del left[news.id]
-                        yield news
+                    tick, has_looked = heard.popleft(), True
+                    if isinstance(tick, OrchestratorError):
+                        raise tick
+                    if tick is not None and tick.id in left:
+                        del left[tick.id]
+                        yield tick
                 if polls is not self._polls():
                     polls = self._polls()
                     polls.listen(((kind, identifier) for identifier in left), waiter)

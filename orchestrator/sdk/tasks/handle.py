@@ -31,8 +31,8 @@ from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.values.stored import Payload
+from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, complete, iterate, time_limit
-from orchestrator.sdk.waiting.twins import twin
 from orchestrator.transport.codec import Ended
 
 R = TypeVar("R")
@@ -119,20 +119,20 @@ class Handle(Generic[R]):
         """Open it again if it has failed."""
         self._client.backend.tasks.retry(self._id)
 
-    aresult = twin(result, _result)
-    aopen_result = twin(open_result, _open_result)
-    astatus = twin(status)
-    aprogress = twin(progress)
-    alogs = twin(logs)
-    acancel = twin(cancel)
-    aretry = twin(retry)
+    aresult = async_variant(result, _result)
+    aopen_result = async_variant(open_result, _open_result)
+    astatus = async_variant(status)
+    aprogress = async_variant(progress)
+    alogs = async_variant(logs)
+    acancel = async_variant(cancel)
+    aretry = async_variant(retry)
 
     def _known(self) -> Ended | None:
         """Return how it has ended, if that need not be asked."""
         if self._final is not None:
             return self._final
-        news, self._news = self._news, None
-        return news[0] if news is not None and news[1] == self._client.backend.tasks.retries else None
+        tick, self._news = self._news, None
+        return tick[0] if tick is not None and tick[1] == self._client.backend.tasks.retries else None
 
     def _heard(self, ended: Ended) -> None:
         self._news = ended, self._client.backend.tasks.retries
@@ -328,11 +328,11 @@ class RunHandle(Generic[R]):
         """Try what failed or was cancelled in it again, and consider anew what is below; what succeeded stays."""
         self._client.backend.runs.retry(self._id)
 
-    astatus = twin(status)
-    aprogress = twin(progress)
-    alogs = twin(logs)
-    await_ended = twin(wait_ended, _wait_ended)
-    aoutputs = twin(outputs, _outputs)
-    acancel = twin(cancel)
-    arerun = twin(rerun)
-    aretry = twin(retry)
+    astatus = async_variant(status)
+    aprogress = async_variant(progress)
+    alogs = async_variant(logs)
+    await_ended = async_variant(wait_ended, _wait_ended)
+    aoutputs = async_variant(outputs, _outputs)
+    acancel = async_variant(cancel)
+    arerun = async_variant(rerun)
+    aretry = async_variant(retry)

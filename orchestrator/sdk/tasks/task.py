@@ -25,8 +25,8 @@ from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.names import module_name
 from orchestrator.sdk.tasks.bodies import is_empty
 from orchestrator.sdk.tasks.context import current_runtime
-from orchestrator.sdk.tasks.given import GivenOptions
 from orchestrator.sdk.tasks.handle import Handle
+from orchestrator.sdk.tasks.option_types import OptionTypes
 from orchestrator.sdk.tasks.options import CallOptions, Placed, with_options
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.signature import Signature
@@ -93,7 +93,7 @@ class Task(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
 
-    def options(self, **options: Unpack[GivenOptions]) -> Task[P, R]:
+    def options(self, **options: Unpack[OptionTypes]) -> Task[P, R]:
         """Return this task with other options, for the calls that follow: `resize.options(delay=60).enqueue(…)`."""
         changed = with_options(self._call_options, options)
         if "retries" in options and isinstance(changed.retries, Retry) and callable(changed.retries.backoff):

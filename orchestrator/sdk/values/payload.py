@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from orchestrator import references
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.plain import MOST_LEVELS, REFUSALS, is_too_deep
 from orchestrator.errors import PayloadError
 from orchestrator.payloads.keeping import read_encoded
@@ -55,7 +55,7 @@ def _restore(code: int, data: memoryview) -> Any:
     """Return what an extension stands for, or say why it cannot be opened."""
     if code == references.CODE:
         return _decoder.decode(read_encoded(read_reference(bytes(data))))
-    return _decoder.decode(open_extension(bytes(data), VALUE)) if code == CODE else zoned.restore(code, data)
+    return _decoder.decode(open_extension(bytes(data), VALUE)) if code == CODE else timezones.restore(code, data)
 
 
 class _Unread:
@@ -71,14 +71,14 @@ def _postpone(code: int, data: memoryview) -> Any:
     if code == references.CODE:
         _unread.number += 1
         return Payload(reference=read_reference(bytes(data)), decode=_decoder.decode)
-    return _postponing.decode(open_extension(bytes(data), VALUE)) if code == CODE else zoned.restore(code, data)
+    return _postponing.decode(open_extension(bytes(data), VALUE)) if code == CODE else timezones.restore(code, data)
 
 
 def _tell(code: int, data: memoryview) -> Any:
     """Return what an extension stands for; of what is stored elsewhere, only what it is."""
     if code == references.CODE:
         return str(read_reference(bytes(data)))
-    return _telling.decode(open_extension(bytes(data), VALUE)) if code == CODE else zoned.restore(code, data)
+    return _telling.decode(open_extension(bytes(data), VALUE)) if code == CODE else timezones.restore(code, data)
 
 
 _postponing = msgspec.msgpack.Decoder(ext_hook=_postpone)
@@ -156,10 +156,10 @@ def encode_value(value: Any, what: str, limit: int) -> bytes:
 
 def _with_zones(data: bytes, value: Any) -> bytes:
     """Return encoded data with the zones of its times."""
-    if not zoned.may_hold_times(data):
+    if not timezones.may_hold_times(data):
         return data
     plain = msgspec.to_builtins(value, builtin_types=_WITH_TIMES, enc_hook=encode_other)
-    return _encoder.encode(zoned.with_zones(plain))
+    return _encoder.encode(timezones.with_zones(plain))
 
 
 def _refuse_lost_zones(data: bytes, value: Any) -> None:
@@ -233,7 +233,7 @@ def decode_within(data: bytes, takes: Callable[[Reference], bool]) -> Any:
         if code == references.CODE:
             reference = read_reference(bytes(data))
             return decoder.decode(read_encoded(reference)) if takes(reference) else None
-        return decoder.decode(open_extension(bytes(data), VALUE)) if code == CODE else zoned.restore(code, data)
+        return decoder.decode(open_extension(bytes(data), VALUE)) if code == CODE else timezones.restore(code, data)
 
     decoder = msgspec.msgpack.Decoder(ext_hook=restore)
     return decoder.decode(data)

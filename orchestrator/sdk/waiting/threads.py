@@ -1,4 +1,4 @@
-"""Threads for the async twins of calls that block.
+"""Threads for the async variants of calls that block.
 
 They are our own: where Postgres hangs, the calls that wait for it hold up each other, and never what else the program
 hands to the threads of its event loop.
@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from orchestrator.sdk.inside import inside_workflow
-from orchestrator.sdk.waiting.crew import Crew
 from orchestrator.sdk.waiting.per_loop import PerLoop
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.sdk.waiting.steps import ASKED_AT, Pause, Steps, Stream
+from orchestrator.sdk.waiting.thread_pool import ThreadPool
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,14 +34,14 @@ class Threads:
 
     def __init__(self) -> None:
         self._pool = PerProcess(lambda: ThreadPoolExecutor(_MOST, "orchestrator-client"))
-        self._crew = PerLoop(lambda loop: Crew(loop, self._pool, _MOST))
+        self._thread_pool = PerLoop(lambda loop: ThreadPool(loop, self._pool, _MOST))
 
     async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a blocking call beside the event loop, in the caller's context."""
         if inside_workflow():
             return function(*args, **kwargs)  # in a workflow nothing blocks: it is a command, or is refused
         call = partial(contextvars.copy_context().run, function, *args, **kwargs)
-        result: R = await self._crew().add(call)
+        result: R = await self._thread_pool().add(call)
         return result
 
     async def complete(self, steps: Steps[R]) -> R:
@@ -80,7 +80,7 @@ class Threads:
         if inside_workflow():
             return _walk(steps)
         walk = partial(contextvars.copy_context().run, _walk, steps, asked_at)
-        leg: _Leg[Any] = await self._crew().add(walk, partial(self._drop, steps))
+        leg: _Leg[Any] = await self._thread_pool().add(walk, partial(self._drop, steps))
         return leg
 
     def _drop(self, steps: Generator[Any, None, Any]) -> None:

@@ -19,7 +19,7 @@ from orchestrator.domain.code.history import Event, HistoryItem
 from orchestrator.references import MARK
 from orchestrator.sealing import CALL, reveal
 from orchestrator.store import payloads
-from orchestrator.store.runs.life import Delta
+from orchestrator.store.runs.transitions import Delta
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
 from orchestrator.store.tasks.transitions import Moved, current_attempt
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.flow.definition import node_at
 from orchestrator.domain.flow.state import Calls, FlowState, Wait
 from orchestrator.domain.ids import derived_id
@@ -112,7 +112,7 @@ def list_page(
 
 
 def _view(row: Row) -> FlowRunView:
-    plain = None if row.state is None else zoned.decode(bytes(row.state))
+    plain = None if row.state is None else timezones.decode(bytes(row.state))
     state = FlowState.from_plain(plain) if isinstance(plain, list) else FlowState()
     work = state.work if row.ended_at is None else None
     waits = ""
@@ -225,7 +225,7 @@ class _CutShort(NamedTuple):
 def _cut_short(connection: Connection, run: bytes) -> _CutShort | None:
     """Return the visit that the cancellation of a run has ended; the leader keeps only those that nodes end."""
     row = _ONE.first(connection, id=run)
-    plain = None if row is None or row.state is None else zoned.decode(bytes(row.state))
+    plain = None if row is None or row.state is None else timezones.decode(bytes(row.state))
     if row is None or row.status != "cancelled" or not isinstance(plain, list):
         return None
     state = FlowState.from_plain(plain)
@@ -244,7 +244,7 @@ def _cut_short(connection: Connection, run: bytes) -> _CutShort | None:
         attempt=frame.attempt,
         action="",
         error=None,
-        input=None if given is None else zoned.encode(given),
+        input=None if given is None else timezones.encode(given),
         output=None,
         first_call=calls.first if calls else 0,
         calls=calls.created if calls else 0,
@@ -362,7 +362,7 @@ def _ended(visit: Row, branch: int | None, number: int, task: Row) -> NodeRunVie
 
 
 def _value(data: Any) -> Any:
-    return None if data is None else zoned.decode(bytes(data))
+    return None if data is None else timezones.decode(bytes(data))
 
 
 def _input(payload: Any) -> Any:

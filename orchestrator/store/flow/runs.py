@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.code.history import SignalReceived
 from orchestrator.domain.flow.state import FlowState
 from orchestrator.domain.ids import to_text
@@ -16,7 +16,7 @@ from orchestrator.domain.plain import stored_json
 from orchestrator.errors import WrongState
 from orchestrator.store.dag.plans import read_params
 from orchestrator.store.inbox import RequestKind
-from orchestrator.store.runs import untold
+from orchestrator.store.runs import pending_changes
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.sql import Batch, Blob, Prepared, Row, Statement
 
@@ -72,7 +72,7 @@ def new_run(
         params=stored_json(params),
         tags=stored_json(list(tags)),
         flow=True,
-        state=zoned.encode(FlowState(initial=shared).to_plain()) if shared else None,
+        state=timezones.encode(FlowState(initial=shared).to_plain()) if shared else None,
     )
 
 
@@ -104,7 +104,7 @@ def again(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
         raise WrongState(
             f"Run {to_text(run)} cannot be run again: its parameters are sealed with a key that is not here."
         )
-    plain = None if found.state is None else zoned.decode(bytes(found.state))
+    plain = None if found.state is None else timezones.decode(bytes(found.state))
     initial = FlowState.from_plain(plain).initial if isinstance(plain, list) else None
     started = new_run(found.workflow, found.version, new, params, found.tags, initial)
     return started._replace(fire_time=None if found.fire_time is None else found.fire_time.isoformat())
@@ -143,7 +143,7 @@ SELECT /* flow_runs.standing */ r.status, r.state,
        ARRAY (SELECT u.body FROM orchestrator.untold u
                WHERE u.run_id = %(id)s::uuid AND EXISTS (
                      SELECT FROM unnest(%(keys)s::text[]) AS key
-                      WHERE position(convert_to(key, 'UTF8') IN u.body) > 0)) AS untold
+                      WHERE position(convert_to(key, 'UTF8') IN u.body) > 0)) AS pending_changes
   FROM orchestrator.runs r WHERE r.id = %(id)s::uuid
 """)
 
@@ -156,9 +156,12 @@ def take_turn(connection: Connection, run: bytes, keys: Sequence[str]) -> Standi
     _LOCK(connection, id=run)
     asked = {"kind": str(RequestKind.FLOW_SIGNAL), "cancel": str(RequestKind.CANCEL_RUN), "keys": list(keys)}
     row = _STANDING.one(connection, id=run, **asked)
-    plain = None if row.state is None else zoned.decode(bytes(row.state))
+    plain = None if row.state is None else timezones.decode(bytes(row.state))
     late = {
-        fact.name for body in row.untold for fact in untold.facts_of(bytes(body)) if isinstance(fact, SignalReceived)
+        fact.name
+        for body in row.pending_changes
+        for fact in pending_changes.facts_of(bytes(body))
+        if isinstance(fact, SignalReceived)
     }
     return Standing(
         row.status,

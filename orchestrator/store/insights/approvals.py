@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.flow.definition import Flow, Node, node_at
 from orchestrator.domain.flow.state import FlowState, Wait
 from orchestrator.store.code import histories
@@ -146,7 +146,7 @@ def _flows(connection: Connection, after: UUID | None) -> tuple[list[ApprovalVie
 def _state(data: Any) -> FlowState:
     """Return what is remembered of a run; nothing of one that has not begun, or cannot be read."""
     try:
-        plain = None if data is None else zoned.decode(bytes(data))
+        plain = None if data is None else timezones.decode(bytes(data))
     except msgspec.DecodeError:
         return FlowState()
     return FlowState.from_plain(plain) if isinstance(plain, list) else FlowState()

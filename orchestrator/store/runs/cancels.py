@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.runs.verdict import TERMINATED, TIMED_OUT
-from orchestrator.store.runs.life import COUNTERS, RunRow
+from orchestrator.store.runs.transitions import COUNTERS, RunRow
 from orchestrator.store.sql import Prepared
 
 _MARK = Prepared[bytes](f"""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import RunState
-from orchestrator.store.runs.life import sources
+from orchestrator.store.runs.transitions import sources
 from orchestrator.store.sql import Prepared, Statement
 
 _BACK = "status = 'pending', ended_at = NULL, reason = NULL, cancelling = false, parked = false, deadline = NULL"

@@ -222,10 +222,10 @@ class LeaderStreams:
             said, changes = _NOTHING_SAID, NO_CHANGES
 
     def _said(self, generation: str, cursor: str, ended: Sequence[Ended]) -> list[Argument]:
-        news = self._by_channel(ended)
+        tick = self._by_channel(ended)
         applied = self._keys.signing.sign(self._keys.applied, encode(Applied(generation, cursor)))
-        said: list[Argument] = [applied, entry_after(cursor), len(news)]
-        for channel, body in news.items():
+        said: list[Argument] = [applied, entry_after(cursor), len(tick)]
+        for channel, body in tick.items():
             said += [channel, body]
         return said
 

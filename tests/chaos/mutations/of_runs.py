@@ -11,16 +11,16 @@ CAREFUL_TICKS = (
         "nobody-isolated",
         "a tick is never careful: one run that cannot be planned stops everybody",
         "orchestrator/scheduler/isolation.py",
-        "    if not tx.is_careful:\n        do(news, items)\n",
-        "    if True:\n        do(news, items)\n",
+        "    if not tx.is_careful:\n        do(tick, items)\n",
+        "    if True:\n        do(tick, items)\n",
         (seeds("22", "died of a defect"),),
     ),
     Mutation(
-        "undone-news-told",
-        "the news of a part of a tick that was rolled back is told all the same",
+        "rolled-back-result-told",
+        "the result of a part of a tick that was rolled back is published all the same",
         "orchestrator/scheduler/isolation.py",
         _UNDONE,
-        "            news.merge(fresh)\n" + _UNDONE,
+        "            tick.merge(fresh)\n" + _UNDONE,
         (
             tests(
                 "tests/integration/test_rolled_back.py"
@@ -34,7 +34,7 @@ CAREFUL_TICKS = (
         "a worker is told to stop what was cancelled in a part of a tick that was rolled back",
         "orchestrator/scheduler/isolation.py",
         _UNDONE,
-        "            news.outgoing.revoked.extend(fresh.outgoing.revoked)\n" + _UNDONE,
+        "            tick.outgoing.revoked.extend(fresh.outgoing.revoked)\n" + _UNDONE,
         (
             tests(
                 "tests/integration/test_rolled_back.py"
@@ -106,7 +106,7 @@ PLANS = (
 CODE = (
     Mutation(
         "code-sleeps",
-        "code sleeps although there is news that came during its turn",
+        "code sleeps although something happened during its turn",
         "orchestrator/store/code/histories.py",
         "blockers = CASE WHEN run.last_event > r.through THEN 0 ELSE 1 END",
         "blockers = 1",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.state import DagState, StepState
 from orchestrator.domain.flow.definition import is_node
@@ -190,7 +190,7 @@ def _itself(row: Any) -> str:
     """Return what a run of a flow counts itself as: one that fails while it is being cancelled has failed."""
     if row["status"] != "cancelled" or row["state"] is None:
         return str(row["status"])
-    return "cancelled" if FlowState.from_plain(zoned.decode(bytes(row["state"]))).error is None else "failed"
+    return "cancelled" if FlowState.from_plain(timezones.decode(bytes(row["state"]))).error is None else "failed"
 
 
 def _without_tasks(row: Any, tasks: list[Any]) -> Counter[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.flow import checks
 from orchestrator.domain.flow.state import FlowState
 from orchestrator.domain.ids import derived_id
@@ -71,6 +71,6 @@ def _check_end(world: World, row: Any, visits: Sequence[Any], was_retried: bool)
     if row["status"] != ("failed" if expected is None else "success"):
         yield f"ended as {row['status']} ({row['reason']}), and the interpreter came to {expected}"
     elif expected is not None:
-        shared = FlowState.from_plain(zoned.decode(bytes(row["state"]))).shared
+        shared = FlowState.from_plain(timezones.decode(bytes(row["state"]))).shared
         if comparable(shared) != comparable(expected):
             yield f"came to {comparable(shared)}, and the interpreter to {comparable(expected)}"

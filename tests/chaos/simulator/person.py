@@ -6,7 +6,7 @@ import base64
 from random import Random
 from typing import TYPE_CHECKING
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.flow.state import FlowState, Wait
 from orchestrator.domain.plain import stored_json
 from orchestrator.store import inbox
@@ -32,7 +32,7 @@ class Person:
         """Answer some of those who wait; tell somebody what they have not asked for yet."""
         self._world.set_clocks()
         for row in self._world.database.sql(_OPEN) if self._world.clients.flows else ():
-            state = FlowState() if row["state"] is None else FlowState.from_plain(zoned.decode(bytes(row["state"])))
+            state = FlowState() if row["state"] is None else FlowState.from_plain(timezones.decode(bytes(row["state"])))
             work = state.work
             key = work.key.rpartition("/")[2] if isinstance(work, Wait) else ""
             if key in SIGNALS and self._random.random() < 0.7:
@@ -42,7 +42,7 @@ class Person:
                 self._send(row["id"].bytes, self._random.choice(sorted(SIGNALS)))
 
     def _send(self, run: bytes, key: str) -> None:
-        value = base64.b64encode(zoned.encode([SIGNALS[key], "person", ""])).decode()
+        value = base64.b64encode(timezones.encode([SIGNALS[key], "person", ""])).decode()
         inbox.add(
             self._world.database.connection, RequestKind.FLOW_SIGNAL, run, stored_json({"key": key, "value": value})
         )

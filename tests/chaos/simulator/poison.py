@@ -19,7 +19,7 @@ from orchestrator.scheduler.dag import plans as dags
 from orchestrator.scheduler.flow.plans import Flows
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.store.runs import cancels
-from orchestrator.store.runs import life as runs
+from orchestrator.store.runs import transitions as runs
 
 if TYPE_CHECKING:
     from tests.chaos.simulator.world import World

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.history import Event
-from orchestrator.sdk.code.flow import Flow
+from orchestrator.sdk.code.live_run import LiveRun
 from orchestrator.testing import Recording, replay
 from tests.unit.code_workflows.programs import LIMIT, PROGRAMS, World, program
 
@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 def fresh(events: list[Event]) -> tuple[list[Command], list[Command]]:
     """Replay a history, or a part of it, in a new flow; return all its commands, and those that are new."""
-    flow = Flow(program, bytes(range(16)), LIMIT)
+    flow = LiveRun(program, bytes(range(16)), LIMIT)
     trace = flow.commander.ledger.trace = []
     try:
         return trace, flow.advance(events, whole=True)

@@ -16,7 +16,7 @@ from orchestrator.domain.code import commands, history, resets
 from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.reset_preview import preview
-from orchestrator.sdk.code.flow import Flow
+from orchestrator.sdk.code.live_run import LiveRun
 from orchestrator.testing import Recording, replay
 from tests.unit.code_workflows.programs import LIMIT, PROGRAMS, World, program
 
@@ -53,7 +53,7 @@ def lasting(trace: list[Command], timers: set[bytes]) -> list[Command]:
 
 def played(run_id: bytes, events: list[Event], more: Iterable[Event] = ()) -> tuple[list[Command], list[Command]]:
     """Show a history to a new flow, then more events one by one; return all commands, and the first batch."""
-    flow = Flow(program, run_id, LIMIT)
+    flow = LiveRun(program, run_id, LIMIT)
     trace = flow.commander.ledger.trace = []
     try:
         batch = flow.advance(events, whole=True)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.flow import commands
 from orchestrator.domain.flow.commands import NodeRun
 from orchestrator.domain.flow.definition import Flow, Rule
@@ -36,11 +36,11 @@ class Driver:
         """What is sent to a run that waits for it, by key."""
         self.end: commands.End | None = None
         self.largest = 0
-        self._data = zoned.encode(FlowState().to_plain())
+        self._data = timezones.encode(FlowState().to_plain())
 
     @property
     def state(self) -> FlowState:
-        return FlowState.from_plain(zoned.decode(self._data))
+        return FlowState.from_plain(timezones.decode(self._data))
 
     def planner(self, state: FlowState) -> Planner:
         """Return a planner that knows nothing but a state."""
@@ -65,7 +65,7 @@ class Driver:
                     self.visits.append(command)
                 case commands.End():
                     self.end = command
-        self._data = zoned.encode(state.to_plain())
+        self._data = timezones.encode(state.to_plain())
         self.largest = max(self.largest, len(self._data))
 
     def step(self, choose: random.Random) -> bool:

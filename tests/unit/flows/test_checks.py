@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.domain.flow import ways
+from orchestrator.domain.flow import edge_checks
 from orchestrator.domain.flow.checks import MOST_FLAWS, Known, first_flaws
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.flow import reading
@@ -194,7 +194,7 @@ def test_of_very_many_flaws_the_first_are_told(monkeypatch: pytest.MonkeyPatch) 
         looked.append(name)
         return ""
 
-    monkeypatch.setattr(ways, "did_you_mean", looking)
+    monkeypatch.setattr(edge_checks, "did_you_mean", looking)
     edges = [{"from": "a", "action": f"x{number}", "to": f"n{number}"} for number in range(5_000)]
     plain = {"start": "a", "nodes": {"a": {"kind": "approval"}}, "edges": edges}
     found = first_flaws(plain)

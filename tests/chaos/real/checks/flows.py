@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
-from orchestrator.domain import zoned
+from orchestrator.domain import timezones
 from orchestrator.domain.flow.state import FlowState
 from orchestrator.domain.ids import derived_id
 from tests.chaos.real.arena import Arena
@@ -63,7 +63,7 @@ def _check_success(run: dict[str, Any], visits: Sequence[Any], tasks: Sequence[A
     given: dict[str, list[str]] = defaultdict(list)
     for task in sorted(tasks, key=lambda task: (task["step"], task["position"], task["created_at"])):
         given[task["step"].removeprefix("flow:")].append(token_of(task["result"]))
-    shared = FlowState.from_plain(zoned.decode(bytes(run["state"]))).shared
+    shared = FlowState.from_plain(timezones.decode(bytes(run["state"]))).shared
     heard = {
         "count": shared["count"]["token"],
         "beside": [one["token"] for one in shared["beside"]],

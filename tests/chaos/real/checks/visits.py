@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.sdk.values.shown import call_of
+from orchestrator.sdk.values.display import call_of
 from tests.chaos.real.project.tasks import work_for
 
 

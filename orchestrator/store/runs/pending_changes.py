@@ -90,7 +90,7 @@ class Place(NamedTuple):
     size: int
 
 
-class UntoldQueue:
+class PendingChangesQueue:
     """What is to be told next; of each run in order."""
 
     def __init__(self) -> None:

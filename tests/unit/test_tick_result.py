@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from orchestrator.scheduler.news import News
+from orchestrator.scheduler.tick_result import TickResult
 
 
 def test_what_is_merged_is_added() -> None:
-    whole, part = News(), News()
+    whole, part = TickResult(), TickResult()
     whole.counts.reports = 3
     part.counts.reports = 2
     part.wakeups.delayed = True
     whole.merge(part)
     assert whole.counts.reports == 5
     assert whole.wakeups.delayed is True
-    whole.merge(News())
+    whole.merge(TickResult())
     assert (whole.counts.reports, whole.wakeups.delayed) == (5, True)
 
 
 def test_an_empty_value_replaces_an_older_one_and_a_missing_one_does_not() -> None:
-    whole, part = News(), News()
+    whole, part = TickResult(), TickResult()
     whole.outgoing.drains = frozenset({b"worker"})
-    whole.merge(News())
+    whole.merge(TickResult())
     assert whole.outgoing.drains == {b"worker"}
     part.outgoing.drains = frozenset()
     whole.merge(part)

@@ -26,7 +26,7 @@ _LAST_LINES = 1.0
 """Seconds that the last lines of a process get."""
 
 
-class UnblockedHandler(logging.Handler):
+class NonblockingHandler(logging.Handler):
     """Writes to a file descriptor, and never waits for it."""
 
     def __init__(self, descriptor: int) -> None:
@@ -127,17 +127,17 @@ class UnblockedHandler(logging.Handler):
             self._waiting.popleft()
 
 
-_opened: WeakSet[UnblockedHandler] = WeakSet()
+_opened: WeakSet[NonblockingHandler] = WeakSet()
 
 
-def unblocked_handlers() -> list[UnblockedHandler]:
+def nonblocking_handlers() -> list[NonblockingHandler]:
     """Return all of this process."""
     return list(_opened)
 
 
-def unblocked(descriptor: int) -> UnblockedHandler:
+def nonblocking(descriptor: int) -> NonblockingHandler:
     """Return the one that writes to a descriptor, so that all lines stay in order."""
-    return next((one for one in _opened if one.descriptor == descriptor), None) or UnblockedHandler(descriptor)
+    return next((one for one in _opened if one.descriptor == descriptor), None) or NonblockingHandler(descriptor)
 
 
 class _Output:

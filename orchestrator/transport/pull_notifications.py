@@ -19,7 +19,7 @@ _LONGEST_PAUSE = 2.0
 Wake = Callable[[], None]
 
 
-class PullNews:
+class PullNotifications:
     """Listens to one channel, whose messages are names."""
 
     def __init__(self, redis: Redis, channel: str, *, one_by_one: bool) -> None:
@@ -42,7 +42,7 @@ class PullNews:
             for name in names:
                 self._waiting.setdefault(name, {})[wake] = None
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="orchestrator-pull-news", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="orchestrator-pull", daemon=True)
                 self._thread.start()
         self._heard.wait(1.0)
         try:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator
-from orchestrator.harmless import harmless, harmless_json, indented, one_line, with_styles
 from orchestrator.telemetry import LOGGER_NAME, configure_logging, get_logger
+from orchestrator.terminal_safe import indented, one_line, terminal_safe, terminal_safe_json, with_styles
 
 EVIL = "a\x1b[2J\x9b\r\x00\x7f\u202e\u2066\u2028\ud800\U000e0041b"
 
@@ -23,31 +23,31 @@ EVIL = "a\x1b[2J\x9b\r\x00\x7f\u202e\u2066\u2028\ud800\U000e0041b"
 @given(st.text())
 @pytest.mark.slow
 def test_it_keeps_its_length_and_everything_that_is_harmless(text: str) -> None:
-    shown = harmless(text)
+    shown = terminal_safe(text)
     assert len(shown) == len(one_line(text)) == len(text)
     assert all(new == old or new == "�" for new, old in zip(shown, text, strict=True))
     assert not set("\x1b\r\x08\x9b\u202e") & set(shown)
     assert len(one_line(text).splitlines()) <= 1
-    assert harmless(shown) == shown
+    assert terminal_safe(shown) == shown
 
 
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 @pytest.mark.slow
 def test_json_says_the_same(value: object) -> None:
     document = json.dumps(value, ensure_ascii=False)
-    safe = harmless_json(document)
+    safe = terminal_safe_json(document)
     assert json.loads(safe) == json.loads(document)
-    assert harmless(safe) == safe
+    assert terminal_safe(safe) == safe
 
 
 @pytest.mark.parametrize("text", ["Grüße, 世界 🙂", "👩‍👩‍👧 می‌خواهم", "tab\tand\nline", "no\u00a0break"])
 def test_words_of_people_stay(text: str) -> None:
-    assert harmless(text) == text
+    assert terminal_safe(text) == text
 
 
 def test_colours_of_a_programs_output_stay_and_end_with_its_line() -> None:
     assert with_styles("\x1b[31mred\x1b[0m \x1b[2Jclear") == "\x1b[31mred\x1b[0m �[2Jclear\x1b[0m"
-    assert with_styles(EVIL) == harmless(EVIL)
+    assert with_styles(EVIL) == terminal_safe(EVIL)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_log_has_no_forged_lines(log: logging.Logger, capsys: pytest.CaptureFi
     assert [line for line in lines if "all is well" in line] != []
     assert not [line for line in lines if line.startswith("12:00:00")]
     assert len([line for line in lines if not line.startswith("    ")]) == 2, "one line at the margin for each record"
-    assert harmless("\n".join(lines)) == "\n".join(lines)
+    assert terminal_safe("\n".join(lines)) == "\n".join(lines)
 
 
 @pytest.mark.parametrize("text", ["a\x1b[2J", "a\nb", "a\tb", "a\x9bb", "a\u202eb", "a\0", "\ud800", "", "x" * 501])
@@ -100,6 +100,7 @@ def test_tags_and_keys_with_controls_are_refused(text: str) -> None:
 
 @pytest.mark.slow
 def test_what_is_not_text_at_all_can_be_printed() -> None:
-    code = f"from orchestrator.harmless import *; print(harmless({EVIL!r}), one_line({EVIL!r}), indented({EVIL!r}))"
+    shown = f"terminal_safe({EVIL!r}), one_line({EVIL!r}), indented({EVIL!r})"
+    code = f"from orchestrator.terminal_safe import *; print({shown})"
     subprocess.run([sys.executable, "-X", "utf8", "-c", code], check=True, capture_output=True)
     assert indented("a\nb") == "a\n    b"

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.harmless import without_password
+from orchestrator.terminal_safe import without_password
 
 
-class Place(Protocol):
+class Folder(Protocol):
     """A folder, here or elsewhere, whose files appear whole or not at all."""
 
     name: str
@@ -114,7 +114,7 @@ def _opened(url_to_fs: Any, url: str) -> tuple[Any, str]:
     return files, str(root).rstrip("/")
 
 
-def folder_of(path: str) -> Place:
+def folder_of(path: str) -> Folder:
     """Return the folder that a path or an address names."""
     return RemoteFolder(path) if "://" in path else LocalFolder(Path(path))
 

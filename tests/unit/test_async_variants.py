@@ -12,9 +12,9 @@ import pytest
 from orchestrator import NotDeterministic, Orchestrator, Settings, WorkflowContext, agather, as_completed
 from orchestrator.domain.code import history
 from orchestrator.sdk.client import Client
+from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, complete, iterate
 from orchestrator.sdk.waiting.threads import Threads
-from orchestrator.sdk.waiting.twins import twin
 from orchestrator.testing import WorkflowTest
 
 
@@ -31,7 +31,7 @@ class Door:
         self.threads.add(threading.current_thread().name)
         return "knock" * times
 
-    aknock = twin(knock)
+    aknock = async_variant(knock)
 
     def wait(self, value: int = 1) -> int:
         return complete(self._wait(value))
@@ -44,7 +44,7 @@ class Door:
         finally:
             self.seen.append("closed")
 
-    await_ = twin(wait, _wait)
+    await_ = async_variant(wait, _wait)
 
     def each(self, count: int) -> Iterator[int]:
         return iterate(self._each(count))
@@ -234,4 +234,4 @@ def test_closed_loops_are_forgotten() -> None:
     threads = Threads()
     for _ in range(5):
         asyncio.run(threads.run(int))
-    assert len(threads._crew._made()) == 1
+    assert len(threads._thread_pool._made()) == 1

@@ -1,4 +1,4 @@
-"""The async twins of blocking methods: `cancel` and `acancel`, `result` and `aresult`, each from one source."""
+"""Async variants of blocking methods: `cancel` and `acancel`, `result` and `aresult`, each from one source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Client(Protocol):
 
 
 class _Owner(Protocol):
-    """Whose methods have twins."""
+    """The owner of methods with async variants."""
 
     @property
     def _client(self) -> _Client: ...
@@ -30,13 +30,13 @@ class _Owner(Protocol):
 S = TypeVar("S", bound=_Owner)
 
 
-def twin(
+def async_variant(
     method: Callable[Concatenate[S, P], R], steps: Callable[Concatenate[S, P], Steps[R]] | None = None
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
-    """Return the async twin of a method: it does the same, and the event loop goes on meanwhile.
+    """Return the async variant of a method: it does the same, and the event loop goes on meanwhile.
 
-    The method runs in a thread of the client. One that may wait for long is written in `steps`, and its twin holds no
-    thread while it waits.
+    The method runs in a thread of the client. One that may wait for long is written in `steps`: its async
+    variant holds no thread while it waits.
     """
 
     @functools.wraps(method)
@@ -48,9 +48,9 @@ def twin(
     return _named(call, method)
 
 
-def _named(twin: Callable[P, R], method: Callable[..., Any]) -> Callable[P, R]:
+def _named(async_variant: Callable[P, R], method: Callable[..., Any]) -> Callable[P, R]:
     name = f"a{method.__name__}"
-    twin.__qualname__ = method.__qualname__.removesuffix(method.__name__) + name
-    twin.__name__ = name
-    twin.__doc__ = f"Do the same as `{method.__name__}` without blocking the event loop.\n\n{method.__doc__}"
-    return twin
+    async_variant.__qualname__ = method.__qualname__.removesuffix(method.__name__) + name
+    async_variant.__name__ = name
+    async_variant.__doc__ = f"Do the same as `{method.__name__}` without blocking the event loop.\n\n{method.__doc__}"
+    return async_variant

@@ -24,7 +24,7 @@ class Job(NamedTuple):
     """Called when it is over, or will not be begun, if nobody waits for it any more."""
 
 
-class Crew:
+class ThreadPool:
     """Up to `most` threads of a pool, for one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: Callable[[], Executor], most: int) -> None:

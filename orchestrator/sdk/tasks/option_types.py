@@ -17,7 +17,7 @@ from orchestrator.sdk.tasks.options import Computed, Key
 from orchestrator.sdk.tasks.retry import Retry
 
 
-class GivenOptions(TypedDict, total=False):
+class OptionTypes(TypedDict, total=False):
     """Options of a task: `CallOptions`."""
 
     queue: str | None
@@ -47,7 +47,7 @@ class GivenOptions(TypedDict, total=False):
     executor_options: Mapping[str, Any] | None
 
 
-class GivenToWorkflows(TypedDict, total=False):
+class WorkflowOptionTypes(TypedDict, total=False):
     """Options of a workflow as code on its decorator: `CodeOptions`, whose name is there the workflow's own."""
 
     timeout: float | timedelta | None
@@ -57,7 +57,7 @@ class GivenToWorkflows(TypedDict, total=False):
     on_cancel: OnCancel
 
 
-class GivenToRuns(GivenToWorkflows, total=False):
+class RunOptionTypes(WorkflowOptionTypes, total=False):
     """Options of the runs that follow: `CodeOptions`."""
 
     name: str

@@ -15,8 +15,8 @@ from typing import Any, cast
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from orchestrator.api.login_limits import neighbourhood
 from orchestrator.api.problems import MEDIA_TYPE, Problem
-from orchestrator.api.strangers import neighbourhood
 
 LONGEST_HEAD = 10.0
 """Seconds from a connection, or an answer, to the next request being there."""
@@ -69,13 +69,13 @@ class _Ambiguous(Exception):
 class _Answering:
     """The transport as an answer uses it: a close waits until the client has sent the rest of its request."""
 
-    def __init__(self, protocol: PatientProtocol) -> None:
+    def __init__(self, protocol: TimedProtocol) -> None:
         self.write = protocol.transport.write
         self.is_closing = protocol.transport.is_closing
         self.close = protocol.close
 
 
-class PatientProtocol(HttpToolsProtocol):
+class TimedProtocol(HttpToolsProtocol):
     """HTTP/1.1 as uvicorn speaks it, on a connection that is closed where no request comes of it."""
 
     _timer: asyncio.TimerHandle | None = None

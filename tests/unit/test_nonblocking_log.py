@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.unblocked import UnblockedHandler
+from orchestrator.nonblocking_log import NonblockingHandler
 
 
 def pipe() -> tuple[int, int]:
@@ -52,7 +52,7 @@ def read_all(reader: int) -> list[str]:
 @pytest.mark.slow
 def test_lines_that_nobody_reads_are_kept_then_dropped_and_counted(ends: tuple[int, int]) -> None:
     reader, writer = ends
-    handler = UnblockedHandler(writer)
+    handler = NonblockingHandler(writer)
     logger = logger_of(handler)
     for number in range(20_000):
         logger.warning("%d %s", number, "x" * 200)
@@ -71,7 +71,7 @@ def test_lines_that_nobody_reads_are_kept_then_dropped_and_counted(ends: tuple[i
 
 def test_the_end_of_a_process_waits_a_moment_only(ends: tuple[int, int]) -> None:
     _, writer = ends
-    handler = UnblockedHandler(writer)
+    handler = NonblockingHandler(writer)
     logger = logger_of(handler)
     for _ in range(2_000):
         logger.warning("x" * 500)
@@ -81,7 +81,7 @@ def test_the_end_of_a_process_waits_a_moment_only(ends: tuple[int, int]) -> None
 
 def test_a_reader_that_is_gone_is_nobodys_trouble() -> None:
     reader, writer = os.pipe()
-    handler = UnblockedHandler(writer)
+    handler = NonblockingHandler(writer)
     os.close(reader)
     logger_of(handler).warning("anybody there?")
     handler.flush()
@@ -91,25 +91,25 @@ def test_a_reader_that_is_gone_is_nobodys_trouble() -> None:
 
 def test_what_logging_config_has_closed_writes_to_nobody_else(ends: tuple[int, int]) -> None:
     reader, writer = ends
-    handler = UnblockedHandler(writer)
+    handler = NonblockingHandler(writer)
     logger = logger_of(handler)
     logger.warning("before")
     logging.config.dictConfig({"version": 1, "incremental": False, "disable_existing_loggers": False})
-    stranger, strangers = os.pipe()  # takes the numbers that have become free
+    stranger, login_limits = os.pipe()  # takes the numbers that have become free
     logger.warning("after")
     os.set_blocking(stranger, False)
     with pytest.raises(BlockingIOError):
         os.read(stranger, 100)
     assert read_all(reader) == ["before", "after"]
     os.close(stranger)
-    os.close(strangers)
+    os.close(login_limits)
     handler.close()
 
 
 def test_a_file_is_written_where_others_write_too(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("wb") as file:
-        logger = logger_of(UnblockedHandler(file.fileno()))
+        logger = logger_of(NonblockingHandler(file.fileno()))
         os.write(file.fileno(), b"first\n")
         logger.warning("second \udcff")
         logger.warning("%d", "third")
@@ -121,7 +121,7 @@ def test_a_file_is_written_where_others_write_too(tmp_path: Path) -> None:
 
 def test_lines_go_where_they_went_though_somebody_closes_the_descriptor(tmp_path: Path) -> None:
     given = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
-    handler = UnblockedHandler(given)
+    handler = NonblockingHandler(given)
     other = os.open(tmp_path / "other", os.O_WRONLY | os.O_CREAT)
     os.dup2(other, given)  # closed, and opened by somebody else
     logger_of(handler).warning("a line")

@@ -28,7 +28,7 @@ class Notes(Protocol):
         """Note that a store is in use, if that can be done now."""
 
 
-class Mark:
+class InUseMarker:
     """The mark of one folder."""
 
     def __init__(self, root: Path, notes: Notes | None) -> None:

@@ -23,7 +23,7 @@ from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_succ
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.fleet.capabilities import Crowd
 from orchestrator.store.code.turns import Unshown
-from orchestrator.store.runs.life import RunRow
+from orchestrator.store.runs.transitions import RunRow
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.transitions import Moved
 from orchestrator.transport.codec import Attempt, Ended
@@ -62,7 +62,7 @@ class _Mergeable(msgspec.Struct):
                 setattr(self, name, more)
 
 
-class TaskNews(_Mergeable):
+class TickTasks(_Mergeable):
     """Tasks that moved, as far as something is still to follow in the same transaction."""
 
     moved: list[Moved] = []
@@ -77,7 +77,7 @@ class TaskNews(_Mergeable):
     """Unique keys of tasks that ended, and those tasks."""
 
 
-class RunNews(_Mergeable):
+class TickRuns(_Mergeable):
     """Runs to be told or ended in the same transaction."""
 
     children: list[tuple[bytes, str, str | Outcome]] = []
@@ -130,14 +130,14 @@ class WakeUps(_Mergeable):
     queues_changed: bool = False
     """Somebody has paused, resumed or limited a queue."""
     runs_to_begin: bool = False
-    """Runs have come up since the agenda was read: children, those that an event started, those that are unparked."""
+    """Runs came up after the pending work was read: children, those that an event started, unparked ones."""
     runs_to_expand: bool = False
     """Runs have more to start than there was room for. They go on in the next tick, and do not wait for a look."""
     has_advanced: bool = False
     """Runs were counted or planned, and may wait for the leader in some other way now."""
 
 
-class CodeNews(_Mergeable):
+class TickCode(_Mergeable):
     """What the leader remembers of runs of code once this stands."""
 
     asked: list[tuple[bytes, Query]] = []
@@ -235,14 +235,14 @@ class Counts(_Mergeable):
                     self.ran.append((queue, row.duration, times))
 
 
-class News(_Mergeable):
+class TickResult(_Mergeable):
     """All that one transaction, or a part of it, has brought about."""
 
-    tasks: TaskNews = msgspec.field(default_factory=TaskNews)
-    runs: RunNews = msgspec.field(default_factory=RunNews)
+    tasks: TickTasks = msgspec.field(default_factory=TickTasks)
+    runs: TickRuns = msgspec.field(default_factory=TickRuns)
     capacity: Capacity = msgspec.field(default_factory=Capacity)
     wakeups: WakeUps = msgspec.field(default_factory=WakeUps)
-    code: CodeNews = msgspec.field(default_factory=CodeNews)
+    code: TickCode = msgspec.field(default_factory=TickCode)
     outgoing: Outgoing = msgspec.field(default_factory=Outgoing)
     counts: Counts = msgspec.field(default_factory=Counts)
     failed_parts: list[str] = []

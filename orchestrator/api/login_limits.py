@@ -14,7 +14,7 @@ _TRIES = 20
 _MOST_ADDRESSES = 10_000
 
 
-class Strangers:
+class LoginLimits:
     """Addresses from which wrong keys came lately, the one that began first in front."""
 
     def __init__(self) -> None:

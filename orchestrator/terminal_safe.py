@@ -23,14 +23,14 @@ _STYLES = re.compile("(\x1b\\[[0-9;:]{0,30}m)")
 _INDENT = "\n    "
 
 
-def harmless(text: str) -> str:
+def terminal_safe(text: str) -> str:
     """Return text in which each character that would command a terminal is replaced, one for one; lines stay."""
     return _COMMANDS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def one_line(text: str) -> str:
     """Return text for a place that has one line: newlines and tabs are spaces, one for one."""
-    return _LINES.sub(" ", harmless(text))
+    return _LINES.sub(" ", terminal_safe(text))
 
 
 def sentence(text: str) -> str:
@@ -40,19 +40,19 @@ def sentence(text: str) -> str:
 
 def indented(text: str) -> str:
     """Return text of a log: no line but the first begins where records begin, so nobody can forge one."""
-    return harmless(text).replace("\n", _INDENT)
+    return terminal_safe(text).replace("\n", _INDENT)
 
 
 def with_styles(text: str) -> str:
     """Return a line of a program's output: colours stay, and end with it."""
     *styled, rest = _STYLES.split(text)
     if not styled:
-        return harmless(rest)
-    kept = "".join(part if place % 2 else harmless(part) for place, part in enumerate(styled))
-    return f"{kept}{harmless(rest)}\x1b[0m"
+        return terminal_safe(rest)
+    kept = "".join(part if place % 2 else terminal_safe(part) for place, part in enumerate(styled))
+    return f"{kept}{terminal_safe(rest)}\x1b[0m"
 
 
-def harmless_json(document: str) -> str:
+def terminal_safe_json(document: str) -> str:
     """Return JSON that says the same, with escapes for what would command a terminal: it stands only within strings."""
     return _COMMANDS.sub(_escape, document)
 

@@ -23,7 +23,7 @@ from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.values.payload import decode_call, encode_value
 
 
-class Flow:
+class LiveRun:
     """The live code of one run. It is used by one thread at a time."""
 
     def __init__(self, workflow: CodeWorkflow[..., Any], run_id: bytes, limit: int, largest: int | None = None) -> None:
@@ -173,10 +173,10 @@ class Flow:
         return continuation(error)
 
 
-_SHOW: dict[type, Callable[[Flow, Any], None]] = {
-    history.RunStarted: Flow._begin,
+_SHOW: dict[type, Callable[[LiveRun, Any], None]] = {
+    history.RunStarted: LiveRun._begin,
     history.UpdateRequested: lambda flow, fact: flow.handlers.update(fact),
-    history.RunCancelRequested: Flow._cancel,
+    history.RunCancelRequested: LiveRun._cancel,
     history.TimerFired: lambda flow, fact: flow.commander.fire(fact),
     history.SignalReceived: lambda flow, fact: flow.commander.signal(fact),
     **dict.fromkeys(get_args(Settled), lambda flow, fact: flow.commander.settle(fact)),

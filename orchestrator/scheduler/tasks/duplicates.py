@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import IN_FLIGHT_STATES
-from orchestrator.scheduler.news import News
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
-from orchestrator.store.tasks import doubles
+from orchestrator.store.tasks import duplicates
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -17,19 +17,19 @@ _NAMED = 10
 """Of those, how many are named in the log."""
 
 
-def remove_doubles(tx: Transaction, news: News, error: Exception) -> bool:
+def remove_duplicates(tx: Transaction, tick: TickResult, error: Exception) -> bool:
     """Remove open tasks that have ended, if an error says that there is one; say whether there was.
 
     What they came to when they ended stays, and whoever waits for them is told that.
     """
-    task = doubles.named_in(error)
+    task = duplicates.named_in(error)
     if task is None:
         return False
-    removed = doubles.remove(tx.connection, task, _MOST)
+    removed = duplicates.remove(tx.connection, task, _MOST)
     if not removed:
         return False
-    news.note(removed)
-    news.outgoing.revoked.extend(double for double in removed if double.before in IN_FLIGHT_STATES)
+    tick.note(removed)
+    tick.outgoing.revoked.extend(double for double in removed if double.before in IN_FLIGHT_STATES)
     log.error(
         "tasks that had ended stood among the open ones, too, and could not end again: %d of them are removed there, "
         "and what they came to stays: %s%s",

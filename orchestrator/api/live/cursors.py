@@ -18,7 +18,7 @@ _ENTRY = r"[0-9]{1,19}-[0-9]{1,19}"
 _PLACE = re.compile(rf"([0-9a-z-]{{1,80}}):({_ENTRY})(?:~({_ENTRY}))?")
 
 
-class Place(NamedTuple):
+class Cursor(NamedTuple):
     """A place in the stream of changes, and in the log of a task."""
 
     generation: str
@@ -31,7 +31,7 @@ class Place(NamedTuple):
         return f"{self.generation}:{self.entry}" + (f"~{self.log}" if self.log != NOWHERE else "")
 
 
-def parse(text: str) -> Place | None:
+def parse(text: str) -> Cursor | None:
     """Return the place that an id tells, or None if it tells none."""
     found = _PLACE.fullmatch(text)
-    return Place(found[1], found[2], found[3] or NOWHERE) if found else None
+    return Cursor(found[1], found[2], found[3] or NOWHERE) if found else None

@@ -32,7 +32,7 @@ def named_in(error: BaseException) -> bytes | None:
 # Whether a task has ended is asked by a scalar subquery: EXISTS lets the planner read all that ever ended. Its run has
 # counted the end that stands, and those who were to follow have followed that: neither is told again.
 _REMOVE = Prepared[Moved](f"""
-WITH /* doubles.remove */ gone AS (
+WITH /* duplicates.remove */ gone AS (
     DELETE FROM orchestrator.tasks t WHERE t.ctid = ANY (ARRAY(
            SELECT place FROM (
                   SELECT ctid AS place, id FROM orchestrator.tasks WHERE id = %(task)s::uuid
