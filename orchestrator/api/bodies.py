@@ -17,7 +17,13 @@ from orchestrator.api.problems import Problem, Refused, refused
 from orchestrator.domain.plain import MOST_LEVELS
 
 LARGEST_BODY = 32_000_000
-"""Bytes of a request that brings data."""
+"""Bytes of a request that brings many values, or a definition."""
+ONE_VALUE = 0
+"""Stands for the bytes of a request that brings one value, which the settings bound."""
+_PER_BYTE = 6
+"""Bytes of JSON for a byte of a value as it is stored: escapes and numbers are longer, and a flow starts with two."""
+_AROUND = 100_000
+"""Bytes of such a request beside its value."""
 LARGEST_QUESTION = 1_000_000
 """Bytes of a request that reads, of a form, and of a definition to validate."""
 SMALL = 64_000
@@ -52,6 +58,11 @@ async def read_body(request: Request, largest: int, hold: Callable[[], Awaitable
     except TimeoutError:
         raise _closing(408, "The body is late", f"It has to be here within {LONGEST_BODY:g} seconds.") from None
     return b"".join(parts)
+
+
+def most_bytes(declared: int, largest_value: int) -> int:
+    """Return how many bytes a body may have, as its route declares them."""
+    return declared or min(LARGEST_BODY, _AROUND + _PER_BYTE * largest_value)
 
 
 def check_shape(data: bytes) -> None:

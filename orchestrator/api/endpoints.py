@@ -22,7 +22,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from orchestrator.api.bodies import LARGEST_BODY, LARGEST_QUESTION, SMALL, check_shape
+from orchestrator.api.bodies import LARGEST_QUESTION, ONE_VALUE
+from orchestrator.api.decoding import decoder
 from orchestrator.api.problems import misfit, refused
 from orchestrator.api.reach import NOTHING, TASK, WITHIN, WORKFLOW, Subject
 from orchestrator.domain.access import Scope
@@ -62,7 +63,7 @@ class Endpoint:
     is_expensive: bool = False
     """It may take long, and so has other request slots than what takes milliseconds."""
     largest_body: int = LARGEST_QUESTION
-    """Bytes of a body."""
+    """Bytes of a body; ONE_VALUE for those of one value."""
     media_type: str = JSON
     """What the answer is."""
     takes_key: bool = False
@@ -136,10 +137,8 @@ class Endpoint:
                 return {"body": data.decode()}
             except UnicodeDecodeError as error:
                 raise refused(400, "The body is no YAML", f"Expected UTF-8: {error}.") from error
-        if len(data) > SMALL:
-            check_shape(data)
         try:
-            return {"body": msgspec.json.decode(data or b"{}", type=self.body)}
+            return {"body": decoder(self.body).decode(data or b"{}")}
         except msgspec.ValidationError as error:
             raise misfit(error) from error
         except RecursionError:
@@ -164,7 +163,7 @@ def costs(
 
 def largest_body(scope: Scope | None) -> int:
     """Return how many bytes a body may have, unless its route says otherwise."""
-    return LARGEST_QUESTION if scope in (None, Scope.READ) else LARGEST_BODY
+    return LARGEST_QUESTION if scope in (None, Scope.READ) else ONE_VALUE
 
 
 @dataclass

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.access import Caller, Doorkeeper
-from orchestrator.api.bodies import SMALL, read_body
+from orchestrator.api.bodies import SMALL, most_bytes, read_body
 from orchestrator.api.brought_executors import NEEDED, without_executors
 from orchestrator.api.client_reach import check_names
 from orchestrator.api.conditions import condition_of, is_known
@@ -183,7 +183,8 @@ async def _answer(
             body = b""
             if endpoint.body is not None:
                 room = lambda: held.enter_async_context(slots.large(caller))  # noqa: E731  # which most do not need
-                body = await read_body(request, endpoint.largest_body, room)
+                most = most_bytes(endpoint.largest_body, api.settings.largest_value)
+                body = await read_body(request, most, room)
             is_large = len(body) > SMALL
             if endpoint.is_async and not is_large:
                 call = partial(perform_read, endpoint.call)

@@ -20,7 +20,7 @@ import uvicorn
 from sqlalchemy import Engine
 
 from orchestrator.api.app import create_app
-from orchestrator.api.bodies import LARGEST_BODY, MOST_CONTAINERS, MOST_VALUES, SMALL
+from orchestrator.api.bodies import LARGEST_QUESTION, MOST_CONTAINERS, MOST_VALUES, SMALL
 from orchestrator.api.dashboard.paths import PAGES
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.http_protocol import TimedProtocol
@@ -137,7 +137,7 @@ def _body(endpoint: Endpoint) -> bytes:
         wide = [one.encode_name for one in msgspec.structs.fields(endpoint.body) if _is_open(one.type)][:1]
     else:
         wide = ["definition"]
-    large = _LARGER if endpoint.largest_body == LARGEST_BODY else _SMALLER
+    large = _SMALLER if endpoint.largest_body == LARGEST_QUESTION else _LARGER
     return msgspec.json.encode(dict.fromkeys(wide, large) | {name: known[name] for name in known if name not in wide})
 
 

@@ -12,11 +12,16 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import msgspec
 import pytest
 
-from orchestrator.api import bodies
+from orchestrator.api import bodies, decoding
 from orchestrator.api.bodies import check_shape
+from orchestrator.api.decoding import Decoder
+from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.problems import Refused
+from orchestrator.api.routes import ROUTES
 from orchestrator.api.routes.client import PARTS
+from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.calls.declaring import declared
+from orchestrator.sdk.ids import new_id
 
 
 def _count(value: Any, level: int = 1) -> tuple[int, int, int]:
@@ -77,6 +82,70 @@ def test_the_largest_bodies_are_counted_without_building_anything(data: bytes, i
     began = time.thread_time()
     assert _is_refused(data) is not is_fine
     assert time.thread_time() - began < 5
+
+
+def test_a_body_is_as_large_as_what_its_route_takes() -> None:
+    assert bodies.most_bytes(bodies.LARGEST_QUESTION, 10) == bodies.LARGEST_QUESTION
+    assert bodies.most_bytes(bodies.ONE_VALUE, 1_000_000) == 6_100_000
+    assert bodies.most_bytes(bodies.ONE_VALUE, 10_000_000_000) == bodies.LARGEST_BODY
+    brings_many = {one.path for one in ROUTES if one.body is not None and one.largest_body == bodies.LARGEST_BODY}
+    assert {path for path in brings_many if not path.startswith("/api/v1/client/")} == {
+        "/api/v1/tasks/bulk",
+        "/api/v1/workflows",
+        "/api/v1/flows/{name}",
+        "/workflows",
+        "/flows/version",
+    }
+
+
+_MANY = [endpoint for endpoint in ROUTES if endpoint.path.endswith(("/tasks/bulk", "/tasks/enqueue_many"))]
+
+
+def _tasks(endpoint: Endpoint, *last: Any) -> bytes:
+    filler = (
+        NewTask(new_id(), "t.a", "a", b"a" * 60) if endpoint.is_for_clients else {"name": "t.a", "args": ["a" * 60]}
+    )
+    return msgspec.json.encode({"tasks": [filler] * 2_000 + list(last)})
+
+
+@pytest.mark.parametrize("endpoint", _MANY, ids=lambda endpoint: endpoint.path)
+def test_the_items_of_a_long_list_are_decoded_one_by_one(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = _tasks(endpoint)
+    assert endpoint.read_body(data)["body"] == msgspec.json.decode(data, type=endpoint.body)
+    monkeypatch.setattr(decoding, "SMALL", len(data))
+    monkeypatch.setattr(Decoder, "_one", None)  # it is not asked for few
+    assert len(endpoint.read_body(data)["body"].tasks) == 2_000
+
+
+@pytest.mark.parametrize("endpoint", _MANY, ids=lambda endpoint: endpoint.path)
+@pytest.mark.parametrize("bad", [5, {"name": 1}, {"nonsense": 1}, {"name": "a", "queue": ["b"]}], ids=str)
+def test_a_misfit_in_a_long_list_is_told_as_in_a_short_one(
+    endpoint: Endpoint, bad: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, told = _tasks(endpoint, bad), []
+    for small in (0, len(data)):
+        monkeypatch.setattr(decoding, "SMALL", small)
+        with pytest.raises(Refused) as refused:
+            endpoint.read_body(data)
+        told.append(refused.value.problem)
+    assert told[0] == told[1]
+    assert "/tasks/2000" in told[0].detail
+
+
+def test_large_bodies_are_decoded_one_at_a_time_with_a_pause_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint, paused = _MANY[0], []
+
+    def sleep(seconds: float) -> None:
+        assert decoding._large.locked()
+        paused.append(seconds)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    endpoint.read_body(_tasks(endpoint))
+    with pytest.raises(Refused):
+        endpoint.read_body(_tasks(endpoint, 5))
+    assert (len(paused), min(paused) > 0, decoding._large.locked()) == (2, True, False)
+    endpoint.read_body(b'{"tasks": []}')
+    assert len(paused) == 2
 
 
 def _numbers(kind: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from uuid import UUID
 import anyio.to_thread
 import msgspec
 
-from orchestrator.api.bodies import LARGEST_BODY, LARGEST_QUESTION
+from orchestrator.api.bodies import LARGEST_BODY, LARGEST_QUESTION, ONE_VALUE
 from orchestrator.api.client_checks import CHECKS
 from orchestrator.api.client_lists import KEPT, NARROWED, TRIMMED
 from orchestrator.api.client_reach import KEEPS_WITHIN, WAITS, about
@@ -61,6 +61,12 @@ _EXPENSIVE = {
     ("code", "history"),
     ("queues", "purge"),
 }
+_LARGEST = {
+    **dict.fromkeys((("tasks", "enqueue"), ("tasks", "enqueue_many"), ("runs", "start")), LARGEST_BODY),
+    **dict.fromkeys((("workflows", "apply"), ("flows", "publish"), ("schedules", "apply")), LARGEST_BODY),
+    ("code", "query"): ONE_VALUE,
+}
+"""Bytes of calls that bring many values, follow-ups among them, or definitions; a query reads, and brings one."""
 _FOR_PROGRAMS = {
     *(("tasks", "payload_part"), ("runs", "ends_after"), ("runs", "encoded_outputs"), ("flows", "shared")),
     *(("code", name) for name in ("history", "query", "update", "resolve", "reject", "reset")),
@@ -160,7 +166,7 @@ def _endpoint(call: Declared) -> Endpoint:
         is_async=is_async,
         call_large=answer if is_async else None,
         is_expensive=(call.part, call.name) in _EXPENSIVE,
-        largest_body=LARGEST_BODY if (call.part, call.name) == ("code", "query") else largest_body(call.scope),
+        largest_body=_LARGEST.get((call.part, call.name), largest_body(call.scope)),
         scope=call.scope,
         about=about(call.part, call.name),
         takes_reach=True,

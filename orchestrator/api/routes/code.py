@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from orchestrator.api.bodies import LARGEST_BODY
+from orchestrator.api.bodies import ONE_VALUE
 from orchestrator.api.context import LARGEST, Api, Asked
 from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.reach import RUN
@@ -166,7 +166,7 @@ def reject(api: Api, id: UUID, name: str, body: Rejection) -> Steps[Settled]:
 
 
 @routes.post("/{id}/queries/{name}", about=RUN, scope=Scope.READ, examples=[{"args": ["items"]}])
-@costs(body=LARGEST_BODY)
+@costs(body=ONE_VALUE)
 def query_run(api: Api, id: UUID, name: str, body: Question) -> Steps[Answer]:
     """Ask the code of a run something."""
     payload = encode_call(name, body.args, body.kwargs, api.settings.max_payload)

@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.problems import Refused, at, refused
@@ -129,7 +130,7 @@ async def enqueue(api: Api, body: NewCall, key: str | None, reach: Reach) -> Enq
 
 
 @routes.post("/bulk", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[{"tasks": [_EXAMPLE, _EXAMPLE]}])
-@costs(expensive=True)
+@costs(expensive=True, body=LARGEST_BODY)
 def enqueue_many(api: Api, body: Calls, key: str | None, reach: Reach) -> EnqueuedMany:
     """Enqueue many tasks, all or none.
 

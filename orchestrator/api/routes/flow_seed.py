@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
+from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api
 from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.problems import Refused, refused
@@ -196,7 +197,7 @@ def list_flows(api: Api, reach: Reach) -> list[FlowItem]:
 
 
 @routes.post("/flows/version", about=WITHIN, examples=[{"flow_id": "order", "definition": {"start": "a", "nodes": {}}}])
-@costs(expensive=True)
+@costs(expensive=True, body=LARGEST_BODY)
 def create_version(api: Api, body: dict[str, Any], reach: Reach) -> Created:
     """Create a version of a flow, and publish it unless its status is another."""
     name = check_name("flow", str(_given(body, "flow_id", "flow", "name")))

@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
+from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked
 from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.problems import refused
@@ -247,7 +248,7 @@ def show_flow(api: Api, name: str) -> FlowAnswer:
 
 
 @routes.post("/flows/{name}", about=WORKFLOW, examples=[{"definition": _EXAMPLE}])
-@costs(expensive=True)
+@costs(expensive=True, body=LARGEST_BODY)
 def publish_flow(api: Api, name: str, body: FlowDocument, reach: Reach) -> FlowPublished:
     """Publish a flow: the same body again is a no-op, another one gets a new version."""
     flow = read_flow(api, body, reach)

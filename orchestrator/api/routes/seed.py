@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
+from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api, Asked, Done, Page
 from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.reach import RUN, WITHIN, WORKFLOW
@@ -103,7 +104,7 @@ def list_workflows(api: Api, reach: Reach) -> Workflows:
 
 
 @routes.post("/workflows", about=WITHIN, etag=hash_of, examples=[_EXAMPLE])
-@costs(expensive=True)
+@costs(expensive=True, body=LARGEST_BODY)
 def put_workflow(api: Api, body: dict[str, Any] | str, reach: Reach, match: Condition) -> Applied:
     """Create or update a workflow: a definition in JSON or, as the content type says, in YAML."""
     document = Document(text=body) if isinstance(body, str) else Document(definition=body)

@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
+from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Done
 from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.problems import refused
@@ -259,7 +260,7 @@ def hash_of(found: WorkflowAnswer | Applied) -> str:
 
 
 @routes.post("", about=WITHIN, etag=hash_of, examples=[{"definition": _EXAMPLE}])
-@costs(expensive=True)
+@costs(expensive=True, body=LARGEST_BODY)
 def apply_workflow(api: Api, body: Document, reach: Reach, match: Condition) -> Applied:
     """Store a definition. A body that has changed becomes a new version; runs under way stay on theirs.
 
