@@ -46,6 +46,7 @@ def create_app(settings: Settings) -> Starlette:
 
     @asynccontextmanager
     async def alive(_: Starlette) -> AsyncIterator[None]:
+        anyio.CapacityLimiter(1)  # loads anyio's event loop, which takes 50 ms, before the first request
         yield
         hub.let_go()
         await anyio.to_thread.run_sync(api.close)
