@@ -62,12 +62,15 @@ def command(name: str, arguments: tuple[str, ...], app: str | None, wait: bool, 
     application = load_app(settings.app) if settings.app else Orchestrator(settings)
     call = _parse(arguments)
     with closing(application):
+        warning = None
         if settings.app:
             handle = _enqueue_registered(_find(application, name), call, given)
         else:
-            handle = _enqueue_by_name(application, name, call, given)
+            handle, warning = _enqueue_by_name(application, name, call, given)
         if not as_json:
             echo(handle.id, err=wait)
+        if warning and not wait:  # which says what it waits for
+            echo(f"Warning: {warning}", err=True)
         document = {"id": handle.id}
         if wait:
             obstacles = partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
@@ -114,12 +117,13 @@ def _enqueue_registered(task: Task[..., Any], call: Call, options: dict[str, Any
     return task.options(**options).enqueue(*arguments, **keywords)
 
 
-def _enqueue_by_name(app: Orchestrator, name: str, call: Call, options: dict[str, Any]) -> Handle[Any]:
-    """Enqueue a call of a task that only the workers know."""
+def _enqueue_by_name(
+    app: Orchestrator, name: str, call: Call, options: dict[str, Any]
+) -> tuple[Handle[Any], str | None]:
+    """Enqueue a call of a task that only the workers know; return what to say of a name that none has registered."""
     task = call_by_name(app.settings, name, *call, options=options, queue=app._client.route(name))
-    if warning := _checked_name(app._client.backend, name):
-        echo(f"Warning: {warning}", err=True)
-    return app.handle(UUID(bytes=app._client.backend.tasks.enqueue(task)))
+    warning = _checked_name(app._client.backend, name)
+    return app.handle(UUID(bytes=app._client.backend.tasks.enqueue(task))), warning
 
 
 def _checked_name(calls: Any, name: str) -> str | None:
