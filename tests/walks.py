@@ -2,7 +2,7 @@
 
 The walk has all calls that are given the thing, or return it, and those that lead there. A stay is a stretch of calls
 in one file, and a return a stay in a file that was visited before. Files that a reader need not open on the way do not
-count, because their names say what they do; nor do those who are only given all the news of a tick.
+count, because their names say what they do; nor do files that are only given the result of the whole tick.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HELPERS = {
     "transport/raw_connection.py",
     "transport/signing.py",
 }
-_OF_ALL = ("News", "Transaction")
+_OF_ALL = ("TickResult", "Transaction")
 
 
 @dataclass
