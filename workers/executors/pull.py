@@ -1,7 +1,7 @@
-"""Tasks that are done by whoever asks for work over the HTTP API: it is offered here, and waited for.
+"""Tasks for programs that poll the HTTP API for work: this offers the work, and waits for its end.
 
-Whoever watches an execution keeps the promises: it offers the work again where Redis has lost it, first to whoever had
-it, or where somebody had it and fell silent; and only when its report is in Postgres is who completed it told so. So
+The watcher of an execution keeps the promises. It offers work again that Redis has lost, first to the program that had
+it, and work whose program fell silent. A program hears that its completion counts once the report is in Postgres. So
 work stands in Redis, where the processes of the API find it without a look into the database, and nothing is lost with
 Redis but time.
 """

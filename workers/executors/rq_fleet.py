@@ -50,7 +50,7 @@ local heard = redis.call('PUBLISH', ARGV[3] .. worker, ARGV[4])
 if heard == 0 then redis.call('DEL', KEYS[2]) end
 return heard
 """
-"""Tell the worker of a job, once, whoever cancels it, and while the job is its current one. A worker kills what it runs
+"""Stop a job once, however many cancel it, and only while it is its worker's current job. A worker kills what it runs
 when it has read the command: by then that may be the next job, or itself."""
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import NamedTuple
 
 from orchestrator.domain.tasks.reports import Flush, Report
@@ -31,6 +32,11 @@ MOST_BYTES = 8_000_000
 _ASK_AFTER = 10.0
 """Seconds after which the leader is asked what is gone: by then all workers have sent again what they have kept."""
 _MOST_ASKED = 1_000
+
+
+@cache
+def _tag(kind: type[Report]) -> str:
+    return str(kind.__struct_config__.tag)
 
 
 class _Open(NamedTuple):
@@ -66,11 +72,12 @@ class KeptReports:
             if isinstance(report, Enqueued):
                 self._keep_open(report, now)
             elif isinstance(report, (Succeeded, Failed, Returned, Noted)) and not (job and job.completion is not None):
-                kept.append(report)  # a completion is no news to Postgres: if it has lost it, the task runs again
+                kept.append(report)  # Postgres has completions: if it has lost one, the task runs again
             if job is not None:
                 task = job.dispatch
-                known.append(KnownTask(task.id, task.name, str(type(report).__struct_config__.tag)))
-                self._close(task.id, now)
+                known.append(KnownTask(task.id, task.name, _tag(type(report))))
+                if self._open:
+                    self._close(task.id, now)
         if known:
             kept.append(Recalled(known))
         if kept:

@@ -16,7 +16,7 @@ _STATES = 3
 
 
 def check_room(connection: Connection, run: bytes, state: FlowState, key: str, size: int, max_payload: int) -> None:
-    """Refuse a signal that a run cannot keep beside all that it keeps already, whoever waits for it."""
+    """Refuse a signal that a run has no room for, whether or not somebody waits for it."""
     most = _STATES * max_payload
     keeps = runs.keeps(connection, run) + 2 * size
     name = parse(key).key

@@ -161,8 +161,8 @@ def publish(
 ) -> Published:
     """Store a version of a flow, in the caller's transaction. The same body under the same rule again is a no-op.
 
-    A version that is named and has the same body keeps its rule. The schedule of a flow is no part of it, and is stored
-    by whoever publishes it.
+    A version that is named and has the same body keeps its rule. The schedule of a flow is no part of it: the
+    caller stores that.
     """
     taken = rules(connection, named_versions(flow))
     flow = msgspec.structs.replace(with_rules(flow, taken, rule), schedule=None)

@@ -62,7 +62,7 @@ class NewRun(NamedTuple):
     state: Blob | None = None
     """Of a flow: what it remembers before it has begun. Of a run that `begun`: what its plan does."""
     begun: bool = False
-    """It starts running; whoever creates it creates its first tasks as well."""
+    """It starts running; its first tasks are created with it."""
     code: NewCode | None = None
     """Of a workflow as code, which begins at once. This is no column, and so it comes last."""
 
