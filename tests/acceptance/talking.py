@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import os
 import sys
 import time
 
@@ -77,8 +78,8 @@ def naps(seconds: float) -> None:
 
 
 @app.task
-async def blocks(seconds: float) -> None:
-    time.sleep(seconds)
+async def blocks(pipe: str) -> None:
+    os.close(os.open(pipe, os.O_RDONLY))  # waits until somebody opens the other end
 
 
 @app.task

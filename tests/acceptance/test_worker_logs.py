@@ -166,11 +166,14 @@ def test_a_flood_is_told_in_one_line(life: Stack) -> None:
     assert re.search(r"the latest failure, [\da-f-]{36}: ValueError: toast \d+ is burnt$", line)
 
 
-def test_who_blocks_the_event_loop_is_named(life: Stack) -> None:
+def test_who_blocks_the_event_loop_is_named(life: Stack, tmp_path: Path) -> None:
     worker = life.worker(*APP)
-    handle = talking.blocks.enqueue(3.0)
-    handle.result(timeout=60)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    handle = talking.blocks.enqueue(str(pipe))
     line = logged(worker, "kept the event loop")
+    pipe.write_text("")
+    handle.result(timeout=60)
     assert " WARNING " in line
     assert f"task talking.blocks[{handle.id}] has kept the event loop from running for 1 s, in blocks (" in line
     assert worker.log.read_text().count("kept the event loop") == 1

@@ -9,8 +9,9 @@ import socket
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Iterator
-from typing import Any, get_args
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar, get_args
 from uuid import UUID, uuid4
 
 import httpx
@@ -32,6 +33,7 @@ from orchestrator.store import keys
 from orchestrator.store.database import engine_for
 from tests.waiting import eventually
 
+T = TypeVar("T")
 _LONGEST = 0.05
 """Seconds of processor time that one callback of the event loop may take."""
 _OBJECTS = b'{"a":1},' * (MOST_CONTAINERS - 100)
@@ -61,9 +63,14 @@ class Loop:
 
         monkeypatch.setattr(asyncio.events.Handle, "_run", timed)
 
-    def check(self, asked: str) -> None:
-        longest, self.longest = self.longest, 0.0
-        assert longest < _LONGEST, f"{asked} held the event loop for {longest * 1000:.0f} ms: {self.what}"
+    def serves(self, asked: str, ask: Callable[[], T]) -> T:
+        """Return the answer; fail if each of three held the loop. In one, the machine itself may have paused."""
+        for _ in range(3):
+            self.longest = 0.0
+            answer = ask()
+            if self.longest < _LONGEST:
+                return answer
+        raise AssertionError(f"{asked} held the event loop for {self.longest * 1000:.0f} ms: {self.what}")
 
 
 @pytest.fixture(scope="module")
@@ -158,14 +165,12 @@ def test_no_route_holds_the_event_loop(client: httpx.Client, loop: Loop) -> None
     for endpoint in ROUTES:
         path, method = _path(endpoint), "HEAD" if endpoint.is_live else endpoint.method
         asked = f"{endpoint.method} {endpoint.path}"
-        if endpoint.body is None:
-            answer = client.request(method, path)
-        else:
+        content = None
+        if endpoint.body is not None:
             worst = _WORST.get(endpoint.path)
             content = _body(endpoint) if worst is None else msgspec.json.encode(worst)
-            answer = client.request(method, path, content=content)
+        answer = loop.serves(asked, partial(client.request, method, path, content=content))
         assert answer.status_code != 500, (asked, answer.text)
-        loop.check(asked)
 
 
 def test_no_page_holds_the_event_loop(client: httpx.Client, loop: Loop) -> None:
@@ -177,17 +182,16 @@ def test_no_page_holds_the_event_loop(client: httpx.Client, loop: Loop) -> None:
         method = "HEAD" if endpoint.is_live else endpoint.method
         is_small = endpoint.path.endswith(("/login", "/logout"))
         content = None if method != "POST" else form[:SMALL] if is_small else form
-        answer = client.request(method, _path(endpoint), content=content, headers=sent)
+        asked = partial(client.request, method, _path(endpoint), content=content, headers=sent)
+        answer = loop.serves(f"{method} {endpoint.path}", asked)
         assert answer.status_code != 500, (endpoint.path, answer.text)
-        loop.check(f"{method} {endpoint.path}")
 
 
 def test_a_body_with_too_many_values_is_refused_before_it_is_decoded(client: httpx.Client, loop: Loop) -> None:
     lists = b"[" + b"[]," * 2_000_000 + b"[]]"
     for path, data in {"/api/v1/tasks": b'{"name":"t.a","args":' + lists + b"}", "/workflows": lists}.items():
-        answer = client.post(path, content=data)
+        answer = loop.serves(path, partial(client.post, path, content=data))
         assert (answer.status_code, answer.json()["title"]) == (413, "The body is too large")
-        loop.check(path)
     answer = client.post("/api/v1/workflows/validate", content=lists)
     assert (answer.status_code, "1,000,000 bytes" in answer.text) == (413, True), answer.text
 
@@ -200,9 +204,8 @@ def test_large_answers_do_not_hold_the_event_loop(client: httpx.Client, engine: 
             "INSERT INTO orchestrator.tasks (id, name, queue, payload) VALUES (%s, 't.a', 'lag', %s)",
             (task.hex, payload),
         )
-    answer = client.get(f"/api/v1/tasks/{task}/arguments")
+    answer = loop.serves("large arguments", partial(client.get, f"/api/v1/tasks/{task}/arguments"))
     assert (answer.status_code, len(answer.content) > 8_000_000) == (200, True), answer.text[:300]
-    loop.check("large arguments")
     with engine.connect() as connection:
         connection.exec_driver_sql("DELETE FROM orchestrator.tasks WHERE id = %s", (task.hex,))
 
@@ -242,5 +245,4 @@ _UNKNOWN: dict[str, tuple[bytes, int]] = {
 def test_nothing_expensive_happens_before_authentication(port: int, key: Secret, loop: Loop) -> None:
     del key  # there is one, so that it is asked for
     for name, (sent, status) in _UNKNOWN.items():
-        assert _send(port, sent).startswith(b"HTTP/1.1 %d" % status), name
-        loop.check(name)
+        assert loop.serves(name, partial(_send, port, sent)).startswith(b"HTTP/1.1 %d" % status), name

@@ -20,7 +20,7 @@ from orchestrator.transport.leader.streams import LeaderStreams
 from tests.integration.stage import KEYS, System
 from tests.waiting import eventually
 
-LEASE = 0.5
+LEASE = 2.0
 """Seconds; Postgres ends a statement after 0.4 of them, and one of a part that was late before after a tenth."""
 KEYED = 600
 Lead = Callable[[], Scheduler]
