@@ -19,7 +19,7 @@ import msgspec
 from starlette.types import Message, Receive
 
 from orchestrator.api.access import Caller
-from orchestrator.api.client_reach import with_followers
+from orchestrator.api.client_access import with_followers
 from orchestrator.api.context import Api
 from orchestrator.api.problems import Problem, Refused, refused
 from orchestrator.domain.quotas import LOOK, Exceeded, Usage

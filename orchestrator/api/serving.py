@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from orchestrator.api.access import Caller, Doorkeeper
 from orchestrator.api.bodies import SMALL, most_bytes, read_body
 from orchestrator.api.brought_executors import NEEDED, without_executors
-from orchestrator.api.client_reach import check_names
+from orchestrator.api.client_access import check_names
 from orchestrator.api.conditions import condition_of, is_known
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import CLIENTS, Endpoint

@@ -10,8 +10,8 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from orchestrator.api.client_lists import is_list
 from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.reach import WITHIN
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Scope
 from orchestrator.domain.code.history import RunStarted, SignalReceived
@@ -129,7 +129,7 @@ def body(call: Endpoint, house: House) -> dict[str, Any]:
 
 
 def is_a_list(call: Endpoint) -> bool:
-    return is_list(*call.path.split("/")[-2:])
+    return call.about is WITHIN
 
 
 LISTS = [call for call in CALLS if is_a_list(call)]

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from click.testing import CliRunner
 from starlette.applications import Starlette
@@ -14,6 +15,7 @@ from starlette.applications import Starlette
 from orchestrator.api.app import create_app
 from orchestrator.cli import main
 from orchestrator.sdk.dag.definitions import loads
+from orchestrator.sdk.tasks.by_name import call_by_name
 from tests.integration.stage import System
 
 DAG = "name: nightly\ntasks: {load: {task: known}}"
@@ -60,6 +62,16 @@ def test_a_workflow_is_no_task(client: Client, system: System, name: str, path: 
     answers = [enqueue(client, name), client.post("/api/v1/tasks/bulk", json={"tasks": [{"name": name}]})]
     assert [one.status_code for one in answers] == [422, 422]
     assert all(f"POST /api/v1/{path}/runs" in one.json()["detail"] for one in answers)
+    assert system.count("tasks") == 0
+
+
+def test_a_workflow_is_no_task_of_a_python_client_however_large(client: Client, system: System) -> None:
+    """A large request is worked on elsewhere than a small one."""
+    for size in (1, 70_000):
+        task = call_by_name(system.settings, "nightly", ["x" * size], {}, options={}, queue="default")
+        for name, body in (("enqueue", {"task": task}), ("enqueue_many", {"tasks": [task]})):
+            answer = client.post(f"/api/v1/client/tasks/{name}", msgspec.to_builtins(body))
+            assert (answer.status_code, "no task" in answer.json()["detail"]) == (422, True)
     assert system.count("tasks") == 0
 
 

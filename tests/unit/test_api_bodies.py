@@ -18,9 +18,9 @@ from orchestrator.api.decoding import Decoder
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.problems import Refused
 from orchestrator.api.routes import ROUTES
-from orchestrator.api.routes.client import PARTS
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.calls.declaring import declared
+from orchestrator.sdk.calls.interface import PARTS
 from orchestrator.sdk.ids import new_id
 
 

@@ -11,67 +11,22 @@ import anyio.to_thread
 import msgspec
 
 from orchestrator.api.bodies import LARGEST_BODY, LARGEST_QUESTION, ONE_VALUE
+from orchestrator.api.client_access import keep, narrow, subject
 from orchestrator.api.client_checks import CHECKS
-from orchestrator.api.client_lists import KEPT, NARROWED, TRIMMED
-from orchestrator.api.client_reach import KEEPS_WITHIN, WAITS, about
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint, Routes, costs, largest_body
 from orchestrator.api.problems import refused
 from orchestrator.api.redacting import hides_answer, value_shown
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.errors import OrchestratorError
-from orchestrator.sdk.calls.code import CodeCalls
-from orchestrator.sdk.calls.declaring import REPEATED, Declared, declared
-from orchestrator.sdk.calls.fleet import FleetCalls
-from orchestrator.sdk.calls.flows import FlowCalls
-from orchestrator.sdk.calls.insights import InsightCalls
-from orchestrator.sdk.calls.quarantine import QuarantineCalls
-from orchestrator.sdk.calls.queues import QueueCalls
-from orchestrator.sdk.calls.runs import RunCalls
-from orchestrator.sdk.calls.schedules import ScheduleCalls
-from orchestrator.sdk.calls.tasks import TaskCalls
+from orchestrator.sdk.calls.declaring import REPEATED, Body, Declared, Kind, declared
+from orchestrator.sdk.calls.interface import PARTS
 from orchestrator.sdk.calls.waits import PATH, End, Ends, Waiting
-from orchestrator.sdk.calls.workflows import WorkflowCalls
 from orchestrator.sdk.waiting.steps import Pause, Steps
 from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
-PARTS: dict[str, type] = {
-    "tasks": TaskCalls,
-    "runs": RunCalls,
-    "workflows": WorkflowCalls,
-    "flows": FlowCalls,
-    "code": CodeCalls,
-    "schedules": ScheduleCalls,
-    "queues": QueueCalls,
-    "fleet": FleetCalls,
-    "insights": InsightCalls,
-    "quarantine": QuarantineCalls,
-}
-_MAKES_TASKS = {("tasks", "enqueue_many"), ("runs", "start")}
-"""Calls that come with ids of tasks: who asks may have done so before, where a proxy has held up the request."""
-_EXPENSIVE = {
-    *(("tasks", name) for name in ("enqueue_many", "retry_failed", "preview_retry", "payload_part")),
-    *(("runs", name) for name in ("start", "rerun", "ends_after", "encoded_outputs")),
-    *(("schedules", name) for name in ("apply", "upcoming", "backfill", "preview_backfill")),
-    *(("insights", name) for name in ("search", "open_runs", "enough_of_ids")),
-    ("workflows", "apply"),
-    ("workflows", "list_latest"),
-    ("flows", "publish"),
-    ("code", "history"),
-    ("queues", "purge"),
-}
-_LARGEST = {
-    **dict.fromkeys((("tasks", "enqueue"), ("tasks", "enqueue_many"), ("runs", "start")), LARGEST_BODY),
-    **dict.fromkeys((("workflows", "apply"), ("flows", "publish"), ("schedules", "apply")), LARGEST_BODY),
-    ("code", "query"): ONE_VALUE,
-}
-"""Bytes of calls that bring many values, follow-ups among them, or definitions; a query reads, and brings one."""
-_FOR_PROGRAMS = {
-    *(("tasks", "payload_part"), ("runs", "ends_after"), ("runs", "encoded_outputs"), ("flows", "shared")),
-    *(("code", name) for name in ("history", "query", "update", "resolve", "reject", "reset")),
-}
-"""Calls that return what a program goes on with, and so as it is; `read` does for none of them but queries."""
+_BODIES = {Body.VALUE: ONE_VALUE, Body.VALUES: LARGEST_BODY}
 _LINGER = 2e-5
 """Seconds, for each id that is asked for, in which further ends are gathered once there is one."""
 _FEW = 50
@@ -84,7 +39,7 @@ routes = Routes("waiting")
 
 @routes.post(
     PATH,
-    about=WAITS,
+    about=subject("waits", {Kind.TASK: "tasks", Kind.RUN: "runs code"}),
     scope=Scope.ENQUEUE,
     true_values=True,
     examples=[{"tasks": ["AZmy9H1ceji8QVsNbyqOFw=="], "timeout": 20}],
@@ -132,28 +87,26 @@ def _by_kind(finders: dict[bytes, Find]) -> Find:
 
 
 def _endpoint(call: Declared) -> Endpoint:
-    check = CHECKS.get((call.part, call.name))
-    if (call.part, call.name) == ("code", "query"):
-        hides_answer(call.answer)(_hide_answer)
+    rules, check = call.rules, CHECKS.get((call.part, call.name))
+    if rules.redacts:
+        hides_answer(call.answer)(partial(_hide_result, rules.redacts))
 
     def answer(api: Api, body: Any, reach: Reach) -> Any:
         given = {name: getattr(body, name) for name in call.signature.parameters if name != "self"}
-        if (call.part, call.name) in _MAKES_TASKS:
+        if rules.assume_repeated:
             given[REPEATED] = True
-        if reach.is_bound and (call.part, call.name) in KEEPS_WITHIN:
-            given["within"] = reach.queues
-        if reach.is_bound and (narrow := NARROWED.get((call.part, call.name))):
-            given |= narrow(api, reach, given)
+        if reach.is_bound:
+            narrow(rules, api, reach, given)
         if check is not None:
             check(api.settings, **given)
-        if (call.part, call.name) == ("tasks", "enqueue_many"):
-            api.names.check(task.name for task in given["tasks"])
+        if Kind.NEW_TASKS in (rules.about or ()):
+            api.names.check(task.name for task in (given["tasks"] if "tasks" in given else [given["task"]]))
         try:
             done = getattr(getattr(api.backend, call.part), call.name)(**given)
         except msgspec.MsgspecError as error:
             raise OrchestratorError(f"What is stored cannot be read by this release: {error}.") from error
-        if reach.is_bound and (keep := (KEPT | TRIMMED).get((call.part, call.name))):
-            done = keep(reach, done)
+        if reach.is_bound:
+            done = keep(rules, reach, done)
         return _wait_for(call, done) if call.waits else call.answer(done)
 
     is_async = (call.part, call.name) == ("tasks", "enqueue")
@@ -165,12 +118,12 @@ def _endpoint(call: Declared) -> Endpoint:
         call=function,
         is_async=is_async,
         call_large=answer if is_async else None,
-        is_expensive=(call.part, call.name) in _EXPENSIVE,
-        largest_body=_LARGEST.get((call.part, call.name), largest_body(call.scope)),
-        scope=call.scope,
-        about=about(call.part, call.name),
+        is_expensive=rules.expensive,
+        largest_body=largest_body(rules.scope) if rules.body is None else _BODIES[rules.body],
+        scope=rules.scope,
+        about=subject(f"{call.part} {call.name}", rules.about),
         takes_reach=True,
-        true_values=(call.part, call.name) in _FOR_PROGRAMS,
+        true_values=rules.for_programs,
         tag=f"client: {call.part}",
         status=200,
         summary=call.summary,
@@ -196,9 +149,9 @@ def _wait_for(call: Declared, steps: Steps[Any]) -> Steps[msgspec.Struct]:
     return call.answer((yield from steps))
 
 
-def _hide_answer(api: Api, found: Any, asked: Any) -> Any:
-    """Hide what a query was answered with, from those who only read."""
-    hidden = api.redaction_of_run(UUID(bytes=asked.run))
+def _hide_result(argument: str, api: Api, found: Any, asked: Any) -> Any:
+    """Redact a result by the rules of the run that was asked."""
+    hidden = api.redaction_of_run(UUID(bytes=getattr(asked, argument)))
     return msgspec.structs.replace(found, result=value_shown(hidden, found.result))
 
 

@@ -4,7 +4,7 @@
     backend    answers from Postgres and Redis
     remote     asks an API over HTTP, which has a backend
 
-A call that is declared (`declaring.py`) says what a key must be good for and whether it may be made twice; from its
-signature come the request, the answer, the route that serves it and the method that asks for it. What waits for an end
-is the same on both ways to those who call it, and works differently behind it.
+`declaring.py` declares a call with its rules: the scope that a key needs, what the call is about, and whether it may be
+repeated. Its signature gives the request, the answer, the route that serves it and the method that asks for it. The API
+applies the rules (`api/client_access.py`). Waiting for an end has the same interface on both sides.
 """

@@ -10,7 +10,7 @@ from orchestrator.domain.access import Scope
 from orchestrator.domain.code import history
 from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.domain.tasks.task import Id
-from orchestrator.sdk.calls.declaring import call
+from orchestrator.sdk.calls.declaring import Body, Kind, call
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store.code.signals import Sent
@@ -23,7 +23,7 @@ Place = Annotated[int, Meta(ge=0, lt=2**31)]
 class CodeCalls(Protocol):
     """What can be asked of runs of code."""
 
-    @call(Scope.ENQUEUE, repeatable=True)
+    @call(Scope.ENQUEUE, about={Kind.WORKFLOW: "started.workflow", Kind.QUEUE: "started.queue"}, repeatable=True)
     def start(
         self,
         run_id: Id,
@@ -39,55 +39,55 @@ class CodeCalls(Protocol):
     ) -> tuple[Id, Sent | None]:
         """Create a run; return its id, or that of the run which has the chosen id, as `on_conflict` says."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.RUN: "run"})
     def signal(self, run: Id, name: str, value: bytes) -> None:
         """Send a signal to the run, or to the one in which it goes on."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
     def resolve(self, run: Id, promise: str, value: bytes, why: str = "") -> Steps[bytes]:
         """Resolve the oldest open promise of a name; the audit log has why."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
     def reject(self, run: Id, promise: str, reason: str, why: str = "") -> Steps[bytes]:
         """Reject the oldest open promise of a name; the audit log has why. Return the same."""
 
-    @call(Scope.READ)
+    @call(about={Kind.RUN: "run"}, body=Body.VALUE, for_programs=True, redacts="run")
     def query(self, run: Id, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
         """Ask the code something."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
     def update(self, run: Id, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
         """Ask the code to do something."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True)
     def cancel(self, run: Id) -> None:
         """Ask the run, or the one in which it goes on, to cancel itself; one that has been cancelled stays so."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.RUN: "run"})
     def terminate(self, run: Id) -> None:
         """End a run without asking its code."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
     def reset(self, run: Id, to: Place, reason: str) -> Steps[Id]:
         """Start a run that repeats another one, open or not, up to an event; return the new one when it is there."""
 
-    @call()
+    @call(about={Kind.RUN: "run"})
     def status(self, run: Id) -> str:
         """Return the state of the run, or of the one in which it goes on."""
 
-    @call()
+    @call(about={Kind.RUN: "run"})
     def overdue(self, run: Id, update: str | None = None) -> str:
         """Say how a run is, or the one in which it goes on, whose end or answer somebody has waited for in vain."""
 
-    @call()
+    @call(about={Kind.WORKFLOW: "workflow"})
     def find(self, workflow: str, key: str) -> Id | None:
         """Return the newest run that was started under a chosen id."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True, expensive=True, for_programs=True)
     def history(self, run: Id) -> Recording:
         """Return everything that happened in a run."""
 
-    @call()
+    @call(about={Kind.RUN: "sent.run"})
     def reached(self, sent: Sent) -> Id | None:
         """Return the run that a signal has reached, or None while it is on its way."""
 

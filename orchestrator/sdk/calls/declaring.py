@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from functools import reduce
 from operator import or_
 from types import UnionType
@@ -19,25 +20,88 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 REPEATED = "repeated"
 """A parameter that says: this was asked before, and may have been done."""
-_MARK = "_declared_call"
+_RULES = "_rules_of_call"
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 """As Postgres keeps it."""
 
 
+class Kind(StrEnum):
+    """What a call can be about. A key that is bound to some queues and workflows is checked against it."""
+
+    TASK = "task"
+    """By id: its queue, or the workflow of its run."""
+    RUN = "run"
+    """By id: its workflow."""
+    TASK_OR_RUN = "task or run"
+    QUEUE = "queue"
+    """By name."""
+    WORKFLOW = "workflow"
+    """By name."""
+    SCHEDULE = "schedule"
+    """By its key: its workflow."""
+    BACKFILL = "backfill"
+    """By number: its workflow."""
+    NEW_TASKS = "new tasks"
+    """One or more, with their follow-ups: their queues."""
+    DEFINITION = "definition"
+    """A new one: its name, and all that it names."""
+    FLOW = "flow"
+    """A new one: its name, and its graph with all that it names."""
+    LINEAGE = "lineage"
+    """Of a task: each of its relatives."""
+
+
+class Body(StrEnum):
+    """How much a request brings, which bounds its size."""
+
+    VALUE = "value"
+    VALUES = "values"
+    """Many of them, or a definition."""
+
+
+About = Mapping[Kind, str]
+"""Which argument names what a call is about: a field of it after a dot, several with a space between."""
+SYSTEM: About = {}
+"""The whole system. A bound key may not ask about it."""
+
+
 @dataclass(frozen=True)
-class _Mark:
-    scope: Scope
-    repeatable: bool
+class Rules:
+    """Declares a method as a call, and says what holds for it. The API applies these rules."""
 
+    scope: Scope = Scope.READ
+    """A key needs at least this scope."""
+    _: KW_ONLY
+    about: About | None = None
+    """None for a list, of which a bound key gets its part: by `within`, `keeps` or `bound_result`."""
+    within: Mapping[str, Kind] = field(default_factory=dict)
+    """Arguments of the backend that confine a bound key to its queues or workflows."""
+    keeps: About = field(default_factory=dict)
+    """The field by which items of the answer are kept for a bound key; empty if an item is a name itself."""
+    bound_result: Any = None
+    """A bound key always gets this result."""
+    repeatable: bool | None = None
+    """The client may make the call again if its answer was lost. Reads are repeatable unless they say otherwise."""
+    assume_repeated: bool = False
+    """Every request may be a repeat: it brings the ids of its tasks, and a proxy may have sent it twice."""
+    expensive: bool = False
+    """It takes long, and has request slots of its own."""
+    body: Body | None = None
+    """None as usual: a read brings none, anything else one value."""
+    for_programs: bool = False
+    """The answer has true values; the scope read gets them redacted."""
+    redacts: str = ""
+    """The argument that names the run by whose rules the result is redacted."""
 
-def call(scope: Scope = Scope.READ, *, repeatable: bool | None = None) -> Callable[[F], F]:
-    """Declare a method that can be asked for from elsewhere; what only looks may be repeated."""
-
-    def declare(method: F) -> F:
-        setattr(method, _MARK, _Mark(scope, scope is Scope.READ if repeatable is None else repeatable))
+    def __call__(self, method: F) -> F:
+        """Attach the rules to a method."""
+        if self.about is None and not self.within and not self.keeps and self.bound_result is None:
+            raise TypeError(f"Call {method.__qualname__}: say what it is about, or what a bound key gets of the list.")
+        setattr(method, _RULES, self)
         return method
 
-    return declare
+
+call = Rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +111,9 @@ class Declared:
     part: str
     """The subject."""
     name: str
-    scope: Scope
-    repeatable: bool
-    """If its answer was lost, it may be made again."""
+    rules: Rules
     knows_repeats: bool
-    """It is to be told so then."""
+    """It takes an argument that says that it is repeated."""
     waits: bool
     """It may take as long as somebody else takes to answer."""
     summary: str
@@ -59,6 +121,11 @@ class Declared:
     request: type[msgspec.Struct]
     answer: type[msgspec.Struct]
     """A structure of one field, `result`."""
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Say whether it may be made again if its answer was lost."""
+        return self.rules.scope is Scope.READ if self.rules.repeatable is None else self.rules.repeatable
 
     @property
     def path(self) -> str:
@@ -73,13 +140,16 @@ class Declared:
 
 def declared(part: str, protocol: type) -> dict[str, Declared]:
     """Return the calls of a protocol, by name."""
-    methods = inspect.getmembers(protocol, lambda member: hasattr(member, _MARK))
+    methods = inspect.getmembers(protocol, lambda member: hasattr(member, _RULES))
     return {name: _declared(part, name, method) for name, method in methods}
 
 
 def _declared(part: str, name: str, method: Callable[..., Any]) -> Declared:
-    mark: _Mark = getattr(method, _MARK)
+    rules: Rules = getattr(method, _RULES)
     signature = inspect.signature(method)
+    named = {word.partition(".")[0] for text in (rules.about or {}).values() for word in text.split()}
+    if unknown := {*named, rules.redacts or "self"} - {*signature.parameters}:
+        raise TypeError(f"Call {part}.{name}: its rules name {sorted(unknown)}, which is no argument of it.")
     hints = get_type_hints(method, include_extras=True)
     returned = hints.pop("return")
     waits = get_origin(returned) is Generator
@@ -93,8 +163,7 @@ def _declared(part: str, name: str, method: Callable[..., Any]) -> Declared:
     return Declared(
         part=part,
         name=name,
-        scope=mark.scope,
-        repeatable=mark.repeatable,
+        rules=rules,
         knows_repeats=REPEATED in signature.parameters,
         waits=waits,
         summary=(inspect.getdoc(method) or "").partition("\n")[0].rstrip("."),

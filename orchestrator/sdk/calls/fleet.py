@@ -8,7 +8,7 @@ from typing import Annotated, Protocol
 from msgspec import Meta
 
 from orchestrator.domain.access import Scope
-from orchestrator.sdk.calls.declaring import call
+from orchestrator.sdk.calls.declaring import SYSTEM, call
 
 Name = Annotated[str, Meta(min_length=1, max_length=300)]
 
@@ -28,6 +28,6 @@ class Drained:
 class FleetCalls(Protocol):
     """What can be asked of workers."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about=SYSTEM, repeatable=True)
     def drain(self, worker: Name) -> Drained:
         """Have a worker take nothing more, finish what it runs, and end: by its name, its host or a process of it."""

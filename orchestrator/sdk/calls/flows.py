@@ -10,7 +10,7 @@ from msgspec import Meta
 from orchestrator.domain.access import Scope
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.tasks.task import Id
-from orchestrator.sdk.calls.declaring import call
+from orchestrator.sdk.calls.declaring import Body, Kind, call
 from orchestrator.store.flow.definitions import FlowName, Published, StoredFlow
 from orchestrator.store.flow.reads import FlowRunView, NodeRunView
 
@@ -21,23 +21,23 @@ Number = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 class FlowCalls(Protocol):
     """What can be asked of flows, by name, and of their runs."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about={Kind.FLOW: "name graph"}, repeatable=True, expensive=True, body=Body.VALUES)
     def publish(self, name: str, graph: Flow, version: int | None = None) -> Published:
         """Store a version of a flow."""
 
-    @call()
+    @call(keeps={Kind.WORKFLOW: "name"})
     def names(self) -> list[FlowName]:
         """Return all flows."""
 
-    @call()
+    @call(about={Kind.WORKFLOW: "name"})
     def latest(self, name: str) -> StoredFlow:
         """Return the newest version of a flow."""
 
-    @call()
+    @call(about={Kind.WORKFLOW: "name"})
     def read(self, name: str, version: int) -> StoredFlow:
         """Return a version of a flow."""
 
-    @call(Scope.ENQUEUE, repeatable=True)
+    @call(Scope.ENQUEUE, about={Kind.WORKFLOW: "name"}, repeatable=True)
     def start(
         self,
         name: str,
@@ -51,30 +51,30 @@ class FlowCalls(Protocol):
     ) -> Id:
         """Create a run of a flow; return its id, or that of the run that has the key."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.RUN: "run"})
     def signal(self, run: Id, key: str, value: Any, why: str = "") -> None:
         """Send a value to a run under a key."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.RUN: "run"})
     def decide(self, run: Id, decision: Any, why: str = "", node: str | None = None) -> str:
         """Decide the approval for which a run waits; return its key."""
 
-    @call()
+    @call(about={Kind.RUN: "run"})
     def show(self, run: Id) -> FlowRunView:
         """Return where a run of a flow stands."""
 
-    @call(Scope.ENQUEUE, repeatable=True)
+    @call(Scope.ENQUEUE, about={Kind.RUN: "run"}, repeatable=True, for_programs=True)
     def shared(self, run: Id) -> Any:
         """Return the shared state of a run, for a program: whole, where people are not shown what is secret."""
 
-    @call()
+    @call(about={Kind.RUN: "run"})
     def visited(self, run: Id) -> list[str]:
         """Return the nodes that a run has visited with success, each once."""
 
-    @call()
+    @call(within={"within": Kind.WORKFLOW})
     def runs(self, workflow: str | None = None, state: str | None = None, limit: Limit = 50) -> list[FlowRunView]:
         """Return the newest runs of flows."""
 
-    @call()
+    @call(about={Kind.RUN: "run"})
     def node_runs(self, run: Id, after: Number = 0, limit: Limit = 1_000) -> list[NodeRunView]:
         """Return the visits of a run to nodes, in order."""

@@ -12,7 +12,7 @@ from msgspec import Meta
 from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.patterns import whole
-from orchestrator.sdk.calls.declaring import call
+from orchestrator.sdk.calls.declaring import SYSTEM, Kind, call
 from orchestrator.store.audit import AuditEntry, AuditFilter
 from orchestrator.store.code.keys import KeyedRun
 from orchestrator.store.insights import (
@@ -34,7 +34,8 @@ from orchestrator.store.insights import (
     TaskView,
     WorkerView,
 )
-from orchestrator.store.insights.ids import IdMatch, Kind
+from orchestrator.store.insights.ids import IdMatch
+from orchestrator.store.insights.ids import Kind as IdKind
 from orchestrator.store.insights.runs import RunPage
 from orchestrator.store.insights.tasks import TaskPage
 from orchestrator.transport.health import RedisHealth
@@ -49,103 +50,103 @@ Digits = Annotated[str, Meta(pattern=whole("[0-9a-f]{1,32}"))]
 class InsightCalls(Protocol):
     """What can be looked at."""
 
-    @call()
+    @call(within={"wanted.within": Kind.TASK})
     def page_of_tasks(self, wanted: TaskFilter, *, limit: Limit, before: UUID | None) -> TaskPage:
         """Return a page of tasks, open and ended, newest first; those of a run from the first."""
 
-    @call()
+    @call(about={Kind.TASK: "task"})
     def show_task(self, task: UUID) -> TaskDetail | None:
         """Show all that is known of one task."""
 
-    @call()
+    @call(about={Kind.TASK: "task"}, keeps={Kind.LINEAGE: ""})
     def lineage(self, task: UUID) -> Lineage:
         """Show what enqueued a task, and what it enqueued."""
 
-    @call()
+    @call(within={"wanted.within": Kind.WORKFLOW})
     def page_of_runs(self, wanted: RunFilter, *, limit: Limit, before: UUID | None) -> RunPage:
         """Return a page of runs, newest first."""
 
-    @call()
+    @call(about={Kind.RUN: "run"})
     def show_run(self, run: UUID) -> RunDetail | None:
         """Show all that is known of one run but its steps and tasks."""
 
-    @call()
+    @call(about={Kind.RUN: "run"})
     def list_steps(self, run: UUID) -> list[StepView]:
         """Show the steps of a run of a definition."""
 
-    @call()
+    @call(about={Kind.RUN: "run"})
     def definition_of_run(self, run: UUID) -> Definition | None:
         """Return the version that a run of a definition is of."""
 
-    @call()
+    @call(about={Kind.RUN: "run"})
     def show_code(self, run: UUID) -> CodeView | None:
         """Show what a run of a workflow as code was given, waits for, and came to."""
 
-    @call()
+    @call(keeps={Kind.QUEUE: "queue"})
     def list_queues(self) -> list[QueueCounts]:
         """Show what stands in each queue."""
 
-    @call()
+    @call(about=SYSTEM)
     def list_workers(self) -> list[WorkerView]:
         """Show the fleet."""
 
-    @call()
+    @call(keeps={Kind.WORKFLOW: "name"})
     def list_code_workflows(self) -> list[CodeWorkflowView]:
         """List workflows that are code of live workers, or have open runs."""
 
-    @call()
+    @call(keeps={Kind.WORKFLOW: "workflow"}, expensive=True)
     def open_runs(self, workflows: Sequence[str], since: datetime | None) -> list[OpenRun]:
         """Return the open runs of workflows as code."""
 
-    @call()
+    @call(keeps={Kind.WORKFLOW: ""})
     def count_open_others(self, workflows: Sequence[str], since: datetime | None) -> dict[str, int]:
         """Count the open runs of all other workflows as code."""
 
-    @call()
+    @call(within={"queues": Kind.QUEUE, "workflows": Kind.WORKFLOW}, expensive=True)
     def search(self, text: Text, limit: Limit) -> Found:
         """Find tasks and runs by id, name, tag, or the text of an error."""
 
-    @call()
-    def ids_begin_with(self, kind: Kind, digits: Digits, most: Limit) -> list[IdMatch]:
+    @call(within={"within": Kind.TASK_OR_RUN})
+    def ids_begin_with(self, kind: IdKind, digits: Digits, most: Limit) -> list[IdMatch]:
         """Return the newest tasks or runs whose ids begin with these hexadecimal digits."""
 
-    @call()
-    def enough_of_ids(self, kind: Kind, shown: Sequence[UUID]) -> int:
+    @call(bound_result=36, expensive=True)
+    def enough_of_ids(self, kind: IdKind, shown: Sequence[UUID]) -> int:
         """Return how many characters tell each of these ids from every other one that there is."""
 
-    @call()
+    @call(keeps={Kind.WORKFLOW: "workflow"})
     def runs_under(self, key: str) -> list[KeyedRun]:
         """Return the runs that were started under an id or key of people's own."""
 
-    @call()
+    @call(about=SYSTEM)
     def overview(self) -> Overview:
         """Show how the system is doing."""
 
-    @call()
+    @call(about=SYSTEM)
     def redis(self, generation: str | None, queues: Sequence[str]) -> tuple[RedisHealth, RedisView]:
         """Return how Redis is doing and what it holds; that it cannot be used is part of the answer."""
 
-    @call(Scope.ADMIN, repeatable=True)
+    @call(Scope.ADMIN, about=SYSTEM, repeatable=True)
     def audit(self, wanted: AuditFilter, *, limit: Limit, before: Number | None) -> list[AuditEntry]:
         """Return lines of the audit log, newest first."""
 
-    @call(Scope.ADMIN, repeatable=True)
+    @call(Scope.ADMIN, about=SYSTEM, repeatable=True)
     def audit_after(self, wanted: AuditFilter, after: Number) -> list[AuditEntry]:
         """Return the lines that came after one."""
 
-    @call()
+    @call(about=SYSTEM)
     def connections(self) -> Connections:
         """Return how many connections Postgres has open."""
 
-    @call()
+    @call(about=SYSTEM)
     def long_transactions(self, seconds: float) -> list[LongTransaction]:
         """Return transactions that have been open for longer than this."""
 
-    @call()
+    @call(about=SYSTEM)
     def dead_rows(self) -> int:
         """Return how many rows of the table of open tasks wait to be vacuumed."""
 
-    @call()
+    @call(about=SYSTEM)
     def lock_holders(self) -> list[tuple[int, str, str]]:
         """Return who holds a lock on the tables."""
 

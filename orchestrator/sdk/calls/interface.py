@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, get_type_hints
 
 from orchestrator.sdk.calls.code import CodeWork
 from orchestrator.sdk.calls.fleet import FleetCalls
@@ -42,3 +42,9 @@ class Calls(Protocol):
 
     def close(self) -> None:
         """Close every connection."""
+
+
+PARTS: dict[str, type] = {
+    name: get_type_hints(part.fget)["return"] for name, part in vars(Calls).items() if isinstance(part, property)
+}
+"""The protocol of each subject, by name."""

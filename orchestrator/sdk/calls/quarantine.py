@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from orchestrator.domain.access import Scope
 from orchestrator.domain.patterns import whole
-from orchestrator.sdk.calls.declaring import call
+from orchestrator.sdk.calls.declaring import SYSTEM, call
 from orchestrator.transport.quarantine import CAP, SetAside
 
 Limit = Annotated[int, Meta(ge=1, le=CAP)]
@@ -18,14 +18,14 @@ EntryId = Annotated[str, Meta(pattern=whole("[0-9]{1,19}(-[0-9]{1,19})?"))]
 class QuarantineCalls(Protocol):
     """What can be asked of what was set aside."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about=SYSTEM, repeatable=True)
     def newest(self, limit: Limit) -> list[SetAside]:
         """Return what was set aside last."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about=SYSTEM, repeatable=True)
     def find(self, entry: EntryId) -> SetAside | None:
         """Return one message."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about=SYSTEM)
     def clear(self) -> int:
         """Drop everything; return how much that was."""

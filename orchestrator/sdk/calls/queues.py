@@ -7,36 +7,36 @@ from typing import Protocol
 
 from orchestrator.domain.access import Scope
 from orchestrator.domain.limits.buckets import Rate
-from orchestrator.sdk.calls.declaring import call
+from orchestrator.sdk.calls.declaring import Kind, call
 
 
 class QueueCalls(Protocol):
     """What can be asked of queues, by name."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about={Kind.QUEUE: "name"}, repeatable=True)
     def pause(self, name: str, paused: bool) -> None:
         """Keep a queue's tasks from being handed out, or let them go again."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about={Kind.QUEUE: "name"}, repeatable=True)
     def limit(self, name: str, concurrency: int | None, rate: Rate | None) -> None:
         """Set or lift a queue's limits."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about={Kind.QUEUE: "name"}, repeatable=True)
     def retain(self, name: str, success: float | None, failed: float | None) -> None:
         """Set how long a queue's tasks are kept after they have ended."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.QUEUE: "name"}, expensive=True)
     def purge(self, name: str) -> None:
         """Cancel what waits in a queue."""
 
-    @call()
+    @call(about={Kind.QUEUE: "name"})
     def open_tasks(self, name: str) -> int:
         """Return how many tasks of a queue have not ended."""
 
-    @call()
+    @call(about={Kind.QUEUE: "name"})
     def delayed(self, name: str) -> tuple[int, datetime | None]:
         """Return how many tasks of a queue wait for their time, and when it comes for the first of them."""
 
-    @call()
+    @call(keeps={Kind.QUEUE: ""})
     def named(self) -> list[str]:
         """Return every queue that something stored names."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from orchestrator.domain.access import Scope
 from orchestrator.domain.runs.verdict import RunCounters
 from orchestrator.domain.tasks.task import Id, NewTask
-from orchestrator.sdk.calls.declaring import call
+from orchestrator.sdk.calls.declaring import SYSTEM, Body, Kind, call
 from orchestrator.sdk.calls.tasks import Entry, Moment
 from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.waiting.steps import Steps
@@ -20,35 +20,35 @@ from orchestrator.transport.codec import Ended
 class RunCalls(Protocol):
     """What can be asked of runs."""
 
-    @call(Scope.ENQUEUE, repeatable=True)
+    @call(Scope.ENQUEUE, about=SYSTEM, repeatable=True, assume_repeated=True, expensive=True, body=Body.VALUES)
     def start(self, run_id: Id, name: str, tasks: Iterable[NewTask], *, repeated: bool = False) -> None:
         """Create a run and its tasks, all or none."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True, expensive=True)
     def rerun(self, run: Id, new: Id, from_step: str | None, *, repeated: bool = False) -> None:
         """Start a run over, with the same version and parameters; keep what is not below `from_step`."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True)
     def cancel(self, run: Id) -> None:
         """Cancel a run; one that has been cancelled stays so."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.RUN: "run"})
     def retry(self, run: Id) -> None:
         """Try a failed run again, or let a stuck run try again."""
 
-    @call()
+    @call(about={Kind.RUN: "run"})
     def progress(self, run: Id) -> tuple[str, RunCounters]:
         """Return a run's state and counters."""
 
-    @call()
+    @call(about={Kind.RUN: "run"})
     def log(self, run: Id, after: Entry = "", wait: Moment = 0.0) -> LogPage:
         """Return what the tasks of a run said after an entry; wait so many seconds for something new."""
 
-    @call(Scope.ENQUEUE, repeatable=True)
+    @call(Scope.ENQUEUE, about={Kind.RUN: "run"}, repeatable=True, expensive=True, for_programs=True)
     def ends_after(self, run: Id, position: int) -> list[EndedAt]:
         """Return how the tasks of a run have ended that come after a position, a page of them."""
 
-    @call(Scope.ENQUEUE, repeatable=True)
+    @call(Scope.ENQUEUE, about={Kind.RUN: "run"}, repeatable=True, expensive=True, for_programs=True)
     def encoded_outputs(self, run: Id) -> bytes:
         """Return the outputs of a run's steps by name, as one encoded value."""
 

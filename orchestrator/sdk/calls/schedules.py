@@ -12,7 +12,7 @@ from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.domain.tasks.task import Id
-from orchestrator.sdk.calls.declaring import call
+from orchestrator.sdk.calls.declaring import SYSTEM, Body, Kind, call
 from orchestrator.store.schedules.backfills import BackfillView, NewBackfill
 from orchestrator.store.schedules.definitions import SchedulePage, StoredSchedule
 
@@ -24,72 +24,72 @@ Limit = Annotated[int, Meta(ge=1, le=10_000)]
 class ScheduleCalls(Protocol):
     """What can be asked of schedules and backfills."""
 
-    @call()
+    @call(within={"within": Kind.WORKFLOW})
     def page(self, *, limit: Limit, after: str | None) -> SchedulePage:
         """Return a page of schedules, in order of their names."""
 
-    @call()
+    @call(about={Kind.SCHEDULE: "key"})
     def find(self, key: str) -> StoredSchedule:
         """Return the schedule that is called workflow/name, or the only one of a workflow."""
 
-    @call()
+    @call(about={Kind.SCHEDULE: "key"}, expensive=True)
     def upcoming(self, key: str, count: Count) -> list[datetime]:
         """Return the next fires of a schedule."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about=SYSTEM, repeatable=True, expensive=True, body=Body.VALUES)
     def apply(
         self, definitions: Iterable[Definition], step: str, of_code: Iterable[tuple[str, dict[str, Any], CodeTarget]]
     ) -> None:
         """Store workflows that consist of one scheduled task; one of another kind is not overwritten."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about=SYSTEM, repeatable=True)
     def claim_origin(self, origin: str, keys: Sequence[str], *, prune: bool) -> list[str]:
         """Note what an application's code declares; return what it once declared, which is deleted if asked."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about={Kind.WORKFLOW: "workflow"}, repeatable=True)
     def set(self, workflow: str, data: dict[str, Any], version: int | None = None) -> StoredSchedule:
         """Set a schedule of a workflow or a flow; `data` has the shape of a file, and `version` is one of a flow."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about={Kind.WORKFLOW: "workflow", Kind.QUEUE: "target.queue"}, repeatable=True)
     def set_code(self, workflow: str, data: dict[str, Any], target: CodeTarget) -> StoredSchedule:
         """Set a schedule of a workflow as code; `data` has the shape of a file."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"})
     def pause(self, key: str) -> None:
         """Fire no more."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"})
     def resume(self, key: str) -> None:
         """Fire again."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"})
     def delete(self, key: str) -> StoredSchedule:
         """Remove a schedule."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"}, repeatable=True)
     def trigger(self, key: str, run_id: Id) -> StoredSchedule:
         """Start a run of a schedule now; return the schedule."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"}, expensive=True)
     def backfill(
         self, key: str, start: datetime | str, end: datetime | str | None, concurrency: int | None, again: bool
     ) -> int:
         """Ask for the runs of all fires in a range; return the number of the backfill."""
 
-    @call()
+    @call(about={Kind.SCHEDULE: "key"}, expensive=True)
     def preview_backfill(
         self, key: str, start: datetime | str, end: datetime | str | None, concurrency: int | None, again: bool
     ) -> tuple[NewBackfill, list[tuple[datetime, bool]]]:
         """Return what would be asked for: all fires in the range, and of each whether it would get a run."""
 
-    @call()
+    @call(about={Kind.BACKFILL: "number"})
     def show_backfill(self, number: Number) -> BackfillView:
         """Return how far a backfill is."""
 
-    @call()
+    @call(keeps={Kind.WORKFLOW: "workflow"})
     def list_backfills(self, limit: Count) -> list[BackfillView]:
         """Return the newest backfills."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.BACKFILL: "number"})
     def cancel_backfill(self, number: Number) -> None:
         """Give a backfill up."""

@@ -11,7 +11,7 @@ from msgspec import Meta
 from orchestrator.domain.access import Scope
 from orchestrator.domain.patterns import whole
 from orchestrator.domain.tasks.task import Id, NewTask
-from orchestrator.sdk.calls.declaring import call
+from orchestrator.sdk.calls.declaring import Body, Kind, call
 from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.waiting.steps import Steps, Stream
@@ -35,51 +35,67 @@ class PayloadPart(msgspec.Struct, frozen=True):
 class TaskCalls(Protocol):
     """What can be asked of tasks."""
 
-    @call(Scope.ENQUEUE, repeatable=True)
+    @call(
+        Scope.ENQUEUE, about={Kind.NEW_TASKS: "task"}, within={"within": Kind.QUEUE}, repeatable=True, body=Body.VALUES
+    )
     def enqueue(self, task: NewTask, *, repeated: bool = False) -> Id:
         """Create one task; return its id, or that of the task which has its key."""
 
-    @call(Scope.ENQUEUE, repeatable=True)
+    @call(
+        Scope.ENQUEUE,
+        about={Kind.NEW_TASKS: "tasks"},
+        within={"within": Kind.QUEUE},
+        repeatable=True,
+        assume_repeated=True,
+        expensive=True,
+        body=Body.VALUES,
+    )
     def enqueue_many(self, tasks: Sequence[NewTask], *, repeated: bool = False) -> list[Id]:
         """Create many tasks, all or none; return their ids, or those of the tasks which have their keys."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about={Kind.TASK: "task"}, repeatable=True)
     def cancel(self, task: Id) -> None:
         """Cancel a task; one that has been cancelled stays so."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.TASK: "task"})
     def retry(self, task: Id) -> None:
         """Open a failed task again, unless another has taken its key meanwhile."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(
+        Scope.OPERATE,
+        about={Kind.QUEUE: "wanted.queue"},
+        within={"within": Kind.QUEUE},
+        repeatable=True,
+        expensive=True,
+    )
     def retry_failed(self, wanted: FailedFilter) -> int:
         """Open the failed tasks again that match; return how many match now."""
 
-    @call()
+    @call(within={"within": Kind.QUEUE}, expensive=True)
     def preview_retry(self, wanted: FailedFilter) -> list[Group]:
         """Return which failed tasks match, by name and error."""
 
-    @call()
+    @call(about={Kind.TASK: "task"})
     def status(self, task: Id) -> str:
         """Return a task's state."""
 
-    @call()
+    @call(about={Kind.TASK: "task"})
     def progress(self, task: Id) -> TaskProgress | None:
         """Return how far a task says it has come."""
 
-    @call()
+    @call(about={Kind.TASK: "task"})
     def log(self, task: Id, after: Entry = "", wait: Moment = 0.0, attempt: Number | None = None) -> LogPage:
         """Return what a task said after an entry, in one attempt or in all; wait so many seconds for something new."""
 
-    @call()
+    @call(about={Kind.TASK_OR_RUN: "target"})
     def obstacles(self, target: Id) -> list[str]:
         """Return what keeps a task or a run from going on, in words."""
 
-    @call()
+    @call(about={Kind.TASK: "task"})
     def overdue(self, task: Id) -> str:
         """Say how a task is whose end somebody has waited for in vain."""
 
-    @call(Scope.ENQUEUE, repeatable=True)
+    @call(Scope.ENQUEUE, about={Kind.TASK: "task"}, repeatable=True, expensive=True, for_programs=True)
     def payload_part(self, task: Id, reference: bytes = b"", number: Number = 0) -> PayloadPart:
         """Return a part of what a task has left in the payload store: its result, or what a reference names."""
 

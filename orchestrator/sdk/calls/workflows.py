@@ -8,45 +8,45 @@ from typing import Any, Protocol
 from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.tasks.task import Id
-from orchestrator.sdk.calls.declaring import call
+from orchestrator.sdk.calls.declaring import SYSTEM, Body, Kind, call
 from orchestrator.store.dag.workflows import Application, Stored
 
 
 class WorkflowCalls(Protocol):
     """What can be asked of workflows, by name."""
 
-    @call(Scope.OPERATE, repeatable=True)
+    @call(Scope.OPERATE, about={Kind.DEFINITION: "definition"}, repeatable=True, expensive=True, body=Body.VALUES)
     def apply(self, definition: Definition) -> Application:
         """Store a definition."""
 
-    @call(Scope.OPERATE)
+    @call(Scope.OPERATE, about={Kind.WORKFLOW: "name"})
     def delete(self, name: str) -> bool:
         """Delete a workflow and its schedules; False if there is none."""
 
-    @call()
+    @call(keeps={Kind.WORKFLOW: ""})
     def names(self) -> list[str]:
         """Return the names of all workflows."""
 
-    @call()
+    @call(keeps={Kind.WORKFLOW: "name"}, expensive=True)
     def list_latest(self) -> list[Stored]:
         """Return the newest version of each workflow."""
 
-    @call()
+    @call(about={Kind.WORKFLOW: "name"})
     def latest(self, name: str) -> Stored:
         """Return the newest version of a workflow."""
 
-    @call()
+    @call(about={Kind.WORKFLOW: "name"})
     def read(self, name: str, version: int) -> Stored:
         """Return a version of a workflow."""
 
-    @call(Scope.ENQUEUE, repeatable=True)
+    @call(Scope.ENQUEUE, about={Kind.WORKFLOW: "name"}, repeatable=True)
     def start(self, name: str, params: Mapping[str, Any], run_id: Id, *, key: str | None, tags: Sequence[str]) -> Id:
         """Create a run of the newest version of a workflow; return its id, or that of the run that has the key."""
 
-    @call()
+    @call(about=SYSTEM)
     def listeners(self, event: str) -> list[str]:
         """Return the workflows that an event may start."""
 
-    @call(Scope.ENQUEUE)
+    @call(Scope.ENQUEUE, about=SYSTEM)
     def post_event(self, event_id: Id, name: str, payload: Any) -> None:
         """Tell the leader that something happened."""

@@ -119,7 +119,7 @@ class Asking:
                 problem = self.problem(reply)
                 if problem is None:
                     return reply
-                if call.scope != "read" and reply.status in _ON_THE_WAY and reply.content_type != _PROBLEM:
+                if call.rules.scope != "read" and reply.status in _ON_THE_WAY and reply.content_type != _PROBLEM:
                     problem = self._uncertain(call, args, problem)
             except Unreached as error:
                 problem, reply = self.away(error), None
@@ -127,7 +127,7 @@ class Asking:
                 problem, reply = self._uncertain(call, args, error), None
             if isinstance(problem, Uncertain):
                 doubt = doubt or problem
-            if isinstance(problem, Uncertain) and call.repeatable and pause is not None:
+            if isinstance(problem, Uncertain) and call.is_repeatable and pause is not None:
                 if call.knows_repeats:
                     body = call.encode(args, {**kwargs, REPEATED: True})
             elif not isinstance(problem, Unavailable) or pause is None:
@@ -179,7 +179,7 @@ class Asking:
         )
 
     def _uncertain(self, call: Declared, args: tuple[Any, ...], error: Exception) -> Uncertain:
-        if call.scope == "read":
+        if call.rules.scope == "read":
             return Uncertain(f"The connection to the API at {self.http.url} broke: {error}")
         whom = f" of {to_text(args[0].id)}" if args and isinstance(args[0], NewTask) else ""
         return Uncertain(

@@ -1,0 +1,47 @@
+"""Calls carry their rules: one without a rule is refused at import, and the backend has what the rules name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Protocol
+
+import pytest
+
+from orchestrator.sdk.backend import Backend
+from orchestrator.sdk.calls.declaring import Kind, call, declared
+from orchestrator.sdk.calls.interface import PARTS
+from orchestrator.settings import Settings
+
+CALLS = [one for part, protocol in PARTS.items() for one in declared(part, protocol).values()]
+
+
+def test_a_call_says_what_it_is_about() -> None:
+    with pytest.raises(TypeError, match="say what it is about"):
+
+        @call()
+        def listed(self: object) -> list[str]:
+            """Return all of them."""
+            return []
+
+
+def test_rules_name_arguments_of_the_call() -> None:
+    class Wrong(Protocol):
+        @call(about={Kind.RUN: "task"})
+        def shown(self, run: bytes) -> str:
+            """Return a run."""
+
+    with pytest.raises(TypeError, match=r"'task'.*no argument"):
+        declared("wrong", Wrong)
+
+
+def test_subjects_have_calls() -> None:
+    assert {one.part for one in CALLS} == {*PARTS}
+    assert len(CALLS) > 100
+
+
+def test_the_backend_takes_the_arguments_of_a_call_and_those_that_confine_it() -> None:
+    backend = Backend(Settings(database_url="postgresql://nowhere/x", redis_url="redis://nowhere"))
+    for one in CALLS:
+        taken = inspect.signature(getattr(getattr(backend, one.part), one.name)).parameters
+        confining = {name for name in one.rules.within if "." not in name}
+        assert {*one.signature.parameters} - {"self"} | confining <= {*taken}, f"{one.part} {one.name}"
