@@ -15,6 +15,7 @@ from orchestrator.errors import NotFound, Unavailable, WrongState
 from orchestrator.sdk.backend.asking import cannot_be_asked, overdue
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.waiting import EndWaiters, FindEnd
+from orchestrator.sdk.calls.code import CodeWork
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.waiting.steps import Steps
@@ -29,7 +30,7 @@ from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
 
-class CodeReading:
+class CodeReading(CodeWork):
     """What a client can see of runs of code."""
 
     def __init__(self, connections: Connections, waiting: EndWaiters) -> None:
@@ -37,7 +38,6 @@ class CodeReading:
         self._waiting = waiting
 
     def status(self, run: bytes) -> str:
-        """Return the state of the run, or of the one in which it goes on."""
         _, outcome = self._last(run)
         if outcome.status == RunState.CANCELLED and outcome.reason == TERMINATED:
             return TERMINATED
@@ -61,13 +61,11 @@ class CodeReading:
         return overdue(self._connections, last) if without is None else f"It has got update {without}"
 
     def find(self, workflow: str, key: str) -> bytes | None:
-        """Return the newest run that was started under a chosen id."""
         full = scoped(workflow, key)
         with self._connections.reading() as connection:
             return run_keys.holders(connection, [full]).get(full)
 
     def history(self, run: bytes) -> Recording:
-        """Return everything that happened in a run."""
         self._outcome(run)
         with self._connections.reading() as connection:
             return Recording(run, [reveal_event(event) for event in histories.read(connection, run)])
@@ -138,7 +136,6 @@ class CodeReading:
         return None if reached == sent.run else (reached, None)
 
     def reached(self, sent: Sent) -> bytes | None:
-        """Return the run that a signal has reached, or None while it is on its way."""
         with self._connections.reading() as connection:
             return signals.reached(connection, sent)
 

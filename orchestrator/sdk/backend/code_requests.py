@@ -55,18 +55,15 @@ class CodeRequests(CodeReading):
     # -- telling
 
     def signal(self, run: bytes, name: str, value: bytes) -> None:
-        """Send a signal to the run, or to the one in which it goes on."""
         value = self._outgoing(VALUE, value, run)
         self._send(run, RequestKind.SIGNAL, "signal", name=check_name("signal", name), value=value)
 
     def cancel(self, run: bytes) -> None:
-        """Ask the run, or the one in which it goes on, to cancel itself; one that has been cancelled stays so."""
         run, outcome = self._last(run)
         if outcome.status != RunState.CANCELLED:
             self._send(run, RequestKind.CANCEL_RUN, "cancel")
 
     def terminate(self, run: bytes) -> None:
-        """End a run without asking its code."""
         self._send(run, RequestKind.TERMINATE, "terminate")
 
     def retry(self, run: bytes) -> bool:
@@ -119,7 +116,6 @@ class CodeRequests(CodeReading):
         return self._request(run, RequestKind.UPDATE, "update", timeout, name=name, value=self._sealed(CALL, payload))
 
     def reset(self, run: bytes, to: int, reason: str) -> Steps[bytes]:
-        """Start a run that repeats another one, open or not, up to an event; return the new one when it is there."""
         resets.check(run, self.history(run).events, to)  # so that a mistake is told at once, whether or not one leads
         request = new_id()
         what = f"the request to reset run {to_text(run)} was stored"

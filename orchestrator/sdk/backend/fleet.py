@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from orchestrator.domain.fleet.naming import FleetProcess, workers_meant
 from orchestrator.errors import NotFound, OrchestratorError, WrongState
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.sdk.calls.fleet import Drained
+from orchestrator.sdk.calls.fleet import Drained, FleetCalls
 from orchestrator.store import fleet, insights
 
 
-class FleetBackend:
+class FleetBackend(FleetCalls):
     """What people can ask of workers."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
     def drain(self, worker: str) -> Drained:
-        """Have a worker take nothing more, finish what it runs, and end: by its name, its host or a process of it."""
         what = f"the request to drain worker {worker!r} was stored"
         with self._connections.writing(what, transaction=True) as connection:
             listed = [

@@ -19,6 +19,7 @@ from orchestrator.domain.schedules.schedule import from_data
 from orchestrator.errors import InvalidWorkflow, NotFound, did_you_mean
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.flow_signals import FlowSignals
+from orchestrator.sdk.calls.flows import FlowCalls
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.dag.schedule_fields import checked_schedule
 from orchestrator.sdk.values.display import as_json
@@ -32,7 +33,7 @@ from orchestrator.store.schedules import definitions as schedules
 from orchestrator.store.schedules.fires import Target, run_of
 
 
-class FlowBackend:
+class FlowBackend(FlowCalls):
     """What a client can do with flows, and with their runs."""
 
     def __init__(self, connections: Connections, max_payload: int, actor: str) -> None:
@@ -69,7 +70,6 @@ class FlowBackend:
         return done
 
     def names(self) -> list[FlowName]:
-        """Return all flows."""
         with self._connections.reading() as connection:
             return definitions.list_names(connection)
 
@@ -83,7 +83,6 @@ class FlowBackend:
             return definitions.read(connection, name, version)
 
     def latest(self, name: str) -> StoredFlow:
-        """Return the newest version of a flow."""
         found = self.find(name)
         if found is None:
             if any(one.name == name for one in self.names()):
@@ -92,7 +91,6 @@ class FlowBackend:
         return found
 
     def read(self, name: str, version: int) -> StoredFlow:
-        """Return a version of a flow."""
         found = self.find(name, version)
         if found is None:
             newest = self.latest(name)
@@ -175,7 +173,6 @@ class FlowBackend:
     # -- looking
 
     def show(self, run: bytes) -> FlowRunView:
-        """Return where a run of a flow stands."""
         with self._connections.reading() as connection:
             found = reads.show(connection, run)
         if found is None:
@@ -183,7 +180,6 @@ class FlowBackend:
         return _shown(found)
 
     def shared(self, run: bytes) -> Any:
-        """Return the shared state of a run, for a program."""
         return self.show(run).shared
 
     def last_visit(self, run: bytes) -> int:
@@ -192,14 +188,12 @@ class FlowBackend:
             return reads.last_visit(connection, run)
 
     def visited(self, run: bytes) -> list[str]:
-        """Return the nodes that a run has visited with success, each once."""
         with self._connections.reading() as connection:
             return reads.visited(connection, run)
 
     def runs(
         self, workflow: str | None = None, state: str | None = None, limit: int = 50, within: str = ""
     ) -> list[FlowRunView]:
-        """Return the newest runs of flows."""
         states = None if state is None else (state,)
         return self.list_page(FlowRunFilter(workflow, None, states, within=within), limit=limit)
 
@@ -211,7 +205,6 @@ class FlowBackend:
             return [_shown(view) for view in reads.list_page(connection, wanted, limit=limit, offset=offset)]
 
     def node_runs(self, run: bytes, after: int = 0, limit: int = 1_000) -> list[NodeRunView]:
-        """Return the visits of a run to nodes, in order."""
         redact = self.show(run).redact
         with self._connections.reading() as connection:
             found = reads.node_runs(connection, run, after=after, limit=min(limit, 1_000))

@@ -6,17 +6,17 @@ from datetime import datetime
 
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.calls.queues import QueueCalls
 from orchestrator.store.limits import queues
 
 
-class QueueBackend:
+class QueueBackend(QueueCalls):
     """What a client can do with queues, by name."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
     def pause(self, name: str, paused: bool) -> None:
-        """Keep a queue's tasks from being handed out, or let them go again."""
         with self._connections.writing(f"queue {name!r} was paused or resumed", transaction=True) as connection:
             has_changed = queues.set_paused(connection, name, paused)
             if has_changed:
@@ -25,7 +25,6 @@ class QueueBackend:
             self._connections.nudge()
 
     def limit(self, name: str, concurrency: int | None, rate: Rate | None) -> None:
-        """Set or lift a queue's limits."""
         with self._connections.writing(f"queue {name!r} was limited", transaction=True) as connection:
             queues.set_limits(connection, name, concurrency, rate)
             per_second = rate.count / rate.per if rate else None
@@ -33,14 +32,12 @@ class QueueBackend:
         self._connections.nudge()
 
     def retain(self, name: str, success: float | None, failed: float | None) -> None:
-        """Set how long a queue's tasks are kept after they have ended."""
         what = f"the retention of queue {name!r} was stored"
         with self._connections.writing(what, transaction=True) as connection:
             queues.set_retention(connection, name, success, failed)
             self._connections.record(connection, "retain", "queue", name, success=success, failed=failed)
 
     def purge(self, name: str) -> None:
-        """Cancel what waits in a queue."""
         what = f"the request to purge queue {name!r} was stored"
         with self._connections.writing(what, transaction=True) as connection:
             queues.ask_purge(connection, name)
@@ -48,16 +45,13 @@ class QueueBackend:
         self._connections.nudge()
 
     def named(self) -> list[str]:
-        """Return every queue that something stored names."""
         with self._connections.reading() as connection:
             return sorted(queues.named(connection))
 
     def open_tasks(self, name: str) -> int:
-        """Return how many tasks of a queue have not ended."""
         with self._connections.reading() as connection:
             return queues.open_tasks(connection, name)
 
     def delayed(self, name: str) -> tuple[int, datetime | None]:
-        """Return how many tasks of a queue wait for their time, and when it comes for the first of them."""
         with self._connections.reading() as connection:
             return queues.delayed(connection, name)

@@ -26,7 +26,7 @@ from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.listening import RunListener
 from orchestrator.sdk.backend.logs import read_run
 from orchestrator.sdk.backend.waiting import EndWaiters
-from orchestrator.sdk.calls.runs import walk_ends
+from orchestrator.sdk.calls.runs import RunWork, walk_ends
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.values.payload import decode_value, decode_within, encode_value
@@ -52,7 +52,7 @@ _LARGEST_OUTPUTS = 1_000_000_000
 """Bytes; each of them has been within the limit of a result."""
 
 
-class RunBackend:
+class RunBackend(RunWork):
     """What a client can do with runs."""
 
     def __init__(self, connections: Connections, waiting: EndWaiters, code: CodeBackend) -> None:
@@ -85,7 +85,6 @@ class RunBackend:
         self._connections.nudge()
 
     def rerun(self, run: bytes, new: bytes, from_step: str | None, *, repeated: bool = False) -> None:
-        """Start a run over, with the same version and parameters; keep what is not below `from_step`."""
         with self._connections.writing(f"run {to_text(new)} was stored", transaction=True) as connection:
             if repeated and results.run_states(connection, [new]):
                 return
@@ -136,14 +135,12 @@ class RunBackend:
     # -- asking
 
     def cancel(self, run: bytes) -> None:
-        """Ask the leader to cancel a run; one that has been cancelled stays so."""
         state, _ = self.progress(run)
         if state == RunState.CANCELLED:
             return
         ask(self._connections, RequestKind.CANCEL_RUN, run, state, allowed=state not in ENDED_RUN_STATES)
 
     def retry(self, run: bytes) -> None:
-        """Ask the leader to try a failed run again, or to let a stuck run try again."""
         if self._code.retry(run):
             return
         state, _ = self.progress(run)
@@ -166,7 +163,6 @@ class RunBackend:
     # -- reading
 
     def progress(self, run: bytes) -> tuple[str, RunCounters]:
-        """Return a run's state and counters."""
         with self._connections.reading() as connection:
             found = results.progress(connection, run)
         if found is None:
@@ -174,25 +170,20 @@ class RunBackend:
         return found
 
     def log(self, run: bytes, after: str = "", wait: float = 0.0) -> LogPage:
-        """Return what the tasks of a run said after an entry; wait so many seconds for something new."""
         return read_run(self._connections, run, after, wait)
 
     def listen(self, run: bytes) -> RunListener:
-        """Return what hears that a run may have changed."""
         return RunListener(self._connections, run)
 
     def ends(self, run: bytes) -> Iterator[Ended]:
-        """Yield how each task of a run has ended, in order."""
         return walk_ends(self.ends_after, run)
 
     def ends_after(self, run: bytes, position: int) -> list[EndedAt]:
-        """Return how the tasks of a run have ended that come after a position, a page of them."""
         with self._connections.reading() as connection:
             ends = results.run_results(connection, run, position, _PAGE)
         return [end._replace(result=reveal(end.result), error=end.error and reveal_error(end.error)) for end in ends]
 
     def outputs(self, run: bytes) -> dict[str, Any]:
-        """Return the output of every step of a workflow's run that was not skipped; none of other runs."""
         return self._outputs(run, lambda _, result: decode_value(result))
 
     def outputs_within(self, run: bytes, most: int) -> tuple[dict[str, Any], dict[str, list[Reference]]]:
@@ -240,7 +231,6 @@ class RunBackend:
         }
 
     def wait(self, run: bytes, limit: TimeLimit) -> Steps[Ended | None]:
-        """Wait until a run ends; None if it has not by then."""
         return self._waiting.wait(run, lambda: self._find_end(run), limit)
 
     def _find_end(self, run: bytes) -> Ended | None:

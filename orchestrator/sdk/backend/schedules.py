@@ -19,6 +19,7 @@ from orchestrator.domain.schedules.zones import moment_of
 from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_mean
 from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.calls.schedules import ScheduleCalls
 from orchestrator.sdk.dag.schedule_fields import checked_schedule, schedule_of_code
 from orchestrator.store.code import fires as code_fires
 from orchestrator.store.dag import plans as dags
@@ -42,7 +43,7 @@ _LONGEST = timedelta(days=20 * 366)
 """That a backfill reaches back: each day of it is looked at when it is asked for."""
 
 
-class ScheduleBackend:
+class ScheduleBackend(ScheduleCalls):
     """What a client can do with schedules and backfills, by name."""
 
     def __init__(self, connections: Connections) -> None:
@@ -56,12 +57,10 @@ class ScheduleBackend:
             return schedules.page(connection, limit=limit, after=after, within=within)
 
     def find(self, key: str) -> StoredSchedule:
-        """Return the schedule that is called workflow/name, or the only one of a workflow."""
         with self._connections.reading() as connection:
             return _one(connection, key)
 
     def upcoming(self, key: str, count: int) -> list[datetime]:
-        """Return the next fires of a schedule."""
         with self._connections.reading() as connection:
             schedule, now = _one(connection, key).schedule, schedules.clock(connection)
         return upcoming(schedule, now, count)
@@ -92,7 +91,6 @@ class ScheduleBackend:
         self._connections.nudge()
 
     def claim_origin(self, origin: str, keys: Sequence[str], *, prune: bool) -> list[str]:
-        """Note what an application's code declares; return what it once declared, which is deleted if asked."""
         with self._connections.writing(f"it was noted what {origin} declares", transaction=True) as connection:
             forgotten = schedules.claim_origin(connection, origin, keys)
             if prune:
@@ -103,7 +101,6 @@ class ScheduleBackend:
         return forgotten
 
     def set_code(self, workflow: str, data: dict[str, Any], target: CodeTarget) -> StoredSchedule:
-        """Set a schedule of a workflow as code; `data` has the shape of a file."""
         schedule = _schedule_of_code(workflow, data, target)
         with self._connections.writing(
             f"the schedule of workflow {workflow!r} was stored", transaction=True
@@ -117,7 +114,6 @@ class ScheduleBackend:
         return found
 
     def set(self, workflow: str, data: dict[str, Any], version: int | None = None) -> StoredSchedule:
-        """Set a schedule of a workflow or a flow; `data` has the shape of a file, and `version` is one of a flow."""
         if problem := unstorable(data):
             raise InvalidWorkflow(f"schedule: {problem}.")
         read = checked_schedule(data)
@@ -140,7 +136,6 @@ class ScheduleBackend:
         return found
 
     def pause(self, key: str) -> None:
-        """Fire no more."""
         with self._connections.writing(f"schedule {key!r} was paused", transaction=True) as connection:
             stored = _one(connection, key)
             if not schedules.pause(connection, stored.workflow, stored.name):
@@ -148,7 +143,6 @@ class ScheduleBackend:
             self._connections.record(connection, "pause", "schedule", stored.key)
 
     def resume(self, key: str) -> None:
-        """Fire again."""
         with self._connections.writing(f"schedule {key!r} was resumed", transaction=True) as connection:
             stored = _one(connection, key)
             if not schedules.resume(connection, stored, schedules.clock(connection)):
@@ -157,7 +151,6 @@ class ScheduleBackend:
         self._connections.nudge()
 
     def delete(self, key: str) -> StoredSchedule:
-        """Remove a schedule."""
         with self._connections.writing(f"schedule {key!r} was deleted", transaction=True) as connection:
             stored = _one(connection, key)
             schedules.delete(connection, stored.workflow, stored.name)
@@ -165,7 +158,6 @@ class ScheduleBackend:
         return stored
 
     def trigger(self, key: str, run_id: bytes) -> StoredSchedule:
-        """Start a run of a schedule now; return the schedule."""
         with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
             stored = _one(connection, key)
             now = schedules.clock(connection)
@@ -185,7 +177,6 @@ class ScheduleBackend:
     def backfill(
         self, key: str, start: datetime | str, end: datetime | str | None, concurrency: int | None, again: bool
     ) -> int:
-        """Ask for the runs of all fires in a range; return the number of the backfill."""
         what = f"the backfill of schedule {key!r} was stored"
         with self._connections.writing(what, transaction=True) as connection:
             new, _, of = _new_backfill(connection, key, start, end, concurrency, again)
@@ -197,14 +188,12 @@ class ScheduleBackend:
     def preview_backfill(
         self, key: str, start: datetime | str, end: datetime | str | None, concurrency: int | None, again: bool
     ) -> tuple[NewBackfill, list[tuple[datetime, bool]]]:
-        """Return what would be asked for: all fires in the range, and of each whether it would get a run."""
         with self._connections.reading() as connection:
             new, due, _ = _new_backfill(connection, key, start, end, concurrency, again, _MOST_PREVIEWED)
             had = set() if again else backfills.had_runs(connection, new, due)
         return new, [(fire, fire not in had) for fire in due]
 
     def show_backfill(self, number: int) -> BackfillView:
-        """Return how far a backfill is."""
         with self._connections.reading() as connection:
             found = backfills.show(connection, number)
         if found is None:
@@ -212,12 +201,10 @@ class ScheduleBackend:
         return found
 
     def list_backfills(self, limit: int) -> list[BackfillView]:
-        """Return the newest backfills."""
         with self._connections.reading() as connection:
             return backfills.list_newest(connection, limit)
 
     def cancel_backfill(self, number: int) -> None:
-        """Give a backfill up."""
         view = self.show_backfill(number)
         if view.is_over:
             raise WrongState(f"Backfill {number} is over.")

@@ -23,7 +23,7 @@ from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.logs import read_task
 from orchestrator.sdk.backend.shared import SharedCommits
 from orchestrator.sdk.backend.waiting import EndWaiters
-from orchestrator.sdk.calls.tasks import PayloadPart
+from orchestrator.sdk.calls.tasks import PayloadPart, TaskWork
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.checks import shown
 from orchestrator.sdk.tasks.logs import LogPage
@@ -47,7 +47,7 @@ class _SentBefore(Exception):
     """A task with this id has been created before, and has ended."""
 
 
-class TaskBackend:
+class TaskBackend(TaskWork):
     """What a client can do with tasks."""
 
     def __init__(self, connections: Connections, waiting: EndWaiters) -> None:
@@ -65,7 +65,6 @@ class TaskBackend:
 
     @property
     def retries(self) -> int:
-        """How often this program has asked for what ended to be tried again: what it knew of failures may be past."""
         return self._connections.retries
 
     # -- enqueueing
@@ -192,14 +191,12 @@ class TaskBackend:
     # -- asking
 
     def cancel(self, task: bytes) -> None:
-        """Ask the leader to cancel a task; one that has been cancelled stays so."""
         state = self.status(task)
         if state == TaskState.CANCELLED:
             return
         ask(self._connections, RequestKind.CANCEL_TASK, task, state, allowed=state not in ENDED_TASK_STATES)
 
     def retry(self, task: bytes) -> None:
-        """Ask the leader to open a failed task again, unless another has taken its key meanwhile."""
         state = self.status(task)
         with self._connections.reading() as connection:
             run = run_retries.ended_in(connection, task)
@@ -238,37 +235,30 @@ class TaskBackend:
         return count
 
     def preview_retry(self, wanted: FailedFilter, within: str = "") -> list[Group]:
-        """Return which failed tasks match, by name and error."""
         with self._connections.reading() as connection:
             return redrive.preview(connection, wanted, within)
 
     # -- reading
 
     def status(self, task: bytes) -> str:
-        """Return a task's state."""
         found = self._connections.outcomes([task]).get(task)
         if found is None:
             raise NotFound.by_id("task", to_text(task))
         return found.status
 
     def progress(self, task: bytes) -> TaskProgress | None:
-        """Return how far a task says it has come."""
         return read_progress(self._connections.redis, self._connections.keys, task)
 
     def log(self, task: bytes, after: str = "", wait: float = 0.0, attempt: int | None = None) -> LogPage:
-        """Return what a task said after an entry, in one attempt or in all; wait so many seconds for something new."""
         return read_task(self._connections, task, after, wait, attempt)
 
     def obstacles(self, target: bytes) -> list[str]:
-        """Return what keeps a task or a run from going on, in words."""
         return obstacles(self._connections, target)
 
     def overdue(self, task: bytes) -> str:
-        """Say how a task is whose end somebody has waited for in vain."""
         return overdue(self._connections, task)
 
     def payload_part(self, task: bytes, reference: bytes = b"", number: int = 0) -> PayloadPart:
-        """Return a part of what a task has left in the payload store: its result, or what a reference names."""
         if not reference:
             found = self._connections.outcomes([task]).get(task)
             if found is None:
@@ -297,11 +287,9 @@ class TaskBackend:
     # -- waiting
 
     def wait(self, task: bytes, limit: TimeLimit) -> Steps[Ended | None]:
-        """Wait until a task ends; None if it has not by then."""
         return self._waiting.wait(task, lambda: self._find_end(task), limit)
 
     def wait_each(self, tasks: Sequence[bytes], limit: TimeLimit) -> Stream[Ended]:
-        """Yield tasks as they end, those that have ended already first; stop when the time is up."""
         return self._waiting.each(tasks, self.find_ends, limit)
 
     def _find_end(self, task: bytes) -> Ended | None:

@@ -12,6 +12,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import read_json, stored_json, unstorable
 from orchestrator.errors import NotFound, PayloadError, did_you_mean
 from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.calls.workflows import WorkflowCalls
 from orchestrator.store import inbox, insights
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
@@ -27,7 +28,7 @@ def described(view: CodeWorkflowView) -> str:
     return f"live workers that have it: {view.workers}; open runs: {view.open_runs}; versions: {versions}"
 
 
-class WorkflowBackend:
+class WorkflowBackend(WorkflowCalls):
     """What a client can do with workflows, by name."""
 
     def __init__(self, connections: Connections, max_payload: int) -> None:
@@ -48,7 +49,6 @@ class WorkflowBackend:
         return application
 
     def delete(self, name: str) -> bool:
-        """Delete a workflow and its schedules; False if there is none."""
         with self._connections.writing(f"workflow {name!r} was deleted", transaction=True) as connection:
             is_deleted = workflows.delete(connection, name)
             if is_deleted:
@@ -56,17 +56,14 @@ class WorkflowBackend:
             return is_deleted
 
     def names(self) -> list[str]:
-        """Return the names of all workflows."""
         with self._connections.reading() as connection:
             return [stored.name for stored in workflows.list_latest(connection)]
 
     def list_latest(self) -> list[workflows.Stored]:
-        """Return the newest version of each workflow."""
         with self._connections.reading() as connection:
             return workflows.list_latest(connection)
 
     def read(self, name: str, version: int) -> workflows.Stored:
-        """Return a version of a workflow."""
         with self._connections.reading() as connection:
             found = workflows.read(connection, name, version)
         if found is None:
@@ -75,7 +72,6 @@ class WorkflowBackend:
         return found
 
     def latest(self, name: str) -> workflows.Stored:
-        """Return the newest version of a workflow."""
         with self._connections.reading() as connection:
             stored = workflows.latest(connection, name)
             if stored is None:
@@ -92,7 +88,6 @@ class WorkflowBackend:
     def start(
         self, name: str, params: Mapping[str, Any], run_id: bytes, *, key: str | None, tags: Iterable[str]
     ) -> bytes:
-        """Create a run of the newest version of a workflow; return its id, or that of the run that has the key."""
         stored = self.latest(name)
         resolved = resolve_params(stored.definition, params, datetime.now(UTC))
         run = dags.new_run(stored.definition, stored.version, run_id, resolved, tags)._replace(
@@ -106,7 +101,6 @@ class WorkflowBackend:
         return run_id
 
     def listeners(self, event: str) -> list[str]:
-        """Return the workflows that an event may start."""
         with self._connections.reading() as connection:
             return [
                 found.name
@@ -115,7 +109,6 @@ class WorkflowBackend:
             ]
 
     def post_event(self, event_id: bytes, name: str, payload: Any) -> None:
-        """Tell the leader that something happened."""
         if problem := unstorable(payload):
             raise PayloadError(f"The payload of event {name!r} cannot be kept as JSON: {problem}.")
         body = stored_json({"name": name, "payload": payload})

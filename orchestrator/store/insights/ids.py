@@ -70,10 +70,10 @@ def begin_with(connection: Connection, kind: Kind, digits: str, most: int, withi
     return _BEGIN_WITH[kind](connection, first=first, last=last, most=most, within=within)
 
 
-def enough(connection: Connection, kind: Kind, ids: Sequence[UUID]) -> int:
+def enough(connection: Connection, kind: Kind, shown: Sequence[UUID]) -> int:
     """Return how many characters tell each of these ids from every other one that there is."""
-    rows = _ENOUGH[kind](connection, ids=[identifier.bytes for identifier in ids])
-    return max((_difference(shown, beside) for shown, beside in rows), default=0) or _TIME
+    rows = _ENOUGH[kind](connection, ids=[identifier.bytes for identifier in shown])
+    return max((_difference(one, beside) for one, beside in rows), default=0) or _TIME
 
 
 def _difference(one: str, other: str) -> int:
