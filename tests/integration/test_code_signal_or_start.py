@@ -84,7 +84,7 @@ def test_or_about_the_one_that_another_signal_has_begun(
     end(worker, ONE)
     system.pass_seconds()
     assert len({handle.history().run_id for handle in handles}) == 1
-    end(worker, TWO)
+    end(worker, TWO, through=4)
     system.tick()
     assert [handle.result(0) for handle in handles] == [2, 2, 2]
     assert system.count("runs") == 2
@@ -141,7 +141,7 @@ def test_a_signal_that_the_code_was_not_shown_before_its_end_begins_another_run(
     assert whats == ["run_started", "signal_received", "signal_received"]
     assert "otherwise" not in handles[0].history().to_json()
     system.pass_seconds()
-    end(worker, TWO)
+    end(worker, TWO, through=3)
     system.tick()
     assert [handle.result(0) for handle in handles] == [2, 2]
     assert system.count("runs") == 2
@@ -265,6 +265,17 @@ def test_signals_behind_the_one_that_ends_the_run_begin_another(
     rest(system, worker, engine_)
     assert followed.result(0) == [5, 6]
     assert system.count("runs") == 2
+
+
+def test_signals_that_begin_a_run_may_begin_the_one_after_it(
+    system: System, collector: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    """They were lost where the second run, too, ended before its code was shown all of them."""
+    handles = [signalled(collector, number) for number in (1, -1, 2, -1, 3, -1, 4)]
+    rest(system, worker, engine_)
+    assert [handle.result(0) for handle in (handles[0], handles[2], handles[4])] == [[1], [2], [3]]
+    assert (handles[6].status(), _numbers(handles[6])) == ("running", [4])
+    assert system.count("runs") == 4
 
 
 def test_signals_behind_the_one_that_continues_the_run_are_for_its_successor(

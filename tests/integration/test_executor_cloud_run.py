@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from orchestrator.domain.executors.cloud_run import CloudRun
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.errors import GiveUp
+from orchestrator.payloads.keeping import NoStore
 from orchestrator.settings import Settings
 from orchestrator.workers.container.folders import folder_of
 from orchestrator.workers.container.running import Board, Specification
@@ -95,7 +96,7 @@ def test_a_result_or_an_error_is_read_where_the_container_has_left_it(google: Fa
     assert second == Broken("GiveUp", "no such month", False, "line 3")
     assert isinstance(third, Broken)
     assert third.kind == "OutputLost"
-    with pytest.raises(Unequipped, match="payload_store"):
+    with pytest.raises(NoStore, match="payload_store"):
         run(execution("holding", output="store"))
 
 

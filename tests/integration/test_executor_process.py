@@ -27,7 +27,7 @@ from orchestrator.domain.executors.execution import Broken, Execution, Finished,
 from orchestrator.domain.executors.process import Process
 from orchestrator.domain.executors.record import Record
 from orchestrator.domain.redaction import HIDDEN
-from orchestrator.errors import GiveUp, PayloadError
+from orchestrator.errors import ConfigurationError, GiveUp, PayloadError
 from orchestrator.settings import load_settings
 from orchestrator.transport.codec import LogLine
 from orchestrator.workers.executors import driving
@@ -285,6 +285,12 @@ def test_a_command_cannot_read_what_its_worker_was_started_with(
     assert "hidden words" not in seen["environ"]
     assert ("PATH=" in seen["environ"]) == (inspection == "allowed")
     assert seen["mem"] == "Permission denied" or inspection == "allowed"
+
+
+def test_an_attempt_fails_whose_user_does_not_exist() -> None:
+    """To hand it back would keep the program from all other tasks."""
+    with pytest.raises(ConfigurationError, match="there is no user 'nosuchuser' on machine "):
+        output(execution("/usr/bin/id", user="nosuchuser"))
 
 
 def test_what_a_command_says_is_heard_while_it_runs() -> None:

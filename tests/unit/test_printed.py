@@ -123,6 +123,16 @@ def test_of_much_that_is_printed_lines_are_lost_and_counted(printing: Printing) 
         assert sum(int(note.replace(",", "")) for note in notes) + kept == 60_000  # several where printing took seconds
 
 
+def test_a_line_that_is_too_long_is_one_line(printing: Printing) -> None:
+    """What `print` writes after its first argument, its end too, was a line of its own."""
+    print("A" * 25_000, 0, "b" * 11_000, file=printing.stream)
+    print("after", file=printing.stream)
+    end_lines(printing.job)
+    printing.kept.lines.end(printing.job)
+    first, second = printing.kept.texts()
+    assert (first[:9_000], second) == ("A" * 9_000, "after")
+
+
 def test_what_is_printed_fast_comes_out_soon_and_in_order(printing: Printing) -> None:
     for number in range(700):
         print(f"out {number}", file=printing.stream)

@@ -172,6 +172,9 @@ def test_a_closed_file_does_not_stay_in_the_place_of_standard_output(
     monkeypatch.delattr(sys, "stdout")
     end_lines(job)
     assert sys.stdout is stream
+    monkeypatch.setattr(sys, "stdout", None)
+    end_lines(job)
+    assert sys.stdout is stream
 
 
 def test_colours_are_painted_around_what_others_wrote() -> None:

@@ -31,6 +31,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import Failed, Noted, Returned, Started, Succeeded, TaskError
 from orchestrator.errors import TaskAborted, TaskTimeout, Unavailable
+from orchestrator.payloads.keeping import NoStore
 from orchestrator.references import may_hold_references
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.executors import registry
@@ -250,7 +251,7 @@ class Driver:
             if reason is None and isinstance(error, Unequipped):
                 self._hand_back(job, str(error))
                 return
-            if reason is None and isinstance(error, Unavailable):  # the payload store; the work is done, and stays
+            if reason is None and isinstance(error, (NoStore, Unavailable)):  # what was done already stays
                 self._end(job, self._runner.failure(job, error))
                 return
             if reason is None and isinstance(error, Gone):

@@ -15,11 +15,12 @@ import msgspec
 
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.errors import OrchestratorError
+from orchestrator.payloads.keeping import NoStore
 from orchestrator.payloads.leftovers import FOLDER
 from orchestrator.settings import Settings
 from orchestrator.workers.container.folders import Folder, folder_of
 from orchestrator.workers.executors.outputs import finished
-from orchestrator.workers.executors.protocol import Unequipped, Unreachable
+from orchestrator.workers.executors.protocol import Unreachable
 from orchestrator.workers.running.large_results import in_thread
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ class LeftOutputs:
         """Return where an execution's folder is."""
         store = self._settings.payload_store
         if not store:
-            raise Unequipped(
+            raise NoStore(
                 f"Task {execution.task} leaves its result in the payload store (output: store), and this worker has "
                 f"none: set payload_store."
             )

@@ -40,6 +40,7 @@ class PrintBuffer:
     """What one attempt has printed that is not passed on."""
 
     __slots__ = (
+        "_cut",
         "_job",
         "_lock",
         "_outputs",
@@ -63,6 +64,8 @@ class PrintBuffer:
         """From which piece on they were printed to which output."""
         self._rests: dict[Output, str] = {}
         """Lines that have not ended."""
+        self._cut: set[Output] = set()
+        """Those whose line was too long, and was passed on before its end: the rest of it is left out."""
         self._room = LogRoom()
         self._told = 0
         """How often the task has passed something on in this tick."""
@@ -109,6 +112,7 @@ class PrintBuffer:
         """Forget what the process has to pass on that this one is a copy of."""
         self._lock = threading.RLock()
         self._rests.clear()
+        self._cut.clear()
         self.pieces.clear()
         self._outputs = [(0, self.output)]
         self.pass_on_at = 1
@@ -123,9 +127,15 @@ class PrintBuffer:
         ends = [*(first for first, _ in outputs[1:]), count]
         for (first, output), end in zip(outputs, ends, strict=True):
             text = self._rests.pop(output, "") + "".join(pieces[first:end])
+            if output in self._cut:
+                _, newline, text = text.partition("\n")
+                if not newline:
+                    continue
+                self._cut.discard(output)
             ended, newline, rest = text.rpartition("\n")
             if len(rest) > LONGEST_PIECE:
                 ended, newline, rest = text, "\n", ""
+                self._cut.add(output)
             if rest:
                 self._rests[output] = rest
             if newline:

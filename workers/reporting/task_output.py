@@ -345,7 +345,7 @@ class TaskOutput(io.RawIOBase):
 def end_lines(job: Job) -> None:
     """Tell what a job has printed without ending the line: its code has ended.
 
-    A file that a task has put in place of `sys.stdout` or `sys.stderr` is taken away again if it is closed.
+    What a task has put in place of `sys.stdout` or `sys.stderr` is taken away again if it is a closed file, or None.
     """
     runtime = current_runtime()
     if isinstance(runtime, JobRuntime) and runtime.job is job and runtime.printed is not None:
@@ -358,6 +358,7 @@ def end_lines(job: Job) -> None:
 def _is_useless(name: str) -> bool:
     """Say whether nobody can write to what a task has left as standard output or error."""
     try:
-        return bool(getattr(getattr(sys, name), "closed", False))
+        found = getattr(sys, name)
+        return found is None or bool(getattr(found, "closed", False))
     except Exception:  # noqa: BLE001  # there is none, or it is a wrapper that was detached
         return True

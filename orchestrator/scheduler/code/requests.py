@@ -117,10 +117,10 @@ def _start_with(
 
 
 def _run_with(late: Sequence[tuple[RunWanted, history.SignalReceived]]) -> NewRun:
-    """Return the run that begins with signals, as the first of them wants it."""
-    wanted = late[0][0]
+    """Return the run that begins with signals, as the first of them wants it; the others may yet begin another."""
+    (wanted, first), *others = late
     started = history.RunStarted(wanted.workflow, wanted.version, wanted.payload, wanted.queue)
-    signals = [history.SignalReceived(signal.name, signal.value) for _, signal in late]
+    signals = [history.SignalReceived(first.name, first.value), *(signal for _, signal in others)]
     new = code_runs.new_run(wanted.id, [started, *signals], pinned=wanted.pinned)
     return new._replace(timeout=wanted.timeout, tags=wanted.tags, trace=wanted.trace)
 
