@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from orchestrator.domain.fleet.generation import rewind_of
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import Enqueued, KnownTask, NewTask, Recalled
+from orchestrator.scheduler.fleet.generations import Generations
+from orchestrator.scheduler.leadership import TermOver
 from orchestrator.transport.codec import Attempt
 from orchestrator.transport.leader.terms import Deposed
 from tests.emptying import TABLES, empty
@@ -102,6 +105,34 @@ def test_events_that_postgres_has_forgotten_are_noticed_and_told(
         now = system.generation
         system.pass_seconds(5)
     assert (system.generation, warnings(caplog)) == (now, []), "once"
+
+
+def test_the_loss_is_noticed_by_the_leader_after_one_that_did_not_come_to_it(
+    system: System,
+    backup: Callable[[], Callable[[], None]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The first had applied what workers had sent meanwhile, and so moved beyond what was lost."""
+    worker = system.worker()
+    system.settle()
+    system.dispatch(1)
+    restore = backup()
+    worker.succeed(*worker.take())
+    system.tick()
+    known = system.generation
+    worker.report(Enqueued([NewTask(ID, "job", "default", b"\x92\x90\x80")]))
+    restore()
+    with monkeypatch.context() as deposed:
+        deposed.setattr(Generations, "_begin", Mock(side_effect=TermOver))
+        with pytest.raises(TermOver):
+            system.pass_seconds()
+    assert system.row(ID)["name"] == "job", "it has come so far"
+    system.lead()
+    with caplog.at_level(logging.WARNING, "orchestrator"):
+        system.pass_seconds()
+    assert system.generation != known
+    assert "Postgres has lost" in caplog.text
 
 
 def test_workers_are_told_in_the_name_of_the_generation_and_of_those_after_it(

@@ -141,12 +141,18 @@ class Generations:
             self._tidy = True
 
     def _drain(self, generation: str) -> None:
-        """Apply what still stands in the old generation's stream; its workers may be gone and cannot send it again."""
+        """Apply what still stands in the old generation's stream; its workers may be gone and cannot send it again.
+
+        After commits were lost, the cursor stays where it is until the next generation begins: that Redis is ahead of
+        it is how another leader would notice.
+        """
+        position = self.cursor.position
         while True:
-            inbound = self._streams.leftover(generation, self.cursor.position, self._batch)
+            inbound = self._streams.leftover(generation, position, self._batch)
             if not inbound.entries:
                 return
-            cursor = self.cursor._replace(position=inbound.entries[-1][0])
+            position = inbound.entries[-1][0]
+            cursor = self.cursor if self._has_lost_commits else self.cursor._replace(position=position)
             ended = self._apply(inbound, cursor)
             self.cursor = cursor
             # Some entries may have been lost with the old server, and other reports may stand in their place: nobody
