@@ -38,8 +38,8 @@ _READ_ONLY = "25006"
 _REFUSED_TO_ALL = frozenset({_READ_ONLY, "25P03", "25P04", _FORBIDDEN})
 """SQLSTATEs of an outage that the driver gives another class: Postgres is read-only, it has ended a transaction that
 took too long, or the role lacks a privilege. They are no single statement's fault, and whoever mends them mends all."""
-_MISSING = frozenset({"42P01", "3F000"})
-"""SQLSTATEs of a table or a schema that does not exist."""
+_MISSING = frozenset({"42P01", "3F000", "42P10"})
+"""SQLSTATEs of a table, a schema or a unique index that does not exist: a dump brings the rows before the indexes."""
 _LIMIT_EXCEEDED = "54"
 _QUERY_CANCELLED = "57014"
 _MISTAKE = re.compile(
@@ -60,6 +60,7 @@ _POOL_TIMEOUT = 10.0
 """Seconds to wait for a connection of the pool, or for a new one."""
 _ADVICE = (
     ("No space left on device", "Postgres's disk is full: make room on it. What is stored stays stored."),
+    ("no unique or exclusion constraint", "Its indexes are missing: wait until the dump is restored."),
     ('relation "', "The tables are missing: wait until the dump is restored, or run `orchestrator db upgrade`."),
     ("authentication failed", "Check the user and the password in the setting database_url."),
     ("no password supplied", "Put the password into the setting database_url, or into ~/.pgpass."),
@@ -244,7 +245,7 @@ def is_forbidden(error: BaseException) -> bool:
 
 
 def is_being_restored(error: BaseException) -> bool:
-    """Say whether tables or their schema are missing, as they are for a while when a dump is restored."""
+    """Say whether tables, indexes or their schema are missing, as they are for a while when a dump is restored."""
     return code_of(error) in _MISSING
 
 

@@ -214,6 +214,16 @@ def test_a_transaction_that_the_scheduler_let_idle_is_not_said_to_be_an_outage(
     assert "cannot be used" not in caplog.text
 
 
+def test_a_scheduler_that_stands_by_has_no_transaction_that_takes_long(system: System) -> None:
+    leadership = system.scheduler._leadership
+    system.sql("UPDATE orchestrator.leases SET term = term + 1")
+    with pytest.raises(TermOver), leadership.writing(0.0):
+        pass
+    assert leadership.took > 0
+    leadership.lease_view()
+    assert leadership.took == 0
+
+
 def test_a_tick_that_takes_too_long_is_not_said_to_be_an_outage(
     system: System, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -136,6 +136,32 @@ def test_a_scheduler_waits_for_a_read_only_postgres(
     assert caplog.text.count("Postgres cannot be used; nothing moves") == 1
 
 
+def test_a_scheduler_waits_for_the_indexes_of_a_dump(
+    database_url: str, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A dump brings the rows first: until then, what is inserted cannot be compared with what is there."""
+    settings = Settings(database_url=database_url, redis_url=redis_url, lease=30.0)
+    engine = database.engine_for(database_url)
+    redis = connect(redis_url)
+    streams = LeaderStreams(redis, KEYS)
+    execute(database_url, "ALTER TABLE orchestrator.leases DROP CONSTRAINT leases_pkey")
+    scheduler = Scheduler(engine, streams, settings)
+    thread = threading.Thread(target=scheduler.run)
+    thread.start()
+    try:
+        eventually(lambda: "Postgres cannot be used; nothing moves" in caplog.text, "it says so")
+        assert "no unique or exclusion constraint" in caplog.text
+        execute(database_url, "ALTER TABLE orchestrator.leases ADD PRIMARY KEY (shard)")
+        eventually(scheduler.leading.is_set, "it leads")
+    finally:
+        scheduler.stop()
+        thread.join()
+        streams.close()
+        redis.close()
+        engine.dispose()
+    assert "should not have happened" not in caplog.text
+
+
 def test_a_leader_that_can_store_nothing_takes_few_terms_and_says_so_no_longer_than_it_lasts(
     database_url: str, redis_url: str
 ) -> None:
