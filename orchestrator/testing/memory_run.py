@@ -43,6 +43,7 @@ class Run:
         self.deadline: float | None = None
         """When its time is up, or its grace, if it has been told so."""
         self.timed_out = False
+        self.terminated = False
         self.stuck: Violation | None = None
         self.places: list[str] = []
         """Where its code waits."""

@@ -11,7 +11,7 @@ from orchestrator.domain.code.activation import Query
 from orchestrator.domain.code.history import Fact
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.ids import derived_id, to_text
-from orchestrator.domain.runs.verdict import RAN_TOO_LONG
+from orchestrator.domain.runs.verdict import RAN_TOO_LONG, WAS_TERMINATED
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import (
     HANDLER_ERRORS,
@@ -103,6 +103,8 @@ class TestedRun(Generic[R]):
             case _ if self._run.timed_out:
                 text = f"{RAN_TOO_LONG.kind}: {RAN_TOO_LONG.message}"
                 raise RunFailed(f"Workflow {self._workflow.name!r} failed: {text}")
+            case _ if self._run.terminated:
+                raise RunFailed(f"Workflow {self._workflow.name!r} was terminated.", kind=WAS_TERMINATED.kind)
             case _:
                 raise RunFailed(f"Workflow {self._workflow.name!r} was cancelled.")
 
@@ -125,6 +127,7 @@ class TestedRun(Generic[R]):
     async def terminate(self) -> None:
         """End the run without asking its code."""
         self._check_open()
+        self._run.terminated = True
         self._world.leader.end(self._run, commands.CancelRun())
         await self._world.settle()
 

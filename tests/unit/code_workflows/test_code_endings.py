@@ -500,6 +500,16 @@ def test_a_test_keeps_the_time_of_a_run(how: str, at: int) -> None:
     assert asyncio.run(play()) == at
 
 
+def test_a_test_tells_a_run_that_was_terminated_from_one_that_was_cancelled() -> None:
+    async def terminate(run: TestedRun[int], _: WorkflowTest) -> None:
+        await run.terminate()
+        with pytest.raises(RunFailed, match="was terminated") as failed:
+            await run.result()
+        assert failed.value.kind == "RunTerminated"
+
+    started(updated, terminate)
+
+
 @app.workflow
 async def parent_of_limited(ctx: WorkflowContext, how: str) -> str:
     try:
