@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from orchestrator.domain.redaction import Redaction
+from orchestrator.domain.redaction import Redaction, by_name
 from orchestrator.errors import OrchestratorError
 from orchestrator.references import may_hold_references, whole_reference
 from orchestrator.sdk.values.payload import decode_call, decode_value
@@ -40,7 +40,7 @@ def secrets_of(patterns: Sequence[str], payload: bytes, result: bytes | None) ->
     hidden = Redaction(patterns)
     if payload and _is_readable(payload):
         arguments, keywords, *_ = decode_call(payload)
-        yield from hidden.secrets(arguments, keywords)
+        yield from hidden.secrets_in(by_name(arguments, keywords))
     if result is not None and _is_readable(result):
         yield from hidden.secrets_in(decode_value(result))
 

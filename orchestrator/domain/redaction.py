@@ -12,14 +12,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from typing import Any
 
 HIDDEN = "•••"
 _SHORTEST = 4
 """Characters of a value that is looked for in texts: a shorter one stands in every other word."""
+_MOST_SEARCHED = 50_000
+"""Fields of a value that are searched for secrets."""
+_MOST_SECRETS = 1_000
+"""Secrets in one value: each text that is shown is searched for all of them."""
+_EVERYTHING = ("",)
+"""What is secret where nobody can say: `scrub` finds it in every text."""
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
+"""Types of values without fields."""
 _Path = tuple[str, ...]
+
+
+class Unsearchable(ValueError):
+    """A value has too many fields, or too many secrets, to find them all."""
 
 
 class Redaction:
@@ -56,15 +68,41 @@ class Redaction:
         return hidden, self._shown(dict(keywords), ())
 
     def secrets(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the texts that are secret in a call, the longest first, to be looked for elsewhere."""
-        if not self._patterns:
-            return ()
-        places = {f"@{place}": argument for place, argument in enumerate(arguments)}
-        return tuple(sorted(set(self._find(places | dict(keywords), ())), key=len, reverse=True))
+        """Return the texts that are secret in a call, the longest first; in one that has too much, every text is."""
+        try:
+            return tuple(sorted(self.secrets_in(by_name(arguments, keywords)), key=len, reverse=True))
+        except Unsearchable:
+            return _EVERYTHING
 
-    def secrets_in(self, value: Any) -> Iterator[str]:
-        """Yield the texts that are secret in plain data."""
-        return self._find(value, ())
+    def secrets_in(self, value: Any) -> set[str]:
+        """Return the texts that are secret in plain data, to be looked for elsewhere; raises Unsearchable."""
+        found: set[str] = set()
+        known: dict[_Path, re.Pattern[str]] = {}
+        todo: list[tuple[Any, _Path | None]] = [(value, ())] if self._patterns else []  # None: it is secret
+        left = _MOST_SEARCHED
+        while todo:
+            value, path = todo.pop()
+            if isinstance(value, (list, tuple)):
+                if path is None or not {*map(type, value)} <= _PLAIN:  # a long list is most often of numbers, or texts
+                    left = _less(left, len(value))
+                    todo += [(item, path) for item in value]
+            elif isinstance(value, (dict, Mapping)):
+                left = _less(left, len(value))
+                if path is None:
+                    todo += [(held, None) for held in value.values()]
+                    continue
+                if path not in known:
+                    known[path] = self._names_in(path)
+                is_secret = known[path].match
+                for name, held in value.items():
+                    if is_secret(text := str(name).lower()):
+                        todo.append((held, None))
+                    elif type(held) not in _PLAIN:
+                        todo.append((held, (*path, text)))
+            elif path is None:
+                found.update(_forms(value))
+                _less(_MOST_SECRETS, len(found))
+        return found
 
     def _shown(self, value: Any, path: _Path) -> Any:
         if isinstance(value, Mapping):
@@ -90,43 +128,48 @@ class Redaction:
     def _field(self, value: Any, path: _Path) -> Any:
         return HIDDEN if self._is_secret(path) and value is not None else self._shown(value, path)
 
-    def _find(self, value: Any, path: _Path) -> Iterator[str]:
-        if isinstance(value, Mapping):
-            for name, held in value.items():
-                inside = (*path, str(name).lower())
-                yield from _texts(held) if self._is_secret(inside) else self._find(held, inside)
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                yield from self._find(item, path)
-
     def _is_secret(self, path: _Path) -> bool:
-        return any(_ends_so(path, pattern) for pattern in self._patterns)
+        return self._names_in(path[:-1]).match(path[-1]) is not None
+
+    def _names_in(self, path: _Path) -> re.Pattern[str]:
+        """Return which names are secret in what stands at a path."""
+        return _any_of(frozenset(pattern[-1] for pattern in self._patterns if _ends_so(path, pattern[:-1])))
 
 
 def _ends_so(path: _Path, pattern: _Path) -> bool:
     return len(path) >= len(pattern) and all(
-        fnmatchcase(name, part) for name, part in zip(path[-len(pattern) :], pattern, strict=True)
+        fnmatchcase(name, part) for name, part in zip(path[len(path) - len(pattern) :], pattern, strict=True)
     )
 
 
-def _texts(value: Any) -> Iterator[str]:
+@lru_cache(maxsize=1024)
+def _any_of(names: frozenset[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, names)) or "(?!)")
+
+
+def _less(left: int, number: int) -> int:
+    if left < number:
+        raise Unsearchable(f"It has more than {_MOST_SEARCHED:,} fields, or {_MOST_SECRETS:,} secrets.")
+    return left - number
+
+
+def by_name(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name; one that is given without has its place for one."""
+    return {f"@{place}": argument for place, argument in enumerate(arguments)} | dict(keywords)
+
+
+def _forms(value: Any) -> Iterator[str]:
     """Yield what a secret looks like wherever it is repeated."""
-    if isinstance(value, Mapping):
-        for held in value.values():
-            yield from _texts(held)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _texts(item)
-    elif value is not None and not isinstance(value, bool):
+    if value is not None and not isinstance(value, bool):
         text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-        for form in {text, repr(text)[1:-1]}:
-            if len(form) >= _SHORTEST:
-                yield form
+        yield from (form for form in {text, repr(text)[1:-1]} if len(form) >= _SHORTEST)
 
 
 def scrub(text: str, secrets: Sequence[str]) -> str:
-    """Return a text in which secrets are hidden."""
+    """Return a text in which secrets are hidden; an empty one is in every text, and hides all of it."""
     for secret in secrets:
+        if not secret:
+            return HIDDEN if text else text
         text = text.replace(secret, HIDDEN)
     return text
 

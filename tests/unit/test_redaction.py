@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import pytest
 from orchestrator import Orchestrator, TaskContext
 from orchestrator.api.inherited import inherited
 from orchestrator.domain import timezones
-from orchestrator.domain.redaction import HIDDEN, Redaction, placed, scrub, words
+from orchestrator.domain.redaction import HIDDEN, Redaction, Unsearchable, placed, scrub, words
 from orchestrator.domain.tasks.callbacks import Callbacks
 from orchestrator.domain.tasks.task import Dispatch, Failed, parse_options
 from orchestrator.errors import InvalidTask
@@ -65,6 +66,51 @@ def test_secrets_are_found_again_in_texts() -> None:
     )
 
 
+def calls_of(function: Callable[[], object]) -> int:
+    """Return how many calls of Python functions something takes: what it costs, however busy the machine is."""
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("given", [{"x": [0] * 490_000}, {"x": ["a"] * 200_000}, {"x": [{"a": 1, "b": 2}] * 10_000}])
+def test_secrets_are_found_among_many_other_values_at_little_cost(given: dict[str, Any]) -> None:
+    hidden = Redaction(["apikey", "card.*"])
+    given = {"apikey": "tok-1", **given}
+    assert calls_of(lambda: hidden.secrets((), given)) < 15_000
+    assert hidden.secrets((), given) == ("tok-1",)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"x": [{} for _ in range(60_000)]},
+        {"x": {f"name {n}": n for n in range(60_000)}},
+        {"card": {"numbers": [0] * 60_000}},
+        {"card": {"numbers": [f"secret {n}" for n in range(1_001)]}},
+    ],
+)
+def test_where_secrets_cannot_all_be_found_every_text_is_hidden(given: dict[str, Any]) -> None:
+    hidden = Redaction(["apikey", "card.*"])
+    assert calls_of(lambda: hidden.secrets((), given)) < 10_000
+    secrets = hidden.secrets((), given)
+    assert scrub("it was tok-1", secrets) == HIDDEN
+    assert scrub("", secrets) == ""
+    with pytest.raises(Unsearchable, match=r"more than 50,000 fields, or 1,000 secrets"):
+        hidden.secrets_in(given)
+    family = Family([], [Relative((), timezones.encode([[], given]), None)], [], False)
+    assert inherited(family, ["apikey", "card.*"]).is_whole
+
+
 def test_a_value_is_hidden_under_any_name() -> None:
     hidden = Redaction(["token"], ["tok-1", "123456"])
     data = {"session": "tok-1", "note": ["Bearer tok-1", 123456, 1234567, b"x tok-1"], "tok-1": None, "user": "eve"}
@@ -99,10 +145,10 @@ class Said(NamedTuple):
     report: Failed
 
 
-def run_failing(function: Callable[..., Any], **options: Any) -> Said:
+def run_failing(function: Callable[..., Any], token: Any = "tok-1-long", **options: Any) -> Said:
     """Run a task that fails, in a worker."""
     app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
-    new = app.task(name="it", **options)(function)._new((), {"token": "tok-1-long"})
+    new = app.task(name="it", **options)(function)._new((), {"token": token})
     job = Job(Dispatch(new.id, 1, "it", new.payload, "default", new.options), Bundle("g", "default", "0-1", 1), 0, 0.0)
     job.begin(0.0)
     outbox = KeptOutbox()
@@ -126,6 +172,29 @@ def test_a_worker_hides_what_a_task_says_of_its_progress_and_hands_names_on() ->
     assert "tok-1" not in told
     assert [mark.text for _, mark in said.outbox.marks] == [f"with {HIDDEN}", "x" * 995 + HIDDEN]
     assert [parse_options(task.options).inherited for task in said.outbox.tasks] == [("token",)]
+
+
+def test_a_worker_hides_all_that_a_task_says_which_has_more_secrets_than_can_be_searched_for() -> None:
+    def say(ctx: TaskContext, token: list[str]) -> None:
+        ctx.progress(0.5, f"with {token[7]}")
+        ctx.log(token[7])
+        error = ValueError(token[7])
+        error.token, error.number, error.other = "x", 12345, {"of": token[7]}  # type: ignore[attr-defined]
+        raise error
+
+    said = run_failing(say, [f"tok-{n}-long" for n in range(2_000)], redact=("token",))
+    told = msgspec.json.encode([said.outbox.marks, said.outbox.lines, said.report.error]).decode()
+    assert "tok-" not in told
+    assert said.report.error.attributes == {HIDDEN: {HIDDEN: HIDDEN}}
+
+
+def test_attributes_of_an_error_stay_data_where_a_number_is_secret() -> None:
+    def say(token: int) -> None:
+        error = ValueError("no")
+        error.number = token  # type: ignore[attr-defined]
+        raise error
+
+    assert run_failing(say, 123_456, redact=("token",)).report.error.attributes == {"number": HIDDEN}
 
 
 def _take(value: Any) -> None: ...

@@ -46,9 +46,10 @@ def without_secrets(error: TaskError, patterns: Iterable[str], secrets: Sequence
     """Return an error in which nothing repeats what is secret in the arguments, nor has a field that is called so."""
     data = error.data
     if data:
-        data = msgspec.json.encode(Redaction(patterns).shown(error.attributes)).decode()
-    message, traceback_, data = (scrub(text, secrets) for text in (error.message, error.traceback, data))
-    return TaskError(scrub(error.kind, secrets), message, traceback_, data)
+        hidden = Redaction(patterns, secrets, is_whole="" in secrets)
+        data = msgspec.json.encode(hidden.shown(error.attributes)).decode()
+    kind, message, traceback_ = (scrub(text, secrets) for text in (error.kind, error.message, error.traceback))
+    return TaskError(kind, message, traceback_, data)
 
 
 def _data(error: BaseException) -> str:
