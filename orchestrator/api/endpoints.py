@@ -14,7 +14,7 @@ from __future__ import annotations
 import codecs
 import inspect
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -291,6 +291,11 @@ class Routes:
             return call
 
         return declare
+
+
+def of_name(name: str, endpoints: Iterable[Endpoint]) -> Endpoint:
+    """Return the route that is performed by the function of this name."""
+    return next(one for one in endpoints if one.call.__name__ == name)
 
 
 def _answered(returned: Any) -> Any:

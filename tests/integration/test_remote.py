@@ -31,6 +31,7 @@ from orchestrator import (
     ConfigurationError,
     Duplicate,
     Forbidden,
+    Handle,
     NotFound,
     Orchestrator,
     OrchestratorError,
@@ -367,6 +368,12 @@ def test_a_wait_goes_on_when_the_application_is_closed_and_used_again(engine: En
         assert waiting.result(90) is None
 
 
+def _overdue(handle: Handle[Any]) -> str:
+    with pytest.raises(ResultTimeout) as late:
+        handle.result(0.1)
+    return str(late.value)
+
+
 def test_who_waits_is_told_what_is_in_the_way(
     engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -375,8 +382,7 @@ def test_who_waits_is_told_what_is_in_the_way(
         handle = double.enqueue(2)
         waiting = pool.submit(handle.result, 90)
         eventually(lambda: "No scheduler leads" in caplog.text, "it is told")
-        with pytest.raises(ResultTimeout, match="No scheduler leads"):
-            handle.result(0.1)
+        eventually(lambda: "No scheduler leads" in _overdue(handle), "an overdue result says so")  # a busy API may not
         end_all(engine)
         assert waiting.result(90) is None
 

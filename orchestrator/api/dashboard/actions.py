@@ -9,35 +9,23 @@ from typing import Any, get_type_hints
 from orchestrator.api.dashboard.pages import approvals, records
 from orchestrator.api.dashboard.pages import tasks as task_pages
 from orchestrator.api.dashboard.serving import Action
-from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.endpoints import Endpoint, of_name
 from orchestrator.api.reach import WHOLE, WITHIN
-from orchestrator.api.routes import (
-    ROUTES,
-    cancels,
-    code,
-    fleet,
-    flows,
-    queues,
-    redrives,
-    runs,
-    schedules,
-    tasks,
-    workflows,
-)
+from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Scope
 
 
-def _action(call: Callable[..., Any], said: str, needs: str = "") -> Action:
+def _action(name: str, said: str, needs: str = "") -> Action:
     """Return a route of the API as a form asks for it."""
-    found = next(one for one in ROUTES if one.call is call)
+    found = of_name(name, ROUTES)
     path = found.path.replace("/api/v1", "/ui", 1)
     fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(Endpoint)}
     return Action(**fields | {"method": "POST", "path": path, "tag": "dashboard", "said": said, "needs": needs})
 
 
-def _checked(call: Callable[..., Any], checked: Callable[..., Any], said: str) -> Action:
+def _checked(name: str, checked: Callable[..., Any], said: str) -> Action:
     """Return a route of the API that pages ask for only if things still are as they were shown."""
-    return dataclasses.replace(_action(call, said), call=checked, body=get_type_hints(checked)["body"])
+    return dataclasses.replace(_action(name, said), call=checked, body=get_type_hints(checked)["body"])
 
 
 def _own(path: str, call: Callable[..., Any]) -> Action:
@@ -65,37 +53,37 @@ def _of_keys(path: str, call: Callable[..., Any], said: str = "") -> Action:
 
 
 ACTIONS: tuple[Action, ...] = (
-    _action(tasks.retry_task, "The task is tried again."),
-    _action(tasks.cancel_task, "The task is being cancelled."),
-    _action(redrives.retry_failed, "Tried again: {answer.tasks:,}."),
-    _action(cancels.cancel_tasks, "Being cancelled: {answer.tasks:,}."),
+    _action("retry_task", "The task is tried again."),
+    _action("cancel_task", "The task is being cancelled."),
+    _action("retry_failed", "Tried again: {answer.tasks:,}."),
+    _action("cancel_tasks", "Being cancelled: {answer.tasks:,}."),
     _own("/ui/tasks/cancel-chosen", task_pages.cancel_chosen),
     _own("/ui/tasks/retry-chosen", task_pages.retry_chosen),
-    _action(queues.pause_queue, "The queue is paused: what is with the workers goes on."),
-    _action(queues.resume_queue, "The queue goes on."),
-    _action(queues.limit_queue, "The limits are set."),
-    _action(queues.purge_queue, "What waits in the queue is being cancelled."),
-    _action(fleet.drain_worker, "Worker {answer.worker} takes nothing more, finishes what it runs, and ends."),
-    _action(runs.cancel_run, "The run is being cancelled."),
-    _action(runs.retry_run, "What failed in the run is tried again."),
-    _action(runs.rerun, "The run is started over: this is the new one."),
-    _action(code.signal, "The signal is sent."),
-    _action(code.resolve, "", needs="value"),
-    _action(code.reject, ""),
-    _action(code.query_run, ""),
-    _action(code.update_run, ""),
-    _action(code.terminate, "The run is being ended, without asking its code."),
-    _action(code.reset, "The run is repeated up to there: this is the new one."),
-    _checked(flows.approve_flow, approvals.approve, "Approved: the run goes on."),
-    _checked(flows.reject_flow, approvals.reject, "Rejected: the run goes on, or ends, as its flow says."),
-    _action(flows.signal_flow, "The signal is sent.", needs="value"),
-    _action(flows.start_flow, "The run is started: this is it."),
-    _action(schedules.pause_schedule, "The schedule fires no more until it is resumed."),
-    _action(schedules.resume_schedule, "The schedule fires again."),
-    _action(schedules.trigger_schedule, "A run is started: this is it."),
-    _action(schedules.backfill, "Backfill {answer.id} is asked for: {answer.total:,} fires."),
-    _action(schedules.cancel_backfill, "The backfill is given up."),
+    _action("pause_queue", "The queue is paused: what is with the workers goes on."),
+    _action("resume_queue", "The queue goes on."),
+    _action("limit_queue", "The limits are set."),
+    _action("purge_queue", "What waits in the queue is being cancelled."),
+    _action("drain_worker", "Worker {answer.worker} takes nothing more, finishes what it runs, and ends."),
+    _action("cancel_run", "The run is being cancelled."),
+    _action("retry_run", "What failed in the run is tried again."),
+    _action("rerun", "The run is started over: this is the new one."),
+    _action("signal", "The signal is sent."),
+    _action("resolve", "", needs="value"),
+    _action("reject", ""),
+    _action("query_run", ""),
+    _action("update_run", ""),
+    _action("terminate", "The run is being ended, without asking its code."),
+    _action("reset", "The run is repeated up to there: this is the new one."),
+    _checked("approve_flow", approvals.approve, "Approved: the run goes on."),
+    _checked("reject_flow", approvals.reject, "Rejected: the run goes on, or ends, as its flow says."),
+    _action("signal_flow", "The signal is sent.", needs="value"),
+    _action("start_flow", "The run is started: this is it."),
+    _action("pause_schedule", "The schedule fires no more until it is resumed."),
+    _action("resume_schedule", "The schedule fires again."),
+    _action("trigger_schedule", "A run is started: this is it."),
+    _action("backfill", "Backfill {answer.id} is asked for: {answer.total:,} fires."),
+    _action("cancel_backfill", "The backfill is given up."),
     _of_keys("/ui/keys", records.create_key),
     _of_keys("/ui/keys/revoke", records.revoke_key, "The key opens nothing any more."),
-    _action(workflows.start_run, "The run is started: this is it."),
+    _action("start_run", "The run is started: this is it."),
 )

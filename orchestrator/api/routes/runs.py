@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked, Page
+from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Page
 from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.reach import RUN, WITHIN
 from orchestrator.api.redacting import error_shown, shown
@@ -209,20 +209,6 @@ def run_log(api: Api, id: UUID, query: RunLogQuery) -> Log:
     """Show what the tasks of a run said, printed and logged: a page of it, the oldest first."""
     api.backend.runs.progress(id.bytes)  # there is such a run
     return shown_log(api.backend.runs.log(id.bytes, query.cursor))
-
-
-@routes.post("/{id}/cancel", about=RUN, status=202)
-def cancel_run(api: Api, id: UUID) -> Asked:
-    """Cancel a run and all that is open in it; one of code is asked to end itself."""
-    api.backend.runs.cancel(id.bytes)
-    return Asked(id, "cancel")
-
-
-@routes.post("/{id}/retry", about=RUN, status=202)
-def retry_run(api: Api, id: UUID) -> Asked:
-    """Try what failed in a run again, or let a stuck run go on."""
-    api.backend.runs.retry(id.bytes)
-    return Asked(id, "retry")
 
 
 @routes.post("/{id}/rerun", about=RUN, status=201, examples=[{"from_step": "load"}])

@@ -9,9 +9,9 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Done
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api
 from orchestrator.api.endpoints import Routes, costs
-from orchestrator.api.reach import BACKFILL, WITHIN, WORKFLOW
+from orchestrator.api.reach import WITHIN, WORKFLOW
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Reach
 from orchestrator.sdk.ids import new_id
@@ -135,27 +135,6 @@ def set_schedule(api: Api, workflow: str, body: NewSchedule) -> ScheduleView:
     return view(api.backend.schedules.set(workflow, body.schedule, body.version))
 
 
-@routes.delete("/{workflow}/{name}", about=WORKFLOW)
-def delete_schedule(api: Api, workflow: str, name: str) -> Done:
-    """Remove a schedule."""
-    api.backend.schedules.delete(f"{workflow}/{name}")
-    return Done("deleted")
-
-
-@routes.post("/{workflow}/{name}/pause", about=WORKFLOW)
-def pause_schedule(api: Api, workflow: str, name: str) -> Done:
-    """Fire no more."""
-    api.backend.schedules.pause(f"{workflow}/{name}")
-    return Done("paused")
-
-
-@routes.post("/{workflow}/{name}/resume", about=WORKFLOW)
-def resume_schedule(api: Api, workflow: str, name: str) -> Done:
-    """Fire again."""
-    api.backend.schedules.resume(f"{workflow}/{name}")
-    return Done("resumed")
-
-
 @routes.post("/{workflow}/{name}/trigger", about=WORKFLOW, status=201)
 def trigger_schedule(api: Api, workflow: str, name: str) -> Started:
     """Start a run of a schedule now."""
@@ -179,22 +158,3 @@ def backfill(api: Api, workflow: str, name: str, body: NewBackfill) -> BackfillV
     """Start the runs of all fires in a range of the past, a few at a time."""
     number = api.backend.schedules.backfill(f"{workflow}/{name}", body.start, body.end, body.concurrency, body.again)
     return api.backend.schedules.show_backfill(number)
-
-
-backfills = Routes("schedules", "/api/v1/backfills")
-
-
-@backfills.get("/{number}", about=BACKFILL)
-def show_backfill(api: Api, number: Annotated[int, Meta(ge=1, le=LARGEST)]) -> BackfillView:
-    """Show how far a backfill is."""
-    return api.backend.schedules.show_backfill(number)
-
-
-@backfills.post("/{number}/cancel", about=BACKFILL, status=202)
-def cancel_backfill(api: Api, number: Annotated[int, Meta(ge=1, le=LARGEST)]) -> Done:
-    """Give a backfill up."""
-    api.backend.schedules.cancel_backfill(number)
-    return Done("cancelled")
-
-
-routes.found += backfills.found

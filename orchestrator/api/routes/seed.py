@@ -11,20 +11,19 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.bodies import LARGEST_BODY
-from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api, Asked, Done, Page
-from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api, Page
+from orchestrator.api.endpoints import Endpoint, Routes, costs, of_name
 from orchestrator.api.reach import RUN, WITHIN, WORKFLOW
-from orchestrator.api.routes import runs, tasks, workflows
-from orchestrator.api.routes.runs import RunAnswer, RunQuery
+from orchestrator.api.routes import derived, runs, tasks, workflows
 from orchestrator.api.routes.tasks import Log, LogQuery
-from orchestrator.api.routes.workflows import Applied, Document, NewRunOf, Started, WorkflowAnswer, Workflows, hash_of
+from orchestrator.api.routes.workflows import Applied, Document, NewRunOf, Started, WorkflowAnswer, hash_of
 from orchestrator.domain.access import Reach, Scope
 from orchestrator.domain.dag.conditions import Condition
 from orchestrator.domain.flow.definition import step_of
 from orchestrator.domain.patterns import whole
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.store import insights
-from orchestrator.store.insights import RunView, StepView, TaskFilter, TaskView
+from orchestrator.store.insights import StepView, TaskFilter, TaskView
 
 routes = Routes("root")
 
@@ -97,10 +96,12 @@ class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cursor: Annotated[str, Meta(pattern=whole("[0-9]{1,19}-[0-9]{1,9}"))] = ""
 
 
-@routes.get("/workflows", about=WITHIN)
-def list_workflows(api: Api, reach: Reach) -> Workflows:
-    """List workflows."""
-    return workflows.list_workflows(api, reach)
+def _alias(path: str, original: Endpoint, summary: str) -> None:
+    """Serve another route at the root, too."""
+    routes.found.append(dataclasses.replace(original, path=path, tag=routes.tag, summary=summary, description=""))
+
+
+_alias("/workflows", of_name("list_workflows", workflows.routes), "List workflows")
 
 
 @routes.post("/workflows", about=WITHIN, etag=hash_of, examples=[_EXAMPLE])
@@ -117,10 +118,7 @@ def show_workflow(api: Api, name: str) -> WorkflowAnswer:
     return workflows.answer(workflows.find(api, name))
 
 
-@routes.delete("/workflows/{name}", about=WORKFLOW)
-def delete_workflow(api: Api, name: str) -> Done:
-    """Delete a workflow."""
-    return workflows.delete_workflow(api, name)
+_alias("/workflows/{name}", of_name("delete_workflow", workflows.routes), "Delete a workflow")
 
 
 @routes.post("/workflows/{name}/runs", about=WORKFLOW, scope=Scope.ENQUEUE, status=201)
@@ -129,28 +127,10 @@ def trigger_run(api: Api, name: str, body: NewRunOf, key: str | None, reach: Rea
     return Started(workflows.start(api, name, body, key, reach))
 
 
-@routes.get("/runs", about=WITHIN)
-def list_runs(api: Api, query: RunQuery, reach: Reach) -> Page[RunView]:
-    """List runs."""
-    return runs.list_page(api, query, reach)
-
-
-@routes.get("/runs/{id}", about=RUN)
-def show_run(api: Api, id: UUID) -> RunAnswer:
-    """Get the details of a run."""
-    return runs.find(api, id)
-
-
-@routes.post("/runs/{id}/cancel", about=RUN, status=202)
-def cancel_run(api: Api, id: UUID) -> Asked:
-    """Cancel a run."""
-    return runs.cancel_run(api, id)
-
-
-@routes.post("/runs/{id}/retry", about=RUN, status=202)
-def retry_run(api: Api, id: UUID) -> Asked:
-    """Retry the failed tasks of a run."""
-    return runs.retry_run(api, id)
+_alias("/runs", of_name("list_runs", runs.routes), "List runs")
+_alias("/runs/{id}", of_name("show_run", runs.routes), "Get the details of a run")
+_alias("/runs/{id}/cancel", of_name("cancel_run", derived.routes), "Cancel a run")
+_alias("/runs/{id}/retry", of_name("retry_run", derived.routes), "Retry the failed tasks of a run")
 
 
 @routes.get("/runs/{id}/tasks", about=RUN)

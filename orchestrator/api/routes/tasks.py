@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked, Page
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import TASK, WITHIN, has_run, lineage_within
 from orchestrator.api.redacting import attempts_shown, error_shown
@@ -235,17 +235,3 @@ def shown_log(page: LogPage) -> Log:
         for line in page.lines
     ]
     return Log(lines, page.last if lines and page.last else None)
-
-
-@routes.post("/{id}/cancel", about=TASK, status=202)
-def cancel_task(api: Api, id: UUID) -> Asked:
-    """Cancel a task, wherever it stands; one that runs is interrupted."""
-    api.backend.tasks.cancel(id.bytes)
-    return Asked(id, "cancel")
-
-
-@routes.post("/{id}/retry", about=TASK, status=202)
-def retry_task(api: Api, id: UUID) -> Asked:
-    """Open a failed or skipped task again, with all its tries."""
-    api.backend.tasks.retry(id.bytes)
-    return Asked(id, "retry")

@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import reduce
 from operator import or_
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -59,6 +59,16 @@ class Body(StrEnum):
     """Many of them, or a definition."""
 
 
+class Rest(NamedTuple):
+    """A plain HTTP route of a call about one thing. The path names the thing."""
+
+    route: str
+    """Method and path: `POST /runs/{id}/cancel`."""
+    done: str = ""
+    """Said in the answer; empty if the result is the answer."""
+    status: int = 200
+
+
 About = Mapping[Kind, str]
 """Which argument names what a call is about: a field of it after a dot, several with a space between."""
 SYSTEM: About = {}
@@ -92,6 +102,8 @@ class Rules:
     """The answer has true values; the scope read gets them redacted."""
     redacts: str = ""
     """The argument that names the run by whose rules the result is redacted."""
+    rest: Rest | None = None
+    """The API serves the call under this route, too."""
 
     def __call__(self, method: F) -> F:
         """Attach the rules to a method."""

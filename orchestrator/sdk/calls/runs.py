@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from orchestrator.domain.access import Scope
 from orchestrator.domain.runs.verdict import RunCounters
 from orchestrator.domain.tasks.task import Id, NewTask
-from orchestrator.sdk.calls.declaring import SYSTEM, Body, Kind, call
+from orchestrator.sdk.calls.declaring import SYSTEM, Body, Kind, Rest, call
 from orchestrator.sdk.calls.tasks import Entry, Moment
 from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.waiting.steps import Steps
@@ -28,13 +28,16 @@ class RunCalls(Protocol):
     def rerun(self, run: Id, new: Id, from_step: str | None, *, repeated: bool = False) -> None:
         """Start a run over, with the same version and parameters; keep what is not below `from_step`."""
 
-    @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True)
+    @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True, rest=Rest("POST /runs/{id}/cancel", "cancel", 202))
     def cancel(self, run: Id) -> None:
-        """Cancel a run; one that has been cancelled stays so."""
+        """Cancel a run and all that is open in it; one of code is asked to end itself.
 
-    @call(Scope.OPERATE, about={Kind.RUN: "run"})
+        One that has been cancelled stays so.
+        """
+
+    @call(Scope.OPERATE, about={Kind.RUN: "run"}, rest=Rest("POST /runs/{id}/retry", "retry", 202))
     def retry(self, run: Id) -> None:
-        """Try a failed run again, or let a stuck run try again."""
+        """Try what failed in a run again, or let a stuck run go on."""
 
     @call(about={Kind.RUN: "run"})
     def progress(self, run: Id) -> tuple[str, RunCounters]:

@@ -12,7 +12,7 @@ from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.domain.tasks.task import Id
-from orchestrator.sdk.calls.declaring import SYSTEM, Body, Kind, call
+from orchestrator.sdk.calls.declaring import SYSTEM, Body, Kind, Rest, call
 from orchestrator.store.schedules.backfills import BackfillView, NewBackfill
 from orchestrator.store.schedules.definitions import SchedulePage, StoredSchedule
 
@@ -54,15 +54,15 @@ class ScheduleCalls(Protocol):
     def set_code(self, workflow: str, data: dict[str, Any], target: CodeTarget) -> StoredSchedule:
         """Set a schedule of a workflow as code; `data` has the shape of a file."""
 
-    @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"})
+    @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"}, rest=Rest("POST /schedules/{workflow}/{name}/pause", "paused"))
     def pause(self, key: str) -> None:
         """Fire no more."""
 
-    @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"})
+    @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"}, rest=Rest("POST /schedules/{workflow}/{name}/resume", "resumed"))
     def resume(self, key: str) -> None:
         """Fire again."""
 
-    @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"})
+    @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"}, rest=Rest("DELETE /schedules/{workflow}/{name}", "deleted"))
     def delete(self, key: str) -> StoredSchedule:
         """Remove a schedule."""
 
@@ -82,14 +82,16 @@ class ScheduleCalls(Protocol):
     ) -> tuple[NewBackfill, list[tuple[datetime, bool]]]:
         """Return what would be asked for: all fires in the range, and of each whether it would get a run."""
 
-    @call(about={Kind.BACKFILL: "number"})
+    @call(about={Kind.BACKFILL: "number"}, rest=Rest("GET /backfills/{number}"))
     def show_backfill(self, number: Number) -> BackfillView:
-        """Return how far a backfill is."""
+        """Show how far a backfill is."""
 
     @call(keeps={Kind.WORKFLOW: "workflow"})
     def list_backfills(self, limit: Count) -> list[BackfillView]:
         """Return the newest backfills."""
 
-    @call(Scope.OPERATE, about={Kind.BACKFILL: "number"})
+    @call(
+        Scope.OPERATE, about={Kind.BACKFILL: "number"}, rest=Rest("POST /backfills/{number}/cancel", "cancelled", 202)
+    )
     def cancel_backfill(self, number: Number) -> None:
         """Give a backfill up."""

@@ -11,7 +11,7 @@ from msgspec import Meta
 from orchestrator.domain.access import Scope
 from orchestrator.domain.patterns import whole
 from orchestrator.domain.tasks.task import Id, NewTask
-from orchestrator.sdk.calls.declaring import Body, Kind, call
+from orchestrator.sdk.calls.declaring import Body, Kind, Rest, call
 from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.waiting.steps import Steps, Stream
@@ -53,13 +53,24 @@ class TaskCalls(Protocol):
     def enqueue_many(self, tasks: Sequence[NewTask], *, repeated: bool = False) -> list[Id]:
         """Create many tasks, all or none; return their ids, or those of the tasks which have their keys."""
 
-    @call(Scope.OPERATE, about={Kind.TASK: "task"}, repeatable=True)
+    @call(
+        Scope.OPERATE,
+        about={Kind.TASK: "task"},
+        repeatable=True,
+        rest=Rest("POST /tasks/{id}/cancel", "cancel", 202),
+    )
     def cancel(self, task: Id) -> None:
-        """Cancel a task; one that has been cancelled stays so."""
+        """Cancel a task, wherever it stands; one that runs is interrupted.
 
-    @call(Scope.OPERATE, about={Kind.TASK: "task"})
+        One that has been cancelled stays so.
+        """
+
+    @call(Scope.OPERATE, about={Kind.TASK: "task"}, rest=Rest("POST /tasks/{id}/retry", "retry", 202))
     def retry(self, task: Id) -> None:
-        """Open a failed task again, unless another has taken its key meanwhile."""
+        """Open a failed or skipped task again, with all its tries.
+
+        If another task has taken its key meanwhile, it stays as it is.
+        """
 
     @call(
         Scope.OPERATE,
