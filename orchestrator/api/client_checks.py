@@ -300,6 +300,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("workflows", "post_event"): _event,
     ("workflows", "apply"): _apply,
     ("flows", "publish"): _publish,
+    ("flows", "start"): _start_run,
     ("schedules", "apply"): _apply_schedules,
     ("schedules", "set_code"): _set_code,
     ("schedules", "claim_origin"): _origin,

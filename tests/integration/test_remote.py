@@ -601,6 +601,17 @@ def test_a_task_that_no_client_makes_is_refused(engine: Engine, api: str, number
     assert count(engine) == 0
 
 
+@pytest.mark.parametrize("given", [{"key": "k" * 5_000}, {"key": "k\n"}, {"tags": ["t"] * 1_000}, {"tags": ["\x00"]}])
+def test_a_run_of_a_flow_that_no_client_starts_is_refused(engine: Engine, api: str, given: dict[str, Any]) -> None:
+    definition = {"start": "a", "nodes": {"a": {"service": "s"}}}
+    assert httpx.post(f"{api}/api/v1/flows/hostile", json={"definition": definition}).is_success
+    body = {"name": "hostile", "params": {}, "run_id": base64.b64encode(new_id()).decode(), **given}
+    answer = httpx.post(f"{api}/api/v1/client/flows/start", json=body)
+    assert answer.status_code == 422, answer.text
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM orchestrator.runs")) == 0
+
+
 def test_what_is_sealed_need_not_be_opened_by_the_server(engine: Engine, api: str) -> None:
     pytest.importorskip("cryptography")
     key = base64.b64encode(secrets.token_bytes(32)).decode()

@@ -5,10 +5,18 @@ from __future__ import annotations
 import inspect
 from typing import Protocol
 
+import msgspec
 import pytest
 
+from orchestrator.api.client_checks import CHECKS
+from orchestrator.api.redacting import parts_of
+from orchestrator.domain.code.history import RunStarted, SignalReceived
+from orchestrator.domain.dag.definition import Definition
+from orchestrator.domain.flow.definition import Flow
+from orchestrator.domain.tasks.starts import CodeTarget
+from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.backend import Backend
-from orchestrator.sdk.calls.declaring import Kind, call, declared
+from orchestrator.sdk.calls.declaring import Declared, Kind, call, declared
 from orchestrator.sdk.calls.interface import PARTS
 from orchestrator.settings import Settings
 
@@ -47,3 +55,15 @@ def test_the_backend_has_each_call_with_its_arguments_and_those_that_confine_it(
         taken = inspect.signature(getattr(getattr(backend, one.part), one.name)).parameters
         confining = {name for name in one.rules.within if "." not in name}
         assert {*one.signature.parameters} - {"self"} | confining <= {*taken}, f"{one.part} {one.name}"
+
+
+BROUGHT = {NewTask, Definition, Flow, RunStarted, SignalReceived, CodeTarget}
+
+
+@pytest.mark.parametrize("one", CALLS, ids=lambda one: f"{one.part} {one.name}")
+def test_a_call_that_brings_tasks_definitions_keys_or_tags_is_checked_again(one: Declared) -> None:
+    """Anyone may send anything, and the client's own checks are made where it runs."""
+    fields = msgspec.structs.fields(one.request)
+    brings = {kind for field in fields for kind in parts_of(field.type)} & BROUGHT
+    if brings or "tags" in one.signature.parameters:
+        assert (one.part, one.name) in CHECKS
