@@ -11,7 +11,6 @@ from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.reach import WHOLE
 from orchestrator.sdk.calls.fleet import Drained
-from orchestrator.store import insights
 from orchestrator.store.insights import WorkerView
 
 routes = Routes("workers", "/api/v1/workers")
@@ -28,8 +27,7 @@ class Workers(msgspec.Struct, frozen=True):
 @routes.get("", about=WHOLE)
 def workers(api: Api) -> Workers:
     """Show the fleet."""
-    with api.reading() as connection:
-        return Workers(insights.list_workers(connection))
+    return Workers(api.backend.insights.list_workers())
 
 
 @routes.post("/{id}/drain", about=WHOLE, status=202)

@@ -14,8 +14,7 @@ from orchestrator.api.reach import WHOLE
 from orchestrator.domain.access import Scope
 from orchestrator.domain.patterns import whole
 from orchestrator.errors import NotFound
-from orchestrator.transport import quarantine
-from orchestrator.transport.quarantine import SetAside
+from orchestrator.transport.quarantine import CAP, SetAside
 
 routes = Routes("quarantine", "/api/v1/quarantine")
 
@@ -25,7 +24,7 @@ EntryId = Annotated[str, Meta(pattern=whole("[0-9]{1,19}(-[0-9]{1,19})?"), examp
 class QuarantineQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many to show."""
 
-    limit: Annotated[int, Meta(ge=1, le=quarantine.CAP)] = 50
+    limit: Annotated[int, Meta(ge=1, le=CAP)] = 50
 
 
 class MessageView(msgspec.Struct, frozen=True):
@@ -59,14 +58,13 @@ class Cleared(msgspec.Struct, frozen=True):
 @routes.get("", about=WHOLE, scope=Scope.OPERATE)
 def list_quarantine(api: Api, query: QuarantineQuery) -> Messages:
     """List messages that could not be understood or applied. Nothing waits for them."""
-    found = quarantine.newest(api.backend.connections.redis, api.backend.connections.keys, query.limit)
-    return Messages([_view(message) for message in found])
+    return Messages([_view(message) for message in api.backend.quarantine.newest(query.limit)])
 
 
 @routes.get("/{id}", about=WHOLE, scope=Scope.OPERATE)
 def show_quarantined(api: Api, id: EntryId) -> MessageView:
     """Show one message: where it stood, why it was refused, and what is in it."""
-    found = quarantine.find(api.backend.connections.redis, api.backend.connections.keys, id)
+    found = api.backend.quarantine.find(id)
     if found is None:
         raise NotFound(f"Nothing was set aside under {id}. It may have been cleared, or made room for later ones.")
     return _view(found)
@@ -75,10 +73,7 @@ def show_quarantined(api: Api, id: EntryId) -> MessageView:
 @routes.delete("", about=WHOLE)
 def clear_quarantine(api: Api) -> Cleared:
     """Drop everything that was set aside."""
-    connections = api.backend.connections
-    with connections.writing("the quarantine was cleared", transaction=True) as connection:
-        connections.record(connection, "clear", "quarantine", "")
-        return Cleared(quarantine.clear(api.backend.connections.redis, api.backend.connections.keys))
+    return Cleared(api.backend.quarantine.clear())
 
 
 def _view(message: SetAside) -> MessageView:

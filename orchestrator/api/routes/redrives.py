@@ -11,7 +11,6 @@ from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.problems import refused
 from orchestrator.api.reach import WITHIN
 from orchestrator.domain.access import Reach
-from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.redrive import FailedFilter
 
 routes = Routes("tasks", "/api/v1/tasks")
@@ -62,8 +61,7 @@ def retry_failed(api: Api, body: Redrive, reach: Reach) -> Redriven:
     wanted = FailedFilter(**given)
     if wanted == FailedFilter():
         raise refused(422, "The request does not fit", "Say which: queue, name, error, kind, since or until.")
-    with api.reading() as connection:
-        groups = redrive.preview(connection, wanted, reach.queues)
+    groups = api.backend.tasks.preview_retry(wanted, reach.queues)
     asked = not body.dry_run and bool(groups)
     if asked:
         api.backend.tasks.retry_failed(wanted, reach.queues)

@@ -129,8 +129,7 @@ def list_page(api: Api, query: RunQuery, reach: Reach) -> Page[RunView]:
         until=query.until,
         within=reach.workflows,
     )
-    with api.reading() as connection:
-        return Page(*insights.page_of_runs(connection, wanted, limit=query.limit, before=query.cursor))
+    return Page(*api.backend.insights.page_of_runs(wanted, limit=query.limit, before=query.cursor))
 
 
 def find(api: Api, id: UUID) -> RunAnswer:

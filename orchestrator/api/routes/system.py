@@ -55,9 +55,7 @@ class Health(msgspec.Struct, frozen=True):
 @routes.get("/api/v1/status", about=WHOLE)
 def status(api: Api) -> Overview:
     """Show how the system is doing."""
-    with api.reading() as connection:
-        found = insights.overview(connection)
-    return replace(found, standbys=api.backend.insights.standbys())
+    return replace(api.backend.insights.overview(), standbys=api.backend.insights.standbys())
 
 
 @routes.get("/api/v1/search", about=WITHIN)

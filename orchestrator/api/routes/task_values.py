@@ -23,7 +23,6 @@ from orchestrator.payloads.stores import Store
 from orchestrator.references import BYTES, ITEMS, Reference, whole_reference
 from orchestrator.sdk.values.display import as_json
 from orchestrator.sdk.values.payload import decode_call, decode_value
-from orchestrator.store import insights
 from orchestrator.store.insights import TaskDetail
 
 routes = Routes("tasks", "/api/v1/tasks")
@@ -69,8 +68,7 @@ def task_arguments(api: Api, id: UUID) -> Arguments:
 
 
 def _found(api: Api, id: UUID) -> TaskDetail:
-    with api.reading() as connection:
-        found = insights.show_task(connection, id)
+    found = api.backend.insights.show_task(id)
     if found is None:
         raise NotFound.by_id("task", str(id))
     return found
@@ -78,8 +76,7 @@ def _found(api: Api, id: UUID) -> TaskDetail:
 
 def _of_run(api: Api, id: UUID) -> bytes:
     """Return what a run of code was given: its turn task, which has its id, is given nothing of its own."""
-    with api.reading() as connection:
-        code = insights.show_code(connection, id)
+    code = api.backend.insights.show_code(id)
     return b"" if code is None else code.payload
 
 

@@ -24,7 +24,6 @@ from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.values.display import as_json, call_of, stored_value
 from orchestrator.sdk.waiting.steps import Steps
-from orchestrator.store import insights
 from orchestrator.store.insights import AttemptView, ErrorView, Lineage, TaskDetail, TaskFilter, TaskView
 from orchestrator.time_limits import TimeLimit
 
@@ -109,8 +108,7 @@ def list_tasks(api: Api, query: TaskQuery, reach: Reach) -> Page[TaskView]:
         error=query.error,
         within="" if is_own_run else reach.queues,
     )
-    with api.reading() as connection:
-        return Page(*insights.page_of_tasks(connection, wanted, limit=query.limit, before=query.cursor))
+    return Page(*api.backend.insights.page_of_tasks(wanted, limit=query.limit, before=query.cursor))
 
 
 class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,8 +132,7 @@ def _when_ended(api: Api, id: UUID, seconds: float) -> Steps[TaskAnswer]:
 
 def shown_task(api: Api, id: UUID) -> TaskAnswer:
     """Return all that is known of one task."""
-    with api.reading() as connection:
-        found = insights.show_task(connection, id)
+    found = api.backend.insights.show_task(id)
     if found is None:
         raise NotFound.by_id("task", str(id))
     return _answer(api, found, _progress(api, id))

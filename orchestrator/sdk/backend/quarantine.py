@@ -21,6 +21,6 @@ class QuarantineBackend(QuarantineCalls):
         return quarantine.find(self._connections.redis, self._connections.keys, entry)
 
     def clear(self) -> int:
-        with self._connections.writing("what was set aside was dropped", transaction=True) as connection:
+        with self._connections.writing("the quarantine was cleared", transaction=True) as connection:
             self._connections.record(connection, "clear", "quarantine", "")
             return quarantine.clear(self._connections.redis, self._connections.keys)
