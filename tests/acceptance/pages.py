@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.waiting import eventually
@@ -136,16 +137,13 @@ def install() -> None:
     shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
     wanted = [word for line in dict.fromkeys(asked) for word in shlex.split(line)[2:]]
-    program: list[str | Path] = [
-        ENVIRONMENT / "bin" / "python",
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-compile",  # most of it is never imported
-        "--editable",
-        *wanted,
-    ]
+    python = ENVIRONMENT / "bin" / "python"
+    program: list[str | Path] = (
+        [sys.executable, "-m", "uv", "pip", "install", "--python", python]
+        if find_spec("uv")
+        else [python, "-m", "pip", "install", "--no-compile"]  # most of it is never imported
+    )
+    program += ["--quiet", "--editable", *wanted]
     done = subprocess.run(program, cwd=REPOSITORY, env=_clean(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     made.touch()

@@ -50,7 +50,7 @@ def fill(client: httpx.Client) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("phases", ["examples,coverage", "fuzzing,stateful"])
-@pytest.mark.long_for("fuzzing,stateful")
+@pytest.mark.long
 def test_nothing_that_a_client_sends_makes_a_server_error(
     database_url: str, redis_url: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, phases: str
 ) -> None:

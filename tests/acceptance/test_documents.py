@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from orchestrator.cli import main
 from tests.acceptance import pages
 from tests.acceptance.pages import PAGES, REPOSITORY
 
@@ -57,4 +59,4 @@ def test_every_command_of_the_readme_exists() -> None:
         if words[0].startswith("./"):
             assert os.access(REPOSITORY / words[0], os.X_OK), words[0]
         elif words[0] == "orchestrator":
-            pages.run(REPOSITORY, "orchestrator", words[1], "--help")
+            assert CliRunner().invoke(main, [words[1], "--help"]).exit_code == 0, words[1]

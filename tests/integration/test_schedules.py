@@ -443,7 +443,7 @@ def test_a_backfill_that_cannot_be_stored_is_given_up(system: System) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.03, 200), (0.0, 1_000)])
-def test_ten_thousand_in_the_same_second_are_fired_in_slices(
+def test_thousands_in_the_same_second_are_fired_in_slices(
     system: System, monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
 ) -> None:
     """Each tick takes as many slices as it has time for, so dispatch comes in between; and every one fires once."""
@@ -458,16 +458,16 @@ def test_ten_thousand_in_the_same_second_are_fired_in_slices(
     system.sql(
         "INSERT INTO orchestrator.schedules (workflow, name, definition, next_fire, due_at)"
         """ SELECT 'nightly', 's' || n, jsonb_build_object('every', 3600, 'name', 's' || n), :at, :at"""
-        " FROM generate_series(1, 10000) n",
+        " FROM generate_series(1, 4000) n",
         at=moment("2026-01-01 01:00"),
     )
     counts = [0]
-    while counts[-1] < 10_000:
+    while counts[-1] < 4_000:
         system.tick("2026-01-01 01:00")
         counts.append(system.sql("SELECT count(*) FROM orchestrator.runs")[0][0])
         assert counts[-1] - counts[-2] == most
-        assert system.scheduler.term.due_in == 0.0 or counts[-1] == 10_000
-    assert len({run.schedule for run in system.runs()}) == 10_000
+        assert system.scheduler.term.due_in == 0.0 or counts[-1] == 4_000
+    assert len({run.schedule for run in system.runs()}) == 4_000
 
 
 def put_many(system: System, number: int, **definition: Any) -> None:
