@@ -20,7 +20,7 @@ from orchestrator.api.guard import check_sender
 from orchestrator.api.login_limits import LoginLimits
 from orchestrator.api.problems import Problem, Refused
 from orchestrator.api.proxies import Proxies, User
-from orchestrator.domain.access import Key, Reach, Scope, Secret, Ticket, parse
+from orchestrator.domain.access import Key, KeyScope, Scope, Secret, Ticket, parse
 from orchestrator.domain.quotas import DEFAULTS, Quotas
 from orchestrator.sdk.acting import Actor
 from orchestrator.store import keys, sessions
@@ -33,7 +33,7 @@ Shown = Secret | Ticket
 _REMEMBERED = 1.0
 """Seconds for which a look into Postgres holds: so long may a key that was revoked still open the door."""
 _MOST_REMEMBERED = 10_000
-_ALL = Reach()
+_ALL = KeyScope()
 _NOTHING_SENT = "Send a key: `Authorization: Bearer orc_…`. `orchestrator keys create` makes one."
 _NO_KEY = (
     "What the header Authorization holds is no key: expected `Bearer orc_…`, all of the 60 characters that "
@@ -45,7 +45,7 @@ class Caller(NamedTuple):
     """Who asks for something."""
 
     actor: Actor
-    reach: Reach = _ALL
+    key_scope: KeyScope = _ALL
     scope: Scope = Scope.ADMIN
     """What they may do; where nobody is asked who they are, everything."""
     key: str | None = None
@@ -102,7 +102,7 @@ class Doorkeeper:
             await self._look_after(given, origin, run)
         if self.asks:
             key = self._check(given, _sent(headers), needed, origin)
-            return Caller(Actor(f"{key.name} ({key.id})", origin), key.reach, key.scope, key.id, key.quotas)
+            return Caller(Actor(f"{key.name} ({key.id})", origin), key.key_scope, key.scope, key.id, key.quotas)
         check_sender(peer, headers)
         return Caller(Actor("anyone on this machine", origin))
 

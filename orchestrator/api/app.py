@@ -93,7 +93,7 @@ class _Application(Starlette):
         elif (found := self.paths.find(scope)) is None:
             await super().__call__(scope, receive, send)
         else:
-            scope["path_params"] = found.places
+            scope["path_params"] = found.path_params
             await found.served(scope, receive, send)
 
 

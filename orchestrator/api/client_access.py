@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from orchestrator.api.context import Api
-from orchestrator.api.reach import (
+from orchestrator.api.key_scope import (
     BACKFILL,
     WHOLE,
     WITHIN,
@@ -26,7 +26,7 @@ from orchestrator.api.reach import (
     has_run,
     lineage_within,
 )
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import NotFound
@@ -39,42 +39,42 @@ def subject(name: str, about: About | None) -> Subject:
         return WITHIN if about is None else WHOLE
     checks = [(_CHECKS[kind], attrgetter(*arguments.split())) for kind, arguments in about.items()]
 
-    def check_body(api: Api, reach: Reach, given: Mapping[str, Any]) -> None:
+    def check_body(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
         for check, value in checks:
-            check(api, reach, value(given["body"]))
+            check(api, key_scope, value(given["body"]))
 
     return Subject(name, check_body)
 
 
-def narrow(rules: Rules, api: Api, reach: Reach, given: dict[str, Any]) -> None:
+def narrow(rules: Rules, api: Api, key_scope: KeyScope, given: dict[str, Any]) -> None:
     """Confine the arguments of a call to the queues and workflows of a bound key."""
     for argument, kind in rules.within.items():
         name, _, field = argument.partition(".")
         is_of_queues = given["kind"] == "task" if kind is Kind.TASK_OR_RUN else kind is not Kind.WORKFLOW
-        prefix = reach.queues if is_of_queues else reach.workflows
-        if kind is Kind.TASK and given[name].run is not None and has_run(api, reach, given[name].run):
-            prefix = ""
+        prefix = key_scope.queues if is_of_queues else key_scope.workflows
+        if kind is Kind.TASK and given[name].run is not None and has_run(api, key_scope, given[name].run):
+            prefix = ""  # all tasks of a run are for a key that the run is for
         given[name] = dataclasses.replace(given[name], **{field: prefix}) if field else prefix
 
 
-def keep(rules: Rules, reach: Reach, found: Any) -> Any:
+def keep(rules: Rules, key_scope: KeyScope, found: Any) -> Any:
     """Return the part of a result that a bound key may see."""
     for kind, field in rules.keeps.items():
         if kind is Kind.LINEAGE:
-            return lineage_within(reach, found)
-        has = reach.has_queue if kind is Kind.QUEUE else reach.has_workflow
+            return lineage_within(key_scope, found)
+        has = key_scope.has_queue if kind is Kind.QUEUE else key_scope.has_workflow
         if isinstance(found, dict):
             return {name: one for name, one in found.items() if has(name)}
         return [one for one in found if has(getattr(one, field) if field else one)]
     return found if rules.bound_result is None else rules.bound_result
 
 
-def check_names(reach: Reach, body: Any) -> None:
+def check_names(key_scope: KeyScope, body: Any) -> None:
     """Refuse tasks, and those that follow them, whose names the caller may not enqueue."""
     task, tasks = getattr(body, "task", None), getattr(body, "tasks", None)
     given = [task] if isinstance(task, NewTask) else [one for one in tasks or () if isinstance(one, NewTask)]
     for name in sorted({one.name for one in with_followers(given)}):
-        check_task_name(reach, name)
+        check_task_name(key_scope, name)
 
 
 def with_followers(tasks: Iterable[NewTask | Callback]) -> Iterator[NewTask | Callback]:
@@ -89,22 +89,22 @@ def with_followers(tasks: Iterable[NewTask | Callback]) -> Iterator[NewTask | Ca
             yield from with_followers((*followers.success, *followers.failure))
 
 
-def _check_new_tasks(_: Api, reach: Reach, tasks: Any) -> None:
+def _check_new_tasks(_: Api, key_scope: KeyScope, tasks: Any) -> None:
     for queue in sorted({one.queue for one in with_followers(tasks if isinstance(tasks, list) else [tasks])}):
-        check_queue(reach, queue)
+        check_queue(key_scope, queue)
 
 
-def _check_task_or_run(api: Api, reach: Reach, target: bytes) -> None:
-    if not has_run(api, reach, UUID(bytes=target)):
-        check_tasks(api, reach, _ids(target))
+def _check_task_or_run(api: Api, key_scope: KeyScope, target: bytes) -> None:
+    if not has_run(api, key_scope, UUID(bytes=target)):
+        check_tasks(api, key_scope, _ids(target))
 
 
-def _check_schedule(api: Api, reach: Reach, key: str) -> None:
+def _check_schedule(api: Api, key_scope: KeyScope, key: str) -> None:
     try:
         workflow = api.backend.schedules.find(key).workflow
     except NotFound:
         workflow = key
-    check_workflow(reach, workflow)
+    check_workflow(key_scope, workflow)
 
 
 def _ids(value: Any) -> set[UUID]:
@@ -114,15 +114,15 @@ def _ids(value: Any) -> set[UUID]:
     return {value if isinstance(value, UUID) else UUID(bytes=value)}
 
 
-_CHECKS: Mapping[Kind, Callable[[Api, Reach, Any], None]] = {
-    Kind.TASK: lambda api, reach, tasks: check_tasks(api, reach, found) if (found := _ids(tasks)) else None,
-    Kind.RUN: lambda api, reach, runs: check_runs(api, reach, found) if (found := _ids(runs)) else None,
+_CHECKS: Mapping[Kind, Callable[[Api, KeyScope, Any], None]] = {
+    Kind.TASK: lambda api, key_scope, tasks: check_tasks(api, key_scope, found) if (found := _ids(tasks)) else None,
+    Kind.RUN: lambda api, key_scope, runs: check_runs(api, key_scope, found) if (found := _ids(runs)) else None,
     Kind.TASK_OR_RUN: _check_task_or_run,
-    Kind.QUEUE: lambda _, reach, name: None if name is None else check_queue(reach, name),
-    Kind.WORKFLOW: lambda _, reach, name: check_workflow(reach, name),
+    Kind.QUEUE: lambda _, key_scope, name: None if name is None else check_queue(key_scope, name),
+    Kind.WORKFLOW: lambda _, key_scope, name: check_workflow(key_scope, name),
     Kind.SCHEDULE: _check_schedule,
-    Kind.BACKFILL: lambda api, reach, number: BACKFILL.check(api, reach, {"number": number}),
+    Kind.BACKFILL: lambda api, key_scope, number: BACKFILL.check(api, key_scope, {"number": number}),
     Kind.NEW_TASKS: _check_new_tasks,
-    Kind.DEFINITION: lambda _, reach, definition: check_definition(reach, definition),
-    Kind.FLOW: lambda _, reach, flow: check_flow(reach, *flow),
+    Kind.DEFINITION: lambda _, key_scope, definition: check_definition(key_scope, definition),
+    Kind.FLOW: lambda _, key_scope, flow: check_flow(key_scope, *flow),
 }

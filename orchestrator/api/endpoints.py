@@ -6,7 +6,8 @@
 
 What stands in braces in the path is read as the parameter of that name; `query` is a structure of what follows `?`,
 `body` what is sent, `key` the header `Idempotency-Key`, `match` the condition in `If-Match` and `If-None-Match`,
-`reach` what the caller may have to do with. `about` says whose it is. The first line of the docstring is the summary.
+`key_scope` the queues and workflows that the key is for. `about` says what is checked against it. The first line of the
+docstring is the summary.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import msgspec
 
 from orchestrator.api.bodies import LARGEST_QUESTION, ONE_VALUE
 from orchestrator.api.decoding import decoder
+from orchestrator.api.key_scope import NOTHING, TASK, WITHIN, WORKFLOW, Subject
 from orchestrator.api.problems import misfit, refused
-from orchestrator.api.reach import NOTHING, TASK, WITHIN, WORKFLOW, Subject
 from orchestrator.domain.access import Scope
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,8 +55,8 @@ class Endpoint:
     status: int
     summary: str
     description: str
-    places: Mapping[str, Any]
-    """The types of what stands in the path."""
+    path_params: Mapping[str, Any]
+    """The types of the parameters in the path."""
     query: Any = None
     body: Any = None
     answer: Any = None
@@ -74,7 +75,7 @@ class Endpoint:
     """Says of an answer that nothing has come of it yet, which is told with 202."""
     may_be_nothing: bool = False
     """There may be nothing to answer with, which is told with 204."""
-    takes_reach: bool = False
+    takes_key_scope: bool = False
     true_values: bool = False
     """The answer has values as a program needs them, also those that `redact` names."""
     examples: Sequence[Any] = ()
@@ -95,7 +96,7 @@ class Endpoint:
     def read_path(self, found: Mapping[str, str]) -> dict[str, Any]:
         """Return what stands in the path, in its types."""
         read = {}
-        for name, kind in self.places.items():
+        for name, kind in self.path_params.items():
             try:
                 read[name] = msgspec.convert(found[name], kind, strict=False)
             except msgspec.ValidationError as error:
@@ -248,10 +249,10 @@ class Routes:
         def declare(call: F) -> F:
             hints = get_type_hints(call, include_extras=True)
             names = inspect.signature(call).parameters
-            if ("reach" in names) != (about is WITHIN) and not (about in (WORKFLOW, TASK) and "reach" in names):
+            if ("key_scope" in names) != (about is WITHIN) and not (about in (WORKFLOW, TASK) and "key_scope" in names):
                 raise TypeError(
-                    f"{method} {path}: who is given the `reach` is about what is WITHIN it, or about a workflow or a "
-                    f"task of which more is to be held against it, too; and nobody else."
+                    f"{method} {path}: a function takes the `key_scope` if it is about what is WITHIN it. One about a "
+                    f"workflow or a task may; no other does."
                 )
             if inspect.iscoroutinefunction(call) and about not in (WITHIN, NOTHING):
                 raise TypeError(f"{method} {path}: whom it is about may have to be looked up, which needs a thread.")
@@ -268,7 +269,7 @@ class Routes:
                     status=status,
                     summary=summary.rstrip("."),
                     description=description.strip(),
-                    places={name: hints[name] for name in re.findall(r"{(\w+)", path)},
+                    path_params={name: hints[name] for name in re.findall(r"{(\w+)", path)},
                     query=hints.get("query"),
                     body=hints.get("body"),
                     answer=_answered(hints.get("return")),
@@ -283,7 +284,7 @@ class Routes:
                     may_be_nothing=may_be_nothing,
                     media_type=media_type,
                     true_values=true_values,
-                    takes_reach="reach" in names,
+                    takes_key_scope="key_scope" in names,
                     examples=examples,
                     repeated=frozenset(_lists(hints.get("query"))),
                 )

@@ -31,13 +31,13 @@ class Match(NamedTuple, Generic[T]):
     """What a request is for."""
 
     served: T
-    places: dict[str, str]
-    """What stands in the places of its path."""
+    path_params: dict[str, str]
+    """The words that stand for the parameters of its path."""
 
     @property
     def is_plausible(self) -> bool:
         """Say whether an id stands where one is expected."""
-        return "id" not in self.places or _ID.fullmatch(self.places["id"]) is not None
+        return "id" not in self.path_params or _ID.fullmatch(self.path_params["id"]) is not None
 
 
 @dataclass

@@ -108,7 +108,7 @@ def _plain(schema: Any) -> Any:
 
 
 def _types(endpoint: Endpoint) -> Iterable[Any]:
-    yield from endpoint.places.values()
+    yield from endpoint.path_params.values()
     yield from (kind for kind in (endpoint.query, endpoint.body) if kind is not None)
     if _is_described(endpoint):
         yield endpoint.answer
@@ -121,7 +121,7 @@ def _is_described(endpoint: Endpoint) -> bool:
 def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": known[id(kind)]}
-        for name, kind in endpoint.places.items()
+        for name, kind in endpoint.path_params.items()
     ]
     if endpoint.query is not None:
         parameters += _query(known[id(endpoint.query)], components)

@@ -21,12 +21,12 @@ from orchestrator.api.client_access import check_names
 from orchestrator.api.conditions import condition_of, is_known
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import CLIENTS, Endpoint
+from orchestrator.api.key_scope import WHOLE, OutOfKeyScope
 from orchestrator.api.live.answer import Admit
 from orchestrator.api.live.answer import answer as live
 from orchestrator.api.live.hub import Hub
 from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, refused
 from orchestrator.api.quotas import Meter, Received
-from orchestrator.api.reach import WHOLE, OutOfReach
 from orchestrator.api.redacting import shown
 from orchestrator.api.refusals import Refusals
 from orchestrator.api.slots import Client, Slots
@@ -98,7 +98,7 @@ class ServedPath:
                 await self._note(error, actor, request)
                 # In no variable of this frame, which the error holds: what was read would stay in memory.
                 response = self.refuse(
-                    _without_names(error) if caller and caller.reach.is_bound else error, request, caller
+                    _without_names(error) if caller and caller.key_scope.is_bound else error, request, caller
                 )
             finally:
                 observed.under_way -= 1
@@ -123,7 +123,7 @@ class ServedPath:
         given = endpoint.read_path(request.path_params) | endpoint.read_query(query_of(request))
         call = partial(perform, self._api, endpoint, endpoint.call, given, caller)
         wanted = (
-            await self._slots.run(call, caller) if caller.reach.is_bound else call()
+            await self._slots.run(call, caller) if caller.key_scope.is_bound else call()
         )  # only a look at whose it is takes a thread
         return await live(self._hub, wanted, request, admit)
 
@@ -134,8 +134,8 @@ class ServedPath:
 
     async def _note(self, error: Exception, actor: Actor, request: Request) -> None:
         """Have it in the audit log that somebody was not let do something."""
-        status = error.problem.status if isinstance(error, Refused) else 404 if isinstance(error, OutOfReach) else 0
-        if (status in (401, 403) or isinstance(error, OutOfReach)) and self._refusals.is_told():
+        status = error.problem.status if isinstance(error, Refused) else 404 if isinstance(error, OutOfKeyScope) else 0
+        if (status in (401, 403) or isinstance(error, OutOfKeyScope)) and self._refusals.is_told():
             note = partial(self._refusals.write, actor, request.method, request.url.path, status)
             await anyio.to_thread.run_sync(note)
 
@@ -152,8 +152,8 @@ async def _answer(
     api: Api, slots: Slots, meter: Meter, endpoint: Endpoint, request: Request, caller: Caller
 ) -> Response:
     """Read a request, do what it asks for, and answer; all but small bodies and answers is done in a thread."""
-    if caller.reach.is_bound and endpoint.about is WHOLE:
-        endpoint.about.check(api, caller.reach, {})
+    if caller.key_scope.is_bound and endpoint.about is WHOLE:
+        endpoint.about.check(api, caller.key_scope, {})
     if endpoint.method == "POST" and not endpoint.takes_key and "idempotency-key" in request.headers:
         raise refused(422, "The request does not fit", "Idempotency-Key: this route takes none, and would do it again.")
     given = endpoint.read_path(request.path_params) | endpoint.read_query(query_of(request))
@@ -166,7 +166,7 @@ async def _answer(
     def perform_read(call: Callable[..., Any]) -> Any:
         read = endpoint.read_body(body, request.headers.get("Content-Type", ""))
         if read and endpoint.is_for_clients:
-            check_names(caller.reach, read["body"])
+            check_names(caller.key_scope, read["body"])
             read["body"] = read["body"] if caller.scope.includes(NEEDED) else without_executors(read["body"])
         if read and endpoint.scope is Permission.ENQUEUE:
             meter.check_tasks(caller, read["body"])
@@ -199,11 +199,11 @@ async def _answer(
 
 
 def perform(api: Api, endpoint: Endpoint, call: Callable[..., Any], given: dict[str, Any], caller: Caller) -> Any:
-    """Do what was asked for, unless it is out of the caller's reach, and hide what the answer may not show."""
-    if caller.reach.is_bound:
-        endpoint.about.check(api, caller.reach, given)
-    if endpoint.takes_reach:
-        given["reach"] = caller.reach
+    """Do what was asked for, unless it is outside the caller's key scope, and hide what the answer may not show."""
+    if caller.key_scope.is_bound:
+        endpoint.about.check(api, caller.key_scope, given)
+    if endpoint.takes_key_scope:
+        given["key_scope"] = caller.key_scope
     answer = call(api, **given)
     if endpoint.true_values and caller.scope.includes(Permission.ENQUEUE):
         return answer

@@ -44,8 +44,8 @@ BUILT_IN = "orchestrator."
 """How the names of tasks begin that every worker knows, such as `orchestrator.webhook`."""
 
 
-class Reach(NamedTuple):
-    """The queues and workflows that somebody may have to do with: those whose names begin so."""
+class KeyScope(NamedTuple):
+    """The queues, workflows and tasks that a key is for, by how their names begin."""
 
     queues: str = ""
     workflows: str = ""
@@ -53,8 +53,8 @@ class Reach(NamedTuple):
     """How the names of tasks begin that somebody may enqueue; empty for all."""
 
     @classmethod
-    def of(cls, queues: str | None, workflows: str | None, tasks: str | None = None) -> Reach:
-        """Return the reach of a key: where it names only queues it is for no workflow, and the other way round."""
+    def of(cls, queues: str | None, workflows: str | None, tasks: str | None = None) -> KeyScope:
+        """Return the scope of a key. One that names only queues is for no workflow, and the other way round."""
         named = tuple(tasks.split(",")) if tasks else ()
         if queues is None and workflows is None:
             return cls(tasks=named)
@@ -78,7 +78,7 @@ class Reach(NamedTuple):
         return name.startswith(self.queues)
 
     def has_workflow(self, name: str | None) -> bool:
-        """Say whether a workflow is in it; a run of none is in the reach of who may see all."""
+        """Say whether a workflow is in it. A run without a workflow is only for keys that see all workflows."""
         return (name or "").startswith(self.workflows)
 
 
@@ -154,9 +154,9 @@ class Key(NamedTuple):
     """How much it may ask for."""
 
     @property
-    def reach(self) -> Reach:
+    def key_scope(self) -> KeyScope:
         """What it is good for: everything, unless it is bound to something."""
-        return Reach.of(self.queues, self.workflows, self.tasks)
+        return KeyScope.of(self.queues, self.workflows, self.tasks)
 
     def is_of(self, given: Secret) -> bool:
         """Say whether somebody has this very key, whatever it is good for; nobody has it by guessing."""

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from orchestrator import Orchestrator, TaskFailed
-from orchestrator.api.reach import BACKFILL, QUEUE, RUN, TASK, WORKFLOW, Subject
+from orchestrator.api.key_scope import BACKFILL, QUEUE, RUN, TASK, WORKFLOW, Subject
 from orchestrator.api.routes import ROUTES
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack

@@ -126,7 +126,7 @@ def client(port: int, key: Secret) -> Iterator[httpx.Client]:
 
 def _path(endpoint: Endpoint) -> str:
     path = endpoint.path
-    for name, kind in endpoint.places.items():
+    for name, kind in endpoint.path_params.items():
         word = str(uuid4()) if kind is UUID else "1" if int in (kind, *get_args(kind)) else "x"
         path = path.replace(f"{{{name}}}", word).replace(f"{{{name}:path}}", word)
     return path

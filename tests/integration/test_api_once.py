@@ -116,7 +116,7 @@ def test_every_route_that_would_do_it_again_refuses_the_key(app: Starlette) -> N
     routes = [one for one in ROUTES if one.method == "POST" and not one.takes_key]
     assert "/api/v1/events" in {one.path for one in routes}
     for endpoint in routes:
-        path = endpoint.path.format_map({name: places.get(name, "a") for name in endpoint.places})
+        path = endpoint.path.format_map({name: places.get(name, "a") for name in endpoint.path_params})
         answer = post(app, path, {}, ("Idempotency-Key", "k"))
         assert (answer.status_code, "Idempotency-Key" in answer.text) == (422, True), f"{path}: {answer.text}"
 

@@ -17,7 +17,7 @@ from sqlalchemy import exc
 
 from orchestrator.api import refusals, slots
 from orchestrator.api.endpoints import Endpoint
-from orchestrator.api.reach import BACKFILL, QUEUE, RUN, TASK, WORKFLOW, Subject
+from orchestrator.api.key_scope import BACKFILL, QUEUE, RUN, TASK, WORKFLOW, Subject
 from orchestrator.api.routes import ROUTES
 from orchestrator.cli import main
 from orchestrator.domain.access import Secret

@@ -18,7 +18,7 @@ from orchestrator.api.app import create_app
 from orchestrator.api.dashboard.paths import PAGES
 from orchestrator.api.dashboard.serving import Action
 from orchestrator.api.endpoints import Endpoint
-from orchestrator.api.reach import BACKFILL, QUEUE, RUN, TASK, WORKFLOW, Subject
+from orchestrator.api.key_scope import BACKFILL, QUEUE, RUN, TASK, WORKFLOW, Subject
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.backend import Backend, schedules

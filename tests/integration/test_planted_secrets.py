@@ -35,7 +35,7 @@ from orchestrator.store import keys
 from orchestrator.store.code.signals import Sent
 from tests.integration.code_stage import act
 from tests.integration.stage import System, Worker, fresh_system
-from tests.integration.test_api_client_reach import PLAIN, data
+from tests.integration.test_api_client_key_scope import PLAIN, data
 
 PASSWORD, TOKEN = "planted-password-7f3a", "planted-token-91bc"
 """What the setting `redact` names, and what a task names itself."""

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from orchestrator.api.context import Api
 from orchestrator.api.recent import Past
 from orchestrator.api.routes.system import read_minutes
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 from orchestrator.store import insights, throughput
 from orchestrator.store.throughput import Throughput
 from tests.integration.stage import System
@@ -148,7 +148,7 @@ def test_an_hour_is_whole_although_most_of_it_was_read_before(system: System, en
         system.sql(f"INSERT INTO orchestrator.throughput SELECT {at}, {numbers}")
 
     def read() -> tuple[int, int]:
-        found = read_minutes(api, Reach())
+        found = read_minutes(api, KeyScope())
         return sum(one.success for one in found), sum(sum(one.waits) for one in found)
 
     try:
@@ -157,6 +157,6 @@ def test_an_hour_is_whole_although_most_of_it_was_read_before(system: System, en
         assert read() == (24, 24)
         add(0, 300)
         assert read() == (324, 324)
-        assert sum(one.success for one in read_minutes(api, Reach(), each=True)) == 324
+        assert sum(one.success for one in read_minutes(api, KeyScope(), each=True)) == 324
     finally:
         api.close()

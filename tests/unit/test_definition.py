@@ -241,24 +241,24 @@ _EDGES = st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=14)
 @given(_EDGES, st.integers(0, 6), st.integers(0, 6))
 def test_cycles_and_upstreams_agree_with_a_naive_walk(edges: set[tuple[int, int]], one: int, other: int) -> None:
     above: dict[int, set[int]] = {n: {up for down, up in edges if down == n} for n in range(7)}
-    reach = {n: set(ups) for n, ups in above.items()}
+    key_scope = {n: set(ups) for n, ups in above.items()}
     for _, n in itertools.product(range(7), range(7)):
-        reach[n] = reach[n].union(*(reach[up] for up in reach[n]))
+        key_scope[n] = key_scope[n].union(*(key_scope[up] for up in key_scope[n]))
     when = {"when": f"s{other}.ok"}
     steps = [step(f"s{n}", *(f"s{up}" for up in sorted(above[n])), **(when if n == one else {})) for n in range(7)]
     found = messages(define(*steps))
     cycles = [text for _, text in found if text.startswith("cycle")]
-    assert bool(cycles) == any(n in reach[n] for n in range(7))
+    assert bool(cycles) == any(n in key_scope[n] for n in range(7))
     for text in cycles:
         path = [int(name.removeprefix("s")) for name in text.removeprefix("cycle: ").split(",")[0].split(" → ")]
         assert path[0] == path[-1]
         assert all(up in above[down] for down, up in itertools.pairwise(path))
     complaints = [text for place, text in found if place == f"tasks.s{one}.when"]
-    around_cycle = any(n in reach[n] for n in reach[one] | {one})
+    around_cycle = any(n in key_scope[n] for n in key_scope[one] | {one})
     if other == one:
         assert "itself" in complaints[0]
     elif not around_cycle:
-        assert bool(complaints) == (other not in reach[one])
+        assert bool(complaints) == (other not in key_scope[one])
 
 
 # -- parameters

@@ -10,7 +10,7 @@ from orchestrator.api.dashboard.pages import approvals, records
 from orchestrator.api.dashboard.pages import tasks as task_pages
 from orchestrator.api.dashboard.serving import Action
 from orchestrator.api.endpoints import Endpoint, of_name
-from orchestrator.api.reach import WHOLE, WITHIN
+from orchestrator.api.key_scope import WHOLE, WITHIN
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Scope
 
@@ -40,16 +40,16 @@ def _own(path: str, call: Callable[..., Any]) -> Action:
         status=200,
         summary="",
         description="",
-        places={},
+        path_params={},
         body=get_type_hints(call)["body"],
-        takes_reach=True,
+        takes_key_scope=True,
     )
 
 
 def _of_keys(path: str, call: Callable[..., Any], said: str = "") -> Action:
     """Return something that is done to keys, which only pages and commands do."""
     own = _own(path, call)
-    return dataclasses.replace(own, scope=Scope.ADMIN, about=WHOLE, takes_reach=False, said=said)
+    return dataclasses.replace(own, scope=Scope.ADMIN, about=WHOLE, takes_key_scope=False, said=said)
 
 
 ACTIONS: tuple[Action, ...] = (

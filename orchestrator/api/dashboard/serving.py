@@ -19,8 +19,8 @@ from orchestrator.api.dashboard.rendering import go, page, refusal
 from orchestrator.api.dashboard.session import Session, headers_with_key, place, ticket_of
 from orchestrator.api.dashboard.visit import Said, Visit, current, prefix
 from orchestrator.api.endpoints import Endpoint
+from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.problems import MEDIA_TYPE, Refused, misfit, refused
-from orchestrator.api.reach import WHOLE
 from orchestrator.api.routes.workflows import Started
 from orchestrator.api.serving import ServedPath, explained, perform, query_of
 from orchestrator.api.slots import Client
@@ -126,8 +126,8 @@ class PagePath(ServedPath):
         caller: Caller,
         read: Callable[[], dict[str, Any]] = dict,
     ) -> Any:
-        if caller.reach.is_bound and endpoint.about is WHOLE:
-            endpoint.about.check(self._api, caller.reach, {})
+        if caller.key_scope.is_bound and endpoint.about is WHOLE:
+            endpoint.about.check(self._api, caller.key_scope, {})
         if endpoint.takes_key:
             given["key"] = None
         if endpoint.takes_match:
@@ -175,7 +175,7 @@ def _visit(request: Request, caller: Caller, session: Session) -> Visit:
     return Visit(
         who=caller.actor.who,
         scope=caller.scope,
-        reach=caller.reach,
+        key_scope=caller.key_scope,
         path=_path(request),
         query=request.url.query,
         token=session.token,

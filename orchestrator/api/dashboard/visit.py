@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.access import KeyScope, Scope
 
 
 class Said(NamedTuple):
@@ -22,7 +22,7 @@ class Visit:
 
     who: str
     scope: Scope
-    reach: Reach
+    key_scope: KeyScope
     path: str
     """The page, as its address has it."""
     query: str
@@ -44,7 +44,7 @@ class Visit:
     @property
     def sees_all(self) -> bool:
         """Say whether the system as a whole is shown."""
-        return not self.reach.is_bound
+        return not self.key_scope.is_bound
 
 
 current: ContextVar[Visit | None] = ContextVar("orchestrator_visit", default=None)
@@ -54,8 +54,8 @@ prefix: ContextVar[str] = ContextVar("orchestrator_prefix", default="")
 """What stands before the address of every page in the browser of who looks; a proxy has cut it off."""
 
 
-def reach_of_visitor() -> Reach:
+def key_scope_of_visitor() -> KeyScope:
     """Return what who looks at the page may have to do with."""
     visit = current.get()
     assert visit is not None, "a page is being made"
-    return visit.reach
+    return visit.key_scope

@@ -11,8 +11,8 @@ from msgspec import Meta
 
 from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Page
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import WITHIN
-from orchestrator.domain.access import Reach
+from orchestrator.api.key_scope import WITHIN
+from orchestrator.domain.access import KeyScope
 from orchestrator.sdk.values.display import as_json, call_of
 from orchestrator.store import insights
 from orchestrator.store.insights import ApprovalView
@@ -30,10 +30,12 @@ class ApprovalsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 @routes.get("", about=WITHIN)
-def list_approvals(api: Api, query: ApprovalsQuery, reach: Reach) -> Page[ApprovalView]:
+def list_approvals(api: Api, query: ApprovalsQuery, key_scope: KeyScope) -> Page[ApprovalView]:
     """List promises and approvals that wait for somebody, those of the oldest runs first."""
     with api.reading() as connection:
-        found = insights.page_of_approvals(connection, limit=query.limit, after=query.cursor, within=reach.workflows)
+        found = insights.page_of_approvals(
+            connection, limit=query.limit, after=query.cursor, within=key_scope.workflows
+        )
     return Page([_shown(api, one) for one in found.approvals], found.next)
 
 

@@ -10,9 +10,9 @@ import msgspec
 
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.problems import refused
-from orchestrator.api.reach import WITHIN
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.store.tasks import cancels
 from orchestrator.store.tasks.cancels import MOST_AT_ONCE, OpenFilter, OpenGroup
@@ -55,29 +55,29 @@ class Cancelled(msgspec.Struct, frozen=True):
     """There may be more of them."""
 
 
-def find(api: Api, wanted: OpenFilter, reach: Reach) -> list[OpenGroup]:
+def find(api: Api, wanted: OpenFilter, key_scope: KeyScope) -> list[OpenGroup]:
     """Return which tasks would be cancelled."""
     if any(state in ENDED_TASK_STATES for state in wanted.statuses):
         raise refused(422, "The request does not fit", "Expected states of open tasks: pending, dispatched, running.")
     with api.reading() as connection:
-        return cancels.preview(connection, wanted, reach.queues)
+        return cancels.preview(connection, wanted, key_scope.queues)
 
 
 @routes.post("/cancel", about=WITHIN, status=202, examples=[{"queue": "mail", "status": ["pending"], "dry_run": True}])
 @costs(expensive=True)
-def cancel_tasks(api: Api, body: Cancel, reach: Reach) -> Cancelled:
+def cancel_tasks(api: Api, body: Cancel, key_scope: KeyScope) -> Cancelled:
     """Cancel open tasks by the thousand: those of a queue, a name, a run or a state."""
     wanted = OpenFilter(statuses=body.status, queue=body.queue, name=body.name, run=body.run, until=body.until)
     if (body.status, body.queue, body.name, body.run) == ((), None, None, None):
         raise refused(422, "The request does not fit", "Say which: status, queue, name or run.")
-    groups = find(api, wanted, reach)
+    groups = find(api, wanted, key_scope)
     found = [TaskGroup(*group) for group in groups]
     count = sum(group.tasks for group in groups)
     if body.dry_run or not groups:
         return Cancelled(count, found, False, count == MOST_AT_ONCE)
     connections = api.backend.connections
     with connections.writing("the request to cancel tasks was stored", transaction=True) as connection:
-        count = cancels.ask(connection, wanted, reach.queues)
+        count = cancels.ask(connection, wanted, key_scope.queues)
         connections.record(connection, "cancel", "open tasks", body.queue or "", tasks=count, **_said(body))
     connections.nudge()
     return Cancelled(count, found, True, count == MOST_AT_ONCE)

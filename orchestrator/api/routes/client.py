@@ -17,7 +17,7 @@ from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Endpoint, Routes, costs, largest_body
 from orchestrator.api.problems import refused
 from orchestrator.api.redacting import hides_answer, value_shown
-from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.calls.declaring import REPEATED, Body, Declared, Kind, declared
 from orchestrator.sdk.calls.interface import PARTS
@@ -91,12 +91,12 @@ def _endpoint(call: Declared) -> Endpoint:
     if rules.redacts:
         hides_answer(call.answer)(partial(_hide_result, rules.redacts))
 
-    def answer(api: Api, body: Any, reach: Reach) -> Any:
+    def answer(api: Api, body: Any, key_scope: KeyScope) -> Any:
         given = {name: getattr(body, name) for name in call.signature.parameters if name != "self"}
         if rules.assume_repeated:
             given[REPEATED] = True
-        if reach.is_bound:
-            narrow(rules, api, reach, given)
+        if key_scope.is_bound:
+            narrow(rules, api, key_scope, given)
         if check is not None:
             check(api.settings, **given)
         if Kind.NEW_TASKS in (rules.about or ()):
@@ -105,8 +105,8 @@ def _endpoint(call: Declared) -> Endpoint:
             done = getattr(getattr(api.backend, call.part), call.name)(**given)
         except msgspec.MsgspecError as error:
             raise OrchestratorError(f"What is stored cannot be read by this release: {error}.") from error
-        if reach.is_bound:
-            done = keep(rules, reach, done)
+        if key_scope.is_bound:
+            done = keep(rules, key_scope, done)
         return _wait_for(call, done) if call.waits else call.answer(done)
 
     is_async = (call.part, call.name) == ("tasks", "enqueue")
@@ -122,23 +122,23 @@ def _endpoint(call: Declared) -> Endpoint:
         largest_body=largest_body(rules.scope) if rules.body is None else _BODIES[rules.body],
         scope=rules.scope,
         about=subject(f"{call.part} {call.name}", rules.about),
-        takes_reach=True,
+        takes_key_scope=True,
         true_values=rules.for_programs,
         tag=f"client: {call.part}",
         status=200,
         summary=call.summary,
         description="",
-        places={},
+        path_params={},
         body=call.request,
         answer=call.answer,
     )
 
 
-async def _enqueue(api: Api, body: Any, reach: Reach) -> Any:
+async def _enqueue(api: Api, body: Any, key_scope: KeyScope) -> Any:
     """Create one task; those that come at the same time share a commit."""
     CHECKS["tasks", "enqueue"](api.settings, task=body.task)
     await api.names.acheck(body.task.name)
-    within = reach.queues if reach.is_bound else ""
+    within = key_scope.queues if key_scope.is_bound else ""
     if body.repeated:
         once_more = partial(api.backend.tasks.enqueue, body.task, within, repeated=True)
         return {"result": await anyio.to_thread.run_sync(once_more)}

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from orchestrator.api.bodies import ONE_VALUE
 from orchestrator.api.context import LARGEST, Api, Asked
 from orchestrator.api.endpoints import Routes, costs
-from orchestrator.api.reach import RUN
+from orchestrator.api.key_scope import RUN
 from orchestrator.api.redacting import hides
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Scope

@@ -11,12 +11,15 @@ from msgspec import Meta
 
 from orchestrator.api.context import LARGEST, Api, Asked, Done
 from orchestrator.api.endpoints import Endpoint, largest_body
-from orchestrator.api.reach import BACKFILL, RUN, TASK, WORKFLOW
+from orchestrator.api.key_scope import BACKFILL, QUEUE, RUN, TASK, WORKFLOW
 from orchestrator.sdk.calls.declaring import Declared, Kind, Rest, declared
 from orchestrator.sdk.calls.interface import PARTS
 
-_PLACES = {"id": UUID, "workflow": str, "name": str, "number": Annotated[int, Meta(ge=1, le=LARGEST)]}
-_SUBJECTS = {Kind.TASK: TASK, Kind.RUN: RUN, Kind.SCHEDULE: WORKFLOW, Kind.BACKFILL: BACKFILL}
+_PATH_PARAMS = {"id": UUID, "workflow": str, "name": str, "number": Annotated[int, Meta(ge=1, le=LARGEST)]}
+_SUBJECTS = {
+    **{Kind.TASK: TASK, Kind.RUN: RUN, Kind.QUEUE: QUEUE, Kind.BACKFILL: BACKFILL},
+    **{Kind.WORKFLOW: WORKFLOW, Kind.SCHEDULE: WORKFLOW},
+}
 
 
 def _endpoint(call: Declared, rest: Rest) -> Endpoint:
@@ -43,7 +46,7 @@ def _endpoint(call: Declared, rest: Rest) -> Endpoint:
         status=rest.status,
         summary=call.summary,
         description="",
-        places={name: _PLACES[name] for name in re.findall(r"{(\w+)", path)},
+        path_params={name: _PATH_PARAMS[name] for name in re.findall(r"{(\w+)", path)},
         answer=said if rest.done else msgspec.structs.fields(call.answer)[0].type,
         is_expensive=call.rules.expensive,
         largest_body=largest_body(call.rules.scope),

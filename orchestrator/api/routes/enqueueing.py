@@ -12,9 +12,9 @@ from msgspec import UNSET, Meta, UnsetType
 from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.key_scope import WITHIN, check_queue, check_task_name
 from orchestrator.api.problems import Refused, at, refused
-from orchestrator.api.reach import WITHIN, check_queue, check_task_name
-from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask, UniqueKey
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.tasks.by_name import call_by_name
@@ -91,14 +91,14 @@ class EnqueuedMany(msgspec.Struct, frozen=True, omit_defaults=True):
     """One for each name that no live worker has registered; left out if there is none."""
 
 
-def new_task(api: Api, call: NewCall, reach: Reach, key: str | None = None) -> NewTask:
+def new_task(api: Api, call: NewCall, key_scope: KeyScope, key: str | None = None) -> NewTask:
     """Return a task as it is stored; raises what a caller should know."""
     given = call.options()
     if key is not None and given.setdefault("idempotency_key", key) != key:
         raise refused(422, "The request does not fit", "Idempotency-Key and idempotency_key differ.")
     task = call_by_name(api.settings, call.name, call.args, call.kwargs, options=given, queue=DEFAULT_QUEUE)
-    check_queue(reach, task.queue)
-    check_task_name(reach, task.name)
+    check_queue(key_scope, task.queue)
+    check_task_name(key_scope, task.name)
     if task.unique is not None and task.unique.same_call:
         return _with_key(task, task.unique)
     return task
@@ -109,52 +109,52 @@ def _with_key(task: NewTask, unique: UniqueKey) -> NewTask:
     return msgspec.structs.replace(task, unique=msgspec.structs.replace(unique, same_options=True))
 
 
-def _enqueue_large(api: Api, body: NewCall, key: str | None, reach: Reach) -> Enqueued:
-    task = new_task(api, body, reach, key)
+def _enqueue_large(api: Api, body: NewCall, key: str | None, key_scope: KeyScope) -> Enqueued:
+    task = new_task(api, body, key_scope, key)
     warnings = api.names.check([task.name])
-    return Enqueued(UUID(bytes=api.backend.tasks.enqueue(task, reach.queues)), " ".join(warnings))
+    return Enqueued(UUID(bytes=api.backend.tasks.enqueue(task, key_scope.queues)), " ".join(warnings))
 
 
 @routes.post("", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[_EXAMPLE])
 @costs(large=_enqueue_large)
-async def enqueue(api: Api, body: NewCall, key: str | None, reach: Reach) -> Enqueued:
+async def enqueue(api: Api, body: NewCall, key: str | None, key_scope: KeyScope) -> Enqueued:
     """Enqueue a task. It is durable when this is answered.
 
     The name of a workflow or flow is refused. One that no live worker has registered is stored, with a `warning`.
     Whether its arguments fit is for the worker to say, who knows it. A repeated request with the same
     `Idempotency-Key` gives the id of the first, and one with other arguments or options is refused.
     """
-    task = new_task(api, body, reach, key)
+    task = new_task(api, body, key_scope, key)
     warnings = await api.names.acheck(task.name)
-    return Enqueued(UUID(bytes=await api.backend.tasks.aenqueue(task, reach.queues)), " ".join(warnings))
+    return Enqueued(UUID(bytes=await api.backend.tasks.aenqueue(task, key_scope.queues)), " ".join(warnings))
 
 
 @routes.post("/bulk", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[{"tasks": [_EXAMPLE, _EXAMPLE]}])
 @costs(body=LARGEST_BODY)  # a large body is expensive anyway
-def enqueue_many(api: Api, body: Calls, key: str | None, reach: Reach) -> EnqueuedMany:
+def enqueue_many(api: Api, body: Calls, key: str | None, key_scope: KeyScope) -> EnqueuedMany:
     """Enqueue many tasks, all or none.
 
     A repeated request with the same `Idempotency-Key` gives the ids of the first, and other tasks under it are refused.
     Then there may be a thousand of them. A task with an `idempotency_key` of its own goes by that.
     """
-    tasks = [_numbered(api, index, call, reach) for index, call in enumerate(body.tasks)]
+    tasks = [_numbered(api, index, call, key_scope) for index, call in enumerate(body.tasks)]
     warnings = api.names.check(task.name for task in tasks)
     if key is None:
-        created = api.backend.tasks.enqueue_many(tasks, reach.queues)
+        created = api.backend.tasks.enqueue_many(tasks, key_scope.queues)
     else:
-        created = _enqueue_once(api, tasks, key, reach)
+        created = _enqueue_once(api, tasks, key, key_scope)
     return EnqueuedMany([UUID(bytes=id) for id in created], warnings)
 
 
-def _numbered(api: Api, index: int, call: NewCall, reach: Reach) -> NewTask:
+def _numbered(api: Api, index: int, call: NewCall, key_scope: KeyScope) -> NewTask:
     """Return one of many tasks; what is wrong with it says which."""
     try:
-        return new_task(api, call, reach)
+        return new_task(api, call, key_scope)
     except (InvalidTask, Refused) as error:
         raise at(f"#/tasks/{index}", error) from error
 
 
-def _enqueue_once(api: Api, tasks: list[NewTask], key: str, reach: Reach) -> list[bytes]:
+def _enqueue_once(api: Api, tasks: list[NewTask], key: str, key_scope: KeyScope) -> list[bytes]:
     """Enqueue tasks under one key, of which each has a part: it is no name's own, so that other names meet it, too."""
     if len(tasks) > _MOST_UNDER_A_KEY:
         found = f"found {len(tasks):,}. Send them in parts, each with a key of its own."
@@ -169,4 +169,4 @@ def _enqueue_once(api: Api, tasks: list[NewTask], key: str, reach: Reach) -> lis
         elif not task.unique.same_call:
             raise refused(422, "The request does not fit", f"#/tasks/{index}: {_ONE_KEY}")
         keyed.append(task)
-    return api.backend.tasks.enqueue_once(keyed, once("", f"{key}/{len(tasks)}", period).key, reach.queues)
+    return api.backend.tasks.enqueue_once(keyed, once("", f"{key}/{len(tasks)}", period).key, key_scope.queues)

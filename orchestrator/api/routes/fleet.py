@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import WHOLE
+from orchestrator.api.key_scope import WHOLE
 from orchestrator.sdk.calls.fleet import Drained
 from orchestrator.store.insights import WorkerView
 

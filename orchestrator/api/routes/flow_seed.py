@@ -18,10 +18,10 @@ from msgspec import Meta
 from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api
 from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.key_scope import RUN, WITHIN, Subject, check_flow, check_workflow
 from orchestrator.api.problems import Refused, refused
-from orchestrator.api.reach import RUN, WITHIN, Subject, check_flow, check_workflow
 from orchestrator.api.routes import flows
-from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.flow.definition import DEFAULT
 from orchestrator.errors import NotFound
 from orchestrator.sdk.checks import check_label, check_name
@@ -163,14 +163,14 @@ class TaskSignal(msgspec.Struct, frozen=True):
 
 
 def _in_query(name: str) -> Subject:
-    def check(api: Api, reach: Reach, given: Mapping[str, Any]) -> None:
-        RUN.check(api, reach, {"id": getattr(given["query"], name)})
+    def check(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
+        RUN.check(api, key_scope, {"id": getattr(given["query"], name)})
 
     return Subject(f"run in ?{name}", check)
 
 
-def _in_body(api: Api, reach: Reach, given: Mapping[str, Any]) -> None:
-    RUN.check(api, reach, {"id": given["body"].task_id})
+def _in_body(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
+    RUN.check(api, key_scope, {"id": given["body"].task_id})
 
 
 _OF_ID = _in_query("id")
@@ -181,34 +181,34 @@ _SIGNALLED = Subject("run in the body", _in_body)
 
 
 @routes.post("/flows", about=WITHIN, examples=[{"name": "order"}])
-def create_flow(api: Api, body: dict[str, Any], reach: Reach) -> Created:
+def create_flow(api: Api, body: dict[str, Any], key_scope: KeyScope) -> Created:
     """Create a flow; its versions follow."""
     name = check_name("flow", str(_given(body, "name")))
-    check_workflow(reach, name)
+    check_workflow(key_scope, name)
     api.backend.flows.declare(name)
     return Created(name)
 
 
 @routes.get("/flows", about=WITHIN)
-def list_flows(api: Api, reach: Reach) -> list[FlowItem]:
+def list_flows(api: Api, key_scope: KeyScope) -> list[FlowItem]:
     """List flows."""
-    found = [one for one in api.backend.flows.names() if reach.has_workflow(one.name)]
+    found = [one for one in api.backend.flows.names() if key_scope.has_workflow(one.name)]
     return [FlowItem(one.name, one.name, one.version, _seconds(one.created_at)) for one in found]
 
 
 @routes.post("/flows/version", about=WITHIN, examples=[{"flow_id": "order", "definition": {"start": "a", "nodes": {}}}])
 @costs(expensive=True, body=LARGEST_BODY)
-def create_version(api: Api, body: dict[str, Any], reach: Reach) -> Created:
+def create_version(api: Api, body: dict[str, Any], key_scope: KeyScope) -> Created:
     """Create a version of a flow, and publish it unless its status is another."""
     name = check_name("flow", str(_given(body, "flow_id", "flow", "name")))
-    check_workflow(reach, name)
+    check_workflow(key_scope, name)
     source = _given(body, "definition_json", "definition")
-    find = flows.find_flow(api, reach)
+    find = flows.find_flow(api, key_scope)
     if isinstance(source, str):
         flow = reading.loads(source, "definition_json", find=find)
     else:
         flow = reading.from_data(source, "definition", find=find)
-    check_flow(reach, name, flow)
+    check_flow(key_scope, name, flow)
     version = _whole(_given(body, "version", otherwise=0), "version")
     status = str(_given(body, "status", otherwise="") or "published")
     if status not in ("published", "draft"):
@@ -218,9 +218,9 @@ def create_version(api: Api, body: dict[str, Any], reach: Reach) -> Created:
 
 
 @routes.get("/flows/version", about=WITHIN)
-def list_versions(api: Api, query: VersionsQuery, reach: Reach) -> list[VersionItem]:
+def list_versions(api: Api, query: VersionsQuery, key_scope: KeyScope) -> list[VersionItem]:
     """List the versions of a flow."""
-    check_workflow(reach, query.flow_id)
+    check_workflow(key_scope, query.flow_id)
     found = api.backend.flows.versions(query.flow_id)
     if not found and all(one.name != query.flow_id for one in api.backend.flows.names()):
         raise NotFound(f"There is no flow {query.flow_id!r:.200}.")
@@ -228,10 +228,10 @@ def list_versions(api: Api, query: VersionsQuery, reach: Reach) -> list[VersionI
 
 
 @routes.get("/flows/version/get", about=WITHIN)
-def show_version(api: Api, query: VersionQuery, reach: Reach) -> VersionItem:
+def show_version(api: Api, query: VersionQuery, key_scope: KeyScope) -> VersionItem:
     """Get a version of a flow."""
     name, version = _versioned(query.id)
-    check_workflow(reach, name)
+    check_workflow(key_scope, name)
     return _version(api.backend.flows.read(name, version))
 
 
@@ -239,10 +239,10 @@ def show_version(api: Api, query: VersionQuery, reach: Reach) -> VersionItem:
 
 
 @routes.post("/tasks", about=WITHIN, scope=Scope.ENQUEUE, examples=[{"flow_id": "order", "params": {"val": 2}}])
-def create_task(api: Api, body: dict[str, Any], key: str | None, reach: Reach) -> Created:
+def create_task(api: Api, body: dict[str, Any], key: str | None, key_scope: KeyScope) -> Created:
     """Start a run of the newest published version of a flow; the same request_id or Idempotency-Key starts one."""
     name = check_name("flow", str(_given(body, "flow_id", "flow")))
-    check_workflow(reach, name)
+    check_workflow(key_scope, name)
     params, shared = _mapping(body, "params_json", "params"), _mapping(body, "shared_json", "shared")
     version = _whole(_given(body, "version", otherwise=0), "version")
     request = _given(body, "request_id", otherwise="") or key or ""
@@ -254,7 +254,7 @@ def create_task(api: Api, body: dict[str, Any], key: str | None, reach: Reach) -
 
 
 @routes.get("/tasks", about=WITHIN)
-def list_flow_tasks(api: Api, query: TasksQuery, reach: Reach) -> list[FlowTask]:
+def list_flow_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> list[FlowTask]:
     """List runs of flows, newest first."""
     status = query.status
     if status and status not in _ALL:
@@ -264,7 +264,7 @@ def list_flow_tasks(api: Api, query: TasksQuery, reach: Reach) -> list[FlowTask]
     if status == "canceling":
         states = ("pending", "running")
     flow, version = _versioned(query.flow_version_id) if query.flow_version_id else (None, None)
-    wanted = FlowRunFilter(flow, version, states, cancelling, reach.workflows)
+    wanted = FlowRunFilter(flow, version, states, cancelling, key_scope.workflows)
     offset = (query.page - 1) * query.page_size
     found = api.backend.flows.list_page(wanted, limit=query.page_size, offset=offset)
     return [_task(flows.hidden(api, view)) for view in found]

@@ -12,11 +12,11 @@ from msgspec import Meta
 from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked
 from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.key_scope import RUN, WITHIN, WORKFLOW, check_flow, check_workflow
 from orchestrator.api.problems import refused
-from orchestrator.api.reach import RUN, WITHIN, WORKFLOW, check_flow, check_workflow
 from orchestrator.api.redacting import shown
 from orchestrator.api.routes.workflows import Started
-from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.flow.definition import DEFAULT, Flow, body_of, content_hash, named_flows
 from orchestrator.domain.flow.portability import differences
@@ -202,40 +202,40 @@ class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str | None = None
 
 
-def find_flow(api: Api, reach: Reach) -> reading.Find:
+def find_flow(api: Api, key_scope: KeyScope) -> reading.Find:
     """Return what finds published flows, and refuses others than the caller's before it looks for them."""
 
     def find(name: str, version: int | None) -> tuple[int, dict[str, Any]] | None:
-        check_workflow(reach, name)
+        check_workflow(key_scope, name)
         found = api.backend.flows.find(name, version)
         return None if found is None else (found.version, body_of(found.flow))
 
     return find
 
 
-def read_flow(api: Api, document: FlowDocument, reach: Reach) -> Flow:
+def read_flow(api: Api, document: FlowDocument, key_scope: KeyScope) -> Flow:
     """Return the flow of a document, or say what is wrong with it."""
     if (document.definition is None) == (document.text is None):
         raise refused(422, "The request does not fit", "Expected either `definition` or `text`.")
     if document.text is not None:
-        return reading.loads(document.text, "text", find=find_flow(api, reach))
-    return reading.from_data(document.definition, find=find_flow(api, reach))
+        return reading.loads(document.text, "text", find=find_flow(api, key_scope))
+    return reading.from_data(document.definition, find=find_flow(api, key_scope))
 
 
 @routes.get("/flows", about=WITHIN)
-def list_flows(api: Api, reach: Reach) -> FlowList:
+def list_flows(api: Api, key_scope: KeyScope) -> FlowList:
     """List flows."""
-    found = [one for one in api.backend.flows.names() if reach.has_workflow(one.name)]
+    found = [one for one in api.backend.flows.names() if key_scope.has_workflow(one.name)]
     return FlowList([FlowSummary(one.name, one.version, one.created_at) for one in found])
 
 
 @routes.post("/flows/validate", about=WITHIN, scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
 @costs(expensive=True)
-def validate_flow(api: Api, body: FlowDocument, reach: Reach) -> FlowChecked:
+def validate_flow(api: Api, body: FlowDocument, key_scope: KeyScope) -> FlowChecked:
     """Say everything that is wrong with a flow, without storing it."""
-    flow = read_flow(api, body, reach)
+    flow = read_flow(api, body, key_scope)
     for name in sorted(named_flows(flow)):
-        check_workflow(reach, name)
+        check_workflow(key_scope, name)
     return FlowChecked(len(flow.nodes), content_hash(flow), differences(flow))
 
 
@@ -249,10 +249,10 @@ def show_flow(api: Api, name: str) -> FlowAnswer:
 
 @routes.post("/flows/{name}", about=WORKFLOW, examples=[{"definition": _EXAMPLE}])
 @costs(expensive=True, body=LARGEST_BODY)
-def publish_flow(api: Api, name: str, body: FlowDocument, reach: Reach) -> FlowPublished:
+def publish_flow(api: Api, name: str, body: FlowDocument, key_scope: KeyScope) -> FlowPublished:
     """Publish a flow: the same body again is a no-op, another one gets a new version."""
-    flow = read_flow(api, body, reach)
-    check_flow(reach, name, flow)
+    flow = read_flow(api, body, key_scope)
+    check_flow(key_scope, name, flow)
     done = api.backend.flows.publish(check_name("flow", name), flow, body.version)
     return FlowPublished(name, done.version, done.created)
 

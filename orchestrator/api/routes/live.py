@@ -6,9 +6,9 @@ from uuid import UUID
 
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
+from orchestrator.api.key_scope import QUEUE, RUN, TASK, WHOLE
 from orchestrator.api.live.answer import Listening, Wanted
 from orchestrator.api.live.subjects import SYSTEM, Kind, Subject
-from orchestrator.api.reach import QUEUE, RUN, TASK, WHOLE
 from orchestrator.sdk.checks import check_name
 
 routes = Routes("live", "/api/v1")

@@ -18,8 +18,8 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import JSON, Routes
+from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.problems import refused
-from orchestrator.api.reach import WHOLE
 from orchestrator.api.routes.registry import Ok, ServiceName, WorkerId
 from orchestrator.domain.executors.record import decode_record, task_of
 from orchestrator.domain.patterns import whole

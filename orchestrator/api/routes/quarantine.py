@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import WHOLE
+from orchestrator.api.key_scope import WHOLE
 from orchestrator.domain.access import Scope
 from orchestrator.domain.patterns import whole
 from orchestrator.errors import NotFound

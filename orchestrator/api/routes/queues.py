@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from orchestrator.api.context import LARGEST, Api, Done
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import QUEUE, WITHIN
-from orchestrator.domain.access import Reach
+from orchestrator.api.key_scope import QUEUE, WITHIN
+from orchestrator.domain.access import KeyScope
 from orchestrator.sdk.checks import check_name, check_rate, check_retention
 from orchestrator.sdk.queue import refuse_unnamed
 from orchestrator.store import insights
@@ -57,10 +57,10 @@ def _named(api: Api, name: str, query: QueueQuery | None = None) -> str:
 
 
 @routes.get("", about=WITHIN)
-def list_queues(api: Api, reach: Reach) -> Queues:
+def list_queues(api: Api, key_scope: KeyScope) -> Queues:
     """Show what stands in each queue."""
     with api.reading() as connection:
-        return Queues(insights.list_queues(connection, reach.queues))
+        return Queues(insights.list_queues(connection, key_scope.queues))
 
 
 @routes.post("/{name}/pause", about=QUEUE)

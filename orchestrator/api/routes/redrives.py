@@ -8,9 +8,9 @@ import msgspec
 
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.problems import refused
-from orchestrator.api.reach import WITHIN
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 from orchestrator.store.tasks.redrive import FailedFilter
 
 routes = Routes("tasks", "/api/v1/tasks")
@@ -55,15 +55,15 @@ class Redriven(msgspec.Struct, frozen=True):
     "/retry", about=WITHIN, status=202, examples=[{"queue": "mail", "error": "ConnectionError", "dry_run": True}]
 )
 @costs(expensive=True)
-def retry_failed(api: Api, body: Redrive, reach: Reach) -> Redriven:
+def retry_failed(api: Api, body: Redrive, key_scope: KeyScope) -> Redriven:
     """Open failed tasks again by the thousand: those of a queue, a name, an error or a time."""
     given = {name: getattr(body, name) for name in ("queue", "name", "error", "since", "until", "kind")}
     wanted = FailedFilter(**given)
     if wanted == FailedFilter():
         raise refused(422, "The request does not fit", "Say which: queue, name, error, kind, since or until.")
-    groups = api.backend.tasks.preview_retry(wanted, reach.queues)
+    groups = api.backend.tasks.preview_retry(wanted, key_scope.queues)
     asked = not body.dry_run and bool(groups)
     if asked:
-        api.backend.tasks.retry_failed(wanted, reach.queues)
+        api.backend.tasks.retry_failed(wanted, key_scope.queues)
     found = [FailureGroup(*group) for group in groups]
     return Redriven(sum(group.tasks for group in groups), found, asked)

@@ -15,8 +15,8 @@ from msgspec import Meta
 
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
+from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.problems import refused
-from orchestrator.api.reach import WHOLE
 from orchestrator.domain.executors.services import SERVICE_NAME, ServiceWorker, address_problem, in_order
 from orchestrator.domain.patterns import whole
 from orchestrator.errors import NotFound, did_you_mean

@@ -12,11 +12,11 @@ from msgspec import Meta
 
 from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Page
 from orchestrator.api.endpoints import Routes, costs
-from orchestrator.api.reach import RUN, WITHIN
+from orchestrator.api.key_scope import RUN, WITHIN
 from orchestrator.api.redacting import error_shown, shown
 from orchestrator.api.routes.tasks import Log, Stored, shown_log, stored_at
 from orchestrator.api.routes.workflows import Started
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 from orchestrator.domain.patterns import whole
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.states import RunState
@@ -116,7 +116,7 @@ class Rerun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keep what is not below this step."""
 
 
-def list_page(api: Api, query: RunQuery, reach: Reach) -> Page[RunView]:
+def list_page(api: Api, query: RunQuery, key_scope: KeyScope) -> Page[RunView]:
     """Return a page of runs."""
     wanted = RunFilter(
         statuses=query.status,
@@ -127,7 +127,7 @@ def list_page(api: Api, query: RunQuery, reach: Reach) -> Page[RunView]:
         stuck=query.stuck,
         since=query.since,
         until=query.until,
-        within=reach.workflows,
+        within=key_scope.workflows,
     )
     return Page(*api.backend.insights.page_of_runs(wanted, limit=query.limit, before=query.cursor))
 
@@ -165,9 +165,9 @@ def _of_code(id: UUID, code: CodeView, hidden: Redaction) -> CodeAnswer:
 
 
 @routes.get("", about=WITHIN)
-def list_runs(api: Api, query: RunQuery, reach: Reach) -> Page[RunView]:
+def list_runs(api: Api, query: RunQuery, key_scope: KeyScope) -> Page[RunView]:
     """List runs, newest first."""
-    return list_page(api, query, reach)
+    return list_page(api, query, key_scope)
 
 
 @routes.get("/{id}", about=RUN)

@@ -11,9 +11,9 @@ from msgspec import Meta
 
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api
 from orchestrator.api.endpoints import Routes, costs
-from orchestrator.api.reach import WITHIN, WORKFLOW
+from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes.workflows import Started
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 from orchestrator.sdk.ids import new_id
 from orchestrator.store.schedules.backfills import BackfillView
 from orchestrator.store.schedules.definitions import StoredSchedule
@@ -117,9 +117,9 @@ def view(stored: StoredSchedule) -> ScheduleView:
 
 
 @routes.get("", about=WITHIN)
-def list_schedules(api: Api, query: SchedulesQuery, reach: Reach) -> Schedules:
+def list_schedules(api: Api, query: SchedulesQuery, key_scope: KeyScope) -> Schedules:
     """List schedules, in order of their names."""
-    found = api.backend.schedules.page(limit=query.limit, after=query.cursor, within=reach.workflows)
+    found = api.backend.schedules.page(limit=query.limit, after=query.cursor, within=key_scope.workflows)
     return Schedules([view(stored) for stored in found.schedules], found.next)
 
 

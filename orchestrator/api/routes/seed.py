@@ -13,11 +13,11 @@ from msgspec import Meta
 from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api, Page
 from orchestrator.api.endpoints import Endpoint, Routes, costs, of_name
-from orchestrator.api.reach import RUN, WITHIN, WORKFLOW
+from orchestrator.api.key_scope import RUN, WITHIN, WORKFLOW
 from orchestrator.api.routes import derived, runs, tasks, workflows
 from orchestrator.api.routes.tasks import Log, LogQuery
 from orchestrator.api.routes.workflows import Applied, Document, NewRunOf, Started, WorkflowAnswer, hash_of
-from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.dag.conditions import Condition
 from orchestrator.domain.flow.definition import step_of
 from orchestrator.domain.patterns import whole
@@ -106,10 +106,10 @@ _alias("/workflows", of_name("list_workflows", workflows.routes), "List workflow
 
 @routes.post("/workflows", about=WITHIN, etag=hash_of, examples=[_EXAMPLE])
 @costs(expensive=True, body=LARGEST_BODY)
-def put_workflow(api: Api, body: dict[str, Any] | str, reach: Reach, match: Condition) -> Applied:
+def put_workflow(api: Api, body: dict[str, Any] | str, key_scope: KeyScope, match: Condition) -> Applied:
     """Create or update a workflow: a definition in JSON or, as the content type says, in YAML."""
     document = Document(text=body) if isinstance(body, str) else Document(definition=body)
-    return workflows.apply_workflow(api, document, reach, match)
+    return workflows.apply_workflow(api, document, key_scope, match)
 
 
 @routes.get("/workflows/{name}", about=WORKFLOW, etag=hash_of)
@@ -122,9 +122,9 @@ _alias("/workflows/{name}", of_name("delete_workflow", workflows.routes), "Delet
 
 
 @routes.post("/workflows/{name}/runs", about=WORKFLOW, scope=Scope.ENQUEUE, status=201)
-def trigger_run(api: Api, name: str, body: NewRunOf, key: str | None, reach: Reach) -> Started:
+def trigger_run(api: Api, name: str, body: NewRunOf, key: str | None, key_scope: KeyScope) -> Started:
     """Trigger a run."""
-    return Started(workflows.start(api, name, body, key, reach))
+    return Started(workflows.start(api, name, body, key, key_scope))
 
 
 _alias("/runs", of_name("list_runs", runs.routes), "List runs")

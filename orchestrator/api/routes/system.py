@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api, Asked
 from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.key_scope import NOTHING, WHOLE, WITHIN
 from orchestrator.api.problems import refused
-from orchestrator.api.reach import NOTHING, WHOLE, WITHIN
-from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.monitoring.exposition import CONTENT_TYPE, SECONDS, render
 from orchestrator.monitoring.listener import ELSEWHERE
 from orchestrator.sdk.checks import check_label
@@ -60,10 +60,12 @@ def status(api: Api) -> Overview:
 
 @routes.get("/api/v1/search", about=WITHIN)
 @costs(expensive=True)
-def search(api: Api, query: SearchQuery, reach: Reach) -> Found:
+def search(api: Api, query: SearchQuery, key_scope: KeyScope) -> Found:
     """Find tasks and runs by id, name, tag, or the text of an error."""
     with api.reading() as connection:
-        return insights.search(connection, query.text, query.limit, queues=reach.queues, workflows=reach.workflows)
+        return insights.search(
+            connection, query.text, query.limit, queues=key_scope.queues, workflows=key_scope.workflows
+        )
 
 
 class ThroughputQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,15 +85,15 @@ class ThroughputAnswer(msgspec.Struct, frozen=True):
 
 
 @routes.get("/api/v1/throughput", about=WITHIN)
-def show_throughput(api: Api, query: ThroughputQuery, reach: Reach) -> ThroughputAnswer:
+def show_throughput(api: Api, query: ThroughputQuery, key_scope: KeyScope) -> ThroughputAnswer:
     """Show what became of tasks in the last hour, by queue and ten seconds. The ten seconds under way are not in it."""
     since = datetime.now(UTC) - timedelta(seconds=query.seconds)
     with api.reading() as connection:
         found = throughput.read(connection, since, query.queue)
-    return ThroughputAnswer([*SECONDS], [row for row in found if reach.has_queue(row.queue)])
+    return ThroughputAnswer([*SECONDS], [row for row in found if key_scope.has_queue(row.queue)])
 
 
-def read_minutes(api: Api, reach: Reach, queue: str | None = None, *, each: bool = False) -> list[Throughput]:
+def read_minutes(api: Api, key_scope: KeyScope, queue: str | None = None, *, each: bool = False) -> list[Throughput]:
     """Return the last hour by the minute: of one queue, of all together, or of each of them."""
     minute = datetime.now(UTC).replace(second=0, microsecond=0)
     since, over = minute - timedelta(minutes=59), minute - _WRITTEN
@@ -99,12 +101,12 @@ def read_minutes(api: Api, reach: Reach, queue: str | None = None, *, each: bool
     def read(since: datetime, until: datetime | None = None) -> list[Throughput]:
         with api.reading() as connection:
             if each:
-                return throughput.minutes_of_queues(connection, since, reach.queues)
-            return throughput.minutes(connection, since, queue, reach.queues, until)
+                return throughput.minutes_of_queues(connection, since, key_scope.queues)
+            return throughput.minutes(connection, since, queue, key_scope.queues, until)
 
     if each or queue is not None:
         return read(since)
-    return [*api.past.get(("minutes", reach.queues), over, lambda: read(since, over)), *read(over)]
+    return [*api.past.get(("minutes", key_scope.queues), over, lambda: read(since, over)), *read(over)]
 
 
 @routes.post(

@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import JSON, Routes, costs
-from orchestrator.api.reach import TASK
+from orchestrator.api.key_scope import TASK
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import NotFound, PayloadError, WrongState

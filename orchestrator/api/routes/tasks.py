@@ -12,9 +12,9 @@ from msgspec import Meta
 
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Page
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import TASK, WITHIN, has_run, lineage_within
+from orchestrator.api.key_scope import TASK, WITHIN, has_run, lineage_within
 from orchestrator.api.redacting import attempts_shown, error_shown
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 from orchestrator.domain.patterns import whole
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import NotFound, OrchestratorError
@@ -92,12 +92,12 @@ class TaskQuery(WantedTasks, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 @routes.get("", about=WITHIN)
-def list_tasks(api: Api, query: TaskQuery, reach: Reach) -> Page[TaskView]:
+def list_tasks(api: Api, query: TaskQuery, key_scope: KeyScope) -> Page[TaskView]:
     """List tasks, open and ended, newest first; those of a run from the first; by their ends, the last first.
 
     With `since`, `until`, `error`, or only states of tasks that did not succeed, it is about the ends of tasks.
     """
-    is_own_run = query.run is not None and reach.is_bound and has_run(api, reach, query.run)
+    is_own_run = query.run is not None and key_scope.is_bound and has_run(api, key_scope, query.run)
     wanted = TaskFilter(
         statuses=query.status,
         queue=query.queue,
@@ -106,7 +106,7 @@ def list_tasks(api: Api, query: TaskQuery, reach: Reach) -> Page[TaskView]:
         since=query.since,
         until=query.until,
         error=query.error,
-        within="" if is_own_run else reach.queues,
+        within="" if is_own_run else key_scope.queues,
     )
     return Page(*api.backend.insights.page_of_tasks(wanted, limit=query.limit, before=query.cursor))
 
@@ -174,9 +174,9 @@ def stored_at(id: UUID, data: bytes | None, what: str) -> Stored | None:
 
 
 @routes.get("/{id}/lineage", about=TASK)
-def task_lineage(api: Api, id: UUID, reach: Reach) -> Lineage:
+def task_lineage(api: Api, id: UUID, key_scope: KeyScope) -> Lineage:
     """Show what enqueued a task, and what it enqueued: the first of it, by each of its last attempts."""
-    return lineage_within(reach, api.backend.insights.lineage(id))
+    return lineage_within(key_scope, api.backend.insights.lineage(id))
 
 
 class LogEntry(msgspec.Struct, frozen=True):

@@ -12,9 +12,9 @@ from msgspec import Meta
 from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Done
 from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.key_scope import NOTHING, WITHIN, WORKFLOW, check_definition, check_queue, check_workflow
 from orchestrator.api.problems import refused
-from orchestrator.api.reach import NOTHING, WITHIN, WORKFLOW, check_definition, check_queue, check_workflow
-from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.code.history import RunStarted
 from orchestrator.domain.dag.conditions import Condition
 from orchestrator.domain.dag.definition import Definition, content_hash
@@ -184,7 +184,7 @@ def find(api: Api, name: str, version: int | None = None) -> workflows.Stored:
     return found
 
 
-def start(api: Api, name: str, given: NewRunOf, key: str | None, reach: Reach) -> UUID:
+def start(api: Api, name: str, given: NewRunOf, key: str | None, key_scope: KeyScope) -> UUID:
     """Start a run of the newest version of a workflow: of one that is data, else of one that is code."""
     chosen = given.key or key
     key = None if chosen is None else check_label("key", chosen)
@@ -193,7 +193,7 @@ def start(api: Api, name: str, given: NewRunOf, key: str | None, reach: Reach) -
         is_data = workflows.latest(connection, name) is not None
         code = None if is_data else insights.find_code_start(connection, name, DEFAULT_QUEUE)
     if code is not None:
-        return _start_code(api, name, given, code, reach, key, tags)
+        return _start_code(api, name, given, code, key_scope, key, tags)
     if is_data and (given.args or given.kwargs or given.queue or given.timeout or given.pinned):
         raise refused(
             422,
@@ -204,13 +204,13 @@ def start(api: Api, name: str, given: NewRunOf, key: str | None, reach: Reach) -
 
 
 def _start_code(
-    api: Api, name: str, given: NewRunOf, code: CodeStart, reach: Reach, key: str | None, tags: tuple[str, ...]
+    api: Api, name: str, given: NewRunOf, code: CodeStart, key_scope: KeyScope, key: str | None, tags: tuple[str, ...]
 ) -> UUID:
     """Start a run of a workflow as code; whether its arguments fit is for the worker to say, who has it."""
     if twice := given.params.keys() & given.kwargs.keys():
         raise refused(422, "The request does not fit", f"{min(twice)!r} stands in `params` and in `kwargs`.")
     queue = code.queue if given.queue is None else check_name("queue", given.queue)
-    check_queue(reach, queue)
+    check_queue(key_scope, queue)
     payload = encode_call(name, given.args, {**given.params, **given.kwargs}, api.settings.max_payload)
     run, _ = api.backend.code.start(
         new_id(),
@@ -226,11 +226,11 @@ def _start_code(
 
 
 @routes.get("", about=WITHIN)
-def list_workflows(api: Api, reach: Reach) -> Workflows:
+def list_workflows(api: Api, key_scope: KeyScope) -> Workflows:
     """List the newest version of each workflow."""
     with api.reading() as connection:
-        found = workflows.list_latest(connection, reach.workflows)
-        code = insights.list_code_workflows(connection, reach.workflows)
+        found = workflows.list_latest(connection, key_scope.workflows)
+        code = insights.list_code_workflows(connection, key_scope.workflows)
     return Workflows([summary(stored) for stored in found], code)
 
 
@@ -261,14 +261,14 @@ def hash_of(found: WorkflowAnswer | Applied) -> str:
 
 @routes.post("", about=WITHIN, etag=hash_of, examples=[{"definition": _EXAMPLE}])
 @costs(expensive=True, body=LARGEST_BODY)
-def apply_workflow(api: Api, body: Document, reach: Reach, match: Condition) -> Applied:
+def apply_workflow(api: Api, body: Document, key_scope: KeyScope, match: Condition) -> Applied:
     """Store a definition. A body that has changed becomes a new version; runs under way stay on theirs.
 
     With `If-Match`, the `ETag` of the version that was read before, nothing is stored where there is another by now;
     with `If-None-Match: *`, nothing where there is a workflow of this name.
     """
     definition = read_definition(body)
-    check_definition(reach, definition)
+    check_definition(key_scope, definition)
     try:
         version, is_new = api.backend.workflows.apply(definition, match)
     except WrongState as error:
@@ -278,10 +278,10 @@ def apply_workflow(api: Api, body: Document, reach: Reach, match: Condition) -> 
 
 @routes.post("/diff", about=WITHIN, scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
 @costs(expensive=True)
-def diff_workflow(api: Api, body: Document, reach: Reach) -> Difference:
+def diff_workflow(api: Api, body: Document, key_scope: KeyScope) -> Difference:
     """Say what applying a definition would change."""
     definition = read_definition(body)
-    check_workflow(reach, definition.name)
+    check_workflow(key_scope, definition.name)
     with api.reading() as connection:
         stored = workflows.latest(connection, definition.name)
     before, after = writing.compared(None if stored is None else stored.definition, definition)
@@ -315,9 +315,9 @@ def delete_workflow(api: Api, name: str) -> Done:
 @routes.post(
     "/{name}/runs", about=WORKFLOW, scope=Scope.ENQUEUE, status=201, examples=[{"params": {"day": "2026-01-31"}}]
 )
-def start_run(api: Api, name: str, body: NewRunOf, key: str | None, reach: Reach) -> Started:
+def start_run(api: Api, name: str, body: NewRunOf, key: str | None, key_scope: KeyScope) -> Started:
     """Start a run of the newest version of a workflow: a definition, or code that live workers have or that has run.
 
     Whether the arguments of a workflow as code fit is for the worker to say, who has it.
     """
-    return Started(start(api, name, body, key, reach))
+    return Started(start(api, name, body, key, key_scope))

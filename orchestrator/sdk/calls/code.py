@@ -17,7 +17,7 @@ from orchestrator.store.code.signals import Sent
 from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
-Place = Annotated[int, Meta(ge=0, lt=2**31)]
+EventNumber = Annotated[int, Meta(ge=0, lt=2**31)]
 
 
 class CodeCalls(Protocol):
@@ -68,7 +68,7 @@ class CodeCalls(Protocol):
         """End a run without asking its code."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
-    def reset(self, run: Id, to: Place, reason: str) -> Steps[Id]:
+    def reset(self, run: Id, to: EventNumber, reason: str) -> Steps[Id]:
         """Start a run that repeats another one, open or not, up to an event; return the new one when it is there."""
 
     @call(about={Kind.RUN: "run"})

@@ -33,6 +33,7 @@ class Kind(StrEnum):
     RUN = "run"
     """By id: its workflow."""
     TASK_OR_RUN = "task or run"
+    """By id; where a list is confined, as its argument `kind` says."""
     QUEUE = "queue"
     """By name."""
     WORKFLOW = "workflow"

@@ -171,14 +171,14 @@ SELECT /* code_runs.continuing */ wanted.id FROM unnest(%(ids)s::uuid[]) AS want
 def latest(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, bytes]:
     """Return, for each of these runs, the one in which it goes on now: itself, where it goes on in no other."""
     last = {run: run for run in runs}
-    moving, reach = list(last), 1
+    moving, key_scope = list(last), 1
     while moving:
-        chains = {run: _chain(last[run], reach) for run in moving}
+        chains = {run: _chain(last[run], key_scope) for run in moving}
         continued = set(_CONTINUING(connection, ids=chain.from_iterable(chains.values())))
         for run, some in chains.items():
             last[run] = next((one for one in some if one not in continued), successor_id(some[-1]))
         moving = [run for run, some in chains.items() if some[-1] in continued]
-        reach = min(4 * reach, _FURTHEST)
+        key_scope = min(4 * key_scope, _FURTHEST)
     return last
 
 

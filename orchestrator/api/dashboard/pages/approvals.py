@@ -12,11 +12,11 @@ from starlette.responses import Response
 from orchestrator.api.context import Api, Asked
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
+from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.problems import refused
-from orchestrator.api.reach import WITHIN
 from orchestrator.api.routes import approvals as approval_routes
 from orchestrator.api.routes import flows as flow_routes
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 from orchestrator.domain.tasks.obstacles import NO_LEADER
 from orchestrator.store import audit, insights
 
@@ -75,7 +75,7 @@ def _check_place(api: Api, run: UUID, node: str) -> None:
 
 
 @routes.get("", about=WITHIN, media_type=HTML)
-def list_approvals(api: Api, query: ApprovalsQuery, reach: Reach) -> Response:
+def list_approvals(api: Api, query: ApprovalsQuery, key_scope: KeyScope) -> Response:
     """Show what waits for a person."""
     wanted = approval_routes.ApprovalsQuery(cursor=query.cursor)
-    return page("approvals.html", query=query, found=approval_routes.list_approvals(api, wanted, reach))
+    return page("approvals.html", query=query, found=approval_routes.list_approvals(api, wanted, key_scope))

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from orchestrator.api.context import LARGEST, Api
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import WORKFLOW
+from orchestrator.api.key_scope import WORKFLOW
 from orchestrator.domain.access import Scope
 from orchestrator.errors import InvalidWorkflow
 

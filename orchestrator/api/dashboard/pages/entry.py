@@ -9,8 +9,8 @@ from orchestrator.api.context import Api
 from orchestrator.api.dashboard.rendering import HTML, STATIC, page
 from orchestrator.api.dashboard.session import place
 from orchestrator.api.endpoints import Routes
+from orchestrator.api.key_scope import NOTHING
 from orchestrator.api.problems import refused
-from orchestrator.api.reach import NOTHING
 
 routes = Routes("dashboard", "/ui")
 

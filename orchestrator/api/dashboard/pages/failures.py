@@ -12,8 +12,8 @@ from orchestrator.api.context import Api
 from orchestrator.api.dashboard.pages.overview import read_failures, read_hour
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import WITHIN
-from orchestrator.domain.access import Reach
+from orchestrator.api.key_scope import WITHIN
+from orchestrator.domain.access import KeyScope
 from orchestrator.store import insights
 
 routes = Routes("dashboard", "/ui/failures")
@@ -30,15 +30,15 @@ class FailuresQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 @routes.get("", about=WITHIN, media_type=HTML)
-def list_failures(api: Api, query: FailuresQuery, reach: Reach) -> Response:
+def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Response:
     """Show failed tasks by task and error."""
     now = datetime.now(UTC)
     since = now - RANGES[query.within]
-    failures = read_failures(api, reach, RANGES[query.within])
+    failures = read_failures(api, key_scope, RANGES[query.within])
 
     def read_spread() -> dict[insights.GroupKey, list[int]]:
         with api.reading() as connection:
-            return insights.spread_of_failures(connection, since, now, _PARTS, reach.queues)
+            return insights.spread_of_failures(connection, since, now, _PARTS, key_scope.queues)
 
     return page(
         "failures.html",
@@ -47,6 +47,6 @@ def list_failures(api: Api, query: FailuresQuery, reach: Reach) -> Response:
         within=query.within,
         ranges=list(RANGES),
         since=since.isoformat(timespec="seconds"),
-        hour=read_hour(api, reach),
-        spread=api.recent.get(("spread", reach, query.within), 5.0, read_spread),
+        hour=read_hour(api, key_scope),
+        spread=api.recent.get(("spread", key_scope, query.within), 5.0, read_spread),
     )

@@ -9,11 +9,11 @@ from starlette.responses import Response
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import WHOLE
+from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.routes import fleet as fleet_routes
 from orchestrator.api.routes import system
 from orchestrator.api.routes import tasks as task_routes
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 from orchestrator.domain.states import TaskState
 from orchestrator.store.insights import TaskView
 
@@ -28,7 +28,7 @@ def list_workers(api: Api) -> Response:
     """Show the fleet."""
     query = task_routes.TaskQuery(status=(TaskState.RUNNING, TaskState.DISPATCHED), limit=_MOST_TASKS)
     running: dict[str, list[TaskView]] = {}
-    for task in task_routes.list_tasks(api, query, Reach()).items:
+    for task in task_routes.list_tasks(api, query, KeyScope()).items:
         if task.worker is not None:
             running.setdefault(task.worker, []).append(task)
     workers = fleet_routes.workers(api).workers

@@ -14,9 +14,9 @@ from orchestrator.api.dashboard.flow_graph import gantt_of_visits, graphs, walk
 from orchestrator.api.dashboard.pages.workflows import last_runs, squares
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import WITHIN, WORKFLOW
+from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes import flows as flow_routes
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 from orchestrator.domain.flow.definition import body_of
 from orchestrator.monitoring.times import present
 from orchestrator.store.insights import find_node
@@ -35,14 +35,14 @@ class FlowQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 @routes.get("", about=WITHIN, media_type=HTML)
-def list_flows(api: Api, reach: Reach) -> Response:
+def list_flows(api: Api, key_scope: KeyScope) -> Response:
     """List flows."""
-    found = flow_routes.list_flows(api, reach).flows
+    found = flow_routes.list_flows(api, key_scope).flows
     return page("flows.html", flows=found, last=squares(api, [one.name for one in found[:_MOST_FLOWS]]))
 
 
 @routes.get("/{name}", about=WORKFLOW, media_type=HTML)
-def show_flow(api: Api, name: str, query: FlowQuery, reach: Reach) -> Response:
+def show_flow(api: Api, name: str, query: FlowQuery, key_scope: KeyScope) -> Response:
     """Show a version of a flow, the newest if none is named."""
     flows = api.backend.flows
     stored = flows.latest(name) if query.version is None else flows.read(name, query.version)
@@ -53,7 +53,7 @@ def show_flow(api: Api, name: str, query: FlowQuery, reach: Reach) -> Response:
         versions=flows.versions(name),
         graphs=graphs(stored.flow, {}),
         definition=body_of(stored.flow),
-        runs=[*reversed(last_runs(api, name, reach))],
+        runs=[*reversed(last_runs(api, name, key_scope))],
     )
 
 

@@ -12,10 +12,10 @@ from orchestrator.api.context import Api
 from orchestrator.api.dashboard.charts import Hour, hour
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import WITHIN
+from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.routes import queues as queue_routes
 from orchestrator.api.routes import system
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.monitoring import trouble
 from orchestrator.monitoring.trouble import Trouble
@@ -50,8 +50,8 @@ class Whole:
 
 def read_whole(api: Api) -> Whole:
     """Return how the system is doing, and what needs a person, as `orchestrator status` says it."""
-    queues = read_queues(api, Reach())
-    ends = _ends(read_minutes(api, Reach()))
+    queues = read_queues(api, KeyScope())
+    ends = _ends(read_minutes(api, KeyScope()))
     with api.reading() as connection:
         found = overview_of(connection, queues=queues, ends=ends)
     insights = api.backend.insights
@@ -66,19 +66,19 @@ def read_whole(api: Api) -> Whole:
     return Whole(overview=replace(found, standbys=held.standbys), troubles=troubles)
 
 
-def read_queues(api: Api, reach: Reach) -> list[QueueCounts]:
+def read_queues(api: Api, key_scope: KeyScope) -> list[QueueCounts]:
     """Return the queues, as all who look within a second see them."""
-    return api.recent.get(("queues", reach), _RECENT, lambda: queue_routes.list_queues(api, reach).queues)
+    return api.recent.get(("queues", key_scope), _RECENT, lambda: queue_routes.list_queues(api, key_scope).queues)
 
 
-def read_minutes(api: Api, reach: Reach) -> list[Throughput]:
+def read_minutes(api: Api, key_scope: KeyScope) -> list[Throughput]:
     """Return the last hour by the minute, as all who look within a second see it."""
-    return api.recent.get(("minutes", reach), _RECENT, lambda: system.read_minutes(api, reach))
+    return api.recent.get(("minutes", key_scope), _RECENT, lambda: system.read_minutes(api, key_scope))
 
 
-def read_hour(api: Api, reach: Reach) -> Hour:
+def read_hour(api: Api, key_scope: KeyScope) -> Hour:
     """Return the last hour of all that somebody may see."""
-    return hour(read_minutes(api, reach), datetime.now(UTC))
+    return hour(read_minutes(api, key_scope), datetime.now(UTC))
 
 
 def _ends(minutes: list[Throughput]) -> Ends:
@@ -90,26 +90,26 @@ def _ends(minutes: list[Throughput]) -> Ends:
     return last, all_of_them
 
 
-def read_failures(api: Api, reach: Reach, since: timedelta, most: int = MOST_LOOKED_AT) -> Failures:
+def read_failures(api: Api, key_scope: KeyScope, since: timedelta, most: int = MOST_LOOKED_AT) -> Failures:
     """Return failed tasks by name and error, the largest groups first."""
 
     def read() -> Failures:
         with api.reading() as connection:
-            return latest_failures(connection, datetime.now(UTC) - since, reach.queues, most)
+            return latest_failures(connection, datetime.now(UTC) - since, key_scope.queues, most)
 
-    return api.recent.get(("failures", reach, since, most), 5 * _RECENT, read)
+    return api.recent.get(("failures", key_scope, since, most), 5 * _RECENT, read)
 
 
 @routes.get("", about=WITHIN, media_type=HTML)
-def overview(api: Api, reach: Reach) -> Response:
+def overview(api: Api, key_scope: KeyScope) -> Response:
     """Show how the system is doing."""
-    whole = None if reach.is_bound else api.recent.get(("whole",), _RECENT, lambda: read_whole(api))
-    failures = read_failures(api, reach, timedelta(hours=1), _MOST_FAILURES)
+    whole = None if key_scope.is_bound else api.recent.get(("whole",), _RECENT, lambda: read_whole(api))
+    failures = read_failures(api, key_scope, timedelta(hours=1), _MOST_FAILURES)
     return page(
         "overview.html",
         whole=whole,
-        queues=read_queues(api, reach),
-        hour=read_hour(api, reach),
+        queues=read_queues(api, key_scope),
+        hour=read_hour(api, key_scope),
         failures=failures.groups[:_MOST_GROUPS],
         more_failures=max(0, len(failures.groups) - _MOST_GROUPS),
         failures_looked_at=failures.looked_at,

@@ -8,8 +8,8 @@ from starlette.responses import Response
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.pages.overview import Whole, read_whole
 from orchestrator.api.endpoints import JSON, Routes
-from orchestrator.api.reach import WITHIN
-from orchestrator.domain.access import Reach
+from orchestrator.api.key_scope import WITHIN
+from orchestrator.domain.access import KeyScope
 from orchestrator.errors import Unavailable
 
 routes = Routes("dashboard", "/ui")
@@ -36,7 +36,7 @@ class Pulse(msgspec.Struct, frozen=True):
 
 
 @routes.get("/pulse", about=WITHIN)
-def pulse(api: Api, reach: Reach) -> Response:
+def pulse(api: Api, key_scope: KeyScope) -> Response:
     """Say whether the system works. Neither the scheduler nor a worker is asked."""
 
     def read() -> Whole | None:
@@ -50,7 +50,7 @@ def pulse(api: Api, reach: Reach) -> Response:
         return _answer(Pulse("Postgres is away"), 503)
     kinds = {one.kind for one in whole.troubles}
     found = next((text for kind, text in _OUTAGES.items() if kind in kinds), "")
-    return _answer(Pulse(found, "" if reach.is_bound else whole.mark))
+    return _answer(Pulse(found, "" if key_scope.is_bound else whole.mark))
 
 
 def _answer(found: Pulse, status: int = 200) -> Response:

@@ -10,12 +10,12 @@ from orchestrator.api.context import Api
 from orchestrator.api.dashboard.charts import hour, outline
 from orchestrator.api.dashboard.pages.overview import read_queues
 from orchestrator.api.dashboard.rendering import HTML, page
-from orchestrator.api.dashboard.visit import reach_of_visitor
+from orchestrator.api.dashboard.visit import key_scope_of_visitor
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import QUEUE, WITHIN
+from orchestrator.api.key_scope import QUEUE, WITHIN
 from orchestrator.api.routes import system
 from orchestrator.api.routes import tasks as task_routes
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 from orchestrator.domain.states import TaskState
 from orchestrator.sdk.queue import refuse_unnamed
 from orchestrator.store.insights import empty_queue
@@ -26,26 +26,26 @@ routes = Routes("dashboard", "/ui/queues")
 
 
 @routes.get("", about=WITHIN, media_type=HTML)
-def list_queues(api: Api, reach: Reach) -> Response:
+def list_queues(api: Api, key_scope: KeyScope) -> Response:
     """Show every queue."""
     now = datetime.now(UTC)
     by_queue: dict[str, list[Throughput]] = {}
-    for bucket in system.read_minutes(api, reach, each=True):
+    for bucket in system.read_minutes(api, key_scope, each=True):
         by_queue.setdefault(bucket.queue, []).append(bucket)
     hours = {queue: outline(found, now) for queue, found in by_queue.items()}
-    return page("queues.html", queues=read_queues(api, reach), hours=hours)
+    return page("queues.html", queues=read_queues(api, key_scope), hours=hours)
 
 
 @routes.get("/{name}", about=QUEUE, media_type=HTML)
 def show_queue(api: Api, name: str) -> Response:
     """Show one queue: its numbers, its limits, and what stands in it."""
-    reach = reach_of_visitor()
-    queues = read_queues(api, reach)
+    key_scope = key_scope_of_visitor()
+    queues = read_queues(api, key_scope)
     found = next((queue for queue in queues if queue.queue == name), None)
     open_states = (TaskState.RUNNING, TaskState.DISPATCHED, TaskState.PENDING)
-    listed = task_routes.list_tasks(api, task_routes.TaskQuery(queue=name, status=open_states, limit=20), reach)
-    minutes = system.read_minutes(api, reach, name)
-    if found is None and not (minutes or listed.items or _has_ended_tasks(api, name, reach)):
+    listed = task_routes.list_tasks(api, task_routes.TaskQuery(queue=name, status=open_states, limit=20), key_scope)
+    minutes = system.read_minutes(api, key_scope, name)
+    if found is None and not (minutes or listed.items or _has_ended_tasks(api, name, key_scope)):
         with api.reading() as connection:
             refuse_unnamed(name, {queue.queue for queue in queues} | of_workflows(connection), if_new="")
     return page(
@@ -57,6 +57,6 @@ def show_queue(api: Api, name: str) -> Response:
     )
 
 
-def _has_ended_tasks(api: Api, name: str, reach: Reach) -> bool:
+def _has_ended_tasks(api: Api, name: str, key_scope: KeyScope) -> bool:
     """Say whether a task of a queue is among the latest that have ended."""
-    return bool(task_routes.list_tasks(api, task_routes.TaskQuery(queue=name, limit=1), reach).items)
+    return bool(task_routes.list_tasks(api, task_routes.TaskQuery(queue=name, limit=1), key_scope).items)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from orchestrator.api.context import Api, Done
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import WHOLE
+from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.routes import audit as audit_routes
 from orchestrator.domain.access import Key, Scope, Secret
 from orchestrator.domain.quotas import DEFAULTS, Quotas

@@ -13,7 +13,7 @@ from orchestrator.api.context import LARGEST, Api
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.dashboard.story import Sentence, story
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import RUN
+from orchestrator.api.key_scope import RUN
 from orchestrator.api.routes import code as code_routes
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.domain.access import Scope

@@ -14,12 +14,12 @@ from orchestrator.api.dashboard.graph import critical_path, draw
 from orchestrator.api.dashboard.pages import flows as flow_pages
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.dashboard.story import story
-from orchestrator.api.dashboard.visit import reach_of_visitor
+from orchestrator.api.dashboard.visit import key_scope_of_visitor
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import RUN, WITHIN, is_within
+from orchestrator.api.key_scope import RUN, WITHIN, is_within
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import tasks as task_routes
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 from orchestrator.domain.code.resets import allowed
 from orchestrator.domain.states import RunState
 from orchestrator.monitoring.times import present
@@ -32,42 +32,42 @@ _MOST_EVENTS = 300
 
 
 @routes.get("", about=WITHIN, media_type=HTML)
-def list_runs(api: Api, query: run_routes.WantedRuns, reach: Reach) -> Response:
+def list_runs(api: Api, query: run_routes.WantedRuns, key_scope: KeyScope) -> Response:
     """List runs."""
-    found = run_routes.list_page(api, run_routes.RunQuery(**msgspec.structs.asdict(query)), reach)
+    found = run_routes.list_page(api, run_routes.RunQuery(**msgspec.structs.asdict(query)), key_scope)
     return page("runs.html", query=query, found=found, states=list(RunState))
 
 
 @routes.get("/{id}", about=RUN, media_type=HTML)
 def show_run(api: Api, id: UUID) -> Response:
     """Show one run."""
-    reach = reach_of_visitor()
+    key_scope = key_scope_of_visitor()
     found = run_routes.find(api, id)
-    children = run_routes.list_page(api, run_routes.RunQuery(parent=id, limit=_MOST_TASKS), reach)
+    children = run_routes.list_page(api, run_routes.RunQuery(parent=id, limit=_MOST_TASKS), key_scope)
     shown: dict[str, Any] = {"found": found, "run": found.run, "children": children.items, "more": children.next}
-    shown["starter"] = _starter(api, found.run.parent_task, reach)
+    shown["starter"] = _starter(api, found.run.parent_task, key_scope)
     if found.code is not None:
         return page("run_code.html", **shown, **_of_code(api, found.run))
     if found.run.flow:
         return page("run_flow.html", **shown, **flow_pages.of_run(api, id))
     if found.steps:
-        return page("run_steps.html", **shown, **_of_steps(api, found.run, found.steps, reach))
-    tasks = task_routes.list_tasks(api, task_routes.TaskQuery(run=id, limit=_MOST_TASKS), reach)
+        return page("run_steps.html", **shown, **_of_steps(api, found.run, found.steps, key_scope))
+    tasks = task_routes.list_tasks(api, task_routes.TaskQuery(run=id, limit=_MOST_TASKS), key_scope)
     return page("run_many.html", **shown, tasks=tasks.items, more_tasks=tasks.next)
 
 
-def _starter(api: Api, task: UUID | None, reach: Reach) -> Relative | None:
-    """Return the task that started a run, if it is still kept, and in reach."""
+def _starter(api: Api, task: UUID | None, key_scope: KeyScope) -> Relative | None:
+    """Return the task that started a run, if it is still kept, and within the key scope."""
     if task is None:
         return None
     with api.reading() as connection:
         found = find_relative(connection, task)
-    return found if found is not None and is_within(reach, found) else None
+    return found if found is not None and is_within(key_scope, found) else None
 
 
-def _of_steps(api: Api, run: RunDetail, steps: list[StepView], reach: Reach) -> dict[str, Any]:
+def _of_steps(api: Api, run: RunDetail, steps: list[StepView], key_scope: KeyScope) -> dict[str, Any]:
     critical = critical_path(steps)
-    before = _run_before(api, run, reach)
+    before = _run_before(api, run, key_scope)
     earlier = {step.name: step for step in run_routes.find(api, before).steps} if before else {}
     return {
         "graph": draw(steps, critical),
@@ -79,10 +79,10 @@ def _of_steps(api: Api, run: RunDetail, steps: list[StepView], reach: Reach) -> 
     }
 
 
-def _run_before(api: Api, run: RunDetail, reach: Reach) -> UUID | None:
+def _run_before(api: Api, run: RunDetail, key_scope: KeyScope) -> UUID | None:
     """Return the last run of the same workflow before this one that succeeded."""
     query = run_routes.RunQuery(workflow=run.workflow, status=(RunState.SUCCESS,), limit=1, cursor=run.id)
-    found = run_routes.list_page(api, query, reach).items
+    found = run_routes.list_page(api, query, key_scope).items
     return found[0].id if found else None
 
 

@@ -15,9 +15,9 @@ from orchestrator.api.context import Api
 from orchestrator.api.dashboard.pages.workflows import squares
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import WITHIN
+from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.routes.schedules import SchedulesQuery
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 from orchestrator.domain.schedules.schedule import Schedule, fires, key_of
 from orchestrator.errors import NotFound
 from orchestrator.store.insights import LastRun
@@ -45,11 +45,11 @@ class Shown:
 
 
 @routes.get("", about=WITHIN, media_type=HTML)
-def list_schedules(api: Api, query: SchedulesQuery, reach: Reach) -> Response:
+def list_schedules(api: Api, query: SchedulesQuery, key_scope: KeyScope) -> Response:
     """Show schedules, in order of their names."""
     now = datetime.now(UTC)
-    found, after = api.backend.schedules.page(limit=query.limit, after=query.cursor, within=reach.workflows)
-    backfills = [one for one in api.backend.schedules.list_backfills(20) if reach.has_workflow(one.workflow)]
+    found, after = api.backend.schedules.page(limit=query.limit, after=query.cursor, within=key_scope.workflows)
+    backfills = [one for one in api.backend.schedules.list_backfills(20) if key_scope.has_workflow(one.workflow)]
     hours = [now + timedelta(hours=12 * place) for place in range(3)]
     last = squares(api, [stored.workflow for stored in found], _LAST)
     return page(

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.rendering import HTML, go, page
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import WITHIN
+from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.routes import system
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 
 routes = Routes("dashboard", "/ui/search")
 
@@ -25,12 +25,12 @@ class TextQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 @routes.get("", about=WITHIN, media_type=HTML)
-def search(api: Api, query: TextQuery, reach: Reach) -> Response:
+def search(api: Api, query: TextQuery, key_scope: KeyScope) -> Response:
     """Find tasks and runs."""
     text = query.text.strip()
     if not text:
         return page("search.html", text="", found=None)
-    found = system.search(api, system.SearchQuery(text=text, limit=20), reach)
+    found = system.search(api, system.SearchQuery(text=text, limit=20), key_scope)
     by_id = [*(("runs", one.id) for one in found.runs_by_id), *(("tasks", one.id) for one in found.tasks_by_id)]
     if len(by_id) == 1 or (by_id and len({id for _, id in by_id}) == 1):
         kind, id = by_id[0]

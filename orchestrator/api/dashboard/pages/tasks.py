@@ -13,14 +13,14 @@ from starlette.responses import Response
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.dashboard.timeline import timeline
-from orchestrator.api.dashboard.visit import reach_of_visitor
+from orchestrator.api.dashboard.visit import key_scope_of_visitor
 from orchestrator.api.endpoints import Routes
+from orchestrator.api.key_scope import TASK, WITHIN
 from orchestrator.api.problems import refused
-from orchestrator.api.reach import TASK, WITHIN
 from orchestrator.api.routes import cancels as cancel_routes
 from orchestrator.api.routes import tasks as task_routes
 from orchestrator.api.routes.tasks import LogQuery
-from orchestrator.domain.access import Reach, Scope
+from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.states import OPEN_TASK_STATES, TaskState
 from orchestrator.errors import OrchestratorError
 from orchestrator.store.insights import TaskView
@@ -39,9 +39,9 @@ _MOST_CHILDREN = 50
 
 
 @routes.get("", about=WITHIN, media_type=HTML)
-def list_tasks(api: Api, query: task_routes.WantedTasks, reach: Reach) -> Response:
+def list_tasks(api: Api, query: task_routes.WantedTasks, key_scope: KeyScope) -> Response:
     """List tasks."""
-    found = task_routes.list_tasks(api, task_routes.TaskQuery(**msgspec.structs.asdict(query)), reach)
+    found = task_routes.list_tasks(api, task_routes.TaskQuery(**msgspec.structs.asdict(query)), key_scope)
     open_states = [state for state in query.status if state in OPEN_TASK_STATES]
     is_open = len(open_states) == len(query.status) and (query.since, query.until, query.error) == (None, None, None)
     return page("tasks.html", query=query, found=found, states=list(TaskState), is_open=is_open)
@@ -59,14 +59,14 @@ class FailedQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 @routes.get("/retry", about=WITHIN, media_type=HTML, scope=Scope.OPERATE)
-def preview_retry(api: Api, query: FailedQuery, reach: Reach) -> Response:
+def preview_retry(api: Api, query: FailedQuery, key_scope: KeyScope) -> Response:
     """Say how many failed tasks would be tried again, before they are."""
     wanted = FailedFilter(**{name: getattr(query, name) for name in query.__struct_fields__})
     groups: list[redrive.Group] = []
     is_part = False
     if wanted != FailedFilter():
         with api.reading() as connection:
-            groups, is_part = redrive.preview_latest(connection, wanted, reach.queues)
+            groups, is_part = redrive.preview_latest(connection, wanted, key_scope.queues)
     total = sum(group.tasks for group in groups)
     looked_at = redrive.MOST_LOOKED_AT if is_part else None
     return page("retry.html", query=query, groups=groups, total=total, looked_at=looked_at)
@@ -82,13 +82,13 @@ class OpenQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 @routes.get("/cancel", about=WITHIN, media_type=HTML, scope=Scope.OPERATE)
-def preview_cancel(api: Api, query: OpenQuery, reach: Reach) -> Response:
+def preview_cancel(api: Api, query: OpenQuery, key_scope: KeyScope) -> Response:
     """Say how many open tasks would be cancelled, before they are."""
     until = datetime.now(UTC)
     groups = []
     if query != OpenQuery():
         wanted = OpenFilter(statuses=query.status, queue=query.queue, name=query.name, run=query.run, until=until)
-        groups = cancel_routes.find(api, wanted, reach)
+        groups = cancel_routes.find(api, wanted, key_scope)
     total = sum(group.tasks for group in groups)
     return page(
         "cancel.html",
@@ -113,14 +113,14 @@ class Counted(msgspec.Struct, frozen=True):
     note: str
 
 
-def act_on_chosen(api: Api, ids: list[UUID], reach: Reach, act: str) -> Counted:
+def act_on_chosen(api: Api, ids: list[UUID], key_scope: KeyScope, act: str) -> Counted:
     """Cancel marked tasks, or try them again; what has changed meanwhile is left alone."""
     if not ids:
         raise refused(422, "There is nothing marked", "Mark the tasks that are meant.")
     done = 0
     for id in ids:
-        if reach.is_bound:
-            TASK.check(api, reach, {"id": id})
+        if key_scope.is_bound:
+            TASK.check(api, key_scope, {"id": id})
         try:
             (api.backend.tasks.cancel if act == "cancel" else api.backend.tasks.retry)(id.bytes)
             done += 1
@@ -131,14 +131,14 @@ def act_on_chosen(api: Api, ids: list[UUID], reach: Reach, act: str) -> Counted:
     return Counted(f"{done} of {len(ids)} tasks are {what}{left}")
 
 
-def cancel_chosen(api: Api, body: Chosen, reach: Reach) -> Counted:
+def cancel_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Counted:
     """Cancel the tasks that are marked."""
-    return act_on_chosen(api, body.id, reach, "cancel")
+    return act_on_chosen(api, body.id, key_scope, "cancel")
 
 
-def retry_chosen(api: Api, body: Chosen, reach: Reach) -> Counted:
+def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Counted:
     """Try the tasks again that are marked."""
-    return act_on_chosen(api, body.id, reach, "retry")
+    return act_on_chosen(api, body.id, key_scope, "retry")
 
 
 @routes.get("/{id}", about=TASK, media_type=HTML)
@@ -152,7 +152,7 @@ def show_task(api: Api, id: UUID) -> Response:
         lines=_lines(api, id),
         obstacles=_obstacles(api, found.task),
         timeline=timeline(found.task, found.attempts),
-        lineage=task_routes.task_lineage(api, id, reach_of_visitor()),
+        lineage=task_routes.task_lineage(api, id, key_scope_of_visitor()),
         most_shown=_MOST_CHILDREN,
     )
 

@@ -13,10 +13,10 @@ from orchestrator.api.dashboard.graph import draw
 from orchestrator.api.dashboard.rendering import HTML, go, page
 from orchestrator.api.dashboard.words import address
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.reach import WITHIN, WORKFLOW
+from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import workflows as workflow_routes
-from orchestrator.domain.access import Reach
+from orchestrator.domain.access import KeyScope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.errors import NotFound
 from orchestrator.store import insights
@@ -30,9 +30,9 @@ _MOST_SHOWN = 100
 
 
 @routes.get("", about=WITHIN, media_type=HTML)
-def list_workflows(api: Api, reach: Reach) -> Response:
+def list_workflows(api: Api, key_scope: KeyScope) -> Response:
     """List workflows of both kinds."""
-    found = workflow_routes.list_workflows(api, reach)
+    found = workflow_routes.list_workflows(api, key_scope)
     names = [*(one.name for one in found.workflows), *(one.name for one in found.code)][:_MOST_SHOWN]
     return page("workflows.html", found=found, last=squares(api, names))
 
@@ -48,20 +48,20 @@ def squares(api: Api, workflows: Iterable[str], limit: int = _LAST_RUNS) -> dict
     return api.recent.get(("squares", names, limit), 1.0, read)
 
 
-def last_runs(api: Api, workflow: str, reach: Reach, limit: int = _LAST_RUNS) -> list[Any]:
+def last_runs(api: Api, workflow: str, key_scope: KeyScope, limit: int = _LAST_RUNS) -> list[Any]:
     """Return the last runs of a workflow, the oldest of them first."""
     query = run_routes.RunQuery(workflow=workflow, limit=limit)
     return api.recent.get(
-        ("last runs", workflow, reach, limit),
+        ("last runs", workflow, key_scope, limit),
         1.0,
-        lambda: [*reversed(run_routes.list_page(api, query, reach).items)],
+        lambda: [*reversed(run_routes.list_page(api, query, key_scope).items)],
     )
 
 
 @routes.get("/{name}", about=WORKFLOW, media_type=HTML)
-def show_workflow(api: Api, name: str, reach: Reach) -> Response:
+def show_workflow(api: Api, name: str, key_scope: KeyScope) -> Response:
     """Show one workflow."""
-    listed = workflow_routes.list_workflows(api, reach)
+    listed = workflow_routes.list_workflows(api, key_scope)
     code = next((one for one in listed.code if one.name == name), None)
     stored = None
     try:
@@ -69,7 +69,7 @@ def show_workflow(api: Api, name: str, reach: Reach) -> Response:
     except NotFound:
         if api.backend.flows.find(name) is not None:
             return go(address("flows", name))
-        if code is None and not last_runs(api, name, reach):
+        if code is None and not last_runs(api, name, key_scope):
             raise
     steps = _steps(stored.definition) if stored else []
     return page(
@@ -79,7 +79,7 @@ def show_workflow(api: Api, name: str, reach: Reach) -> Response:
         definition=workflow_routes.plain(stored.definition) if stored else None,
         code=code,
         graph=draw(steps, frozenset()) if steps else None,
-        runs=[*reversed(last_runs(api, name, reach))],
+        runs=[*reversed(last_runs(api, name, key_scope))],
         asked=datetime.now(UTC),
     )
 

@@ -10,9 +10,9 @@ from uuid import UUID
 import pytest
 
 from orchestrator.api.endpoints import Endpoint, Routes
-from orchestrator.api.reach import BACKFILL, NOTHING, QUEUE, RUN, TASK, WHOLE, WITHIN, WORKFLOW, Subject
+from orchestrator.api.key_scope import BACKFILL, NOTHING, QUEUE, RUN, TASK, WHOLE, WITHIN, WORKFLOW, Subject
 from orchestrator.api.routes import ROUTES
-from orchestrator.domain.access import Reach, Secret
+from orchestrator.domain.access import KeyScope, Secret
 from orchestrator.sdk.ids import new_id
 from tests.emptying import empty
 from tests.integration.api_house import OTHERS, OWN, House, changes, definition, furnished
@@ -346,7 +346,7 @@ ANYBODYS = {"GET /healthz", "GET /readyz", "POST /api/v1/workflows/validate"}
 
 
 KEEPING = [one for one in ROUTES if one.about is WITHIN and not one.path.startswith("/api/v1/client/")]
-"""What the Python client lists has a test of its own, in test_api_client_reach.py."""
+"""What the Python client lists has a test of its own, in test_api_client_key_scope.py."""
 
 
 @pytest.mark.parametrize("endpoint", KEEPING, ids=titled)
@@ -367,7 +367,7 @@ def test_no_route_can_be_declared_without_saying_whose_it_is() -> None:
     with pytest.raises(TypeError, match="WITHIN"):
         routes.get("/x", about=WITHIN)(lambda: None)
     with pytest.raises(TypeError, match="WITHIN"):
-        routes.get("/x", about=NOTHING)(lambda reach: reach)
+        routes.get("/x", about=NOTHING)(lambda key_scope: key_scope)
 
 
 def test_names_that_are_near_are_not_told(house: House) -> None:
@@ -376,9 +376,9 @@ def test_names_that_are_near_are_not_told(house: House) -> None:
 
 
 def test_a_key_for_queues_only_is_for_no_workflow() -> None:
-    assert Reach.of(None, None) == Reach("", "")
-    assert Reach.of("mail.", None).has_queue("mail.out")
-    assert not Reach.of("mail.", None).has_workflow("mail.out")
-    assert not Reach.of("mail.", None).has_workflow(None)
-    assert Reach.of("mail.", "").has_workflow(None)
-    assert not Reach.of("mail.", "").has_queue("mai")
+    assert KeyScope.of(None, None) == KeyScope("", "")
+    assert KeyScope.of("mail.", None).has_queue("mail.out")
+    assert not KeyScope.of("mail.", None).has_workflow("mail.out")
+    assert not KeyScope.of("mail.", None).has_workflow(None)
+    assert KeyScope.of("mail.", "").has_workflow(None)
+    assert not KeyScope.of("mail.", "").has_queue("mai")

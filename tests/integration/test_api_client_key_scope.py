@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from orchestrator.api.endpoints import Endpoint
-from orchestrator.api.reach import WITHIN
+from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Scope
 from orchestrator.domain.code.history import RunStarted, SignalReceived
@@ -95,7 +95,7 @@ def data(identifier: UUID | bytes) -> str:
 
 
 def body(call: Endpoint, house: House) -> dict[str, Any]:
-    """Return a call about something that is beside the key's reach."""
+    """Return a call about something outside the key scope."""
     part = call.path.split("/")[-2]
     task = call_by_name(house.settings, "t.a", [], {}, options={"queue": OTHERS}, queue="default")
     started = RunStarted("bank-code", 1, encode_call("a", [], {}, 1_000), "mail.out")

@@ -1,0 +1,192 @@
+"""Checks requests of keys that are bound to some queues and workflows: each route says what it is about.
+
+    @routes.get("/{id}", about=TASK)
+
+A name outside the key scope is refused before anything is looked up. An id outside of it is answered as if it did not
+exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+from orchestrator.api.context import Api
+from orchestrator.api.problems import Refused, refused
+from orchestrator.domain.access import BUILT_IN, KeyScope
+from orchestrator.domain.dag.definition import Definition, named_queues
+from orchestrator.domain.flow.definition import Flow, named_flows
+from orchestrator.domain.flow.definition import named_queues as flow_queues
+from orchestrator.errors import NotFound
+from orchestrator.sdk.acting import may_operate
+from orchestrator.store import insights
+from orchestrator.store.insights import Lineage, Relative
+
+
+class OutOfKeyScope(NotFound):
+    """It exists, and is outside the key scope. The caller is told that it does not exist."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a route is about, and so whose it is."""
+
+    name: str
+    check: Callable[[Api, KeyScope, Mapping[str, Any]], None]
+    """Refuses a request about something outside the caller's key scope. Called only for bound keys."""
+
+
+def _beside(what: str, name: str, prefix: str) -> Refused:
+    own = f"for {what}s whose names begin with {prefix!r}" if prefix.isprintable() else f"for no {what}"
+    return refused(403, "The key is for others", f"{what.capitalize()} {name!r:.140}: the key is {own}.")
+
+
+def check_queue(key_scope: KeyScope, name: str) -> None:
+    """Refuse a queue outside the key scope."""
+    if not key_scope.has_queue(name):
+        raise _beside("queue", name, key_scope.queues)
+
+
+def check_workflow(key_scope: KeyScope, name: str) -> None:
+    """Refuse a workflow outside the key scope."""
+    if not key_scope.has_workflow(name):
+        raise _beside("workflow", name, key_scope.workflows)
+
+
+def check_task_name(key_scope: KeyScope, name: str) -> None:
+    """Refuse a task that the key is not for, and what takes more than a key that may enqueue registered tasks."""
+    if not key_scope.has_task(name):
+        own = ", ".join(map(repr, key_scope.tasks))
+        detail = f"Task {name!r:.140}: the key is for tasks whose names begin with {own}."
+        raise refused(403, "The key is for others", detail)
+    if may_operate.get():
+        return
+    if ":" in name:
+        needs = "a function that is named by its module or file needs the scope operate. Register it as a task."
+    elif name.startswith(BUILT_IN) and not key_scope.grants(name):
+        needs = f"it needs the scope operate, or a key that names it: `keys create … --tasks {name}`."
+    else:
+        return
+    raise refused(403, "The key may not do this", f"Task {name!r:.140}: {needs}")
+
+
+def check_definition(key_scope: KeyScope, definition: Definition) -> None:
+    """Refuse a definition that leaves the key scope: by its name, its queues, or what it starts or follows."""
+    _check_author(key_scope)
+    check_workflow(key_scope, definition.name)
+    for queue in sorted(named_queues(definition)):
+        check_queue(key_scope, queue)
+    if key_scope.is_bound and (event := next((trigger.event for trigger in definition.on if trigger.event), None)):
+        detail = f"Event {event!r:.140}: events are for keys that are bound to nothing, and so is what they start."
+        raise refused(403, "The key is for others", detail)
+    named = [*(step.workflow for step in definition.steps), *(trigger.workflow for trigger in definition.on)]
+    for workflow in named:
+        check_workflow(key_scope, workflow or definition.name)
+
+
+def check_flow(key_scope: KeyScope, name: str, flow: Flow) -> None:
+    """Refuse a flow that leaves the key scope: by its name, its queues, or the flows that it takes over."""
+    _check_author(key_scope)
+    for one in (name, *sorted(named_flows(flow))):
+        check_workflow(key_scope, one)
+    for queue in sorted(flow_queues(flow)):
+        check_queue(key_scope, queue)
+
+
+def _check_author(key_scope: KeyScope) -> None:
+    if key_scope.tasks:
+        detail = "The key is for some tasks only, and a definition may name any: use a key that is not bound to tasks."
+        raise refused(403, "The key is for others", detail)
+
+
+def lineage_within(key_scope: KeyScope, found: Lineage) -> Lineage:
+    """Return the part of a task's lineage that is within the key scope."""
+    parent = found.parent if found.parent is not None and is_within(key_scope, found.parent) else None
+    return replace(found, parent=parent, children=[one for one in found.children if is_within(key_scope, one)])
+
+
+def is_within(key_scope: KeyScope, one: Relative) -> bool:
+    """Say whether a relative of a task, itself a task or a run, is within the key scope."""
+    return key_scope.has_workflow(one.workflow) if one.kind == "run" else key_scope.has_queue(one.queue or "")
+
+
+def _queue(_: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
+    check_queue(key_scope, given["name"])
+
+
+def _workflow(_: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
+    check_workflow(key_scope, given["workflow"] if "workflow" in given else given["name"])
+
+
+def _task(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
+    check_tasks(api, key_scope, {given["id"]})
+
+
+def check_tasks(api: Api, key_scope: KeyScope, tasks: Collection[UUID]) -> None:
+    """Refuse tasks of which one does not exist, or is outside the key scope."""
+    with api.reading() as connection:
+        owners = insights.find_task_owners(connection, tasks)
+    for task in tasks:
+        found = owners.get(task)
+        if found is None:
+            raise NotFound.by_id("task", str(task))
+        if not (key_scope.has_queue(found.queue) or (found.in_run and key_scope.has_workflow(found.workflow))):
+            raise OutOfKeyScope.by_id("task", str(task))
+
+
+def has_run(api: Api, key_scope: KeyScope, run: Any) -> bool:
+    """Say whether a run exists and is within the key scope."""
+    try:
+        _run(api, key_scope, {"id": run})
+    except NotFound:
+        return False
+    return True
+
+
+def _run(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
+    check_runs(api, key_scope, {given["id"]})
+
+
+def check_runs(api: Api, key_scope: KeyScope, runs: Collection[UUID]) -> None:
+    """Refuse runs of which one does not exist, or is outside the key scope."""
+    with api.reading() as connection:
+        owners = insights.find_run_owners(connection, runs)
+    for run in runs:
+        if run not in owners:
+            raise NotFound.by_id("run", str(run))
+        if not key_scope.has_workflow(owners[run].workflow):
+            raise OutOfKeyScope.by_id("run", str(run))
+
+
+def _backfill(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
+    if not key_scope.has_workflow(api.backend.schedules.show_backfill(given["number"]).workflow):
+        raise OutOfKeyScope(f"There is no backfill {given['number']}.")
+
+
+def _whole(_: Api, __: KeyScope, ___: Mapping[str, Any]) -> None:
+    detail = "This is about the whole system, and the key is for some queues or workflows only."
+    raise refused(403, "The key is for others", detail)
+
+
+def _nothing(_: Api, __: KeyScope, ___: Mapping[str, Any]) -> None:
+    """Let everybody in."""
+
+
+QUEUE = Subject("queue", _queue)
+"""The queue in the path."""
+WORKFLOW = Subject("workflow", _workflow)
+"""The workflow in the path."""
+TASK = Subject("task", _task)
+"""The task in the path: its queue, or the workflow of its run."""
+RUN = Subject("run", _run)
+"""The run in the path: its workflow."""
+BACKFILL = Subject("backfill", _backfill)
+"""The backfill in the path: its workflow."""
+WITHIN = Subject("within", _nothing)
+"""The function is given the `key_scope`, and keeps to it: lists, and what is named in a body."""
+WHOLE = Subject("whole", _whole)
+"""The system as a whole: for nobody who is bound to a part."""
+NOTHING = Subject("nothing", _nothing)
+"""Nothing that is anybody's."""
