@@ -89,10 +89,10 @@ class Api:
     def redaction_of_task(self, task: TaskDetail) -> Redaction:
         """Return what is not shown of a task: what it names itself, and what those do that it may have values from."""
         own = tuple(task.options.get("redact", ()))
-        family = Family([], [], [], is_partial=False)
+        family = Family([], [], [], [], is_partial=False)
         if task.run_id is not None or task.parent_id is not None:
             with self.reading() as connection:
-                family = insights.family_of(connection, task=task.id)
+                family = insights.family_of(connection, task=task.id, everywhere=bool(self.redaction))
         family.patterns.extend(task.options.get("inherited", ()))
         if own or self.redaction or family.patterns:
             family.relatives.append(Relative((*own, *family.patterns), task.payload, task.result))
@@ -106,7 +106,8 @@ class Api:
     def redaction_of_run(self, run: UUID) -> Redaction:
         """Return what is not shown of what a run's tasks were given and have returned."""
         with self.reading() as connection:
-            return inherited(insights.family_of(connection, run=run), self._everywhere)
+            family = insights.family_of(connection, run=run, everywhere=bool(self.redaction))
+        return inherited(family, self._everywhere)
 
     def close(self) -> None:
         """Close every connection."""

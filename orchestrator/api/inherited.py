@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from orchestrator.domain.redaction import Redaction, by_name
 from orchestrator.errors import OrchestratorError
 from orchestrator.references import may_hold_references, whole_reference
 from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.sealing import is_sealed
-from orchestrator.store.insights.redact import Family
+from orchestrator.store.insights.redact import MOST_RELATIVES, Family
 
 _LARGEST_STORED = 1_000_000
 """Bytes of a payload in the store that is read to know what is secret in it."""
@@ -49,8 +47,14 @@ def _values(family: Family, everywhere: Sequence[str]) -> Iterator[str]:
     for one in family.relatives:
         yield from secrets_of((*everywhere, *one.patterns), one.payload, one.result)
     hidden = Redaction((*everywhere, *family.patterns))
-    for params in family.params:
-        yield from hidden.secrets_in(msgspec.json.decode(params))
+    for value in family.given:
+        yield from hidden.secrets_in(value)
+    stored = sum(may_hold_references(data) for _, data in family.said)
+    if stored > MOST_RELATIVES:
+        raise _Unknown
+    for name, data in family.said:
+        if _is_readable(data):
+            yield from hidden.secrets_in({name: decode_value(data)})
 
 
 def _is_readable(data: bytes) -> bool:

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from uuid import UUID
 
 import msgspec
 
@@ -20,6 +21,7 @@ from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.schedules.schedule import Schedule
 from orchestrator.sdk.values.display import call_of, stored_value
 from orchestrator.sealing import is_sealed
+from orchestrator.store.audit import AuditEntry
 from orchestrator.store.flow.reads import FlowRunView, NodeRunView
 from orchestrator.store.insights import AttemptView, CodeView, ErrorView, RunDetail, TaskDetail
 from orchestrator.store.schedules.definitions import StoredSchedule
@@ -131,7 +133,7 @@ def _task(api: Api, found: TaskDetail) -> TaskDetail:
 
 @hides(FlowRunView)
 def _flow_run(api: Api, found: FlowRunView) -> FlowRunView:
-    hidden = api.redaction_of_run(found.id) if found.redact else api.redaction
+    hidden = api.redaction_of_run(found.id) if found.redact or api.redaction else api.redaction
     return found._replace(params=hidden.shown(found.params), shared=hidden.shown(found.shared))
 
 
@@ -156,6 +158,13 @@ def _code(api: Api, found: CodeView) -> CodeView:
     state = hidden.shown({name: stored_value(value) for name, value in found.state.items()})
     encoded = {name: timezones.encode(value) for name, value in state.items()}
     return dataclasses.replace(found, payload=payload, result=result, state=encoded)
+
+
+@hides(AuditEntry)
+def _audit_entry(api: Api, found: AuditEntry) -> AuditEntry:
+    if found.kind != "run" or found.detail.keys().isdisjoint(("value", "reason", "why")):
+        return found
+    return dataclasses.replace(found, detail=api.redaction_of_run(UUID(found.target)).shown(found.detail))
 
 
 @hides(Schedule)

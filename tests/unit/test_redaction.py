@@ -107,7 +107,7 @@ def test_where_secrets_cannot_all_be_found_every_text_is_hidden(given: dict[str,
     assert scrub("", secrets) == ""
     with pytest.raises(Unsearchable, match=r"more than 50,000 fields, or 1,000 secrets"):
         hidden.secrets_in(given)
-    family = Family([], [Relative((), timezones.encode([[], given]), None)], [], False)
+    family = Family([], [Relative((), timezones.encode([[], given]), None)], [], [], False)
     assert inherited(family, ["apikey", "card.*"]).is_whole
 
 
@@ -129,11 +129,12 @@ def test_a_family_that_cannot_be_looked_through_is_hidden_as_a_whole() -> None:
     known = Family(
         ["token"],
         [Relative(("token",), timezones.encode([[], {"token": "tok-1"}]), None)],
-        ['{"token": "tok-2"}'],
+        [{"token": "tok-2"}],
+        [("token", timezones.encode("tok-3"))],
         False,
     )
-    told = {"a": "tok-1", "b": "tok-2", "user": "eve"}
-    assert inherited(known, ()).shown(told) == {"a": HIDDEN, "b": HIDDEN, "user": "eve"}
+    told = {"a": "tok-1", "b": "tok-2", "c": "tok-3", "user": "eve"}
+    assert inherited(known, ()).shown(told) == {"a": HIDDEN, "b": HIDDEN, "c": HIDDEN, "user": "eve"}
     assert inherited(known._replace(is_partial=True), ()).shown(told) == dict.fromkeys(told, HIDDEN)
     assert inherited(known._replace(is_partial=True), (), ["b"]).shown(told) == told | {"b": HIDDEN}
 

@@ -41,7 +41,7 @@ def list_approvals(api: Api, query: ApprovalsQuery, key_scope: KeyScope) -> Page
 
 def _shown(api: Api, one: ApprovalView) -> ApprovalView:
     if one.kind != "promise":
-        hidden = api.redaction_of_run(one.run) if one.redact else api.redaction
+        hidden = api.redaction_of_run(one.run) if one.redact or api.redaction else api.redaction
         return dataclasses.replace(one, input=hidden.shown(as_json(one.input)))
     arguments, keywords = api.redaction_of_run(one.run).call_shown(*call_of(one.input or b""))
     given = {str(place): value for place, value in enumerate(arguments, 1)} | keywords

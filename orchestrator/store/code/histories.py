@@ -213,6 +213,12 @@ def first_event(data: bytes) -> history.RunStarted:
     return what
 
 
+def event_of(data: bytes) -> HistoryItem:
+    """Return an event as it is stored."""
+    found: HistoryItem = _decode.decode(data)
+    return found
+
+
 def beginnings(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, history.RunStarted]:
     """Return how runs began."""
     return {run: first_event(data) for run, data in _BEGINNINGS(connection, ids=runs)}

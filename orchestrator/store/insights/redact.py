@@ -2,23 +2,31 @@
 
 A value that a task names travels: into a follow-up, a step below, a child run, and up again as its output. So these
 are relatives: the tasks that a task follows or was enqueued by, and all tasks in the trees of runs that these are in.
+What these runs were given themselves counts alike: parameters, arguments, signals, answers, shared state.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.sealing import CALL, reveal
+from orchestrator.domain import timezones
+from orchestrator.domain.code import history
+from orchestrator.sealing import CALL, VALUE, reveal
+from orchestrator.store.code.histories import event_of
 from orchestrator.store.flow.reads import OF_FUNCTIONS
+from orchestrator.store.insights.runs import told_params
 from orchestrator.store.sql import Row, Statement
 
 MOST_RELATIVES = 200
 """Tasks with patterns of their own that are read; among more, nobody can say which values are secret."""
 _MOST_RUNS = 1_000
 _MOST_BYTES = 4_000_000
+_MOST_EVENTS = 20_000
 _REDACTING = "$.steps[*] ? (exists (@.registered.options.redact))"
 _OF_STEPS = "$.steps[*].registered.options.redact[*]"
 # Up: who enqueued a task, what it follows, whose run it is in, what started that. Then down again, through child runs.
@@ -59,10 +67,10 @@ steps AS MATERIALIZED (
       FROM tree
 ), related AS (
     (SELECT t.id, t.payload, NULL::bytea AS result, t.options FROM up JOIN orchestrator.tasks t ON t.id = up.task
-      WHERE t.options -> 'redact' IS NOT NULL LIMIT {MOST_RELATIVES + 1})
+      WHERE %(all)s::boolean OR t.options -> 'redact' IS NOT NULL LIMIT {MOST_RELATIVES + 1})
      UNION ALL
     (SELECT e.id, e.payload, e.result, e.options FROM up JOIN orchestrator.ended_tasks e ON e.id = up.task
-      WHERE e.options -> 'redact' IS NOT NULL LIMIT {MOST_RELATIVES + 1})
+      WHERE %(all)s::boolean OR e.options -> 'redact' IS NOT NULL LIMIT {MOST_RELATIVES + 1})
      UNION ALL
     (SELECT t.id, t.payload, NULL, t.options FROM steps JOIN orchestrator.tasks t ON t.run_id = steps.id
       WHERE (steps.is_any OR t.step = ANY(steps.names)) AND t.options -> 'redact' IS NOT NULL
@@ -71,16 +79,40 @@ steps AS MATERIALIZED (
     (SELECT e.id, e.payload, e.result, e.options FROM steps JOIN orchestrator.ended_tasks e ON e.run_id = steps.id
       WHERE (steps.is_any OR e.step = ANY(steps.names)) AND e.options -> 'redact' IS NOT NULL
       LIMIT {MOST_RELATIVES + 1})
+     UNION ALL
+    (SELECT e.id, e.payload, e.result, e.options FROM steps JOIN orchestrator.ended_tasks e ON e.run_id = steps.id
+      WHERE %(all)s::boolean AND NOT steps.is_any AND e.options -> 'redact' IS NULL LIMIT {MOST_RELATIVES})
 ), measured AS (
-    SELECT *, sum(octet_length(payload) + coalesce(octet_length(result), 0)) OVER (ORDER BY id) AS bytes
-      FROM (SELECT DISTINCT ON (id) * FROM related ORDER BY id LIMIT {MOST_RELATIVES + 1}) AS first
+    SELECT *, sum(octet_length(payload) + coalesce(octet_length(result), 0)) OVER (ORDER BY is_quiet, id) AS bytes
+      FROM (SELECT DISTINCT ON (is_quiet, id) *
+              FROM (SELECT *, options -> 'redact' IS NULL AS is_quiet FROM related) AS found
+             ORDER BY is_quiet, id LIMIT {MOST_RELATIVES + 1}) AS first
 )
-SELECT id, options -> 'redact' AS redact, CASE WHEN bytes <= {_MOST_BYTES} THEN payload END AS payload,
+SELECT id, coalesce(options -> 'redact', '[]') AS redact, is_quiet,
+       CASE WHEN bytes <= {_MOST_BYTES} THEN payload END AS payload,
        CASE WHEN bytes <= {_MOST_BYTES} THEN result END AS result FROM measured
 """)
-_PARAMS = Statement[str](f"""{_TREE.format(name="insights.redact.params", most=_MOST_RUNS)}
-SELECT params::text FROM tree WHERE params IS NOT NULL AND NOT code LIMIT {MOST_RELATIVES}
+# What runs were given, and of code also what its tasks have returned and it has noted: all that has gone into it.
+_GIVEN = Statement[Row](f"""{_TREE.format(name="insights.redact.given", most=_MOST_RUNS)}, measured AS (
+    SELECT id, params::text AS params, CASE WHEN flow THEN state END AS state,
+           sum(coalesce(octet_length(params::text), 0) + coalesce(octet_length(state), 0)) OVER (ORDER BY id) AS bytes
+      FROM tree WHERE NOT code
+)
+SELECT params, state, bytes <= {_MOST_BYTES} AS is_read FROM measured
 """)
+_EVENTS = Statement[Row](f"""{_TREE.format(name="insights.redact.events", most=_MOST_RUNS)}, first AS (
+    SELECT h.run_id, h.number, h.data
+      FROM tree JOIN orchestrator.histories h ON h.run_id = tree.id AND h.kind = ANY(%(kinds)s::text[])
+     WHERE tree.code LIMIT {_MOST_EVENTS + 1}
+), measured AS (
+    SELECT *, sum(octet_length(data)) OVER (ORDER BY run_id, number) AS bytes FROM first
+)
+SELECT CASE WHEN bytes <= {_MOST_BYTES} THEN data END AS data FROM measured ORDER BY run_id, number
+""")
+_KINDS = [
+    *("run_started", "signal_received", "update_requested", "promise_created", "promise_resolved", "task_completed"),
+    *("child_completed", "operation_recorded", "state_set", "run_completed"),
+]
 
 
 _OF_WORKFLOW = Statement[str](f"""
@@ -103,8 +135,10 @@ class Family(NamedTuple):
     patterns: list[str]
     """Of all tasks in it, and of those that its definitions name; not those of arguments without names."""
     relatives: list[Relative]
-    params: list[str]
-    """What runs were given, as JSON."""
+    given: list[Any]
+    """What runs of definitions were given, as plain data."""
+    said: list[tuple[str, bytes]]
+    """What runs of code were given and told, each by its name, encoded."""
     is_partial: bool
     """There is more of it than was read."""
 
@@ -114,15 +148,51 @@ def patterns_of_workflow(connection: Connection, name: str) -> list[str]:
     return _OF_WORKFLOW(connection, name=name)
 
 
-def family_of(connection: Connection, *, task: UUID | None = None, run: UUID | None = None) -> Family:
-    """Return what a task, or a run, may have secrets from: itself, and all that is related to it."""
+def family_of(
+    connection: Connection, *, task: UUID | None = None, run: UUID | None = None, everywhere: bool = False
+) -> Family:
+    """Return what a task, or a run, may have secrets from: itself, and all that is related to it.
+
+    `everywhere` says that the settings name something, so that what has no patterns of its own may have secrets, too.
+    """
     ids = {"task": task and task.hex, "run": run and run.hex}
-    rows = _RELATIVES(connection, **ids)
+    rows = _RELATIVES(connection, **ids, all=everywhere)
     patterns = {*_PATTERNS(connection, **ids), *(pattern for row in rows for pattern in row.redact)}
     relatives = [
         Relative(tuple(row.redact), reveal(bytes(row.payload), CALL), row.result and reveal(bytes(row.result)))
         for row in rows[:MOST_RELATIVES]
         if row.payload is not None
     ]
+    left = [row for row in rows[MOST_RELATIVES:] if not row.is_quiet]
+    is_partial = bool(left) or any(row.payload is None and not row.is_quiet for row in rows)
+    given: list[Any] = []
+    said: list[tuple[str, bytes]] = []
+    if patterns or everywhere:
+        of_runs = _GIVEN(connection, **ids)
+        events = _EVENTS(connection, **ids, kinds=_KINDS)
+        given = [value for row in of_runs if row.is_read for value in _plain(row)]
+        said = list(_said(row.data for row in events if row.data is not None))
+        is_partial |= len(events) > _MOST_EVENTS or any(row.data is None for row in events)
+        is_partial |= not all(row.is_read for row in of_runs)
     named = sorted(pattern for pattern in patterns if not pattern.startswith("@"))
-    return Family(named, relatives, _PARAMS(connection, **ids), len(relatives) < len(rows))
+    return Family(named, relatives, given, said, is_partial)
+
+
+def _plain(row: Row) -> Iterator[Any]:
+    if row.params is not None:
+        yield told_params(msgspec.json.decode(row.params))
+    if row.state is not None:
+        yield timezones.decode(bytes(row.state))  # the shared state is a part of it, and so are signals
+
+
+def _said(events: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Yield values in a history, each with the name under which it stands; nothing else in it is a value of users'."""
+    names: dict[bytes, str] = {}
+    for data in events:
+        what: Any = event_of(data)
+        name = getattr(what, "name", "") or getattr(what, "key", "") or names.get(getattr(what, "id", b""), "")
+        if isinstance(what, history.PromiseCreated):
+            names[what.id] = what.name
+        for field in ("payload", "value", "result"):
+            if (value := getattr(what, field, None)) is not None:
+                yield name, reveal(value, CALL if field == "payload" else VALUE)

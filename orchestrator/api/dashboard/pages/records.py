@@ -14,6 +14,7 @@ from orchestrator.api.context import Api, Done
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WHOLE
+from orchestrator.api.redacting import shown
 from orchestrator.api.routes import audit as audit_routes
 from orchestrator.domain.access import Key, Scope, Secret
 from orchestrator.domain.quotas import DEFAULTS, Quotas
@@ -29,7 +30,7 @@ routes = Routes("dashboard", "/ui")
 @routes.get("/audit", about=WHOLE, scope=Scope.ADMIN, media_type=HTML)
 def show_audit(api: Api, query: audit_routes.WantedLines) -> Response:
     """Show who did what."""
-    found = audit_routes.list_audit(api, audit_routes.AuditQuery(**msgspec.structs.asdict(query)))
+    found = shown(api, audit_routes.list_audit(api, audit_routes.AuditQuery(**msgspec.structs.asdict(query))))
     return page("audit.html", query=query, found=found)
 
 
