@@ -11,6 +11,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+from orchestrator.domain.fleet.announced import redacting
 from orchestrator.environment import forbid_inspection
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.app import Orchestrator
@@ -228,6 +229,8 @@ class WorkerProcess:
         spec, app, settings = self._spec, self._app, self._settings
         means = [*spec.means, *key_names(settings), *store_means(settings)]
         means += announcements(self._setup) if spec.executions else []
+        hidden = {name: task._redacting_options.redact for name, task in app.tasks.items()}
+        means += [redacting(name, patterns) for name, patterns in hidden.items() if patterns]
         names = sorted({*app.tasks, *app.code_workflows._announced, *self._allowed.patterns, *means})
         self._tell_parent(Hello(names, spec.served(self._named), spec.unserved(self._named)))
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import anyio.to_thread
+import msgspec
 
+from orchestrator.domain.fleet.announced import hiding, redacted_among
 from orchestrator.domain.tasks.names import unregistered, wrong_door
+from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask
 
 _FRESH = 10.0
@@ -23,6 +26,7 @@ class KnownNames:
     def __init__(self, read: Callable[[], dict[str, str]]) -> None:
         self._read = read
         self._kinds: dict[str, str] = {}
+        self._redacted: Mapping[str, tuple[str, ...]] = {}
         self._at = float("-inf")
         self._lock = threading.Lock()
 
@@ -39,6 +43,17 @@ class KnownNames:
             await anyio.to_thread.run_sync(self._refresh, {name})
         return self._told({name})
 
+    def redacted(self, names: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+        """Return what tasks do not want shown, by their names."""
+        if self._is_due(names := {*names}):
+            self._refresh(names)
+        return self._redacted
+
+    def hiding(self, task: NewTask) -> NewTask:
+        """Return a task that has been checked, which hides what its function does, too."""
+        options = hiding(task.options, self._redacted.get(task.name, ()))
+        return task if options == task.options else msgspec.structs.replace(task, options=options)
+
     def _is_due(self, names: set[str]) -> bool:
         age = time.monotonic() - self._at
         return age > _FRESH or (age > _AGAIN and any(self._kinds.get(name) != "task" for name in names))
@@ -46,7 +61,8 @@ class KnownNames:
     def _refresh(self, names: set[str]) -> None:
         with self._lock:
             if self._is_due(names):  # or somebody has read it meanwhile
-                self._kinds, self._at = self._read(), time.monotonic()
+                kinds = self._read()
+                self._kinds, self._redacted, self._at = kinds, redacted_among(kinds), time.monotonic()
 
     def _told(self, names: set[str]) -> list[str]:
         for name in sorted(names):

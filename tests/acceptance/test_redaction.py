@@ -225,6 +225,20 @@ def test_a_call_by_name_says_itself_what_is_secret(http: httpx.Client) -> None:
     hides(answer, "the task")
 
 
+@pytest.mark.parametrize("given", [{"args": ["dave", TOKEN]}, {"kwargs": {"user": "dave", "token": TOKEN}}])
+def test_a_call_by_name_hides_what_its_function_names(http: httpx.Client, given: dict[str, Any]) -> None:
+    def post() -> Any:
+        answer = http.post("/api/v1/tasks", json={"name": "project.login", **given}).json()
+        return "warning" not in answer and answer["id"]
+
+    task = eventually(post, "its worker is known")
+    answer = eventually(
+        lambda: (found := http.get(f"/api/v1/tasks/{task}")).json()["task"]["status"] == "success" and found.text,
+        "it has ended",
+    )
+    hides(answer, "the task")
+
+
 def test_no_log_has_them(stack: Stack, ids: dict[str, str]) -> None:
     del ids
     logs = sorted(Path(stack.folder).glob("*.log"))

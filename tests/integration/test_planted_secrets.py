@@ -25,6 +25,7 @@ from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.redacting import fields_of, is_hidden, parts_of
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Scope, Secret
+from orchestrator.domain.fleet.announced import redacting
 from orchestrator.domain.tasks.task import Dispatch, Succeeded
 from orchestrator.payloads.keeping import store_of
 from orchestrator.sdk.code.engine import Engine as CodeEngine
@@ -41,6 +42,8 @@ PASSWORD, TOKEN = "planted-password-7f3a", "planted-token-91bc"
 """What the setting `redact` names, and what a task names itself."""
 KEY, MADE = "planted-key-55d0", "planted-made-c2e8"
 """What the setting names of runs alone, whose tasks name nothing: what they were given, and what came to them later."""
+TOLD = "planted-told-0b7d"
+"""What a task names that only the workers have: all that is known of it is what they announce."""
 SAID = {"user": "eve", "password": PASSWORD, "token": TOKEN, "all": [TOKEN, PASSWORD]}
 GRAPH = {
     "start": "enter",
@@ -97,11 +100,50 @@ LONELY = {
     },
     "edges": [],
 }
+ENROLLING = {
+    "name": "enrolling",
+    "params": {"pin": {"type": "string"}},
+    "tasks": {
+        "enter": {"task": "enrol", "input": {"token": "${params.pin}"}},
+        "last": {"task": "echo", "input": {"result": "${enter.copy}"}, "depends_on": ["enter"]},
+    },
+}
+ENROLLED = {
+    "start": "enter",
+    "nodes": {
+        "enter": {
+            "exec_type": "local_func",
+            "func": "enrol",
+            "prep": {"input_map": {"token": "$params.pin"}},
+            "post": {"output_key": "got"},
+        },
+        "last": {
+            "exec_type": "local_func",
+            "func": "echo",
+            "prep": {"input_map": {"result": "$shared.got.copy"}},
+            "post": {"output_key": "last"},
+        },
+    },
+    "edges": [{"from": "enter", "action": "default", "to": "last"}],
+}
 RENAMED = {"session": TOKEN, "note": f"for {PASSWORD}"}
 """What tasks return that name nothing themselves."""
+ENTERED = {"token": TOLD, "copy": f"is {TOLD}"}
 
 
-KNOWN = ("login", "relay", "last", "use", "echo", "make", "signup", "under", "lone")
+KNOWN = (
+    redacting("enrol", ["token", "@1"]),
+    "enrol",
+    "login",
+    "relay",
+    "last",
+    "use",
+    "echo",
+    "make",
+    "signup",
+    "under",
+    "lone",
+)
 SHOWN_AS_THEY_ARE = {
     # ids
     *("CodeStartAnswer.result", "WorkflowsStartAnswer.result", "FlowsStartAnswer.result", "TasksEnqueueAnswer.result"),
@@ -153,10 +195,11 @@ class Planted:
         graph = program.flows["graph"].start(password=PASSWORD, token=TOKEN)
         code = signup.start(user="eve", password=PASSWORD)
         code.signal("told", {"password": PASSWORD})
-        alone = [lone.start(apikey=KEY), program.workflows["alone"].start(apikey=KEY)]
+        told, alone = lone.start(apikey=KEY), program.workflows["alone"].start(apikey=KEY)
         lonely = program.flows["lonely"].start(apikey=KEY)
-        alone[0].signal("told", {"apikey": MADE, "note": f"n {MADE}"})
-        next(alone[0]._resolve("answer", {"x": f"is {KEY}"}))
+        told.signal("told", {"apikey": MADE, "note": f"n {MADE}"})
+        next(told._resolve("answer", {"x": f"is {KEY}"}))
+        called = self._by_name()
         self._work()
         graph.signal("password", PASSWORD, why="they asked")
         system.pass_seconds(2)
@@ -164,9 +207,11 @@ class Planted:
         children = [
             str(row["id"]) for row in system.sql("SELECT id FROM orchestrator.runs WHERE parent_run IS NOT NULL")
         ]
-        assert (len(derived), len(children)) == (19, 2)
+        assert (len(derived), len(children)) == (21, 2)
+        derived += [str(row["id"]) for row in system.sql(_ENROLLED)]
+        assert len(derived) == 21 + 4
         self.tasks, self.runs = [task.id, large.id, stored.id, *derived], [run.id, graph.id, code.id, *children]
-        self.runs += [lonely.id, *(one.id for one in alone)]
+        self.runs += [*called, lonely.id, told.id, alone.id]
         [self.reference] = [row["result"] for row in system.sql(_RESULT, id=large.id)]
 
     def _key(self, scope: Scope) -> Secret:
@@ -175,6 +220,24 @@ class Planted:
             keys.add(connection, secret, str(scope), scope, None)
         return secret
 
+    def _by_name(self) -> list[str]:
+        """Call a task over HTTP that only the workers have: by itself, as a step, as a node; return the runs."""
+        for given in ({"kwargs": {"token": TOLD}}, {"args": ["eve", TOLD]}):
+            self._post("/api/v1/tasks", {"name": "enrol", **given})
+        self._post("/api/v1/workflows", {"definition": ENROLLING})
+        self._post("/api/v1/flows/{name}", {"definition": ENROLLED}, name="enrolled")
+        return [
+            self._post("/api/v1/workflows/{name}/runs", {"params": {"pin": TOLD}}, name="enrolling")["id"],
+            self._post("/api/v1/flows/{name}/runs", {"params": {"pin": TOLD}}, name="enrolled")["id"],
+        ]
+
+    def _post(self, path: str, body: dict[str, Any], **names: str) -> Any:
+        [endpoint] = [one for one in ROUTES if (one.method, one.path) == ("POST", path)]
+        answers = Answers(self.app, self.keys[Scope.OPERATE])
+        status, text = asyncio.run(answers.ask(endpoint, path.format(**names), "", msgspec.json.encode(body)))
+        assert status < 300, text
+        return msgspec.json.decode(text)
+
     def _work(self) -> None:
         """Let the worker do all that there is, until the run of the DAG has ended."""
         for _ in range(20):
@@ -182,19 +245,20 @@ class Planted:
             for one in self._worker.take():
                 self._worker.report(act(self.code, one) if one.is_turn_task else self._done(one))
         rows = self.system.sql("SELECT status, count(*) FROM orchestrator.runs GROUP BY status ORDER BY status")
-        assert [tuple(row.values()) for row in rows] == [("running", 2), ("success", 6)]
+        assert [tuple(row.values()) for row in rows] == [("running", 2), ("success", 8)]
 
     def _done(self, task: Dispatch) -> Succeeded:
         store = store_of(self.system.settings)
         assert store is not None
-        echoed = {"out": " ".join(f"k={one}" for one in (KEY, MADE) if one.encode() in task.payload)}
-        other = {"make": {"apikey": MADE, "url": f"k={MADE}"}, "echo": echoed}.get(task.name, RENAMED)
+        echoed = {"out": " ".join(f"k={one}" for one in (KEY, MADE, TOLD) if one.encode() in task.payload)}
+        other = {"make": {"apikey": MADE, "url": f"k={MADE}"}, "echo": echoed, "enrol": ENTERED}.get(task.name, RENAMED)
         value: Any = [SAID] * 100 if b"large" in task.payload else SAID if task.name == "login" else other
         result = store.result(encode_value(value, "it", 1_000_000), task.id, None, task.attempt)
         return Succeeded(task.id, task.attempt, 0.01, result)
 
 
 _DERIVED = "SELECT id FROM orchestrator.ended_tasks WHERE name IN ('relay', 'last', 'use', 'echo', 'make') ORDER BY seq"
+_ENROLLED = "SELECT id FROM orchestrator.ended_tasks WHERE name = 'enrol' ORDER BY seq"
 _RESULT = "SELECT result FROM orchestrator.ended_tasks WHERE id = CAST(:id AS uuid)"
 
 
@@ -357,7 +421,7 @@ def has_secret(endpoint: Endpoint, text: str) -> bool:
     """Say whether an answer tells what was planted; of clients, also as encoded data."""
     encoded = re.findall(r'"([A-Za-z0-9+/]{8,}={0,2})"', text) if endpoint.is_for_clients else ()
     told = [text.encode(), *(base64.b64decode(one) for one in encoded if len(one) % 4 == 0)]
-    return any(secret.encode() in one for secret in (PASSWORD, TOKEN, KEY, MADE) for one in told)
+    return any(secret.encode() in one for secret in (PASSWORD, TOKEN, KEY, MADE, TOLD) for one in told)
 
 
 ASKS_CODE = {f"/api/v1/client/code/{name}" for name in ("query", "update", "resolve", "reject", "reset")}

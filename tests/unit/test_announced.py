@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from orchestrator.domain.executors.call import announced
-from orchestrator.domain.fleet.announced import WITH_DATABASE, count_known, tasks_among, workflows_among
+from orchestrator.domain.fleet.announced import (
+    WITH_DATABASE,
+    count_known,
+    hiding,
+    redacted_among,
+    redacting,
+    tasks_among,
+    workflows_among,
+)
+from orchestrator.domain.tasks.task import NewTask, differing_options, parse_options
 from orchestrator.sealing import key_name
 
 MEANS = [WITH_DATABASE, "*:*", announced("process"), announced("k8s/*"), key_name("old"), "orchestrator.webhook"]
+MEANS += [redacting("b.resize", ("card.*", "@1"))]
 
 
 def test_means_are_no_tasks() -> None:
@@ -15,3 +25,23 @@ def test_means_are_no_tasks() -> None:
     assert workflows_among(names) == ["trip"]
     assert count_known(names) == 4
     assert (tasks_among(MEANS), workflows_among(MEANS), count_known(MEANS)) == ([], [], 0)
+
+
+def test_what_a_task_does_not_want_shown_is_announced_and_read_again() -> None:
+    names = [redacting("a", ("card.*", "@1", "x,y z")), redacting("a", ("token",)), redacting("b", ("pin",)), "a", "b"]
+    assert not any("*" in name for name in names)
+    assert redacted_among(names) == {"a": ("card.*", "@1", "x,y z", "token"), "b": ("pin",)}
+
+
+def test_a_call_is_the_same_with_and_without_what_its_task_does_not_want_shown() -> None:
+    def differences(stored: str | None, again: str | None) -> list[str]:
+        task = NewTask(id=b"", name="a", queue="q", payload=b"", options=again)
+        return [*differing_options(task, "q", 0, stored, None)]
+
+    asked = '{"redact":["token"]}'
+    known, both = hiding(None, ["token"]), hiding(asked, ["token", "pin"])
+    assert (parse_options(known).redact, parse_options(both).redact) == (("token",), ("token", "pin"))
+    assert hiding(asked, ["token"]) == asked
+    assert hiding(None, ()) is None
+    assert differences(known, None) == differences(None, known) == differences(both, asked) == []
+    assert differences(known, asked) == differences(both, None) == ["another redact"]

@@ -112,6 +112,7 @@ def _with_key(task: NewTask, unique: UniqueKey) -> NewTask:
 def _enqueue_large(api: Api, body: NewCall, key: str | None, key_scope: KeyScope) -> Enqueued:
     task = new_task(api, body, key_scope, key)
     warnings = api.names.check([task.name])
+    task = api.names.hiding(task)
     return Enqueued(UUID(bytes=api.backend.tasks.enqueue(task, key_scope.queues)), " ".join(warnings))
 
 
@@ -126,6 +127,7 @@ async def enqueue(api: Api, body: NewCall, key: str | None, key_scope: KeyScope)
     """
     task = new_task(api, body, key_scope, key)
     warnings = await api.names.acheck(task.name)
+    task = api.names.hiding(task)
     return Enqueued(UUID(bytes=await api.backend.tasks.aenqueue(task, key_scope.queues)), " ".join(warnings))
 
 
@@ -139,6 +141,7 @@ def enqueue_many(api: Api, body: Calls, key: str | None, key_scope: KeyScope) ->
     """
     tasks = [_numbered(api, index, call, key_scope) for index, call in enumerate(body.tasks)]
     warnings = api.names.check(task.name for task in tasks)
+    tasks = [api.names.hiding(task) for task in tasks]
     if key is None:
         created = api.backend.tasks.enqueue_many(tasks, key_scope.queues)
     else:

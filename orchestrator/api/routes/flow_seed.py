@@ -209,6 +209,7 @@ def create_version(api: Api, body: dict[str, Any], key_scope: KeyScope) -> Creat
     else:
         flow = reading.from_data(source, "definition", find=find)
     check_flow(key_scope, name, flow)
+    flow = flows.hiding(api, flow)
     version = _whole(_given(body, "version", otherwise=0), "version")
     status = str(_given(body, "status", otherwise="") or "published")
     if status not in ("published", "draft"):

@@ -18,10 +18,11 @@ from orchestrator.api.redacting import shown
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
-from orchestrator.domain.flow.definition import DEFAULT, Flow, body_of, content_hash, named_flows
+from orchestrator.domain.flow.definition import DEFAULT, Flow, body_of, content_hash, functions_of, named_flows
 from orchestrator.domain.flow.portability import differences
 from orchestrator.domain.states import RunState
 from orchestrator.sdk.checks import check_label, check_name, check_tags
+from orchestrator.sdk.dag.registered import functions_hiding
 from orchestrator.sdk.flow import reading
 from orchestrator.sdk.ids import new_id
 from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
@@ -218,8 +219,14 @@ def read_flow(api: Api, document: FlowDocument, key_scope: KeyScope) -> Flow:
     if (document.definition is None) == (document.text is None):
         raise refused(422, "The request does not fit", "Expected either `definition` or `text`.")
     if document.text is not None:
-        return reading.loads(document.text, "text", find=find_flow(api, key_scope))
-    return reading.from_data(document.definition, find=find_flow(api, key_scope))
+        return hiding(api, reading.loads(document.text, "text", find=find_flow(api, key_scope)))
+    return hiding(api, reading.from_data(document.definition, find=find_flow(api, key_scope)))
+
+
+def hiding(api: Api, flow: Flow) -> Flow:
+    """Return a flow whose functions hide what the workers' tasks do not want shown."""
+    names = functions_of(flow)
+    return msgspec.structs.replace(flow, functions=functions_hiding(names, api.names.redacted(names)))
 
 
 @routes.get("/flows", about=WITHIN)

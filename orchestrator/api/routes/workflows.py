@@ -14,6 +14,7 @@ from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Done
 from orchestrator.api.endpoints import Routes, costs
 from orchestrator.api.key_scope import NOTHING, WITHIN, WORKFLOW, check_definition, check_queue, check_workflow
 from orchestrator.api.problems import refused
+from orchestrator.domain import redaction
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.code.history import RunStarted
 from orchestrator.domain.dag.conditions import Condition
@@ -21,6 +22,7 @@ from orchestrator.domain.dag.definition import Definition, content_hash
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.dag import definitions, writing
+from orchestrator.sdk.dag.registered import hiding
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
 from orchestrator.sdk.values.payload import encode_call
@@ -269,6 +271,8 @@ def apply_workflow(api: Api, body: Document, key_scope: KeyScope, match: Conditi
     """
     definition = read_definition(body)
     check_definition(key_scope, definition)
+    redacted = api.names.redacted(step.task for step in definition.steps if step.task)
+    definition = hiding(definition, redacted, redaction.words(api.settings.redact))
     try:
         version, is_new = api.backend.workflows.apply(definition, match)
     except WrongState as error:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from urllib.parse import quote, unquote
+
+import msgspec
 
 from orchestrator.domain.executors.call import is_announced
+from orchestrator.domain.tasks.task import parse_options
 from orchestrator.sealing import key_of_name
 
 WITH_DATABASE = "--database"
 """Published with the names that a worker knows, so that it is of another kind than one without."""
 _OURS = "orchestrator."
 """With which the names of built-in tasks begin."""
+_REDACTED = "@redact:"
+"""With which begins what a task names in `redact`, for those that call it by its name alone."""
 
 
 def tasks_among(names: Collection[str]) -> list[str]:
@@ -33,5 +39,32 @@ def _named(names: Collection[str]) -> Iterator[str]:
     """Yield names, and no means: no database, executor, key or store, nor leave to import whatever is asked for."""
     for name in names:
         is_means = name == WITH_DATABASE or "*" in name or is_announced(name) or key_of_name(name) is not None
-        if not is_means and not name.startswith(_OURS):
+        if not is_means and not name.startswith((_OURS, _REDACTED)):
             yield name
+
+
+def redacting(task: str, patterns: Iterable[str]) -> str:
+    """Return how a worker says what a task does not want shown; quoted, so that it is like no name of anything."""
+    return f"{_REDACTED}{','.join(quote(pattern, safe='') for pattern in patterns)} {task}"
+
+
+def redacted_among(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return what tasks do not want shown, by their names; where workers differ, what any of them says."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in sorted(name for name in names if name.startswith(_REDACTED)):
+        patterns, _, task = name.removeprefix(_REDACTED).partition(" ")
+        said = (unquote(pattern) for pattern in patterns.split(","))
+        found[task] = tuple(dict.fromkeys((*found.get(task, ()), *said)))
+    return found
+
+
+def hiding(options: str | None, patterns: Iterable[str]) -> str | None:
+    """Return the stored options of a call by name, with what its task does not want shown.
+
+    What the call has not named itself is marked as `inherited`, so that the same call is the same with and without it.
+    """
+    known = parse_options(options)
+    if not (more := tuple(pattern for pattern in patterns if pattern not in known.redact)):
+        return options
+    changed = msgspec.structs.replace(known, redact=(*known.redact, *more), inherited=(*known.inherited, *more))
+    return msgspec.json.encode(changed).decode()

@@ -173,12 +173,18 @@ def differing_options(task: NewTask, queue: str, priority: int, options: str | N
         yield f"the queue {queue!r}, here {task.queue!r}"
     if priority != task.priority:
         yield f"the priority {priority}, here {task.priority}"
-    before, after = parse_options(options), parse_options(task.options)
+    before, after = _asked(parse_options(options)), _asked(parse_options(task.options))
     for name in TaskOptions.__struct_fields__:
         if getattr(before, name) != getattr(after, name):
             yield "other retries" if name == "retry" else f"another {name}"
     if _concurrency_key(lane) != _concurrency_key(task.lane):
         yield "another concurrency_key"
+
+
+def _asked(options: TaskOptions) -> TaskOptions:
+    """Return options without what nobody asked for: names to hide that came from the task itself."""
+    own = tuple(pattern for pattern in options.redact if pattern not in options.inherited)
+    return msgspec.structs.replace(options, redact=own, inherited=())
 
 
 def _concurrency_key(lane: str | None) -> str:

@@ -66,6 +66,22 @@ def take_over(
     return msgspec.structs.replace(definition, steps=tuple(steps), **hooks), problems
 
 
+def hiding(definition: Definition, redacted: Mapping[str, Sequence[str]], everywhere: Sequence[str] = ()) -> Definition:
+    """Return a definition whose steps hide what these tasks do not want shown, where their functions are elsewhere."""
+    steps = [_redacting(step, redacted.get(step.task or "", ())) for step in definition.steps]
+    if steps == [*definition.steps]:
+        return definition
+    return msgspec.structs.replace(definition, steps=tuple(_inheriting(steps, everywhere)))
+
+
+def _redacting(step: Step, patterns: Sequence[str]) -> Step:
+    return msgspec.structs.replace(step, registered=_named(patterns)) if patterns and step.registered is None else step
+
+
+def _named(patterns: Sequence[str]) -> Registered:
+    return Registered(options={"redact": list(patterns)} if patterns else {})
+
+
 def _everywhere(tasks: Mapping[str, Task[..., Any]]) -> tuple[str, ...]:
     """Return the patterns of the settings."""
     return next((redaction.words(task._client.settings.redact) for task in tasks.values()), ())
@@ -158,6 +174,12 @@ def of_function(task: Task[..., Any]) -> Registered:
     """Return what a task says of itself that a node of a flow runs, whatever its input is."""
     check_fit(task)
     return _registered(task, task._redacting_options, {}, "the input of a node", "Give it a fixed one.")
+
+
+def functions_hiding(names: Iterable[str], redacted: Mapping[str, Sequence[str]]) -> dict[str, Registered]:
+    """Return functions of a flow that hide what these tasks do not want shown, where their functions are elsewhere."""
+    functions = hiding_alike({name: _named(redacted.get(name, ())) for name in names})
+    return {name: function for name, function in functions.items() if function != Registered()}
 
 
 def hiding_alike(functions: Mapping[str, Registered]) -> dict[str, Registered]:
