@@ -99,6 +99,7 @@ tasks:
     assert "payload store, which the scheduler does not read" in " ".join(reason.split())
 
 
+@pytest.mark.long  # 200 MB; smaller values are written and read the same way in the other tests
 def test_much_is_written_and_read_by_processes_that_hold_little(running: Stack) -> None:
     storing.app.workflows.apply(
         loads("""
