@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.domain.code import commands, history, resets
 from orchestrator.domain.code.activation import Activation, Answer, Query
-from orchestrator.domain.code.ends import PARENT_ASKS, PARENT_ENDED, carried_out
+from orchestrator.domain.code.ends import PARENT_ASKS, PARENT_ENDED, CommandsByKind
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.promises import Resolution, resolutions
 from orchestrator.domain.code.succession import carried_over, ignores_cancel
@@ -99,7 +99,7 @@ class MemoryLeader:
             for command in report.commands:
                 self.append(run, record := history.record(command))
                 self._note_state(run, record)
-            self._carry_out(run, list(carried_out(report.commands)))
+            self._carry_out(run, report.commands)
             if report.commands and isinstance(last := report.commands[-1], commands.EndCommand):
                 self.end(run, last)
         return report.answers
@@ -153,55 +153,36 @@ class MemoryLeader:
             queries=queries,
         )
 
-    def _carry_out(self, run: Run, wanted: list[commands.Command]) -> None:
+    def _carry_out(self, run: Run, batch: list[commands.Command]) -> None:
         """Do what commands ask for, kind by kind, as the real leader does."""
+        wanted = CommandsByKind({run.id: batch})
         facts: list[history.Fact] = []
         """What the code learns of its own commands when everything else is done."""
-        for command in wanted:
-            self._do_inside(run, command, facts)
-        for command in wanted:
-            if isinstance(command, commands.CancelPromise):
-                self._give_up_promise(run, command.id)
+        run.tasks.update((command.task.id, command.task) for _, command in wanted.of(commands.ScheduleTask))
+        for _, cancel in wanted.of(commands.CancelTask):
+            if run.tasks.pop(cancel.id, None) is not None:
+                facts.append(history.TaskCancelled(cancel.id))
+        for _, timer in wanted.of(commands.StartTimer):
+            run.timers[timer.id] = timer.since + timer.seconds
+            self.plan(run, timer.id, run.timers[timer.id] - self.now, history.TimerFired(timer.id))
+        for _, gone in wanted.of(commands.CancelTimer):
+            run.timers.pop(gone.id, None)
+        run.promises.update((promise.id, promise.name) for _, promise in wanted.of(commands.CreatePromise))
+        for _, given_up in wanted.of(commands.CancelPromise):
+            self._give_up_promise(run, given_up.id)
         for early in [one for one in run.early if one.name in run.promises.values()]:
             run.early.remove(early)
             self.settle_promise(run, early)
-        for kind in (commands.StartChildRun, commands.CancelChildRun, commands.SignalRun):
-            for command in wanted:
-                if isinstance(command, kind):
-                    self._do_outside(run, command, facts)
+        for _, child in wanted.of(commands.StartChildRun):
+            refused = self._start_child(run, child)
+            facts.extend([history.ChildFailed(child.id, refused)] if refused is not None else [])
+        for _, stopped in wanted.of(commands.CancelChildRun):
+            self.cancel(run.children.get(stopped.id), PARENT_ASKS)
+        for _, sent in wanted.of(commands.SignalRun):
+            self._pass_on(self.runs.get(sent.run), history.SignalReceived(sent.name, sent.value))
+        run.answers.update((answer.id, answer) for _, answer in wanted.of(commands.AnswerUpdate))
         for fact in facts:
             self.append(run, fact)
-
-    def _do_inside(self, run: Run, command: commands.Command, facts: list[history.Fact]) -> None:
-        """Do what changes the run alone."""
-        match command:
-            case commands.ScheduleTask(task=task):
-                run.tasks[task.id] = task
-            case commands.CancelTask(id=id):
-                if run.tasks.pop(id, None) is not None:
-                    facts.append(history.TaskCancelled(id))
-            case commands.StartTimer(id=id, seconds=seconds, since=since):
-                run.timers[id] = since + seconds
-                self.plan(run, id, since + seconds - self.now, history.TimerFired(id))
-            case commands.CancelTimer(id=id):
-                run.timers.pop(id, None)
-            case commands.CreatePromise(id=id, name=name):
-                run.promises[id] = name
-            case commands.AnswerUpdate(id=id):
-                run.answers[id] = command
-            case _:
-                pass  # operations and patches are remembered by their record alone
-
-    def _do_outside(self, run: Run, command: commands.Command, facts: list[history.Fact]) -> None:
-        """Do what reaches other runs."""
-        match command:
-            case commands.StartChildRun():
-                refused = self._start_child(run, command)
-                facts.extend([history.ChildFailed(command.id, refused)] if refused is not None else [])
-            case commands.CancelChildRun(id=id):
-                self.cancel(run.children.get(id), PARENT_ASKS)
-            case commands.SignalRun(run=target, name=name, value=value):
-                self._pass_on(self.runs.get(target), history.SignalReceived(name, value))
 
     def _pass_on(self, run: Run | None, signal: history.SignalReceived) -> None:
         """Hand a signal to the run in which another one goes on; one that has ended does not hear it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.commands import Command
@@ -12,6 +14,7 @@ from orchestrator.domain.runs.verdict import RAN_TOO_LONG, TERMINATED, WAS_TERMI
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import TaskError
 
+C = TypeVar("C")
 NOTHING = b"\xc0"
 """The result of what returns none."""
 PARENT_ASKS, PARENT_ENDED = "its parent asks for it", "its parent has ended"
@@ -19,7 +22,7 @@ PARENT_ASKS, PARENT_ENDED = "its parent asks for it", "its parent has ended"
 _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 
 
-def carried_out(batch: Sequence[Command]) -> Iterator[Command]:
+def _carried_out(batch: Sequence[Command]) -> Iterator[Command]:
     """Yield the commands of a batch that are carried out beside being recorded.
 
     Where the batch ends the run, that is what reaches others: detached children, cancels of children, signals and
@@ -34,6 +37,20 @@ def carried_out(batch: Sequence[Command]) -> Iterator[Command]:
                 yield command
             case _ if not ends:
                 yield command
+
+
+class CommandsByKind:
+    """The commands of batches that are carried out: a leader does all of a kind at once, for all runs."""
+
+    def __init__(self, batches: Mapping[bytes, Sequence[Command]]) -> None:
+        self._found: dict[type, list[tuple[bytes, Any]]] = defaultdict(list)
+        for run, batch in batches.items():
+            for command in _carried_out(batch):
+                self._found[type(command)].append((run, command))
+
+    def of(self, kind: type[C]) -> list[tuple[bytes, C]]:
+        """Return the commands of a kind, each with its run."""
+        return self._found[kind]
 
 
 def end_of(run: bytes, last: commands.EndCommand) -> TurnTaskEnd:

@@ -6,17 +6,18 @@ reported twice or late. All batches of a tick are applied together, one statemen
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.code.commands import Command
-from orchestrator.domain.code.ends import NOTHING, PARENT_ASKS, carried_out, end_of
+from orchestrator.domain.code.ends import NOTHING, PARENT_ASKS, CommandsByKind, end_of
 from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.code.succession import with_seen
 from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.states import RunState, TaskState
-from orchestrator.domain.tasks.task import NewTask, TaskError
+from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.requests import give_up_promises, meet_promises, pass_on_signals
 from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, json_text, mark_stuck, reply
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
@@ -140,48 +141,6 @@ def _end_turn_tasks(
     return accepted
 
 
-class _Wanted:
-    """What the batches of a tick ask for, by kind, so that each kind is one statement."""
-
-    def __init__(self) -> None:
-        self.tasks: list[NewTask] = []
-        self.cancelled_tasks: list[bytes] = []
-        self.timers: list[tuple[bytes, bytes, float]] = []
-        self.forgotten_timers: list[tuple[bytes, bytes]] = []
-        self.promises: list[NewPromise] = []
-        self.forgotten_promises: list[tuple[bytes, bytes]] = []
-        self.children: list[NewRun] = []
-        self.cancelled_children: list[bytes] = []
-        self.signals: list[tuple[bytes, history.SignalReceived]] = []
-        self.answers: list[Answered] = []
-
-    def add(self, run: bytes, command: Command) -> None:
-        """Take a command that is carried out."""
-        match command:
-            case commands.ScheduleTask(task=task):
-                self.tasks.append(task)
-            case commands.CancelTask(id=id):
-                self.cancelled_tasks.append(id)
-            case commands.StartTimer(id=id, seconds=seconds, since=since):
-                self.timers.append((run, id, since + seconds))
-            case commands.CancelTimer(id=id):
-                self.forgotten_timers.append((run, id))
-            case commands.CreatePromise(id=id, name=name, ordinal=ordinal):
-                self.promises.append(NewPromise(run, id, name, ordinal))
-            case commands.CancelPromise(id=id):
-                self.forgotten_promises.append((run, id))
-            case commands.StartChildRun():
-                self.children.append(_child(run, command))
-            case commands.CancelChildRun(id=id):
-                self.cancelled_children.append(id)
-            case commands.SignalRun(run=target, name=name, value=value):
-                self.signals.append((target, history.SignalReceived(name, value)))
-            case commands.AnswerUpdate(id=id, result=result, error=error):
-                self.answers.append(Answered(id, result, error))
-            case _:
-                pass  # operations, state and patches are remembered by their record alone
-
-
 def _child(run: bytes, command: commands.StartChildRun) -> NewRun:
     started = history.RunStarted(
         command.workflow, command.version or 0, command.payload, command.queue or "default", run
@@ -198,41 +157,42 @@ def _child(run: bytes, command: commands.StartChildRun) -> NewRun:
 
 def _carry_out(tx: Transaction, tick: TickResult, nesting: Nesting, batches: Mapping[bytes, Sequence[Command]]) -> None:
     """Do what the accepted batches ask for."""
-    wanted = _Wanted()
-    outliving: dict[bytes, dict[str, int]] = {}
-    for run, batch in batches.items():
-        before = len(wanted.children)
-        for command in carried_out(batch):
-            wanted.add(run, command)
-        counted = len(wanted.children) - before
-        if counted and isinstance(batch[-1], commands.EndCommand):
-            outliving[run] = {"total": counted, "opened": counted}
+    wanted = CommandsByKind(batches)
+    children = [_child(run, command) for run, command in wanted.of(commands.StartChildRun)]
+    parents = Counter(child.parent_run for child in children)
+    outliving = {
+        run: {"total": parents[run], "opened": parents[run]}
+        for run, batch in batches.items()
+        if parents[run] and isinstance(batch[-1], commands.EndCommand)
+    }
     if outliving:
         runs.count(tx.connection, outliving)
-    if wanted.tasks:
-        create_enqueued(tx, tick, wanted.tasks)
-    if wanted.cancelled_tasks:
-        cancel_tasks(tx, tick, wanted.cancelled_tasks)
-    if wanted.timers:
-        expectations.start_timers(tx.connection, wanted.timers)
+    create_enqueued(tx, tick, [command.task for _, command in wanted.of(commands.ScheduleTask)])
+    if cancelled := [command.id for _, command in wanted.of(commands.CancelTask)]:
+        cancel_tasks(tx, tick, cancelled)
+    if timers := wanted.of(commands.StartTimer):
+        expectations.start_timers(
+            tx.connection, [(run, timer.id, timer.since + timer.seconds) for run, timer in timers]
+        )
         tick.wakeups.delayed = True
-    if wanted.forgotten_timers:
-        expectations.forget_timers(tx.connection, wanted.forgotten_timers)
-    if wanted.promises:
-        expectations.create_promises(tx.connection, wanted.promises)
-    if wanted.forgotten_promises:
-        give_up_promises(tx, wanted.forgotten_promises)
-    if wanted.promises:
-        given_up = set(wanted.forgotten_promises)
-        meet_promises(tx, [one for one in wanted.promises if (one.run, one.id) not in given_up])
-    if wanted.children:
-        _start_children(tx, tick, nesting, wanted.children)
-    if wanted.cancelled_children:
-        last = code_runs.latest(tx.connection, wanted.cancelled_children)
-        ask_to_cancel(tx, last.values(), PARENT_ASKS)
-    if wanted.signals:
-        pass_on_signals(tx, wanted.signals)
-    reply(tx, tick, wanted.answers)
+    if gone := [(run, command.id) for run, command in wanted.of(commands.CancelTimer)]:
+        expectations.forget_timers(tx.connection, gone)
+    promises = [NewPromise(run, one.id, one.name, one.ordinal) for run, one in wanted.of(commands.CreatePromise)]
+    given_up = [(run, command.id) for run, command in wanted.of(commands.CancelPromise)]
+    if promises:
+        expectations.create_promises(tx.connection, promises)
+    if given_up:
+        give_up_promises(tx, given_up)
+    if promises:
+        gone_promises = set(given_up)
+        meet_promises(tx, [one for one in promises if (one.run, one.id) not in gone_promises])
+    if children:
+        _start_children(tx, tick, nesting, children)
+    if cancelled := [command.id for _, command in wanted.of(commands.CancelChildRun)]:
+        ask_to_cancel(tx, code_runs.latest(tx.connection, cancelled).values(), PARENT_ASKS)
+    if signals := wanted.of(commands.SignalRun):
+        pass_on_signals(tx, [(sent.run, history.SignalReceived(sent.name, sent.value)) for _, sent in signals])
+    reply(tx, tick, [Answered(one.id, one.result, one.error) for _, one in wanted.of(commands.AnswerUpdate)])
 
 
 def _start_children(tx: Transaction, tick: TickResult, nesting: Nesting, wanted: Sequence[NewRun]) -> None:
