@@ -18,7 +18,6 @@ from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.schedules.catch_up import decide
 from orchestrator.domain.schedules.schedule import Schedule, delay_of, fire_key, fires, next_fire
-from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.code.runs import ask_to_cancel
 from orchestrator.scheduler.isolation import is_about_all, isolate
@@ -27,7 +26,6 @@ from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.runs.direct import create_begun
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
-from orchestrator.store.code import fires as code_fires
 from orchestrator.store.database import said
 from orchestrator.store.driver import savepoint
 from orchestrator.store.runs.creation import NewRun
@@ -151,11 +149,11 @@ def _overlap(
 
 
 def _run(tx: Transaction, row: DueSchedule, schedule: Schedule, fire: datetime, place: int) -> NewRun:
-    if row.target.code is not None:
-        target = msgspec.json.decode(row.target.code, type=CodeTarget)
-        identifier = code_fires.run_id(row.key, fire)
-        return code_fires.run_of(row.workflow, target, schedule, fire, identifier, row.key, tx.vault)
     key = fire_key(row.key, fire)
+    if row.target.code is not None:  # which has no key: the id itself is always the same, whatever the clock does
+        digest = hashlib.blake2b(key.encode(), digest_size=10).digest()
+        identifier = time_ordered_id(int(fire.timestamp() * 1000), digest)
+        return store.run_of(row.target, schedule, fire, identifier, row.key, tx.vault)
     return store.run_of(row.target, schedule, fire, _run_id(tx.now, key, place), row.key)._replace(key=key)
 
 

@@ -21,7 +21,6 @@ from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_m
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.calls.schedules import ScheduleCalls
 from orchestrator.sdk.dag.schedule_fields import checked_schedule, schedule_of_code
-from orchestrator.store.code import fires as code_fires
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.flow import definitions as flows
@@ -161,12 +160,8 @@ class ScheduleBackend(ScheduleCalls):
         with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
             stored = _one(connection, key)
             now = schedules.clock(connection)
-            schedule, name = stored.schedule, stored.workflow
             vault = self._connections.keys.vault
-            if stored.code is not None:
-                run = code_fires.run_of(name, stored.code, schedule, now, run_id, stored.key, vault)
-            else:
-                run = store.run_of(_target(connection, stored), schedule, now, run_id, stored.key)
+            run = store.run_of(_target(connection, stored), stored.schedule, now, run_id, stored.key, vault)
             creation.create(connection, [dags.sealed(run, vault)])
             self._connections.record(connection, "trigger", "schedule", stored.key, run=to_text(run_id))
         self._connections.nudge()
@@ -232,7 +227,7 @@ def _schedule_of_code(workflow: str, data: dict[str, Any], target: CodeTarget) -
     """Return a schedule of a workflow as code, or say what is wrong with it."""
     schedule = schedule_of_code(data)
     try:
-        code_fires.run_of(workflow, target, schedule, datetime.now(UTC), bytes(16), workflow)
+        store.run_of(_code_target(workflow, target), schedule, datetime.now(UTC), bytes(16), workflow)
     except REFUSALS as error:
         raise InvalidWorkflow(f"schedule.params: {error}") from None
     return schedule
@@ -291,11 +286,17 @@ def _one(connection: Connection, key: str) -> StoredSchedule:
 
 def _target(connection: Connection, scheduled: StoredSchedule) -> Target:
     """Return what a schedule starts now."""
+    if scheduled.code is not None:
+        return _code_target(scheduled.workflow, scheduled.code)
     if scheduled.flow:
         return _flow_target(connection, scheduled.workflow, scheduled.flow_version)
     stored = workflows.latest(connection, scheduled.workflow)
     body = stored and msgspec.json.encode(stored.definition).decode()
     return Target(scheduled.workflow, stored and stored.version, body or None)
+
+
+def _code_target(name: str, code: CodeTarget) -> Target:
+    return Target(name, None, None, msgspec.json.encode(code).decode())
 
 
 def _flow_target(connection: Connection, name: str, version: int | None) -> Target:

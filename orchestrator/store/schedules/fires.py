@@ -10,11 +10,15 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
+from orchestrator.domain.code.history import RunStarted
 from orchestrator.domain.dag.definition import Definition, queueing_problem, resolve_params
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.schedules.schedule import Schedule, key_of
+from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.errors import InvalidWorkflow
+from orchestrator.sealing import CALL, Vault
+from orchestrator.store.code import runs as code_runs
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.runs.creation import NewRun
@@ -22,11 +26,11 @@ from orchestrator.store.sql import Batch, Prepared, Row
 
 
 class Target(NamedTuple):
-    """What a schedule starts: the newest version of a workflow, or a version of a flow."""
+    """What a schedule starts: the newest version of a workflow, a version of a flow, or code."""
 
     name: str
     version: int | None
-    """None where there is no such workflow or flow."""
+    """None where there is no such workflow or flow, and of code."""
     definition: str | None
     """JSON; None where there is no such workflow, or it is a flow."""
     code: str | None = None
@@ -143,27 +147,37 @@ def _definitions(text: str, timezone: str) -> tuple[Definition, Definition]:
     return definition, msgspec.structs.replace(definition, schedule={"timezone": timezone})
 
 
-def run_of(target: Target, schedule: Schedule, fire: datetime, run_id: bytes, series: str) -> NewRun:
+def run_of(
+    target: Target, schedule: Schedule, fire: datetime, run_id: bytes, series: str, vault: Vault | None = None
+) -> NewRun:
     """Return the run of one fire, or say why there can be none. `series` is what the run is to know as its schedule.
 
-    `today` is the day of the fire in the schedule's time zone.
+    `today` is the day of the fire in the schedule's time zone. The arguments of code are sealed here, for a history is
+    stored as it is.
     """
-    if target.version is None or (target.definition is None and not target.flow):
+    code = None if target.code is None else msgspec.json.decode(target.code, type=CodeTarget)
+    version = target.version if code is None else code.version
+    if version is None or not (code or target.definition or target.flow):
         raise InvalidWorkflow(f"There is no {'flow' if target.flow else 'workflow'} {target.name!r}.")
     fire_time = fire.astimezone(UTC).isoformat()
-    info = {"id": to_text(run_id), "workflow": target.name, "version": target.version, "fire_time": fire_time}
+    info = {"id": to_text(run_id), "workflow": target.name, "version": version, "fire_time": fire_time}
     given = schedule.params
     if b"${" in msgspec.json.encode(given):  # to read a template takes longer than to see that there is none
         given = parse_template(given).render({"run": info})
-    if target.definition is None:
-        run = flow_runs.new_run(target.name, target.version, run_id, given)
-        run = run._replace(schedule=series, fire_time=fire_time)
-        return run._replace(lane=f"schedule {series}", lane_limit=1) if schedule.overlap == "queue" else run
-    definition, in_zone = _definitions(target.definition, schedule.timezone)
-    run = dags.new_run(definition, target.version, run_id, resolve_params(in_zone, given, fire))
+    definition: Definition | None = None
+    if code is not None:
+        payload = msgspec.msgpack.encode(((), given))
+        payload = payload if vault is None else vault.seal(CALL, payload)
+        started = RunStarted(target.name, version, payload, code.queue)
+        run = code_runs.new_run(run_id, [started])._replace(timeout=code.timeout)
+    elif target.definition is None:
+        run = flow_runs.new_run(target.name, version, run_id, given)
+    else:
+        definition, in_zone = _definitions(target.definition, schedule.timezone)
+        run = dags.new_run(definition, version, run_id, resolve_params(in_zone, given, fire))
     run = run._replace(schedule=series, fire_time=fire_time)
-    if schedule.overlap == "queue":
-        if problem := queueing_problem(definition):
+    if schedule.overlap == "queue" and code is None:
+        if definition is not None and (problem := queueing_problem(definition)):
             raise InvalidWorkflow(f"Workflow {target.name!r}: {problem}")
         run = run._replace(lane=run.lane or f"schedule {series}", lane_limit=1)
     return run
