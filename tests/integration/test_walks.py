@@ -57,7 +57,7 @@ def test_from_a_run_of_many_to_its_tasks_and_to_its_end(system: System) -> None:
     worker.succeed(*worker.take())
     with following(*marks_of(raw(run))) as walk:
         system.tick()
-    short(walk, files=15, returns=8)
+    short(walk, files=12, returns=5)
 
 
 def test_from_a_turn_of_code_to_what_it_commands(system: System, engine_: Engine) -> None:

@@ -22,11 +22,11 @@ from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.paging import Paging
 from orchestrator.scheduler.code.queries import Asked, Queries
-from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.fleet.capabilities import Crowd
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.runs.backlog import Backlog
+from orchestrator.scheduler.runs.kinds import RunKind
 from orchestrator.scheduler.tick_result import Paged, TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, histories, turns
@@ -49,8 +49,10 @@ _PAUSE = 1.0
 """Seconds before pages are sent again that a worker did not find: they may be many megabytes, every time."""
 
 
-class CodeRuns(CommitHooks):
+class CodeRuns(RunKind):
     """What the leader remembers of runs of code between two ticks: queries on their way, and who was there."""
+
+    name = "code"
 
     def __init__(self, fleet: Fleet, backlog: Backlog, nesting: Nesting | None = None) -> None:
         self._fleet = fleet
@@ -89,11 +91,11 @@ class CodeRuns(CommitHooks):
         if late := self.queries.shown(tick, runs, answered):
             stuck.wake(tx.connection, late)
 
-    def ended(self, tx: Transaction, tick: TickResult, runs: Sequence[RunRow]) -> None:
+    def ended(self, tx: Transaction, tick: TickResult, rows: Sequence[RunRow]) -> None:
         """Pass queries that no code has heard to the runs in which others go on; those who asked others are told."""
         asked = self.queries.waiting(tick)
-        self.queries.forget(tick, [run.id for run in runs])
-        successors = {run.id: successor_id(run.id) if run.reason == CONTINUED else run.id for run in runs}
+        successors = {row.id: successor_id(row.id) if row.reason == CONTINUED else row.id for row in rows}
+        self.queries.forget(tick, list(successors))
         waiting = [(successors[run], query) for run in successors for query in asked.get(run, {}).values()]
         if waiting:
             tick.code.passed_on.extend(successors)

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from orchestrator.domain import timezones
 from orchestrator.domain.dag.checks import MOST_STEPS
-from orchestrator.domain.dag.definition import Definition, check_size, hooks_of, resolve_params
+from orchestrator.domain.dag.definition import check_size, hooks_of, resolve_params
 from orchestrator.domain.dag.placement import Origin
 from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.scope import EvaluationBudget, Scope
@@ -29,7 +29,6 @@ from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.references import as_reference
-from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.dag.evaluating import Evaluating
 from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.outputs import Outputs, Place
@@ -37,6 +36,7 @@ from orchestrator.scheduler.dag.planned import Compiled, DagRun
 from orchestrator.scheduler.dag.retries import reopen_held, retry_plan
 from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
+from orchestrator.scheduler.runs.kinds import Advanced, PlannedRuns, Saved
 from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
@@ -63,50 +63,38 @@ _ROUND = 25
 _encode = timezones.encode
 
 
-class Saved(NamedTuple):
-    """What a run's row is to remember."""
+class Dags(PlannedRuns[DagRun]):
+    """Plans the runs of DAGs."""
 
-    delta: Delta
-    state: bytes
-    expanding: bool
-
-
-class Dags(CommitHooks):
-    """All DAG runs that the leader has to do with."""
+    name = "dag"
 
     def __init__(self, backlog: Backlog, max_payload: int, slice_size: int, nesting: Nesting | None = None) -> None:
+        super().__init__(_PLANNED_STEPS)
         self._backlog = backlog
         self.max_payload = max_payload
         self._nesting = nesting or Nesting()
         self._slice = slice_size
         self._compiled: LruCache[tuple[str, int], Compiled] = LruCache(_COMPILED_STEPS)
-        self._runs: LruCache[bytes, DagRun] = LruCache(_PLANNED_STEPS)
         self._outputs = Outputs(max_payload)
         self._latest: dict[str, Stored | None] = {}
         """Workflows of which child runs are being created."""
 
     def rolled_back(self) -> None:
         """What was planned did not happen."""
-        self._runs.clear()
+        super().rolled_back()
         self._outputs.forget()
 
-    def drop(self, ids: Iterable[bytes]) -> None:
-        """Forget the plans of runs."""
-        for run in ids:
-            self._runs.drop(run)
-            if self._outputs.keeps_any:
-                self._outputs.drop(run)
+    def drop(self, ids: Sequence[bytes]) -> None:
+        """Forget the plans of runs, and their outputs."""
+        super().drop(ids)
+        for run in ids if self._outputs.keeps_any else ():
+            self._outputs.drop(run)
 
     # -- events
 
-    def advance(
-        self,
-        tx: Transaction,
-        tick: TickResult,
-        changes: Mapping[bytes, Sequence[RunChanges]],
-    ) -> dict[bytes, Saved]:
-        """Bring runs up to date with what happened to them; return what the rows of those with a plan remember."""
-        runs = self._load(tx, changes) if changes else []
+    def advance(self, tx: Transaction, tick: TickResult, changes: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
+        """Tell plans what happened to their runs, and start the steps that follow."""
+        runs = self._load(tx, changes)
         settled: list[DagRun] = []
         for run in runs:
             for one in changes[run.id]:
@@ -117,7 +105,7 @@ class Dags(CommitHooks):
                 settled.append(run)
         self._settle(tx, tick, settled)
         going_on = {run.id for run in settled if run.plan.has_more}
-        return {run.id: self._save(run, is_expanding=run.id in going_on) for run in runs}
+        return Advanced({run.id: self._save(run, is_expanding=run.id in going_on) for run in runs})
 
     def _retry(self, tx: Transaction, tick: TickResult, run: DagRun) -> bool:
         """Retry a run, unless that takes longer; then it goes on when its turn comes, and nothing starts until then.
@@ -145,10 +133,6 @@ class Dags(CommitHooks):
             return MOST_STEPS if compiled is None else len(compiled.graph.steps) + stored // _BYTES_OF_A_STEP
 
         return size
-
-    def definition(self, tx: Transaction, name: str, version: int) -> Definition:
-        """Return a version of a workflow."""
-        return self.compiled(tx, name, version).definition
 
     def hooks(self, run: bytes, state: str) -> tuple[int, int]:
         """Return how many hooks follow this end of a run that was planned just now, and how much each is given."""

@@ -28,10 +28,9 @@ from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import NewTask, error_text
 from orchestrator.references import is_reference
-from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.dag.lru_cache import LruCache
-from orchestrator.scheduler.dag.plans import Saved
 from orchestrator.scheduler.flow.calls import Caller, CannotCall
+from orchestrator.scheduler.runs.kinds import Advanced, PlannedRuns, Saved
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
@@ -40,6 +39,7 @@ from orchestrator.store.code import expectations
 from orchestrator.store.flow import definitions
 from orchestrator.store.flow import runs as store
 from orchestrator.store.flow.runs import FlowRun, Visit
+from orchestrator.store.runs.transitions import RunRow
 
 _GRAPHS = 30_000
 """Nodes of the flows that are kept in memory."""
@@ -55,17 +55,6 @@ _STATES = 4
 """A run's state may be so many times as large as one payload."""
 _LARGEST_SHOWN = 65_536
 """Bytes of what a node took in or gave, if it had no task that keeps them."""
-
-FlowEnd = tuple[bytes, RunState, str | None]
-
-
-class Advanced(NamedTuple):
-    """What came of telling runs."""
-
-    saved: dict[bytes, Saved]
-    ends: list[FlowEnd]
-    late: set[bytes] = set()
-    """Runs that were not told: their definitions are read in a later tick."""
 
 
 class Known(NamedTuple):
@@ -83,15 +72,12 @@ class _Effects(NamedTuple):
     timers: list[tuple[bytes, bytes, float]]
     gone: list[tuple[bytes, bytes]]
     visits: list[Visit]
-    ends: list[FlowEnd]
+    ends: list[tuple[bytes, RunState, str | None]]
 
     def add(self, other: _Effects) -> None:
-        self.tasks.extend(other.tasks)
-        self.cancelled.extend(other.cancelled)
-        self.timers.extend(other.timers)
-        self.gone.extend(other.gone)
-        self.visits.extend(other.visits)
-        self.ends.extend(other.ends)
+        pairs: Iterator[Any] = zip(self, other, strict=True)
+        for mine, others in pairs:
+            mine.extend(others)
 
 
 def call_id(run: bytes, number: int) -> bytes:
@@ -99,52 +85,46 @@ def call_id(run: bytes, number: int) -> bytes:
     return derived_id(run, "flow", number)
 
 
-class Flows(CommitHooks):
-    """Plans the runs of flows."""
+class Flows(PlannedRuns[FlowRun]):
+    """Plans the runs of flows; those that wait for tasks are kept."""
+
+    name = "flow"
 
     def __init__(self, max_payload: int) -> None:
+        super().__init__(_KEPT)
         self._max_payload = max_payload
         self._known: LruCache[tuple[str, int], Known] = LruCache(_GRAPHS)
-        self._runs: LruCache[bytes, FlowRun] = LruCache(_KEPT)
-        """Runs that wait for tasks, as they stand in Postgres."""
 
-    def rolled_back(self) -> None:
-        """What was planned did not happen."""
-        self._runs.clear()
-
-    def drop(self, ids: Iterable[bytes]) -> None:
-        """Forget how runs stand."""
-        for run in ids:
-            self._runs.drop(run)
-
-    def advance(self, tx: Transaction, tick: TickResult, told: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
-        """Bring runs up to date with what happened to them."""
-        if not told:
-            return Advanced({}, [])
+    def advance(self, tx: Transaction, tick: TickResult, changes: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
+        """Tell planners what happened to their runs, and do what they command."""
         saved: dict[bytes, Saved] = {}
         effects = _Effects([], [], [], [], [], [])
         late: set[bytes] = set()
-        for run in self._load(tx, told):
+        for run in self._load(tx, changes):
             known = self._version(tx, run)
             if known is None:
                 late.add(run.id)
                 continue
             if run.is_over:
-                saved[run.id] = self._keep_signals(tx, known, run, told[run.id])
+                saved[run.id] = self._keep_signals(tx, known, run, changes[run.id])
                 continue
-            saved[run.id], own = self._advance(tx, known, run, told[run.id])
+            saved[run.id], own = self._advance(tx, known, run, changes[run.id])
             effects.add(own)
         self._apply(tx, tick, effects)
         return Advanced(saved, effects.ends, late)
 
-    def _load(self, tx: Transaction, told: Mapping[bytes, Sequence[RunChanges]]) -> list[FlowRun]:
+    def _load(self, tx: Transaction, changes: Mapping[bytes, Sequence[RunChanges]]) -> list[FlowRun]:
         """Return those of these runs that go on, and others that were sent signals before they ended."""
-        found = {run: self._runs.get(run) for run in told}
+        found = {run: self._runs.get(run) for run in changes}
         missing = [run for run, kept in found.items() if kept is None]
-        late = [run for run in missing if any(_is_signal(fact) for one in told[run] for fact in one.facts)]
+        late = [run for run in missing if any(_is_signal(fact) for one in changes[run] for fact in one.facts)]
         if missing:
             found.update((run.id, run) for run in store.load(tx.connection, missing, late))
         return [run for run in found.values() if run is not None]
+
+    def ended(self, tx: Transaction, tick: TickResult, rows: Sequence[RunRow]) -> None:  # noqa: ARG002
+        """Forget the timers of runs that have ended."""
+        store.forget(tx.connection, [row.id for row in rows], is_gathered=tx.gathers(len(rows)))
 
     def _keep_signals(self, tx: Transaction, known: Known, run: FlowRun, told: Sequence[RunChanges]) -> Saved:
         """Keep signals for a run that is over: who sent them was told that they are there, and a retry finds them."""
@@ -155,7 +135,7 @@ class Flows(CommitHooks):
                 planner.keep(event)
         data = _encode(tx, state)
         too_large = run.state is not None and len(data) > _STATES * self._max_payload
-        return Saved(Delta(), run.state if run.state is not None and too_large else data, False)
+        return Saved(Delta(), run.state if run.state is not None and too_large else data)
 
     def _keep(self, run: FlowRun, state: FlowState, data: bytes) -> None:
         """Remember how a run stands that waits for tasks; what waits for something else may do so for months."""
@@ -215,7 +195,7 @@ class Flows(CommitHooks):
                 f"max_payload, of which that is {_STATES} times as much.",
             )
         self._keep(run, state, data)
-        return Saved(delta, data, False), effects
+        return Saved(delta, data), effects
 
     def _abort(
         self, tx: Transaction, known: Known, run: FlowRun, happened: Sequence[Event], error: str
@@ -253,7 +233,7 @@ class Flows(CommitHooks):
             raise
         if has_signals and len(data) > _STATES * self._max_payload:
             return None
-        return Saved(delta, data, False), effects
+        return Saved(delta, data), effects
 
     def _version(self, tx: Transaction, run: FlowRun) -> Known | None:
         """Return the definition of a run; None if it is to be read in a later tick, because this one has read many."""

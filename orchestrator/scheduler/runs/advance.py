@@ -20,17 +20,17 @@ from orchestrator.domain.states import ENDED_TASK_STATES, RunState, run_sources_
 from orchestrator.scheduler.budget import COST, SLICE, TooSlow
 from orchestrator.scheduler.code.ends import RunEnd, end_runs
 from orchestrator.scheduler.code.runs import CodeRuns, append_facts
-from orchestrator.scheduler.dag.plans import Dags, Saved
+from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.flow.plans import Flows
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.runs.backlog import Backlog
+from orchestrator.scheduler.runs.kinds import RunKind, Saved
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version
 from orchestrator.store.driver import flush
-from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.runs import ancestry
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.pending_changes import Waited
@@ -57,15 +57,15 @@ class Runs:
     code: CodeRuns
     backlog: Backlog
 
+    @property
+    def kinds(self) -> tuple[RunKind, ...]:
+        return self.dags, self.flows, self.code
+
     def begin(self, tx: Transaction, tick: TickResult, limit: int) -> None:
         """Start runs that are new since the last tick, tree by tree; as many as there is time for, but always some."""
         pending = self.backlog.pending(tx, limit)
         steps = self.dags.sizes(
-            {
-                run.id: Version(run.workflow, run.version)
-                for run in pending
-                if run.workflow and run.version and not run.flow
-            }
+            {run.id: Version(run.workflow, run.version) for run in pending if run.workflow and run.version}
         )
         for number, slice_ in enumerate(_slices(tx, [run.id for run in pending], steps)):
             if tx.budget.is_spent and not _is_due(number, slice_):
@@ -79,8 +79,8 @@ class Runs:
         self.follow_each(tx, tick, cancelled, silent={row.id for row in cancelled})
         self._refuse_cycles(tx, tick, [row.id for row in waiting if row.parent_run is not None], limit)
         tick.outgoing.runs += begun
-        self.conclude(tx, tick, [row for row in begun if not row.is_planned])
-        planned = [row for row in begun if row.is_planned or row.flow]
+        self.conclude(tx, tick, [row for row in begun if row.workflow is None])
+        planned = [row for row in begun if row.workflow is not None]
         self.backlog.release(tx, [row.id for row in planned if row.again])
         self.tell(tx, tick, [(row.id, [_beginning(row)]) for row in planned], is_urgent=True)
 
@@ -222,8 +222,8 @@ class Runs:
 
     def _count_and_plan(self, tx: Transaction, tick: TickResult, some: Sequence[RunAndChanges]) -> None:
         of_flows = {run: changes for run, changes in some if any(one.of_flow for one in changes)}
-        planned = {run: changes for run, changes in some if run not in of_flows and _is_for_plan((run, changes))}
-        saved = self.dags.advance(tx, tick, planned)
+        of_dags = {run: changes for run, changes in some if run not in of_flows and _is_for_plan((run, changes))}
+        saved = self.dags.advance(tx, tick, of_dags).saved
         advanced = self.flows.advance(tx, tick, of_flows)
         saved |= advanced.saved
         if advanced.late:
@@ -246,9 +246,9 @@ class Runs:
                     tick.runs.unheard[run] = one.heard
 
     def forget(self, ids: Sequence[bytes]) -> None:
-        """Remember nothing more of runs that have ended, or are being cancelled. If they go on, Postgres has them."""
-        self.dags.drop(ids)
-        self.flows.drop(ids)
+        """Remember nothing more of runs that are being cancelled. If they go on, Postgres has them."""
+        for kind in self.kinds:
+            kind.drop(ids)
 
     def conclude(self, tx: Transaction, tick: TickResult, rows: Iterable[RunRow]) -> None:
         """End the runs among these that are complete. Code and flows end their runs themselves.
@@ -260,11 +260,11 @@ class Runs:
         complete: dict[bytes, RunState] = {}
         late: list[bytes] = []
         for row in rows:
-            if row.code or row.flow or row.id in waiting:  # what it has not been told may open it again
+            if row.kind in ("code", "flow") or row.id in waiting:  # what it has not been told may open it again
                 continue
             state = verdict(row.counters, row.cancelling, row.reason == TIMED_OUT)
             if state is not None and row.state in run_sources_of(state):
-                if tx.budget.has_room_for_hooks(*self.dags.hooks(row.id, state)):
+                if row.kind is None or tx.budget.has_room_for_hooks(*self.dags.hooks(row.id, state)):
                     complete[row.id] = state
                 else:
                     late.append(row.id)
@@ -324,17 +324,16 @@ class Runs:
             tick.runs.children.append((row.parent_run, row.status, told))
         if giving:
             dags.save_outputs(tx.connection, self.dags.outputs(tx, giving))
-        self.forget([row.id for row in ended])
         lanes = Counter(row.lane for row in ended if row.lane is not None)
         if lanes:
             runs.unpark(tx.connection, lanes)
             tick.wakeups.runs_to_begin = True
         if hooks and any(row.workflow is not None for row in over):
             self.triggers.runs_ended(tx, tick, over)
-        self.code.ended(tx, tick, [row for row in ended if row.code])
-        of_flows = [row.id for row in ended if row.flow]
-        if of_flows:
-            flow_runs.forget(tx.connection, of_flows, is_gathered=tx.gathers(len(of_flows)))
+        for kind in self.kinds:
+            if rows := [row for row in ended if row.kind == kind.name]:
+                kind.drop([row.id for row in rows])
+                kind.ended(tx, tick, rows)
 
     def _save(
         self, tx: Transaction, tick: TickResult, deltas: Deltas, saved: Mapping[bytes, Saved], facts: Facts
@@ -371,9 +370,7 @@ def _delta(changes: Sequence[RunChanges]) -> dict[str, int]:
 
 def _beginning(row: RunRow) -> RunChanges:
     """Return what a run is told that begins, or begins again."""
-    if row.again:
-        return RunChanges(closed=True, is_retried=True, of_flow=row.flow)
-    return RunChanges(begun=True, of_flow=row.flow)
+    return RunChanges(begun=not row.again, closed=row.again, is_retried=row.again, of_flow=row.flow)
 
 
 def _announced(run: RunRow, turn_task: TurnTaskEnd | None) -> Ended:

@@ -92,7 +92,7 @@ class Backlog(CommitHooks):
     def pending(self, tx: Transaction, limit: int) -> list[Pending]:
         """Return the next runs that want to begin."""
         found = self._pending(tx.connection, limit)
-        return in_line([Pending(row.id, row.workflow, row.version, row.lane, row.flow) for row in found])
+        return in_line([Pending(row.id, row.workflow, row.version, row.lane) for row in found])
 
     def expanding(self, tx: Transaction, limit: int) -> list[bytes]:
         """Return the next runs of which more tasks are to be created."""

@@ -65,11 +65,13 @@ class Triggers:
         """
         self._refresh(tx)
         ended = list(ended)
-        self._run_hooks(tx, tick, {row.id: row for row in ended if _may_have_hooks(row)})
+        self._run_hooks(
+            tx, tick, {row.id: row for row in ended if row.kind == "dag" and row.state is not RunState.CANCELLED}
+        )
         heard = [
             inbox.NewRequest(row.id, _heard(tx, row))
             for row in ended
-            if not row.flow and self._listeners.are_for_end(row.workflow, row.status)
+            if row.kind != "flow" and self._listeners.are_for_end(row.workflow, row.status)
         ]
         if heard:
             inbox.add_all(tx.connection, RequestKind.RUN_ENDED, heard)
@@ -80,7 +82,7 @@ class Triggers:
         size = 0
         for run in dags.load(tx.connection, list(ended)) if ended else ():
             state = ended[run.id].status
-            definition = self._dags.definition(tx, run.workflow, run.version)
+            definition = self._dags.compiled(tx, run.workflow, run.version).definition
             trace = _trace(tx, ended[run.id])
             for hook in _hooks(definition, run, state, _end_of_plan(run, state), tx.now):
                 hooks.append(hook if trace is None else msgspec.structs.replace(hook, trace=trace))
@@ -150,7 +152,7 @@ class Triggers:
                 raise InvalidWorkflow(self._nesting.too_deep(listener.workflow, depth))
             names.budget.begin()
             given = parse_template(listener.trigger.params).render(names)
-            definition = self._dags.definition(tx, listener.workflow, listener.version)
+            definition = self._dags.compiled(tx, listener.workflow, listener.version).definition
             params = resolve_params(definition, given, tx.now)
             run = derived_id(event.id, "on", listener.workflow, listener.place)
             new = dags.new_run(definition, listener.version, run, params, budget=names.budget)
@@ -231,10 +233,6 @@ def _names(event: Posted) -> Scope:
 def _trace(tx: Transaction, run: RunRow) -> str | None:
     """Return what that belongs to which comes of the end of a run."""
     return below(run.trace, run_span(run.id)) if run.trace is not None and tx.has_spans else run.trace
-
-
-def _may_have_hooks(run: RunRow) -> bool:
-    return run.is_planned and run.state is not RunState.CANCELLED
 
 
 def _heard(tx: Transaction, run: RunRow) -> str:

@@ -16,9 +16,9 @@ from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.sql import Row, Statement
 
 _OUTCOME = Statement[Row]("""
-SELECT /* code_reads.outcome */ r.status, r.reason, t.result, t.error, r.stuck, r.code, t.status AS task_status
+SELECT /* code_reads.outcome */ r.status, r.reason, t.result, t.error, r.stuck, t.status AS task_status
   FROM orchestrator.runs r LEFT JOIN orchestrator.ended_tasks t ON t.id = r.id
- WHERE r.id = %(id)s::uuid
+ WHERE r.id = %(id)s::uuid AND r.code
 """)
 
 
@@ -35,7 +35,7 @@ class CodeRunOutcome(NamedTuple):
 def outcome(connection: Connection, run: bytes) -> CodeRunOutcome | None:
     """Return where a run of a workflow as code stands, or None if there is no such run."""
     row = _OUTCOME.first(connection, id=run)
-    if row is None or not row.code:
+    if row is None:
         return None
     error = TaskError.stored(row.error)
     if row.status == RunState.FAILED and row.task_status == TaskState.CANCELLED:

@@ -67,9 +67,9 @@ class RunRow(NamedTuple):
         )
 
     @property
-    def is_planned(self) -> bool:
-        """Say whether a definition says what follows what."""
-        return self.workflow is not None and not self.code and not self.flow
+    def kind(self) -> str | None:
+        """Return the kind of its workflow: dag, flow or code; None if it has none."""
+        return "code" if self.code else "flow" if self.flow else "dag" if self.workflow is not None else None
 
     @property
     def goes_on(self) -> bool:
@@ -142,9 +142,9 @@ class Pending(NamedTuple):
     id: bytes
     workflow: str | None
     version: int | None
+    """Of a DAG: what it takes to plan a flow is not known before."""
     lane: str | None
     """What it shares its limit with."""
-    flow: bool = False
 
 
 def pending() -> RoundRobin:
@@ -153,7 +153,7 @@ def pending() -> RoundRobin:
         "runs.pending",
         "runs",
         "status = 'pending' AND NOT parked AND NOT cancelling",
-        "id, workflow, version, lane, flow",
+        "id, workflow, CASE WHEN NOT flow THEN version END AS version, lane",
     )
 
 

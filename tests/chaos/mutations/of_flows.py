@@ -32,7 +32,7 @@ FLOWS = (
     Mutation(
         "undone-state-kept",
         "a leader remembers the state of a flow that it planned last, also where that was rolled back",
-        "orchestrator/scheduler/flow/plans.py",
+        "orchestrator/scheduler/runs/kinds.py",
         "        self._runs.clear()\n",
         "",
         (

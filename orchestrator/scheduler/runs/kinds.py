@@ -1,0 +1,62 @@
+"""Kinds of runs: what the leader asks of each of them, and how it keeps the runs that it plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Generic, NamedTuple, TypeVar
+
+from orchestrator.domain.dag.state import Delta
+from orchestrator.domain.states import RunState
+from orchestrator.scheduler.commit_hooks import CommitHooks
+from orchestrator.scheduler.dag.lru_cache import LruCache
+from orchestrator.scheduler.tick_result import TickResult
+from orchestrator.scheduler.transaction import Transaction
+from orchestrator.store.runs.transitions import RunRow
+
+R = TypeVar("R")
+
+
+class Saved(NamedTuple):
+    """What the row of a run stores."""
+
+    delta: Delta
+    state: bytes
+    expanding: bool = False
+
+
+class Advanced(NamedTuple):
+    """What came of advancing runs."""
+
+    saved: dict[bytes, Saved]
+    ends: Sequence[tuple[bytes, RunState, str | None]] = ()
+    late: Set[bytes] = frozenset()
+    """Runs that advance in a later tick, which has time to read their definitions."""
+
+
+class RunKind(CommitHooks):
+    """The runs of one kind of workflow."""
+
+    name: str
+    """What `RunRow.kind` says of its runs."""
+
+    def drop(self, ids: Sequence[bytes]) -> None:
+        """Forget runs that have ended, or are being cancelled. If they go on, Postgres has them."""
+
+    def ended(self, tx: Transaction, tick: TickResult, rows: Sequence[RunRow]) -> None:
+        """Clean up after runs that have ended."""
+
+
+class PlannedRuns(RunKind, Generic[R]):
+    """Runs of DAGs or flows. Each is kept as it stands in Postgres, and is read again after a tick that failed."""
+
+    def __init__(self, weight: int) -> None:
+        self._runs: LruCache[bytes, R] = LruCache(weight)
+
+    def rolled_back(self) -> None:
+        """What was planned did not happen."""
+        self._runs.clear()
+
+    def drop(self, ids: Sequence[bytes]) -> None:
+        """Forget runs."""
+        for run in ids:
+            self._runs.drop(run)
