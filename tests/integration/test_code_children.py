@@ -98,6 +98,7 @@ def ended_child(
 @pytest.mark.parametrize(
     ("policy", "status", "reason", "is_told"),
     [
+        (None, "cancelled", None, True),
         ("cancel", "cancelled", None, True),
         ("terminate", "cancelled", "terminated", False),
         ("abandon", "running", None, False),
@@ -109,12 +110,13 @@ def test_a_child_ends_as_its_close_policy_says_however_its_parent_ends(
     worker: Worker,
     engine_: Engine,
     how: str,
-    policy: str,
+    policy: str | None,
     status: str,
     reason: str | None,
     is_told: bool,
 ) -> None:
-    child, parent = ended_child(system, worker, engine_, how, sleeper, close_policy=policy)
+    chosen = {} if policy is None else {"close_policy": policy}
+    child, parent = ended_child(system, worker, engine_, how, sleeper, **chosen)
     assert (child["status"], child["reason"]) == (status, reason)
     assert ("state_set" in kinds_of(system, child)) is is_told
     assert parent.status() == ("terminated" if how == "terminate" else "success")

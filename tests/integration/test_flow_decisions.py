@@ -78,6 +78,12 @@ def roads(run: FlowHandle, address: str, node: str, key: str) -> list[tuple[str,
     ]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("time", range(100))
+def test_of_twenty_who_decide_at_once_one_decides_each_time(stage: Stage, time: int) -> None:
+    test_of_twenty_who_decide_at_once_by_every_road_one_decides(stage, BELOW if time % 2 else ASK)
+
+
 @pytest.mark.parametrize("flow", [ASK, BELOW], ids=["alone", "in a subflow"])
 def test_of_twenty_who_decide_at_once_by_every_road_one_decides(stage: Stage, flow: dict[str, Any]) -> None:
     flows, above = stage.system.app.flows, "legal/" if flow is BELOW else ""

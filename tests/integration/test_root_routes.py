@@ -12,6 +12,7 @@ from orchestrator.errors import InvalidWorkflow
 from tests.integration.flow_stage import Stage
 from tests.integration.serving import serving
 from tests.integration.stage import System
+from tests.integration.test_flows import executor
 
 NIGHTLY = """
 name: nightly
@@ -110,3 +111,31 @@ def test_a_flow_begins_with_the_shared_state_that_it_is_given(stage: Stage, http
     assert http.get(f"/api/v1/runs/{started}/flow").json()["shared"] == {"x": 2}
     with pytest.raises(InvalidWorkflow, match="decides approval 'ask' at 'ask': leave that to `approve`"):
         flows["begun"].options(shared={"ask": "approved"}).start()
+
+
+def test_each_door_publishes_flows_under_its_own_rule(stage: Stage, http: httpx.Client) -> None:
+    """A failed node follows its default edge only where the system from which such definitions come has it so."""
+    shop = {
+        "start": "charge",
+        "nodes": {"charge": executor("bad"), "ship": executor("route")},
+        "edges": [{"from": "charge", "to": "ship"}],
+    }
+    theirs = http.post("/flows/version", json={"flow_id": "theirs", "definition": shop})
+    ours = http.post("/api/v1/flows/ours", json={"definition": shop})
+    assert (theirs.status_code, ours.status_code) == (200, 200), theirs.text + ours.text
+    flows = stage.system.app.flows
+    assert [stage.run(flows[name].start()) for name in ("theirs", "ours")] == ["success", "failed"]
+    told = http.post("/api/v1/flows/validate", json={"definition": shop}).json()
+    assert any("charge" in warning for warning in told["warnings"]), told
+
+
+def test_a_signal_that_a_waiting_run_cannot_keep_is_too_large(stage: Stage, http: httpx.Client) -> None:
+    flows = stage.system.app.flows
+    flows.publish("waits", WAIT)
+    run = flows["waits"].start()
+    stage.run(run, times=3)
+    answers = [http.post(f"/api/v1/runs/{run.id}/flow/signals/k{n}", json={"value": "x" * 900_000}) for n in range(4)]
+    assert answers[0].is_success
+    assert answers[-1].status_code == 413, answers[-1].text
+    run.signal("go", True)
+    assert stage.run(run) == "success"

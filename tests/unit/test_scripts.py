@@ -13,7 +13,8 @@ import pytest
 
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[2]
-SCRIPTS = sorted(path.name for path in (REPOSITORY / "scripts").iterdir() if os.access(path, os.X_OK))
+FILES = [path for path in (REPOSITORY / "scripts").iterdir() if path.is_file()]
+SCRIPTS = sorted(path.name for path in FILES if os.access(path, os.X_OK))
 
 _TOOL = """#!/bin/sh
 echo "$(basename "$0") $*" >>"$CALLS"

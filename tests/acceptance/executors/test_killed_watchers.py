@@ -91,7 +91,6 @@ def test_a_watcher_may_die_before_it_clears_away(scene: Stage, bureau: BureauHar
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_a_watcher_that_was_cut_off_clears_nothing_away_that_another_reads(scene: Stage, bureau: BureauHarness) -> None:
     first, is_read, go_on = scene.worker(), threading.Event(), threading.Event()
 
