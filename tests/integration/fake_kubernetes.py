@@ -193,7 +193,10 @@ class FakeKubernetes(http.server.ThreadingHTTPServer):
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             code, is_late = process.wait(), True
-        self._logs[pod["metadata"]["name"]] = log.read_bytes()
+        try:
+            self._logs[pod["metadata"]["name"]] = log.read_bytes()
+        except FileNotFoundError:
+            return  # everything was stopped
         said = message.read_text()[:4_096] if message.exists() else ""
         ended = {"exitCode": code if code >= 0 else 128 - code, "reason": "Completed" if code == 0 else "Error"}
         pod["status"] = _state(terminated={**ended, **({"message": said} if said else {})})

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 import pytest
 
 from orchestrator.errors import TaskTimeout
-from orchestrator.workers.running.delivery import Delivery
+from orchestrator.workers.running.delivery import DELIVERY, Delivery
 from tests.waiting import eventually
 
 DEADLINE = 60.0
+# The tests use the one Delivery of the process: another one's threads would stand still while that one looks.
 
 
 class Blocked:
@@ -94,7 +95,7 @@ class Watched:
 
 
 def test_a_watched_thread_gets_on_that_begins_while_something_is_on_its_way(blocked: Blocked) -> None:
-    delivery = Delivery()
+    delivery = DELIVERY
     delivery.send(blocked.ident, TaskTimeout)
     watched = Watched(delivery)
     watched.gets_on()
@@ -105,7 +106,7 @@ def test_a_watched_thread_gets_on_that_begins_while_something_is_on_its_way(bloc
 
 
 def test_a_watched_thread_gets_on_when_something_is_sent_to_another(blocked: Blocked) -> None:
-    delivery = Delivery()
+    delivery = DELIVERY
     watched = Watched(delivery)
     watched.gets_on()
     delivery.send(blocked.ident, TaskTimeout)
@@ -124,7 +125,7 @@ def test_a_watched_thread_gets_on_when_something_is_sent_to_another(blocked: Blo
 
 
 def test_what_is_sent_arrives_between_two_short_waits_while_others_are_watched_all_the_time() -> None:
-    delivery = Delivery()
+    delivery = DELIVERY
     watched = Watched(delivery)
     caught: list[BaseException] = []
 
@@ -154,7 +155,7 @@ def test_what_is_sent_arrives_between_two_short_waits_while_others_are_watched_a
 
 
 def test_what_is_taken_back_does_not_arrive() -> None:
-    delivery = Delivery()
+    delivery = DELIVERY
     ready, sent, ended = threading.Event(), threading.Event(), threading.Event()
     caught: list[BaseException] = []
 
