@@ -22,7 +22,11 @@ case "$0 $*" in *$BROKEN*) echo "$(basename "$0") says no" && exit 1 ;; esac
 """
 _PYTHON = f"""#!/bin/sh
 case "$*" in
-*pytest*) echo "pytest servers=${{ORCHESTRATOR_SERVERS-}} $*" >>"$CALLS"; [ "$BROKEN" = nothing ] ;;
+*lastfailed*) printf '%b' "$FAILED" ;;
+*pytest*)
+    echo "pytest servers=${{ORCHESTRATOR_SERVERS-}} $*" >>"$CALLS"
+    case "$BROKEN $*" in nothing*) ;; together*tests/x.py*) ;; *) exit 1 ;; esac
+    ;;
 *compileall*) ;;
 *) exec {sys.executable} "$@" ;;
 esac
@@ -49,7 +53,9 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def call(checkout: Path, *command: str, broken: str = "nothing") -> tuple[subprocess.CompletedProcess[str], list[str]]:
+def call(
+    checkout: Path, *command: str, broken: str = "nothing", failed: str = ""
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """Run a script as CI does, and give the tools that it called."""
     calls = checkout / "calls"
     calls.write_text("")
@@ -60,6 +66,7 @@ def call(checkout: Path, *command: str, broken: str = "nothing") -> tuple[subpro
         "CI": "true",
         "CALLS": str(calls),
         "BROKEN": broken,
+        "FAILED": failed,
     }
     done = subprocess.run(
         command,
@@ -109,6 +116,19 @@ def test_whatever_fails_is_named_and_the_rest_is_run(checkout: Path, command: st
     assert done.returncode == 1
     assert "check: failed: format lint tests" in done.stderr
     assert len(called(calls)) == 5
+
+
+@pytest.mark.parametrize("number", [1, 3, 4])
+@pytest.mark.parametrize("broken", ["together", "always"])
+def test_a_few_tests_that_failed_together_may_pass_twice_alone(checkout: Path, broken: str, number: int) -> None:
+    ids = [f"tests/x.py::test_{one}[a b]" for one in range(number)]
+    done, calls = call(checkout, "scripts/check", broken=broken, failed="\\n".join(ids))
+
+    again = [one for one in calls if "tests/x.py" in one]
+    is_mended = broken == "together" and number <= 3
+    assert ("passed twice by themselves" in done.stderr, done.returncode) == ((True, 0) if is_mended else (False, 1))
+    assert len(again) == (2 if is_mended else 0 if number > 3 else 1)
+    assert all(id in one for id in ids for one in again)
 
 
 def test_an_unknown_argument_is_refused(checkout: Path) -> None:
