@@ -15,9 +15,10 @@ _DEFECTS = ("this should not have happened", "Traceback (most recent call last)"
 _RECORD = re.compile(r"^(?=\d{4}-\d\d-\d\d )", re.MULTILINE)
 _FAILED_TASK = re.compile(r"\[[\da-f-]{36}\] failed")
 """Tasks fail here on purpose, and their tracebacks are no defects."""
-_MOST_CONNECTIONS = {"scheduler": 8, "worker": 20, "api": 24}
+_MOST_CONNECTIONS = {"scheduler": 8, "worker": 26, "api": 24}
 """Through one wire, of a member at rest. A worker's parent has 2; each of its two processes receives on one, reports on
-two, passes words on by one, and reads pages of histories on as many as turns run at once, which are kept: up to 5."""
+two, passes words on by one, and reads pages of histories on as many as turns run at once, which are kept: up to 5;
+work that others pull takes one to hear of it, and up to 2 to ask."""
 
 
 def check_logs(arena: Arena) -> Iterator[str]:
