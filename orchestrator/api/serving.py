@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import AsyncExitStack, ExitStack
@@ -32,7 +33,7 @@ from orchestrator.api.refusals import Refusals
 from orchestrator.api.slots import Client, Slots
 from orchestrator.domain.access import Scope as Permission
 from orchestrator.domain.access import Ticket, masked
-from orchestrator.errors import NotFound
+from orchestrator.errors import NotFound, Uncertain
 from orchestrator.monitoring.exposition import OTHER
 from orchestrator.sdk.acting import Actor, may_operate, served
 from orchestrator.sdk.waiting.steps import Steps
@@ -93,6 +94,9 @@ class ServedPath:
                             response = await self.answer(endpoint, request, caller)
             except ClientDisconnect:
                 return
+            except asyncio.CancelledError:
+                stops = Uncertain("The server stops, and has not waited for the end of this request.")
+                response = self.refuse(stops, request, caller)
             except Exception as error:  # noqa: BLE001  # a defect is one request's, and is told without a traceback
                 actor = caller.actor if caller else self._door.stranger(peer, request.headers, self.ticket(request))
                 await self._note(error, actor, request)

@@ -188,7 +188,8 @@ class Slots:
             detail = f"There was no answer within {_LONGEST_WAIT:g} s."
             raise refused(409, "It was not answered in time", detail) from None
         finally:
-            steps.close()
+            with contextlib.suppress(ValueError):  # a thread still takes a step: the server stops, and waits no longer
+                steps.close()
 
 
 def _name(caller: Caller) -> str:

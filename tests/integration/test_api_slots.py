@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import secrets
 from base64 import b64encode
 from collections.abc import AsyncIterator
+from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
@@ -168,3 +170,48 @@ def test_what_a_refused_request_has_brought_is_freed_with_it(database_url: str, 
         eventually(lambda: not [found for found in gc.get_objects() if type(found) is list and len(found) == many])
     finally:
         gc.enable()
+
+
+def test_a_server_that_stops_says_that_it_did_not_wait(database_url: str, redis_url: str, engine: Engine) -> None:
+    """It was a defect of the server, with a traceback: a thread still took the step that was to be closed."""
+    app = application.create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
+    key = _key(engine, "waits")["Authorization"].encode()
+    body = json.dumps({"tasks": [b64encode(uuid4().bytes).decode()], "timeout": 60}).encode()
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/api/v1/waits",
+        "raw_path": b"/api/v1/waits",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-length", str(len(body)).encode()), (b"authorization", key)],
+        "client": ("127.0.0.1", 1),
+        "scheme": "http",
+        "http_version": "1.1",
+    }
+
+    async def main() -> list[Any]:
+        sent: list[Any] = []
+        bodies = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Any:
+            return bodies.pop() if bodies else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        with engine.connect() as connection:
+            connection.execute(text("BEGIN; LOCK TABLE orchestrator.tasks, orchestrator.ended_tasks"))
+            asked = asyncio.create_task(app(scope, receive, send))
+            waiting = text(
+                "SELECT count(*) FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM pg_database"
+                " WHERE datname = current_database())"
+            )
+            while not connection.execute(waiting).scalar_one():
+                await asyncio.sleep(0.01)
+            asked.cancel()
+            await asked
+            connection.execute(text("COMMIT"))
+        return sent
+
+    start, answer = asyncio.run(asyncio.wait_for(main(), 60))
+    assert (start["status"], json.loads(answer["body"])["detail"][:16]) == (503, "The server stops"), answer
