@@ -100,11 +100,9 @@ def test_a_read_only_postgres_is_an_outage_to_clients(database_url: str, redis_u
         task.enqueue()
 
 
-def test_a_scheduler_waits_for_a_read_only_postgres(
-    database_url: str, redis_url: str, run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "orchestrator")
-    settings = Settings(database_url=database_url, redis_url=redis_url, lease=30.0, worker_ttl=0.1)
+@contextmanager
+def running(database_url: str, redis_url: str, settings: Settings) -> Iterator[Scheduler]:
+    """Run a scheduler in a thread."""
     engine = database.engine_for(database_url)
     redis = connect(redis_url)
     streams = LeaderStreams(redis, KEYS)
@@ -112,6 +110,21 @@ def test_a_scheduler_waits_for_a_read_only_postgres(
     thread = threading.Thread(target=scheduler.run)
     thread.start()
     try:
+        yield scheduler
+    finally:
+        scheduler.stop()
+        thread.join()
+        streams.close()
+        redis.close()
+        engine.dispose()
+
+
+def test_a_scheduler_waits_for_a_read_only_postgres(
+    database_url: str, redis_url: str, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "orchestrator")
+    settings = Settings(database_url=database_url, redis_url=redis_url, lease=30.0, worker_ttl=0.1)
+    with running(database_url, redis_url, settings) as scheduler:
         eventually(scheduler.leading.is_set, "it leads")
         with read_only(database_url):
             expire = "UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'"
@@ -126,12 +139,6 @@ def test_a_scheduler_waits_for_a_read_only_postgres(
             assert "scheduler stuck" in told
             assert "orchestrator scheduler" not in told
         eventually(scheduler.leading.is_set, "it leads again")
-    finally:
-        scheduler.stop()
-        thread.join()
-        streams.close()
-        redis.close()
-        engine.dispose()
     assert "should not have happened" not in caplog.text
     assert caplog.text.count("Postgres cannot be used; nothing moves") == 1
 
@@ -141,24 +148,12 @@ def test_a_scheduler_waits_for_the_indexes_of_a_dump(
 ) -> None:
     """A dump brings the rows first: until then, what is inserted cannot be compared with what is there."""
     settings = Settings(database_url=database_url, redis_url=redis_url, lease=30.0)
-    engine = database.engine_for(database_url)
-    redis = connect(redis_url)
-    streams = LeaderStreams(redis, KEYS)
     execute(database_url, "ALTER TABLE orchestrator.leases DROP CONSTRAINT leases_pkey")
-    scheduler = Scheduler(engine, streams, settings)
-    thread = threading.Thread(target=scheduler.run)
-    thread.start()
-    try:
+    with running(database_url, redis_url, settings) as scheduler:
         eventually(lambda: "Postgres cannot be used; nothing moves" in caplog.text, "it says so")
         assert "no unique or exclusion constraint" in caplog.text
         execute(database_url, "ALTER TABLE orchestrator.leases ADD PRIMARY KEY (shard)")
         eventually(scheduler.leading.is_set, "it leads")
-    finally:
-        scheduler.stop()
-        thread.join()
-        streams.close()
-        redis.close()
-        engine.dispose()
     assert "should not have happened" not in caplog.text
 
 
