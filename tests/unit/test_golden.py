@@ -1,0 +1,68 @@
+"""The OpenAPI document and every command's help are what the golden files hold.
+
+A change that is meant writes the files anew: `python -m tests.unit.test_golden`. The difference is read in review.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from orchestrator.api import openapi
+from orchestrator.api.routes import ROUTES
+from orchestrator.cli import main
+
+FOLDER = Path(__file__).parent.parent / "golden"
+
+
+def api() -> str:
+    """Return the document, an operation or a schema a line."""
+    document = openapi.document(ROUTES)
+    operations = [
+        f"{method.upper()} {path} {json.dumps(_brief(operation), sort_keys=True)}"
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    schemas = [
+        f"{name} {json.dumps(schema, sort_keys=True)}" for name, schema in document["components"]["schemas"].items()
+    ]
+    return "\n".join([*sorted(operations), *sorted(schemas), ""])
+
+
+def _brief(operation: dict[str, Any]) -> dict[str, Any]:
+    """Return an operation with the codes of its problems, whose schema is one and the same."""
+    responses = operation["responses"]
+    good = {code: response for code, response in responses.items() if code < "400"}
+    return operation | {"responses": good, "problems": sorted(set(responses) - set(good))}
+
+
+def helps() -> str:
+    """Return the help of every command, one after another."""
+    return "\n".join(_helps(main, click.Context(main, info_name="orchestrator", terminal_width=100)))
+
+
+def _helps(command: click.Command, context: click.Context) -> Iterator[str]:
+    yield f"$ {context.command_path} --help\n{command.get_help(context)}\n"
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from _helps(below, click.Context(below, parent=context, info_name=name, terminal_width=100))
+
+
+FILES = {"openapi.txt": api, "commands.txt": helps}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_face_of_the_product_has_not_changed_by_accident(name: str) -> None:
+    assert FILES[name]() == (FOLDER / name).read_text(), "if this is meant: python -m tests.unit.test_golden"
+
+
+if __name__ == "__main__":
+    for name, content in FILES.items():
+        (FOLDER / name).write_text(content())
