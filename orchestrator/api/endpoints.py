@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypedDict, TypeVar, Unpack, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -34,7 +34,6 @@ JSON = "application/json"
 EVENTS = "text/event-stream"
 CLIENTS = ("/api/v1/client/", "/api/v1/waits")
 """How the paths begin that programs of ours ask for."""
-_COSTS = "_costs_of_route"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +51,10 @@ class Endpoint:
     about: Subject
     """Whose it is: what a key that is for some queues and workflows only is held against."""
     tag: str
-    status: int
-    summary: str
-    description: str
-    path_params: Mapping[str, Any]
+    status: int = 200
+    summary: str = ""
+    description: str = ""
+    path_params: Mapping[str, Any] = field(default_factory=dict)
     """The types of the parameters in the path."""
     query: Any = None
     body: Any = None
@@ -150,16 +149,20 @@ class Endpoint:
             raise refused(400, "The body is no JSON", detail) from error
 
 
-def costs(
-    *, expensive: bool = False, body: int | None = None, large: Callable[..., Any] | None = None
-) -> Callable[[F], F]:
-    """Declare, below its route, that a call is expensive, how large its body may be, and what to call where it is."""
+class Options(TypedDict, total=False):
+    """Fields of an endpoint that its function does not tell."""
 
-    def declare(call: F) -> F:
-        setattr(call, _COSTS, (expensive, body, large))
-        return call
-
-    return declare
+    scope: Scope | None
+    status: int
+    examples: Sequence[Any]
+    media_type: str
+    etag: Callable[[Any], str] | None
+    is_kept: Callable[[Any], bool] | None
+    may_be_nothing: bool
+    true_values: bool
+    is_expensive: bool
+    largest_body: int
+    call_large: Callable[..., Any] | None
 
 
 def largest_body(scope: Scope | None) -> int:
@@ -179,73 +182,29 @@ class Routes:
     def __iter__(self) -> Iterator[Endpoint]:
         return iter(self.found)
 
-    def get(
-        self,
-        path: str,
-        *,
-        about: Subject,
-        scope: Scope | None = Scope.READ,
-        etag: Callable[[Any], str] | None = None,
-        media_type: str = JSON,
-    ) -> Callable[[F], F]:
+    def get(self, path: str, *, about: Subject, **options: Unpack[Options]) -> Callable[[F], F]:
         """Declare a route that looks at something."""
-        return self._add("GET", path, about, scope, 200, etag=etag, media_type=media_type)
+        return self._add("GET", path, about, {"scope": Scope.READ, **options})
 
     def live(self, path: str, *, about: Subject) -> Callable[[F], F]:
-        """Declare a route on which one listens to something."""
-        return self._add("GET", path, about, Scope.READ, 200, media_type=EVENTS)
+        """Declare a route that sends events as they happen."""
+        return self.get(path, about=about, media_type=EVENTS)
 
-    def post(
-        self,
-        path: str,
-        *,
-        about: Subject,
-        scope: Scope | None = Scope.OPERATE,
-        status: int = 200,
-        examples: Sequence[Any] = (),
-        etag: Callable[[Any], str] | None = None,
-        is_kept: Callable[[Any], bool] | None = None,
-        may_be_nothing: bool = False,
-        true_values: bool = False,
-    ) -> Callable[[F], F]:
+    def post(self, path: str, *, about: Subject, **options: Unpack[Options]) -> Callable[[F], F]:
         """Declare a route that does something."""
-        return self._add(
-            "POST",
-            path,
-            about,
-            scope,
-            status,
-            examples,
-            etag=etag,
-            is_kept=is_kept,
-            may_be_nothing=may_be_nothing,
-            true_values=true_values,
-        )
+        return self._add("POST", path, about, {"scope": Scope.OPERATE, **options})
 
-    def put(
-        self, path: str, *, about: Subject, scope: Scope = Scope.OPERATE, examples: Sequence[Any] = ()
-    ) -> Callable[[F], F]:
+    def put(self, path: str, *, about: Subject, **options: Unpack[Options]) -> Callable[[F], F]:
         """Declare a route that sets something: the same again changes nothing."""
-        return self._add("PUT", path, about, scope, 200, examples)
+        return self._add("PUT", path, about, {"scope": Scope.OPERATE, **options})
 
-    def delete(self, path: str, *, about: Subject, scope: Scope = Scope.OPERATE) -> Callable[[F], F]:
+    def delete(self, path: str, *, about: Subject, **options: Unpack[Options]) -> Callable[[F], F]:
         """Declare a route that removes something."""
-        return self._add("DELETE", path, about, scope, 200)
+        return self._add("DELETE", path, about, {"scope": Scope.OPERATE, **options})
 
-    def _add(
-        self,
-        method: str,
-        path: str,
-        about: Subject,
-        scope: Scope | None,
-        status: int,
-        examples: Sequence[Any] = (),
-        etag: Callable[[Any], str] | None = None,
-        media_type: str = JSON,
-        is_kept: Callable[[Any], bool] | None = None,
-        may_be_nothing: bool = False,
-        true_values: bool = False,
-    ) -> Callable[[F], F]:
+    def _add(self, method: str, path: str, about: Subject, options: Options) -> Callable[[F], F]:
+        options.setdefault("largest_body", largest_body(options["scope"]))
+
         def declare(call: F) -> F:
             hints = get_type_hints(call, include_extras=True)
             names = inspect.signature(call).parameters
@@ -257,16 +216,13 @@ class Routes:
             if inspect.iscoroutinefunction(call) and about not in (WITHIN, NOTHING):
                 raise TypeError(f"{method} {path}: whom it is about may have to be looked up, which needs a thread.")
             summary, _, description = (inspect.getdoc(call) or "").partition("\n")
-            expensive, body, large = getattr(call, _COSTS, (False, None, None))
             self.found.append(
                 Endpoint(
                     method=method,
                     path=self.prefix + path,
                     call=call,
-                    scope=scope,
                     about=about,
                     tag=self.tag,
-                    status=status,
                     summary=summary.rstrip("."),
                     description=description.strip(),
                     path_params={name: hints[name] for name in re.findall(r"{(\w+)", path)},
@@ -274,19 +230,11 @@ class Routes:
                     body=hints.get("body"),
                     answer=_answered(hints.get("return")),
                     is_async=inspect.iscoroutinefunction(call),
-                    is_expensive=expensive,
-                    largest_body=largest_body(scope) if body is None else body,
-                    call_large=large,
                     takes_key="key" in names,
                     takes_match="match" in names,
-                    etag=etag,
-                    is_kept=is_kept,
-                    may_be_nothing=may_be_nothing,
-                    media_type=media_type,
-                    true_values=true_values,
                     takes_key_scope="key_scope" in names,
-                    examples=examples,
                     repeated=frozenset(_lists(hints.get("query"))),
+                    **options,
                 )
             )
             return call

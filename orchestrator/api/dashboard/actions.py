@@ -37,10 +37,6 @@ def _own(path: str, call: Callable[..., Any]) -> Action:
         scope=Scope.OPERATE,
         about=WITHIN,
         tag="dashboard",
-        status=200,
-        summary="",
-        description="",
-        path_params={},
         body=get_type_hints(call)["body"],
         takes_key_scope=True,
     )

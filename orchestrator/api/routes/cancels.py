@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from orchestrator.api.context import Api
-from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.problems import refused
 from orchestrator.domain.access import KeyScope
@@ -63,8 +63,13 @@ def find(api: Api, wanted: OpenFilter, key_scope: KeyScope) -> list[OpenGroup]:
         return cancels.preview(connection, wanted, key_scope.queues)
 
 
-@routes.post("/cancel", about=WITHIN, status=202, examples=[{"queue": "mail", "status": ["pending"], "dry_run": True}])
-@costs(expensive=True)
+@routes.post(
+    "/cancel",
+    about=WITHIN,
+    status=202,
+    examples=[{"queue": "mail", "status": ["pending"], "dry_run": True}],
+    is_expensive=True,
+)
 def cancel_tasks(api: Api, body: Cancel, key_scope: KeyScope) -> Cancelled:
     """Cancel open tasks by the thousand: those of a queue, a name, a run or a state."""
     wanted = OpenFilter(statuses=body.status, queue=body.queue, name=body.name, run=body.run, until=body.until)

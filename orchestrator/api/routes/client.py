@@ -12,9 +12,9 @@ import msgspec
 
 from orchestrator.api.bodies import LARGEST_BODY, LARGEST_QUESTION, ONE_VALUE
 from orchestrator.api.client_access import keep, narrow, subject
-from orchestrator.api.client_checks import CHECKS
+from orchestrator.api.client_checks import check_new_task, checks_of
 from orchestrator.api.context import Api
-from orchestrator.api.endpoints import Endpoint, Routes, costs, largest_body
+from orchestrator.api.endpoints import Endpoint, Routes, largest_body
 from orchestrator.api.problems import refused
 from orchestrator.api.redacting import hides_answer, value_shown
 from orchestrator.domain.access import KeyScope, Scope
@@ -43,8 +43,9 @@ routes = Routes("waiting")
     scope=Scope.ENQUEUE,
     true_values=True,
     examples=[{"tasks": ["AZmy9H1ceji8QVsNbyqOFw=="], "timeout": 20}],
+    is_expensive=True,
+    largest_body=LARGEST_QUESTION,
 )
-@costs(expensive=True, body=LARGEST_QUESTION)
 def wait_for_ends(api: Api, body: Waiting) -> Steps[Ends]:
     """Wait for the first of many tasks and runs to end, and return all that have ended by then."""
     kinds = (
@@ -87,18 +88,17 @@ def _by_kind(finders: dict[bytes, Find]) -> Find:
 
 
 def _endpoint(call: Declared) -> Endpoint:
-    rules, check = call.rules, CHECKS.get((call.part, call.name))
+    rules, check = call.rules, checks_of(call)
     if rules.redacts:
         hides_answer(call.answer)(partial(_hide_result, rules.redacts))
 
     def answer(api: Api, body: Any, key_scope: KeyScope) -> Any:
-        given = {name: getattr(body, name) for name in call.signature.parameters if name != "self"}
+        given = {name: getattr(body, name) for name in call.arguments}
         if rules.assume_repeated:
             given[REPEATED] = True
         if key_scope.is_bound:
             narrow(rules, api, key_scope, given)
-        if check is not None:
-            check(api.settings, **given)
+        check(api.settings, given)
         if Kind.NEW_TASKS in (rules.about or ()):
             api.names.check(task.name for task in (given["tasks"] if "tasks" in given else [given["task"]]))
         try:
@@ -125,10 +125,7 @@ def _endpoint(call: Declared) -> Endpoint:
         takes_key_scope=True,
         true_values=rules.for_programs,
         tag=f"client: {call.part}",
-        status=200,
         summary=call.summary,
-        description="",
-        path_params={},
         body=call.request,
         answer=call.answer,
     )
@@ -136,7 +133,7 @@ def _endpoint(call: Declared) -> Endpoint:
 
 async def _enqueue(api: Api, body: Any, key_scope: KeyScope) -> Any:
     """Create one task; those that come at the same time share a commit."""
-    CHECKS["tasks", "enqueue"](api.settings, task=body.task)
+    check_new_task(api.settings, body.task, {})
     await api.names.acheck(body.task.name)
     within = key_scope.queues if key_scope.is_bound else ""
     if body.repeated:

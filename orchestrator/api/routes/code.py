@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from orchestrator.api.bodies import ONE_VALUE
 from orchestrator.api.context import LARGEST, Api, Asked
-from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import RUN
 from orchestrator.api.redacting import hides
 from orchestrator.api.routes.workflows import Started
@@ -133,8 +133,7 @@ class ResetPreview(msgspec.Struct, frozen=True):
     lines: list[ResetLine]
 
 
-@routes.get("/{id}/history", about=RUN)
-@costs(expensive=True)
+@routes.get("/{id}/history", about=RUN, is_expensive=True)
 def history(api: Api, id: UUID) -> Response:
     """Show the history of a run of a workflow as code, as tests replay it."""
     text = api.backend.code.history(id.bytes).to_json(api.redaction_of_run(id))
@@ -165,8 +164,9 @@ def reject(api: Api, id: UUID, name: str, body: Rejection) -> Steps[Settled]:
     return (yield from _settled(name, api.backend.code.reject(id.bytes, name, body.reason, body.why, _SETTLING)))
 
 
-@routes.post("/{id}/queries/{name}", about=RUN, scope=Scope.READ, examples=[{"args": ["items"]}])
-@costs(body=ONE_VALUE)
+@routes.post(
+    "/{id}/queries/{name}", about=RUN, scope=Scope.READ, examples=[{"args": ["items"]}], largest_body=ONE_VALUE
+)
 def query_run(api: Api, id: UUID, name: str, body: Question) -> Steps[Answer]:
     """Ask the code of a run something."""
     payload = encode_call(name, body.args, body.kwargs, api.settings.max_payload)
@@ -193,8 +193,7 @@ def reset(api: Api, id: UUID, body: ResetTo) -> Steps[Started]:
     return Started(UUID(bytes=(yield from api.backend.code.reset(id.bytes, body.to, body.reason))))
 
 
-@routes.get("/{id}/reset", about=RUN)
-@costs(expensive=True)
+@routes.get("/{id}/reset", about=RUN, is_expensive=True)
 def preview_reset(api: Api, id: UUID, query: ResetQuery) -> ResetPreview:
     """Show what would become of everything if a run were reset; nothing is done."""
     lines = preview(id.bytes, api.backend.code.history(id.bytes).events, query.to)

@@ -45,7 +45,6 @@ def _endpoint(call: Declared, rest: Rest) -> Endpoint:
         tag=call.part,
         status=rest.status,
         summary=call.summary,
-        description="",
         path_params={name: _PATH_PARAMS[name] for name in re.findall(r"{(\w+)", path)},
         answer=said if rest.done else msgspec.structs.fields(call.answer)[0].type,
         is_expensive=call.rules.expensive,

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import Api
-from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN, check_queue, check_task_name
 from orchestrator.api.problems import Refused, at, refused
 from orchestrator.domain.access import KeyScope, Scope
@@ -116,8 +116,7 @@ def _enqueue_large(api: Api, body: NewCall, key: str | None, key_scope: KeyScope
     return Enqueued(UUID(bytes=api.backend.tasks.enqueue(task, key_scope.queues)), " ".join(warnings))
 
 
-@routes.post("", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[_EXAMPLE])
-@costs(large=_enqueue_large)
+@routes.post("", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[_EXAMPLE], call_large=_enqueue_large)
 async def enqueue(api: Api, body: NewCall, key: str | None, key_scope: KeyScope) -> Enqueued:
     """Enqueue a task. It is durable when this is answered.
 
@@ -131,8 +130,14 @@ async def enqueue(api: Api, body: NewCall, key: str | None, key_scope: KeyScope)
     return Enqueued(UUID(bytes=await api.backend.tasks.aenqueue(task, key_scope.queues)), " ".join(warnings))
 
 
-@routes.post("/bulk", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[{"tasks": [_EXAMPLE, _EXAMPLE]}])
-@costs(body=LARGEST_BODY)  # a large body is expensive anyway
+@routes.post(
+    "/bulk",
+    about=WITHIN,
+    scope=Scope.ENQUEUE,
+    status=201,
+    examples=[{"tasks": [_EXAMPLE, _EXAMPLE]}],
+    largest_body=LARGEST_BODY,
+)
 def enqueue_many(api: Api, body: Calls, key: str | None, key_scope: KeyScope) -> EnqueuedMany:
     """Enqueue many tasks, all or none.
 

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api
-from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import RUN, WITHIN, Subject, check_flow, check_workflow
 from orchestrator.api.problems import Refused, refused
 from orchestrator.api.routes import flows
@@ -196,8 +196,13 @@ def list_flows(api: Api, key_scope: KeyScope) -> list[FlowItem]:
     return [FlowItem(one.name, one.name, one.version, _seconds(one.created_at)) for one in found]
 
 
-@routes.post("/flows/version", about=WITHIN, examples=[{"flow_id": "order", "definition": {"start": "a", "nodes": {}}}])
-@costs(expensive=True, body=LARGEST_BODY)
+@routes.post(
+    "/flows/version",
+    about=WITHIN,
+    examples=[{"flow_id": "order", "definition": {"start": "a", "nodes": {}}}],
+    is_expensive=True,
+    largest_body=LARGEST_BODY,
+)
 def create_version(api: Api, body: dict[str, Any], key_scope: KeyScope) -> Created:
     """Create a version of a flow, and publish it unless its status is another."""
     name = check_name("flow", str(_given(body, "flow_id", "flow", "name")))

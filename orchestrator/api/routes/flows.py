@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked
-from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import RUN, WITHIN, WORKFLOW, check_flow, check_workflow
 from orchestrator.api.problems import refused
 from orchestrator.api.redacting import shown
@@ -236,8 +236,7 @@ def list_flows(api: Api, key_scope: KeyScope) -> FlowList:
     return FlowList([FlowSummary(one.name, one.version, one.created_at) for one in found])
 
 
-@routes.post("/flows/validate", about=WITHIN, scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
-@costs(expensive=True)
+@routes.post("/flows/validate", about=WITHIN, scope=Scope.READ, examples=[{"definition": _EXAMPLE}], is_expensive=True)
 def validate_flow(api: Api, body: FlowDocument, key_scope: KeyScope) -> FlowChecked:
     """Say everything that is wrong with a flow, without storing it."""
     flow = read_flow(api, body, key_scope)
@@ -254,8 +253,9 @@ def show_flow(api: Api, name: str) -> FlowAnswer:
     return FlowAnswer(found.name, found.version, found.hash, found.created_at, body_of(found.flow), rule)
 
 
-@routes.post("/flows/{name}", about=WORKFLOW, examples=[{"definition": _EXAMPLE}])
-@costs(expensive=True, body=LARGEST_BODY)
+@routes.post(
+    "/flows/{name}", about=WORKFLOW, examples=[{"definition": _EXAMPLE}], is_expensive=True, largest_body=LARGEST_BODY
+)
 def publish_flow(api: Api, name: str, body: FlowDocument, key_scope: KeyScope) -> FlowPublished:
     """Publish a flow: the same body again is a no-op, another one gets a new version."""
     flow = read_flow(api, body, key_scope)

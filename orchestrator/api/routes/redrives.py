@@ -7,7 +7,7 @@ from datetime import datetime
 import msgspec
 
 from orchestrator.api.context import Api
-from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.problems import refused
 from orchestrator.domain.access import KeyScope
@@ -52,9 +52,12 @@ class Redriven(msgspec.Struct, frozen=True):
 
 
 @routes.post(
-    "/retry", about=WITHIN, status=202, examples=[{"queue": "mail", "error": "ConnectionError", "dry_run": True}]
+    "/retry",
+    about=WITHIN,
+    status=202,
+    examples=[{"queue": "mail", "error": "ConnectionError", "dry_run": True}],
+    is_expensive=True,
 )
-@costs(expensive=True)
 def retry_failed(api: Api, body: Redrive, key_scope: KeyScope) -> Redriven:
     """Open failed tasks again by the thousand: those of a queue, a name, an error or a time."""
     given = {name: getattr(body, name) for name in ("queue", "name", "error", "since", "until", "kind")}

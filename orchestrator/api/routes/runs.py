@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Page
-from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import RUN, WITHIN
 from orchestrator.api.redacting import error_shown, shown
 from orchestrator.api.routes.tasks import Log, Stored, shown_log, stored_at
@@ -182,8 +182,7 @@ def show_steps(api: Api, id: UUID) -> Steps:
     return Steps(find(api, id).steps)
 
 
-@routes.get("/{id}/outputs", about=RUN)
-@costs(expensive=True)
+@routes.get("/{id}/outputs", about=RUN, is_expensive=True)
 def show_outputs(api: Api, id: UUID) -> Outputs:
     """Show what the steps of a run of a definition came to; of what is very large, where it is."""
     api.backend.runs.progress(id.bytes)  # there is such a run
@@ -210,8 +209,7 @@ def run_log(api: Api, id: UUID, query: RunLogQuery) -> Log:
     return shown_log(api.backend.runs.log(id.bytes, query.cursor))
 
 
-@routes.post("/{id}/rerun", about=RUN, status=201, examples=[{"from_step": "load"}])
-@costs(expensive=True)
+@routes.post("/{id}/rerun", about=RUN, status=201, examples=[{"from_step": "load"}], is_expensive=True)
 def rerun(api: Api, id: UUID, body: Rerun) -> Started:
     """Start a run over, with the same version and parameters."""
     api.backend.runs.progress(id.bytes)  # there is such a run

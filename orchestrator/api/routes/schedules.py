@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api
-from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import KeyScope
@@ -143,17 +143,19 @@ def trigger_schedule(api: Api, workflow: str, name: str) -> Started:
     return Started(UUID(bytes=run))
 
 
-@routes.get("/{workflow}/{name}/fires", about=WORKFLOW)
-@costs(expensive=True)
+@routes.get("/{workflow}/{name}/fires", about=WORKFLOW, is_expensive=True)
 def next_fires(api: Api, workflow: str, name: str, query: FiresQuery) -> Fires:
     """Show when a schedule fires next."""
     return Fires(api.backend.schedules.upcoming(f"{workflow}/{name}", query.count))
 
 
 @routes.post(
-    "/{workflow}/{name}/backfills", about=WORKFLOW, status=201, examples=[{"start": "2026-01-01", "end": "2026-02-01"}]
+    "/{workflow}/{name}/backfills",
+    about=WORKFLOW,
+    status=201,
+    examples=[{"start": "2026-01-01", "end": "2026-02-01"}],
+    is_expensive=True,
 )
-@costs(expensive=True)
 def backfill(api: Api, workflow: str, name: str, body: NewBackfill) -> BackfillView:
     """Start the runs of all fires in a range of the past, a few at a time."""
     number = api.backend.schedules.backfill(f"{workflow}/{name}", body.start, body.end, body.concurrency, body.again)

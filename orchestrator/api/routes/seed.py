@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api, Page
-from orchestrator.api.endpoints import Endpoint, Routes, costs, of_name
+from orchestrator.api.endpoints import Endpoint, Routes, of_name
 from orchestrator.api.key_scope import RUN, WITHIN, WORKFLOW
 from orchestrator.api.routes import derived, runs, tasks, workflows
 from orchestrator.api.routes.tasks import Log, LogQuery
@@ -104,8 +104,9 @@ def _alias(path: str, original: Endpoint, summary: str) -> None:
 _alias("/workflows", of_name("list_workflows", workflows.routes), "List workflows")
 
 
-@routes.post("/workflows", about=WITHIN, etag=hash_of, examples=[_EXAMPLE])
-@costs(expensive=True, body=LARGEST_BODY)
+@routes.post(
+    "/workflows", about=WITHIN, etag=hash_of, examples=[_EXAMPLE], is_expensive=True, largest_body=LARGEST_BODY
+)
 def put_workflow(api: Api, body: dict[str, Any] | str, key_scope: KeyScope, match: Condition) -> Applied:
     """Create or update a workflow: a definition in JSON or, as the content type says, in YAML."""
     document = Document(text=body) if isinstance(body, str) else Document(definition=body)

@@ -12,7 +12,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.context import Api, Asked
-from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import NOTHING, WHOLE, WITHIN
 from orchestrator.api.problems import refused
 from orchestrator.domain.access import KeyScope, Scope
@@ -58,8 +58,7 @@ def status(api: Api) -> Overview:
     return replace(api.backend.insights.overview(), standbys=api.backend.insights.standbys())
 
 
-@routes.get("/api/v1/search", about=WITHIN)
-@costs(expensive=True)
+@routes.get("/api/v1/search", about=WITHIN, is_expensive=True)
 def search(api: Api, query: SearchQuery, key_scope: KeyScope) -> Found:
     """Find tasks and runs by id, name, tag, or the text of an error."""
     with api.reading() as connection:

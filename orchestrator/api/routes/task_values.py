@@ -13,7 +13,7 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from orchestrator.api.context import Api
-from orchestrator.api.endpoints import JSON, Routes, costs
+from orchestrator.api.endpoints import JSON, Routes
 from orchestrator.api.key_scope import TASK
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.states import TaskState
@@ -38,8 +38,7 @@ class Arguments(msgspec.Struct, frozen=True):
     kwargs: dict[str, Any]
 
 
-@routes.get("/{id}/result", about=TASK)
-@costs(expensive=True)
+@routes.get("/{id}/result", about=TASK, is_expensive=True)
 def task_result(api: Api, id: UUID) -> Response:
     """Return the value that a task, or a run of code, has returned, as JSON, however large; bytes in base 64."""
     task = _found(api, id)
@@ -55,8 +54,7 @@ def task_result(api: Api, id: UUID) -> Response:
     return StreamingResponse(chain([first], parts), media_type=JSON)
 
 
-@routes.get("/{id}/arguments", about=TASK)
-@costs(expensive=True)
+@routes.get("/{id}/arguments", about=TASK, is_expensive=True)
 def task_arguments(api: Api, id: UUID) -> Arguments:
     """Return the arguments that a task, or a run of code, was given, also where they are in the payload store."""
     task = _found(api, id)

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Done
-from orchestrator.api.endpoints import Routes, costs
+from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import NOTHING, WITHIN, WORKFLOW, check_definition, check_queue, check_workflow
 from orchestrator.api.problems import refused
 from orchestrator.domain import redaction
@@ -245,8 +245,7 @@ def summary(stored: workflows.Stored) -> WorkflowSummary:
     )
 
 
-@routes.post("/validate", about=NOTHING, scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
-@costs(expensive=True)
+@routes.post("/validate", about=NOTHING, scope=Scope.READ, examples=[{"definition": _EXAMPLE}], is_expensive=True)
 def validate_workflow(api: Api, body: Document) -> Verdict:
     """Say everything that is wrong with a definition; nothing is stored."""
     del api
@@ -261,8 +260,9 @@ def hash_of(found: WorkflowAnswer | Applied) -> str:
     return found.hash
 
 
-@routes.post("", about=WITHIN, etag=hash_of, examples=[{"definition": _EXAMPLE}])
-@costs(expensive=True, body=LARGEST_BODY)
+@routes.post(
+    "", about=WITHIN, etag=hash_of, examples=[{"definition": _EXAMPLE}], is_expensive=True, largest_body=LARGEST_BODY
+)
 def apply_workflow(api: Api, body: Document, key_scope: KeyScope, match: Condition) -> Applied:
     """Store a definition. A body that has changed becomes a new version; runs under way stay on theirs.
 
@@ -280,8 +280,7 @@ def apply_workflow(api: Api, body: Document, key_scope: KeyScope, match: Conditi
     return Applied(definition.name, version, is_new, content_hash(definition))
 
 
-@routes.post("/diff", about=WITHIN, scope=Scope.READ, examples=[{"definition": _EXAMPLE}])
-@costs(expensive=True)
+@routes.post("/diff", about=WITHIN, scope=Scope.READ, examples=[{"definition": _EXAMPLE}], is_expensive=True)
 def diff_workflow(api: Api, body: Document, key_scope: KeyScope) -> Difference:
     """Say what applying a definition would change."""
     definition = read_definition(body)

@@ -10,6 +10,7 @@ from orchestrator.domain.access import Scope
 from orchestrator.domain.code import history
 from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.domain.tasks.task import Id
+from orchestrator.sdk.calls.checked import EncodedTags, Reason, RunKey, SignalName, Timeout, encoded_call, encoded_value
 from orchestrator.sdk.calls.declaring import Body, Kind, call
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.waiting.steps import Steps
@@ -17,6 +18,7 @@ from orchestrator.store.code.signals import Sent
 from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
+Question = Annotated[bytes, encoded_call("The arguments of {name!r:.100}")]
 EventNumber = Annotated[int, Meta(ge=0, lt=2**31)]
 
 
@@ -30,8 +32,8 @@ class CodeCalls(Protocol):
         started: history.RunStarted,
         *,
         timeout: float | None,
-        tags: str,
-        key: str | None,
+        tags: EncodedTags,
+        key: RunKey,
         on_conflict: OnConflict,
         signal: history.SignalReceived | None,
         pinned: bool,
@@ -40,11 +42,13 @@ class CodeCalls(Protocol):
         """Create a run; return its id, or that of the run which has the chosen id, as `on_conflict` says."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"})
-    def signal(self, run: Id, name: str, value: bytes) -> None:
+    def signal(self, run: Id, name: SignalName, value: Annotated[bytes, encoded_value("Signal {name!r}")]) -> None:
         """Send a signal to the run, or to the one in which it goes on."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
-    def resolve(self, run: Id, promise: str, value: bytes, why: str = "") -> Steps[bytes]:
+    def resolve(
+        self, run: Id, promise: str, value: Annotated[bytes, encoded_value("Promise {promise!r:.100}")], why: str = ""
+    ) -> Steps[bytes]:
         """Resolve the oldest open promise of a name; the audit log has why."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
@@ -52,11 +56,11 @@ class CodeCalls(Protocol):
         """Reject the oldest open promise of a name; the audit log has why. Return the same."""
 
     @call(about={Kind.RUN: "run"}, body=Body.VALUE, for_programs=True, redacts="run")
-    def query(self, run: Id, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
+    def query(self, run: Id, name: str, payload: Question, timeout: Timeout) -> Steps[bytes]:
         """Ask the code something."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
-    def update(self, run: Id, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
+    def update(self, run: Id, name: str, payload: Question, timeout: Timeout) -> Steps[bytes]:
         """Ask the code to do something."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True)
@@ -68,7 +72,7 @@ class CodeCalls(Protocol):
         """End a run without asking its code."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
-    def reset(self, run: Id, to: EventNumber, reason: str) -> Steps[Id]:
+    def reset(self, run: Id, to: EventNumber, reason: Reason) -> Steps[Id]:
         """Start a run that repeats another one, open or not, up to an event; return the new one when it is there."""
 
     @call(about={Kind.RUN: "run"})

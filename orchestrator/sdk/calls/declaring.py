@@ -131,6 +131,8 @@ class Declared:
     """It may take as long as somebody else takes to answer."""
     summary: str
     signature: inspect.Signature
+    arguments: Mapping[str, Any]
+    """Their types, by name."""
     request: type[msgspec.Struct]
     answer: type[msgspec.Struct]
     """A structure of one field, `result`."""
@@ -181,6 +183,7 @@ def _declared(part: str, name: str, method: Callable[..., Any]) -> Declared:
         waits=waits,
         summary=(inspect.getdoc(method) or "").partition("\n")[0].rstrip("."),
         signature=signature,
+        arguments=hints,
         request=msgspec.defstruct(
             f"{called}Request", fields, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True
         ),
@@ -197,6 +200,8 @@ def _wire(kind: Any) -> Any:
     """
     if kind is int:
         return _Whole
+    if get_origin(kind) is Annotated and not any(isinstance(one, msgspec.Meta) for one in get_args(kind)):
+        return _wire(get_args(kind)[0])
     if get_origin(kind) is Iterable:
         return list[get_args(kind)]  # type: ignore[misc]  # which is of one thing
     if get_origin(kind) in (Union, UnionType) and {datetime, str} <= {*get_args(kind)}:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Protocol
 
 from msgspec import Meta
@@ -10,6 +10,7 @@ from msgspec import Meta
 from orchestrator.domain.access import Scope
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.tasks.task import Id
+from orchestrator.sdk.calls.checked import Key, Tags
 from orchestrator.sdk.calls.declaring import Body, Kind, call
 from orchestrator.store.flow.definitions import FlowName, Published, StoredFlow
 from orchestrator.store.flow.reads import FlowRunView, NodeRunView
@@ -45,8 +46,8 @@ class FlowCalls(Protocol):
         run_id: Id,
         *,
         version: int | None = None,
-        key: str | None = None,
-        tags: Sequence[str] = (),
+        key: Key = None,
+        tags: Tags = (),
         shared: Mapping[str, Any] | None = None,
     ) -> Id:
         """Create a run of a flow; return its id, or that of the run that has the key."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from orchestrator.domain.access import Scope
 from orchestrator.domain.limits.buckets import Rate
+from orchestrator.sdk.calls.checked import Concurrency, FailedRetention, QueueName, SuccessRetention
 from orchestrator.sdk.calls.declaring import Kind, call
 
 
@@ -14,27 +15,27 @@ class QueueCalls(Protocol):
     """What can be asked of queues, by name."""
 
     @call(Scope.OPERATE, about={Kind.QUEUE: "name"}, repeatable=True)
-    def pause(self, name: str, paused: bool) -> None:
+    def pause(self, name: QueueName, paused: bool) -> None:
         """Keep a queue's tasks from being handed out, or let them go again."""
 
     @call(Scope.OPERATE, about={Kind.QUEUE: "name"}, repeatable=True)
-    def limit(self, name: str, concurrency: int | None, rate: Rate | None) -> None:
+    def limit(self, name: QueueName, concurrency: Concurrency, rate: Rate | None) -> None:
         """Set or lift a queue's limits."""
 
     @call(Scope.OPERATE, about={Kind.QUEUE: "name"}, repeatable=True)
-    def retain(self, name: str, success: float | None, failed: float | None) -> None:
+    def retain(self, name: QueueName, success: SuccessRetention, failed: FailedRetention) -> None:
         """Set how long a queue's tasks are kept after they have ended."""
 
     @call(Scope.OPERATE, about={Kind.QUEUE: "name"}, expensive=True)
-    def purge(self, name: str) -> None:
+    def purge(self, name: QueueName) -> None:
         """Cancel what waits in a queue."""
 
     @call(about={Kind.QUEUE: "name"})
-    def open_tasks(self, name: str) -> int:
+    def open_tasks(self, name: QueueName) -> int:
         """Return how many tasks of a queue have not ended."""
 
     @call(about={Kind.QUEUE: "name"})
-    def delayed(self, name: str) -> tuple[int, datetime | None]:
+    def delayed(self, name: QueueName) -> tuple[int, datetime | None]:
         """Return how many tasks of a queue wait for their time, and when it comes for the first of them."""
 
     @call(keeps={Kind.QUEUE: ""})

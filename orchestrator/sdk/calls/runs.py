@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from orchestrator.domain.access import Scope
 from orchestrator.domain.runs.verdict import RunCounters
 from orchestrator.domain.tasks.task import Id, NewTask
+from orchestrator.sdk.calls.checked import Distinct, RunName
 from orchestrator.sdk.calls.declaring import SYSTEM, Body, Kind, Rest, call
 from orchestrator.sdk.calls.tasks import Entry, Moment
 from orchestrator.sdk.tasks.logs import LogPage
@@ -21,7 +22,9 @@ class RunCalls(Protocol):
     """What can be asked of runs."""
 
     @call(Scope.ENQUEUE, about=SYSTEM, repeatable=True, assume_repeated=True, expensive=True, body=Body.VALUES)
-    def start(self, run_id: Id, name: str, tasks: Iterable[NewTask], *, repeated: bool = False) -> None:
+    def start(
+        self, run_id: Id, name: RunName, tasks: Annotated[Iterable[NewTask], Distinct], *, repeated: bool = False
+    ) -> None:
         """Create a run and its tasks, all or none."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True, expensive=True)

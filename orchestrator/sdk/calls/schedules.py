@@ -12,6 +12,7 @@ from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.domain.tasks.task import Id
+from orchestrator.sdk.calls.checked import Label, WorkflowName
 from orchestrator.sdk.calls.declaring import SYSTEM, Body, Kind, Rest, call
 from orchestrator.store.schedules.backfills import BackfillView, NewBackfill
 from orchestrator.store.schedules.definitions import SchedulePage, StoredSchedule
@@ -38,12 +39,15 @@ class ScheduleCalls(Protocol):
 
     @call(Scope.OPERATE, about=SYSTEM, repeatable=True, expensive=True, body=Body.VALUES)
     def apply(
-        self, definitions: Iterable[Definition], step: str, of_code: Iterable[tuple[str, dict[str, Any], CodeTarget]]
+        self,
+        definitions: Iterable[Definition],
+        step: str,
+        of_code: Iterable[tuple[WorkflowName, dict[str, Any], CodeTarget]],
     ) -> None:
         """Store workflows that consist of one scheduled task; one of another kind is not overwritten."""
 
     @call(Scope.OPERATE, about=SYSTEM, repeatable=True)
-    def claim_origin(self, origin: str, keys: Sequence[str], *, prune: bool) -> list[str]:
+    def claim_origin(self, origin: Label, keys: Sequence[Label], *, prune: bool) -> list[str]:
         """Note what an application's code declares; return what it once declared, which is deleted if asked."""
 
     @call(Scope.OPERATE, about={Kind.WORKFLOW: "workflow"}, repeatable=True)
@@ -51,7 +55,7 @@ class ScheduleCalls(Protocol):
         """Set a schedule of a workflow or a flow; `data` has the shape of a file, and `version` is one of a flow."""
 
     @call(Scope.OPERATE, about={Kind.WORKFLOW: "workflow", Kind.QUEUE: "target.queue"}, repeatable=True)
-    def set_code(self, workflow: str, data: dict[str, Any], target: CodeTarget) -> StoredSchedule:
+    def set_code(self, workflow: WorkflowName, data: dict[str, Any], target: CodeTarget) -> StoredSchedule:
         """Set a schedule of a workflow as code; `data` has the shape of a file."""
 
     @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"}, rest=Rest("POST /schedules/{workflow}/{name}/pause", "paused"))

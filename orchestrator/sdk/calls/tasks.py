@@ -11,6 +11,7 @@ from msgspec import Meta
 from orchestrator.domain.access import Scope
 from orchestrator.domain.patterns import whole
 from orchestrator.domain.tasks.task import Id, NewTask
+from orchestrator.sdk.calls.checked import Distinct
 from orchestrator.sdk.calls.declaring import Body, Kind, Rest, call
 from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.tasks.progress import TaskProgress
@@ -50,7 +51,7 @@ class TaskCalls(Protocol):
         expensive=True,
         body=Body.VALUES,
     )
-    def enqueue_many(self, tasks: Sequence[NewTask], *, repeated: bool = False) -> list[Id]:
+    def enqueue_many(self, tasks: Annotated[Sequence[NewTask], Distinct], *, repeated: bool = False) -> list[Id]:
         """Create many tasks, all or none; return their ids, or those of the tasks which have their keys."""
 
     @call(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.tasks.task import Id
+from orchestrator.sdk.calls.checked import EventName, Key, Tags
 from orchestrator.sdk.calls.declaring import SYSTEM, Body, Kind, call
 from orchestrator.store.dag.workflows import Application, Stored
 
@@ -40,7 +41,7 @@ class WorkflowCalls(Protocol):
         """Return a version of a workflow."""
 
     @call(Scope.ENQUEUE, about={Kind.WORKFLOW: "name"}, repeatable=True)
-    def start(self, name: str, params: Mapping[str, Any], run_id: Id, *, key: str | None, tags: Sequence[str]) -> Id:
+    def start(self, name: str, params: Mapping[str, Any], run_id: Id, *, key: Key, tags: Tags) -> Id:
         """Create a run of the newest version of a workflow; return its id, or that of the run that has the key."""
 
     @call(about=SYSTEM)
@@ -48,5 +49,5 @@ class WorkflowCalls(Protocol):
         """Return the workflows that an event may start."""
 
     @call(Scope.ENQUEUE, about=SYSTEM)
-    def post_event(self, event_id: Id, name: str, payload: Any) -> None:
+    def post_event(self, event_id: Id, name: EventName, payload: Any) -> None:
         """Tell the leader that something happened."""

@@ -1,0 +1,133 @@
+"""Types of arguments with a check beside them. The client makes it before it sends, and the API makes it again.
+
+Anyone may send anything, so the API trusts no client. What has a type of its own, such as a task or a definition, is
+checked by that type (`api/client_checks.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from orchestrator.domain.plain import REFUSALS
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import InvalidTask, PayloadError
+from orchestrator.references import may_hold_references
+from orchestrator.sdk.checks import check_label, check_name, check_retention, check_tags
+from orchestrator.sdk.values.payload import decode_call, decode_value
+from orchestrator.sealing import is_sealed
+from orchestrator.settings import Settings
+
+LONGEST = 100 * 365 * 86_400.0
+"""Seconds of anything."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Raises if a value other than None is not as the client sends it."""
+
+    check: Callable[[Settings, Any, Mapping[str, Any]], object]
+    """It is given the settings, the value, and all arguments of the call."""
+
+
+def _named(what: str) -> Checked:
+    return Checked(lambda _, value, __: check_name(what, value))
+
+
+def _labelled(what: str) -> Checked:
+    return Checked(lambda _, value, __: check_label(what, value))
+
+
+def _retention(which: str) -> Checked:
+    return Checked(lambda _, value, __: check_retention(which, value))
+
+
+def _within(what: str, least: float, most: float, expected: str) -> Checked:
+    def check(_: Settings, value: float, __: Mapping[str, Any]) -> None:
+        if not least <= value <= most:
+            raise InvalidTask(f"{what}: expected {expected}, found {value!r}.")
+
+    return Checked(check)
+
+
+def encoded_value(what: str) -> Checked:
+    """Check an encoded value; `what` names it, with arguments of the call in braces."""
+    return Checked(lambda settings, data, given: check_value(settings, what.format(**given), data))
+
+
+def encoded_call(what: str) -> Checked:
+    """Check encoded arguments; `what` names them, with arguments of the call in braces."""
+    return Checked(lambda settings, data, given: check_call(settings, what.format(**given), data))
+
+
+def check_call(settings: Settings, what: str, data: bytes) -> None:
+    """Refuse a call that is too large, or that no worker could read; what is sealed need not be for us to open."""
+    if not _is_plain(settings, what, data):
+        return
+    try:
+        arguments, keywords, *_ = decode_call(data)
+    except (*REFUSALS, StopIteration) as error:
+        raise PayloadError(f"{what} cannot be read: {error}.") from None
+    is_text = isinstance(keywords, dict) and all(isinstance(name, str) for name in keywords)
+    if not isinstance(arguments, list) or not is_text:
+        raise PayloadError(f"{what}: expected those by place and those by name.")
+
+
+def check_value(settings: Settings, what: str, data: bytes) -> None:
+    """Refuse a value that is too large, or that cannot be read."""
+    if not _is_plain(settings, what, data):
+        return
+    try:
+        decode_value(data)
+    except REFUSALS as error:
+        raise PayloadError(f"{what} cannot be read: {error}.") from None
+
+
+def _is_plain(settings: Settings, what: str, data: bytes) -> bool:
+    """Say whether data can be read here; refuse what is too large, and what names a stored payload.
+
+    Only those who write into the payload store have something to name there.
+    """
+    if len(data) > settings.max_payload:
+        raise PayloadError(
+            f"{what}: {len(data):,} bytes, and at most {settings.max_payload:,} are allowed. Pass a reference to the "
+            f"data instead, or raise the setting max_payload of the API."
+        )
+    if may_hold_references(data):
+        raise PayloadError(f"{what} cannot be read: it names a stored payload, which is not for a client to do.")
+    return not is_sealed(data)
+
+
+def _distinct(_: Settings, tasks: Sequence[NewTask], __: Mapping[str, Any]) -> None:
+    if len({task.id for task in tasks}) < len(tasks):
+        raise InvalidTask("Two of these tasks have the same id.")
+
+
+def decoded(text: str | bytes, kind: type[Any], what: str) -> Any:
+    """Return a text of JSON in its type."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise InvalidTask(f"{what} cannot be read: {error}.") from None
+
+
+QueueName = Annotated[str, _named("queue")]
+WorkflowName = Annotated[str, _named("workflow")]
+RunName = Annotated[str, _named("run")]
+EventName = Annotated[str, _named("event")]
+SignalName = Annotated[str, _named("signal")]
+Label = Annotated[str, _labelled("name")]
+Reason = Annotated[str, Checked(lambda _, text, __: check_label("reason", text) if text else None)]
+Key = Annotated[str | None, _labelled("key")]
+RunKey = Annotated[str | None, _labelled("run id")]
+Tags = Annotated[Sequence[str], Checked(lambda _, tags, __: check_tags(list(tags)))]
+EncodedTags = Annotated[str, Checked(lambda _, text, __: check_tags(decoded(text, list, "The tags of a run")))]
+Timeout = Annotated[float, _within("timeout", 0, LONGEST, "a number of seconds")]
+Concurrency = Annotated[int | None, _within("Option concurrency", 1, 2**31 - 1, "a whole number above zero")]
+SuccessRetention = Annotated[float | None, _retention("success")]
+FailedRetention = Annotated[float | None, _retention("failed")]
+Distinct = Checked(_distinct)
+"""Beside a list of tasks."""
