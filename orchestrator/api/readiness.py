@@ -13,7 +13,6 @@ from orchestrator.errors import OrchestratorError, SchemaError, Unavailable
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.settings import Settings
 from orchestrator.store import database
-from orchestrator.store.deadlines import Deadlines
 from orchestrator.telemetry import Outage, first_line, get_logger
 
 _LONGEST = 5.0
@@ -57,15 +56,7 @@ class Readiness:
 
     def _check(self) -> None:
         if self._engine is None:
-            self._engine = database.engine_for(
-                self._settings.require_database(),
-                autocommit=True,
-                pool_size=1,
-                max_overflow=0,
-                name="orchestrator readiness",
-                namespace=self._settings.namespace,
-                deadlines=Deadlines(_LONGEST),
-            )
+            self._engine = database.probe_engine(self._settings, "orchestrator readiness", _LONGEST)
         try:
             with self._engine.connect() as connection:
                 database.check_schema(connection)

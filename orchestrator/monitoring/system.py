@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Engine, exc
 from orchestrator.monitoring.exposition import MOST_QUEUES, OTHER, Family, gauge
 from orchestrator.settings import Settings
 from orchestrator.store import database
-from orchestrator.store.deadlines import Deadlines
 from orchestrator.store.insights.load import QueueLoad, SystemLoad, queue_loads, system_load, use_indexes
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import Keys
@@ -75,15 +74,7 @@ class SystemGauges:
 
     def _connection(self) -> Connection:
         if self._engine is None:
-            self._engine = database.engine_for(
-                self._settings.require_database(),
-                autocommit=True,
-                pool_size=1,
-                max_overflow=0,
-                name="orchestrator metrics",
-                namespace=self._settings.namespace,
-                deadlines=Deadlines(_LONGEST + 1.0),
-            )
+            self._engine = database.probe_engine(self._settings, "orchestrator metrics", _LONGEST + 1.0)
         return self._engine.connect()
 
     def _connected(self) -> Redis:

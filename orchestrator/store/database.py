@@ -18,7 +18,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 from orchestrator import time_limits
 from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.prerequisites import Prerequisite
-from orchestrator.settings import DEFAULT_NAMESPACE
+from orchestrator.settings import DEFAULT_NAMESPACE, Settings
 from orchestrator.store.compatibility import oldest_supported
 from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
 from orchestrator.store.dialing import use_dialing
@@ -80,6 +80,19 @@ _HOST = re.compile(r"(?P<host>\[[^\]]*\]|[^:,]*)(?::(?P<port>\d*))?")
 
 _MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _UPGRADE_LOCK = 0x6F7263685F6462
+
+
+def probe_engine(settings: Settings, name: str, longest: float) -> Engine:
+    """Return an engine of one connection, whose statements end after so many seconds: for probes, beside all load."""
+    return engine_for(
+        settings.require_database(),
+        autocommit=True,
+        pool_size=1,
+        max_overflow=0,
+        name=name,
+        namespace=settings.namespace,
+        deadlines=Deadlines(longest),
+    )
 
 
 def engine_for(
