@@ -97,24 +97,37 @@ def _added(column: str) -> str:
     return ", ".join(f"coalesce(sum({column}[{place}]), 0)" for place in range(1, MOST_BOUNDS + 1))
 
 
-_SUMS = ", ".join(
-    f"sum({name})::bigint AS {name}"
-    for name in ("success", "failed", "cancelled", "skipped", "dispatched", "retried", "lost")
-)
-_COUNTED = """
-  FROM orchestrator.throughput
- WHERE bucket >= %(since)s::timestamptz AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
-   AND (%(until)s::timestamptz IS NULL OR bucket < %(until)s::timestamptz)
-   AND starts_with(queue, %(within)s::text)"""
+# What is not written yet has ended since the last ten seconds that are; before the first, everything has.
+_WRITTEN = """written AS (
+    SELECT coalesce(max(bucket) + %(size)s::double precision * interval '1 second', '-infinity') AS until
+      FROM orchestrator.throughput WHERE bucket <= now()
+)"""
+_WRITTEN_NUMBERS = (*map(str, ENDED_TASK_STATES), "dispatched", "retried", "lost")
+_SUMS = ", ".join(f"sum({name})::bigint AS {name}" for name in _WRITTEN_NUMBERS)
+_COUNTED = f"""{_WRITTEN}, counted AS (
+    SELECT bucket, queue, {", ".join(_WRITTEN_NUMBERS)}, waits, runs
+      FROM orchestrator.throughput WHERE bucket >= %(since)s::timestamptz
+     UNION ALL
+    SELECT ended_at, queue, {", ".join(f"(status = '{state}')::int" for state in ENDED_TASK_STATES)}, 0, 0, 0,
+           '{{}}'::bigint[], '{{}}'::bigint[]
+      FROM orchestrator.ended_tasks
+     WHERE ended_at >= greatest((SELECT until FROM written), %(since)s::timestamptz)
+), chosen AS (
+    SELECT * FROM counted
+     WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text) AND starts_with(queue, %(within)s::text)
+       AND (%(until)s::timestamptz IS NULL OR bucket < %(until)s::timestamptz)
+)"""
 _MINUTES = Statement[Throughput](f"""
-SELECT /* throughput.minutes */ date_trunc('minute', bucket) AS bucket, '' AS queue, {_SUMS},
-       ARRAY[{_added("waits")}]::bigint[] AS waits, ARRAY[{_added("runs")}]::bigint[] AS runs {_COUNTED}
- GROUP BY 1 ORDER BY 1
+WITH /* throughput.minutes */ {_COUNTED}
+SELECT date_trunc('minute', bucket) AS bucket, '' AS queue, {_SUMS},
+       ARRAY[{_added("waits")}]::bigint[] AS waits, ARRAY[{_added("runs")}]::bigint[] AS runs
+  FROM chosen GROUP BY 1 ORDER BY 1
 """)
 _MINUTES_OF_QUEUES = Statement[Throughput](f"""
-SELECT /* throughput.minutes_of_queues */ date_trunc('minute', bucket) AS bucket, queue, {_SUMS},
-       '{{}}'::bigint[] AS waits, '{{}}'::bigint[] AS runs {_COUNTED}
- GROUP BY 1, 2 ORDER BY 1, 2
+WITH /* throughput.minutes_of_queues */ {_COUNTED}
+SELECT date_trunc('minute', bucket) AS bucket, queue, {_SUMS},
+       '{{}}'::bigint[] AS waits, '{{}}'::bigint[] AS runs
+  FROM chosen GROUP BY 1, 2 ORDER BY 1, 2
 """)
 
 
@@ -126,27 +139,26 @@ def minutes(
     until: datetime | None = None,
 ) -> list[Throughput]:
     """Return what was counted since then, by the minute: of one queue, or of all whose names begin so, together."""
-    return _MINUTES(connection, since=since, queue=queue, within=within, until=until)
+    size = BUCKET.total_seconds()
+    return _MINUTES(connection, since=since, queue=queue, within=within, until=until, size=size)
 
 
 def minutes_of_queues(connection: Connection, since: datetime, within: str = "") -> list[Throughput]:
     """Return what became of tasks by queue and minute, without how long they waited and ran."""
-    return _MINUTES_OF_QUEUES(connection, since=since, queue=None, within=within, until=None)
+    size = BUCKET.total_seconds()
+    return _MINUTES_OF_QUEUES(connection, since=since, queue=None, within=within, until=None, size=size)
 
 
 def _lately(column: str) -> str:
     return f"sum({column}) FILTER (WHERE bucket > now() - interval '1 minute')"
 
 
-# What is not written yet has ended since the last ten seconds that are; before the first, everything has.
-_WRITTEN = """written AS (
-    SELECT coalesce(max(bucket) + %(size)s::double precision * interval '1 second', '-infinity') AS until
-      FROM orchestrator.throughput WHERE bucket <= now()
-)"""
+_HOUR_AGO = "date_trunc('minute', now()) - interval '59 minutes'"
+"""Where the last hour begins for everybody who counts it: sixty minutes, with the one under way."""
 _ENDED = Statement[EndCounts](f"""
 WITH /* throughput.ended */ {_WRITTEN}, summed AS (
     SELECT {", ".join(f"sum({state}) AS {state}, {_lately(state)} AS {state}_lately" for state in ENDED_TASK_STATES)}
-      FROM orchestrator.throughput WHERE bucket >= now() - interval '1 hour'
+      FROM orchestrator.throughput WHERE bucket >= {_HOUR_AGO}
 ), counted AS (
     SELECT state, minute, hour FROM summed
      CROSS JOIN LATERAL (VALUES {", ".join(f"('{state}', {state}_lately, {state})" for state in ENDED_TASK_STATES)})
@@ -154,7 +166,7 @@ WITH /* throughput.ended */ {_WRITTEN}, summed AS (
      UNION ALL
     SELECT status, count(*) FILTER (WHERE ended_at > now() - interval '1 minute'), count(*)
       FROM orchestrator.ended_tasks
-     WHERE ended_at >= greatest((SELECT until FROM written), now() - interval '1 hour') GROUP BY status
+     WHERE ended_at >= greatest((SELECT until FROM written), {_HOUR_AGO}) GROUP BY status
 )
 SELECT state, coalesce(sum(minute), 0)::bigint AS minute, sum(hour)::bigint AS hour
   FROM counted WHERE hour > 0 GROUP BY state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -43,6 +44,10 @@ def test_what_ends_is_written_down_once_and_counted_at_once(system: System, engi
     system.tick()
     with engine.connect() as connection:
         assert insights.overview(connection).ended_last_minute["success"] == 2, "before it is written"
+    with closing(Api(system.settings)) as api:
+        shown = [read_minutes(api, KeyScope()), read_minutes(api, KeyScope(), "default")]
+        shown.append(read_minutes(api, KeyScope(), each=True))
+    assert [sum(minute.success for minute in minutes) for minutes in shown] == [2, 2, 2], "the dashboard says the same"
     worker.succeed(*rest)
     system.tick(3)
     rows = [row for row in written(engine) if row.queue == "default"]
