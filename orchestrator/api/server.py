@@ -81,10 +81,9 @@ def serve(
     )
     place = f"[{host}]" if ":" in host else host
     address = f"{'https' if certificate else 'http'}://{place}:{listener.getsockname()[1]}"
-    log.info("serving %s/docs, and the dashboard at %s/ui", address, address)
     with listener:
         try:
-            ApiServer(config, app.state.let_go, rate).run(sockets=[listener])
+            ApiServer(config, address, app.state.let_go, rate).run(sockets=[listener])
         finally:
             if spans is not None:
                 spans.flush(LAST_SPANS)
@@ -93,8 +92,9 @@ def serve(
 class ApiServer(uvicorn.Server):
     """Accepts connections by itself, and ends event streams before it waits for requests to end: these would not."""
 
-    def __init__(self, config: uvicorn.Config, let_go: Callable[[], None], rate: ConnectionRate) -> None:
+    def __init__(self, config: uvicorn.Config, address: str, let_go: Callable[[], None], rate: ConnectionRate) -> None:
         super().__init__(config)
+        self._address = address
         self._let_go = let_go
         self._rate = rate
         self._acceptors: list[Acceptor] = []
@@ -108,6 +108,7 @@ class ApiServer(uvicorn.Server):
             app_state=self.lifespan.state,
         )
         self._acceptors = [Acceptor(one, protocol, self._rate, self.config.ssl) for one in sockets or []]
+        log.info("serving %s/docs, and the dashboard at %s/ui", self._address, self._address)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for acceptor in self._acceptors:

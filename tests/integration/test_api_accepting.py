@@ -39,7 +39,8 @@ class Made(list[TimedProtocol]):
 @contextmanager
 def serving(settings: Settings, made: Made, listener: socket.socket, rate: ConnectionRate) -> Iterator[None]:
     app = create_app(settings)
-    server = ApiServer(uvicorn.Config(app, log_config=None, http=cast("Any", made), ws="none"), app.state.let_go, rate)
+    config = uvicorn.Config(app, log_config=None, http=cast("Any", made), ws="none")
+    server = ApiServer(config, "http://here", app.state.let_go, rate)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -11,6 +11,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from orchestrator.embedded import EmbeddedServices
@@ -123,6 +124,8 @@ def test_schedules_come_and_go_with_the_code_and_a_second_start_gives_no_alarm(t
     with project.dev() as dev:
         dev.wait_for("✓ ready")
         said = dev.said.read_text(encoding="utf-8")
+        [address] = re.findall(r"serving (http://\S+)/docs", said)
+        assert httpx.get(f"{address}/readyz", timeout=5.0).status_code == 200
         assert "leading, term 1" in said
         assert "ready: queues" in said
         project.write("shop.py", SHOP + SCHEDULED)

@@ -20,6 +20,8 @@ from orchestrator.terminal_safe import with_styles
 
 _COLOURS = {"dev": "green", "scheduler": "magenta", "worker": "cyan", "schedules": "magenta"}
 _WIDTH = max(map(len, _COLOURS))
+_SERVES = "serving http"
+"""What `orchestrator api` logs once it accepts requests."""
 _HURRY = 3.0
 """Seconds that a child has left when its end is urgent."""
 
@@ -65,6 +67,8 @@ class Child:
         self, role: str, arguments: Sequence[str], environment: Mapping[str, str], pass_on: Callable[[str, str], None]
     ) -> None:
         self.role = role
+        self.serves = threading.Event()
+        """Set when it has said that it serves HTTP."""
         self._pass_on = pass_on
         watched = {"FORCE_COLOR": "1"} if is_watched(sys.stdout) else {}
         # -P: a file of the user's folder that is called like a module of the standard library must not replace it
@@ -109,4 +113,6 @@ class Child:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
+                if _SERVES in line:
+                    self.serves.set()
                 self._pass_on(self.role, line.rstrip("\n"))

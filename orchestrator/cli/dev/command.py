@@ -226,8 +226,10 @@ class _Team:
             )
 
     def _say_when_ready(self) -> None:
-        """Say once that a scheduler leads and, if there is an application, that its worker is live."""
-        if not self._is_ready and is_ready(self._settings, workers=self._processes if self._settings.app else 0):
+        """Say once that a scheduler leads, that the API serves and, with an application, that its worker is live."""
+        if self._is_ready or ("api" in self._children and not self._children["api"].serves.is_set()):
+            return
+        if is_ready(self._settings, workers=self._processes if self._settings.app else 0):
             self._is_ready = True
             say("dev", "✓ ready. Ctrl-C stops everything; see `orchestrator status`")
 
