@@ -335,7 +335,7 @@ def test_what_waits_for_others_is_not_delayed(house: House, anyone: Visitor) -> 
     with house.engine.connect() as connection:
         connection.exec_driver_sql(add, (task,))
     try:
-        eventually(lambda: "1 wait for others" in anyone.get("/ui/queues").text, "it is told apart")
+        eventually(lambda: "1 waiting on dependencies" in anyone.get("/ui/queues").text, "it is told apart")
         [row] = re.findall(r'<tr data-key="mail.waits">.*?</tr>', anyone.get("/ui/queues").text, re.DOTALL)
         assert re.findall(r'<td class="number[^"]*">(\d+)</td>', row) == ["0"] * 4, row
     finally:
@@ -409,7 +409,7 @@ def test_a_queue_that_nobody_knows_is_not_shown_as_if_there_were_one(house: Hous
     assert unknown.status_code == 404
     assert "Nobody has named a queue" in unknown.text
     assert "Did you mean &#39;mail.out&#39;?" in unknown.text
-    assert "On their way" not in unknown.text
+    assert "Dispatched" not in unknown.text
     assert anyone.get("/ui/queues/mail.out").status_code == 200
     assert anyone.get("/ui/queues/mail.later").status_code == 404
     backend = Backend(house.settings)

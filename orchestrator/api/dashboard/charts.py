@@ -44,20 +44,19 @@ class Hour:
     lost: int
     per_second: float
     """Ends in a second, in the last five minutes."""
-    waits: Percentiles
-    runs: Percentiles
+    queue_latency: Percentiles
+    run_time: Percentiles
 
 
 @dataclass(frozen=True)
 class Percentiles:
     """How long most things took; None where nothing was counted."""
 
-    half: float | None
-    most: float | None
-    """Nineteen of twenty took no longer."""
-    nearly_all: float | None
+    p50: float | None
+    p95: float | None
+    p99: float | None
     line: str
-    """The second of these by the minute, as the points of a line."""
+    """The p95 by the minute, as the points of a line."""
     total: int
 
 
@@ -117,8 +116,8 @@ def hour(buckets: Sequence[Throughput], now: datetime) -> Hour:
         retried=sum(one.retried for one in buckets),
         lost=sum(one.lost for one in buckets),
         per_second=sum(map(_ends, recent)) / (now - lately).total_seconds(),
-        waits=_percentiles(SECONDS, [[one.waits for one in minute] for minute in by_minute]),
-        runs=_percentiles(SECONDS, [[one.runs for one in minute] for minute in by_minute]),
+        queue_latency=_percentiles(SECONDS, [[one.waits for one in minute] for minute in by_minute]),
+        run_time=_percentiles(SECONDS, [[one.runs for one in minute] for minute in by_minute]),
     )
 
 
@@ -158,8 +157,8 @@ def _percentiles(bounds: Sequence[float], minutes: Sequence[Sequence[Sequence[in
         for place, value in enumerate(by_minute)
         if value is not None
     )
-    half, most, nearly_all = (percentile(bounds, total, part) for part in (0.5, 0.95, 0.99))
-    return Percentiles(half, most, nearly_all, points, sum(total))
+    p50, p95, p99 = (percentile(bounds, total, part) for part in (0.5, 0.95, 0.99))
+    return Percentiles(p50, p95, p99, points, sum(total))
 
 
 def _added(rows: Sequence[Sequence[int]], length: int) -> list[int]:

@@ -7,7 +7,7 @@ import click
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import echo, print_json, print_table, state
 from orchestrator.cli.terminal.reading import looking
-from orchestrator.cli.terminal.times import ago, present
+from orchestrator.cli.terminal.times import ago, duration, present
 from orchestrator.domain.fleet.announced import count_known
 from orchestrator.monitoring.trouble import stands_still
 from orchestrator.workers.parent.memory import format_memory
@@ -39,7 +39,18 @@ def _show(as_json: bool) -> None:
         return
     now = present()
     print_table(
-        ("worker…", "state", "running>", "queues…", "seen", "memory>?", "started?", "knows>?", "host…?", "pid>?"),
+        (
+            "worker…",
+            "state",
+            "running>",
+            "queues…",
+            "last heartbeat",
+            "memory>?",
+            "uptime>?",
+            "knows>?",
+            "host…?",
+            "pid>?",
+        ),
         [
             (
                 worker.id,
@@ -48,7 +59,7 @@ def _show(as_json: bool) -> None:
                 ",".join(worker.queues),
                 ago(worker.seen_at, now),
                 "" if worker.memory is None else format_memory(worker.memory),
-                ago(worker.started_at, now),
+                duration((now - worker.started_at).total_seconds()),
                 count_known(worker.names),
                 worker.host,
                 worker.pid,

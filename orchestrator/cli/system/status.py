@@ -83,7 +83,7 @@ def command(as_json: bool, check: bool) -> None:
 
 
 _HOUR = 3600.0
-_OPEN_WORDS = {"blocked": "waiting"}
+_OPEN_WORDS = {"blocked": "waiting on dependencies"}
 """What people read for what the program calls otherwise."""
 
 

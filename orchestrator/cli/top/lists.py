@@ -84,7 +84,7 @@ def _worker_rows(found: Snapshot, view: View, width: int) -> Rows:
             cells += [Text(f"{running}/{worker.slots}"), use]
             cells += [Text(one_line(does)) if does else Text("idle", style="dim")]
             rows.append((worker.id, cells))
-    return ["worker", "state", "runs>", "", "does now*"], rows
+    return ["worker", "state", "slots>", "", "running*"], rows
 
 
 def _failure_rows(found: Snapshot, view: View, width: int) -> Rows:
