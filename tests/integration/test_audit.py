@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import exc
@@ -22,6 +23,7 @@ from orchestrator.api.routes import ROUTES
 from orchestrator.cli import main
 from orchestrator.domain.access import Secret
 from orchestrator.domain.code import history
+from orchestrator.domain.quotas import Quotas
 from orchestrator.sdk.backend import Backend
 from orchestrator.sdk.flow.reading import from_data
 from orchestrator.sdk.ids import new_id
@@ -246,6 +248,16 @@ def test_commands_that_are_given_with_the_database_have_lines(house: House) -> N
     assert [entry["target"] for entry in shown] == [str(house.tasks["mail"])]
     assert "pause" in command(house, "audit", "--who", getpass.getuser(), "--since", "1h").output
     assert "Nobody" in command(house, "audit", "--who", "nobody").output
+
+
+def test_a_key_that_is_made_by_command_has_its_quotas(house: House) -> None:
+    made = json.loads(
+        command(house, "keys", "create", "guest", "--quota", "rate=10", "--quota", "queues=0", "--json").output
+    )
+    listed = json.loads(command(house, "keys", "list", "--json").output)["keys"]
+    [found] = [key for key in listed if key["id"] == made["id"]]
+    assert found["quotas"] == msgspec.structs.asdict(Quotas(rate=10, queues=0))
+    assert lines(house)[0].detail["quotas"] == "rate=10, queues=0"
 
 
 def test_a_process_may_be_called_something(house: House) -> None:

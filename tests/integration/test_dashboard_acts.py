@@ -89,10 +89,18 @@ def test_a_key_is_made_shown_once_and_revoked(house: House) -> None:
     visitor = Visitor(house.app)
     visitor.log_in(make_key(house, Scope.ADMIN))
     visitor.get("/ui/keys")
-    made = visitor.post("/ui/keys", name="webshop", scope="read", days="30", queues="mail.").text
+    made = visitor.post(
+        "/ui/keys", name="webshop", scope="read", days="30", queues="mail.", quotas="rate=10, priority=-5"
+    ).text
     secret = re.search(r'data-copy="(orc_[^"]+)"', made)
     assert secret is not None
-    assert secret[1] not in visitor.get("/ui/keys").text
+    page = visitor.get("/ui/keys").text
+    assert secret[1] not in page
+    assert "rate 10, priority -5" in page
+    assert re.search(r"Quotas as usual.*rate 5,000.*open_tasks 10,000,000", page)
+    assert rows(house, "SELECT quotas FROM orchestrator.api_keys WHERE name = 'webshop'") == [
+        ({"rate": 10, "priority": -5},)
+    ]
     shopper = Visitor(house.app)
     assert shopper.log_in(secret[1]).status_code == 303
     assert shopper.get("/ui/tasks").status_code == 200
@@ -115,6 +123,7 @@ def test_a_key_that_does_not_fit_is_not_made(house: House) -> None:
     visitor = Visitor(house.app)
     assert "--scope admin" in visitor.get("/ui/keys").text, "who has the first one makes the others"
     forms: list[dict[str, Any]] = [{"name": ""}, {"name": "x", "scope": "everything"}, {"name": "x", "days": "0"}]
+    forms += [{"name": "x", "quotas": quotas} for quotas in ("rate", "rate=no", "rate=-1", "speed=1")]
     for form in forms:
         visitor.post("/ui/keys", back="/ui/keys", **form)
         assert visitor.said(), form
