@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 from sqlalchemy import Engine
 
 from orchestrator import Handle, Settings
+from orchestrator.scheduler import process
 from orchestrator.scheduler.loop import Scheduler
+from orchestrator.scheduler.upkeep.collecting import PayloadCollection
 from orchestrator.scheduler.upkeep.janitor import Janitor
+from orchestrator.scheduler.upkeep.log_keeping import LogKeeping
+from orchestrator.scheduler.upkeep.pruning import Pruner
 from orchestrator.store import statistics
 from orchestrator.store.limits import lanes
 from orchestrator.store.sql import Prepared, Row
@@ -34,19 +38,19 @@ def slow_statements() -> list[str]:
 
 @pytest.fixture
 def lead(engine: Engine, system: System, slow_statements: list[str]) -> Iterator[Lead]:
-    """Return how to have a leader with a clock that goes."""
-    with closing(connect(system.settings.redis_url)) as redis:
+    """Return how to have a leader with a clock that goes; each call has a new one."""
+    with closing(connect(system.settings.redis_url)) as redis, ExitStack() as stack:
         settings = Settings(**{**vars(system.settings), "lease": LEASE})
-        scheduler = Scheduler(engine, LeaderStreams(redis, KEYS), settings, on_timeout=slow_statements.append)
 
         def take_over() -> Scheduler:
+            scheduler = Scheduler(engine, LeaderStreams(redis, KEYS), settings, on_timeout=slow_statements.append)
+            stack.callback(scheduler._leadership.disconnect)
             system.expire_lease()
             assert scheduler._leadership.acquire()
             scheduler.take_over()
             return scheduler
 
         yield take_over
-        scheduler._leadership.disconnect()
 
 
 @pytest.fixture
@@ -113,6 +117,47 @@ def test_a_part_that_cannot_do_one_row_in_time_is_left_out_and_all_others_go_on(
     assert leader._leadership.term == 2
     assert 1 < len(slow_statements) < 5, "it is tried now and then"
     assert dispatched(system) == 0
+
+
+@pytest.mark.parametrize("seconds_a_key", [0.006], indirect=True)
+@pytest.mark.usefixtures("seconds_a_key")
+def test_the_log_of_every_leader_names_the_statement_that_was_slow(
+    system: System, lead: Lead, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new leader knows nothing of what the one before has found."""
+    enqueue_keyed(system)
+    system.worker(slots=KEYED)
+    for _ in range(2):
+        caplog.clear()
+        lead().tick()
+        assert "ended its statement lanes.after in 6; it does less" in caplog.text
+
+
+@pytest.mark.parametrize("seconds_a_key", [0.006], indirect=True)
+@pytest.mark.usefixtures("seconds_a_key")
+def test_the_janitor_of_a_scheduler_process_takes_new_statistics_for_a_slow_statement(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue_keyed(system)
+    system.worker(slots=KEYED)
+    analysed: list[str] = []
+
+    def lead_once(scheduler: Scheduler) -> None:
+        system.expire_lease()
+        assert scheduler._leadership.acquire()
+        scheduler.take_over()
+        scheduler.tick()
+        scheduler._leadership.disconnect()
+
+    monkeypatch.setattr(Scheduler, "run", lead_once)
+    monkeypatch.setattr(Janitor, "analyse", lambda _, statement: analysed.append(statement))
+    for part in (Janitor, Pruner, PayloadCollection, LogKeeping):
+        monkeypatch.setattr(part, "start", lambda _: None)
+    monkeypatch.setattr(process, "listen", lambda *_: None)
+    monkeypatch.setattr(process, "_stop_on_signal", lambda *_: None)
+    monkeypatch.setattr(process, "_spare_the_collector", lambda: None)
+    assert process.run_scheduler(Settings(**{**vars(system.settings), "lease": LEASE})) == 0
+    assert analysed == ["lanes.after in 6"]
 
 
 def test_statistics_that_are_wrong_are_taken_again(engine: Engine, system: System) -> None:
