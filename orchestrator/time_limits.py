@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 GRACE = 1.0
@@ -25,7 +26,7 @@ class TimeLimit:
     While the block of a `with` lasts, what its thread asks keeps to the limit. The block must not be left by a `yield`.
     """
 
-    __slots__ = ("_before", "deadline", "give_up_at", "writes")
+    __slots__ = ("_before", "deadline", "give_up_at", "is_ended", "on_end", "writes")
 
     def __init__(self, timeout: float | None, *, since: float | None = None, writes: bool = False) -> None:
         """`since` is when the call was made, if that was not now; if it `writes`, that keeps to the limit too."""
@@ -33,6 +34,10 @@ class TimeLimit:
         self.give_up_at: float | None = None
         """When the call gives up, by the monotonic clock; None if it never does."""
         self.writes = writes
+        self.is_ended = False
+        """Whether nobody waits for the call any more."""
+        self.on_end: Callable[[], object] | None = None
+        """Called when that becomes so, by whoever watches what the call asks."""
         self._before: TimeLimit | None = None
         if timeout is not None:
             if since is None:
@@ -58,7 +63,9 @@ class TimeLimit:
 
     def end(self, *_: object) -> None:
         """Have the call give up now: nobody waits for it any more. What it writes is not broken off."""
-        self.give_up_at = time.monotonic()
+        self.is_ended, self.give_up_at = True, time.monotonic()
+        if self.on_end is not None:
+            self.on_end()
 
     def __enter__(self) -> None:
         self._before = _thread.limit
@@ -75,6 +82,11 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+
+
+def current() -> TimeLimit | None:
+    """Return the limit of this thread's call."""
+    return _thread.limit
 
 
 def give_up_at() -> float | None:

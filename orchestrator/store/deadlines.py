@@ -3,7 +3,8 @@
 A server that was stopped, or that waits for its disk, acknowledges what it is sent and never answers. The driver waits
 for it without an end, and cannot be told otherwise. So a thread looks now and then whether a statement has taken too
 long, and closes the connection under it, which the driver takes for what it is: a connection that broke. Where the
-call that it is part of ends sooner (`time_limits.py`), so does the statement.
+call that it is part of ends sooner (`time_limits.py`), so does the statement. If nobody waits for the call any more,
+Postgres is told to cancel the statement.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from typing import Any
 from sqlalchemy import Connection, Engine, event, exc
 
 from orchestrator import time_limits
+from orchestrator.time_limits import TimeLimit
 
 _OPTION = "orchestrator_deadlines"
 _TOKEN = "orchestrator_deadline"
+_CANCELLED = 5.0
+"""Seconds that Postgres has to take note of a cancel."""
 _LOOKS = 10
 """How often the thread looks within the time after which a statement is late."""
 
@@ -43,8 +47,10 @@ class Deadlines:
         self.on_late: Callable[[float], None] = lambda _: None
         """Called, in a thread of its own, with the seconds for which a late statement has waited."""
         self._tokens = itertools.count(1)
-        self._open: dict[int, tuple[float, float, Any]] = {}
-        """When statements began, when they are given up, and on which connection of the driver's they are under way."""
+        self._open: dict[int, tuple[float, float, Any, TimeLimit | None]] = {}
+        """When statements began, when they are given up, on which connection of the driver's, and for which call."""
+        self._cancelling: dict[int, threading.Event] = {}
+        """Statements that Postgres is told to cancel; set once it knows."""
         self._cutting = threading.Lock()
         self._starting = threading.RLock()
         self._is_watching = False
@@ -54,11 +60,13 @@ class Deadlines:
 
     def begin(self, connection: Any) -> int:
         """Watch a driver's connection from now on; return what ends this."""
-        token, now, until = next(self._tokens), time.monotonic(), time_limits.give_up_at()
+        token, now, limit = next(self._tokens), time.monotonic(), time_limits.current()
         give_up_at = now + self.seconds
-        if until is not None and until < give_up_at:
-            give_up_at = until
-        self._open[token] = (now, give_up_at, connection)
+        if limit is not None:
+            limit.on_end = self._look_now.set
+            if limit.give_up_at is not None and limit.give_up_at < give_up_at:
+                give_up_at = limit.give_up_at
+        self._open[token] = (now, give_up_at, connection, limit)
         if not self._is_watching:
             self._watch()
         if give_up_at < self._next_look:
@@ -67,7 +75,10 @@ class Deadlines:
 
     def end(self, token: int) -> bool:
         """Say whether the statement has ended in time; if not, its connection is closed."""
-        if self._open.pop(token, None) is not None:
+        is_open = self._open.pop(token, None) is not None
+        if self._cancelling and (told := self._cancelling.pop(token, None)) is not None and not told.wait(_CANCELLED):
+            return False  # the next statement on this connection must not be cancelled instead
+        if is_open:
             return True
         with self._cutting:  # the thread may be about to close it
             return False
@@ -98,8 +109,10 @@ class Deadlines:
             if now - busy_at > self._late + self._look_every:
                 break
             next_look = now + self._look_every
-            for token, (began, give_up_at, _) in list(self._open.items()):
+            for token, (began, give_up_at, connection, limit) in list(self._open.items()):
                 waited = now - began
+                if limit is not None and limit.is_ended:
+                    self._cancel(token, connection)
                 if waited >= self._late:
                     self.on_late(waited)
                 if now >= give_up_at:
@@ -112,6 +125,22 @@ class Deadlines:
         self._is_watching = False
         if self._open and not self._is_closed:
             self._watch()  # somebody began while this thread was on its way out
+
+    def _cancel(self, token: int, connection: Any) -> None:
+        """Have Postgres cancel a statement; its limit goes on for the case that Postgres does not answer."""
+        if token in self._cancelling:
+            return
+        told = self._cancelling[token] = threading.Event()
+
+        def cancel() -> None:
+            if token in self._open:
+                with contextlib.suppress(Exception):
+                    connection.cancel()
+            told.set()
+            if token not in self._open:
+                self._cancelling.pop(token, None)  # it has ended meanwhile
+
+        threading.Thread(target=cancel, name="orchestrator-cancel", daemon=True).start()
 
     def _cut(self, token: int) -> None:
         with self._cutting:

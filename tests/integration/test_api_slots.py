@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import secrets
+import socket
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,6 +22,7 @@ from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.settings import load_settings
 from orchestrator.store import keys
+from tests.integration.serving import serving
 from tests.waiting import eventually
 
 
@@ -87,6 +89,23 @@ def test_a_key_that_holds_all_its_slots_keeps_neither_probes_nor_other_keys_wait
             return [*statuses, *(answer.status_code for answer in await asyncio.gather(*held))]
 
     assert asyncio.run(main()) == [200] * 44
+
+
+def test_a_statement_is_cancelled_when_its_client_disconnects(
+    database_url: str, redis_url: str, engine: Engine
+) -> None:
+    settings = load_settings(environ={}, database_url=database_url, redis_url=redis_url)
+    waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%insights.%'")
+    with serving(settings) as address, engine.connect() as looking, engine.connect() as locking:
+        looking = looking.execution_options(isolation_level="AUTOCOMMIT")
+        locking.execute(text("LOCK TABLE orchestrator.tasks IN ACCESS EXCLUSIVE MODE"))
+        place = address.rpartition("/")[2].partition(":")
+        with socket.create_connection((place[0], int(place[2])), timeout=30) as client:
+            client.sendall(b"GET /api/v1/search?text=a HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            eventually(lambda: looking.execute(waits).scalar_one(), "it reads the table")
+        eventually(lambda: not looking.execute(waits).scalar_one(), "it is cancelled", 5.0)
+        locking.rollback()
+        assert httpx.get(f"{address}/api/v1/search?text=a", timeout=30).status_code == 200
 
 
 def test_a_wait_for_thousands_of_ids_is_checked_by_one_statement(
