@@ -6,9 +6,14 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 from orchestrator.domain.executors.execution import Execution, Outcome
+from orchestrator.domain.executors.record import Record
+from orchestrator.settings import load_settings
+from orchestrator.workers.executors import driving
+from orchestrator.workers.running.job import Stage
 from tests.waiting import eventually
 
 E = TypeVar("E")
@@ -55,6 +60,39 @@ class Driver(Generic[E]):
             return found
 
         return self.drive(steps)
+
+
+class Reports:
+    """Takes what a driver reports, as if the leader applied it at once."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+
+    def report(self, report: Any, _: Any = None, applied: Callable[[], object] | None = None) -> None:
+        self.made.append(report)
+        if applied is not None:
+            applied()
+
+
+async def watched_to_the_end(executor: Any, asked: Execution, timeout: float) -> Any:
+    """Have the driver of a worker take an execution to its end; return what it reports of that."""
+
+    async def kept(_: Any, report: Any) -> Any:
+        return report
+
+    reports = Reports()
+    runner = SimpleNamespace(kept=kept, finished=lambda _, output: output, failure=lambda _, error: error)
+    outbox, task_log = SimpleNamespace(log_lines=lambda *_: None), SimpleNamespace(ended=lambda *_: None)
+    setup: Any = SimpleNamespace(settings=load_settings(environ={}))
+    given: Any = runner, outbox, reports, task_log, setup, 1
+    job: Any = SimpleNamespace(
+        **{"stage": Stage.RUNNING, "secrets": (), "interrupted_by": None, "fields": {}, "started_at": 0.0},
+        **{"finish": lambda: True, "uninterruptible": lambda: None, "options": SimpleNamespace(timeout=timeout)},
+        dispatch=SimpleNamespace(id=b"", attempt=1),
+    )
+    record = Record(name=asked.name, attempt=1, failures=0, since=0.0)
+    await driving.Driver(*given)._go_on(driving._Job(job, executor, asked, record))
+    return reports.made[-1]
 
 
 def execution(options: Any, *arguments: Any, **more: Any) -> Execution:

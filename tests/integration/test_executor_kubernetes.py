@@ -19,6 +19,7 @@ from orchestrator.domain.executors.kubernetes import Kubernetes
 from orchestrator.domain.executors.kubernetes_job import job_of
 from orchestrator.errors import GiveUp
 from orchestrator.settings import Settings
+from orchestrator.workers.executors import driving
 from orchestrator.workers.executors.kubernetes import KubernetesExecutor
 from orchestrator.workers.executors.kubernetes_access import find_cluster
 from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
@@ -91,6 +92,24 @@ def test_a_job_is_created_once_and_nothing_is_left_of_it(cluster: FakeKubernetes
     assert heard.lines == ["info: working"]
     assert cluster.created[asked.name] == 1
     eventually(lambda: not cluster.things, "a namespace without anything")
+
+
+def test_the_job_of_a_driver_that_is_killed_after_the_end_expires_in_a_minute(
+    cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs stayed for a day whose drivers were killed between the end and the release."""
+    monkeypatch.setattr(driving, "_RELEASE_AFTER", 600.0)  # it is killed before
+    asked = execution(python("print(7)"))
+
+    def ttl() -> int:
+        return int(cluster.things["jobs", "jobs", asked.name]["spec"]["ttlSecondsAfterFinished"])
+
+    async def steps(executor: KubernetesExecutor) -> Any:
+        ended = await executing.watched_to_the_end(executor, asked, timeout=60.0)
+        await until(lambda: ttl() < 120)
+        return ended
+
+    assert drive(steps) == 7
 
 
 @pytest.mark.parametrize(

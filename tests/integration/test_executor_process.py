@@ -533,6 +533,23 @@ def test_the_clock_stops_with_the_exit_code_and_lines_stay_whole(folder: Path) -
     assert tell(story) == [f"line {number} of many" for number in range(count)]
 
 
+def test_the_time_of_a_task_ends_with_its_command_and_not_with_its_log() -> None:
+    """It failed with TaskTimeout although its command had ended with 0."""
+
+    class Slow:
+        options = Process
+
+        async def submit(self, _: Execution) -> str:
+            return "here"
+
+        async def watch(self, _: Execution, __: str, watcher: Listener) -> Outcome:
+            watcher.ended()
+            await asyncio.sleep(1.5)  # as long as it takes to pass on what it has said
+            return Finished("done")
+
+    assert asyncio.run(executing.watched_to_the_end(Slow(), execution("/bin/true"), timeout=1.0)) == "done"
+
+
 def test_of_much_that_is_said_only_some_stays_on_the_disk(folder: Path) -> None:
     work = execution(*PYTHON, CHATTERER)
 
