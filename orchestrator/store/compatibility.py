@@ -13,7 +13,7 @@ import re
 
 from sqlalchemy import Connection, text
 
-from orchestrator.store.tables import SCHEMA
+from orchestrator.store.tables.columns import SCHEMA
 
 FIRST = "0033"
 """The newest revision of the last release that does not read the mark."""

@@ -24,7 +24,7 @@ from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
 from orchestrator.store.dialing import use_dialing
 from orchestrator.store.error_redaction import code_of, hide_rows
 from orchestrator.store.namespaces import namespace_of, use_namespace
-from orchestrator.store.tables import SCHEMA
+from orchestrator.store.tables.columns import SCHEMA
 from orchestrator.terminal_safe import sentence, without_password, without_password_of
 
 REVISION = "0036"

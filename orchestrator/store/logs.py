@@ -38,8 +38,7 @@ class Chunk(NamedTuple):
 
 _NEW = Batch("n", NewChunk)
 _INSERT = Statement[None](f"""
-INSERT /* logs.insert */ INTO orchestrator.task_logs (task_id, attempt, part, run_id, step, lines)
-SELECT n.task_id, n.attempt, n.part, n.run_id, n.step, n.lines FROM {_NEW}
+INSERT /* logs.insert */ {_NEW.into("task_logs")}
     ON CONFLICT DO NOTHING
 """)
 

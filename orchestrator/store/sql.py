@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import re
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from functools import cached_property
 from itertools import starmap
@@ -133,12 +133,25 @@ def _maker(name: str, row: Any, columns: Sequence[str]) -> Callable[..., Any]:
         return lambda *values: values
     if isinstance(row, type) and is_dataclass(row):
         return lambda *values: row(**dict(zip(columns, values, strict=True)))
-    fields = getattr(row, "_fields", None)
-    if fields is None:
+    names = getattr(row, "_fields", None)
+    if names is None:
         return lambda value: value
-    if tuple(columns) != fields[: len(columns)]:
-        raise TypeError(f"The rows of statement {name!r} are {row.__name__}{fields}; found the columns {columns}.")
+    if tuple(columns) != names[: len(columns)]:
+        raise TypeError(f"The rows of statement {name!r} are {row.__name__}{names}; found the columns {columns}.")
     return row  # type: ignore[no-any-return]
+
+
+def columns_of(row: type, alias: str = "", *, last: str = "", but: Collection[str] = (), **expressions: str) -> str:
+    """Return the columns that a statement reads for a row: each field by its name, or as an expression says.
+
+    A table may have an alias. Fields behind the `last` one, and others `but` these, are not read.
+    """
+    known: Sequence[str] = getattr(row, "_fields", None) or [field.name for field in fields(row)]
+    names = [name for name in known[: known.index(last) + 1 if last else None] if name not in but]
+    if unknown := expressions.keys() - {*names}:
+        raise TypeError(f"{row.__name__} has no fields {unknown}.")
+    prefix = f"{alias}." if alias else ""
+    return ", ".join(f'{expressions[name]} AS "{name}"' if name in expressions else prefix + name for name in names)
 
 
 class Prepared(Statement[R]):
@@ -208,12 +221,22 @@ class Batch:
     def __init__(self, alias: str, columns: str | type[tuple[Any, ...]], *, but: str = "") -> None:
         """The columns are those of a named tuple, all `but` one, or written as in SQL: `id uuid, attempt int`."""
         types = _types_of(columns, but) if isinstance(columns, type) else _written(columns)
+        self._stored = {column: f"{alias}.{column}" for column in types}
         self._names = [f"{alias}_{column}" for column in types]
         arrays = [f"%({alias}_{column})s::{kind}[]" for column, kind in types.items()]
         self._table = f"unnest({', '.join(arrays)}) AS {alias}({', '.join(types)})"
 
     def __str__(self) -> str:
         return self._table
+
+    def into(self, table: str, source: str = "", *, but: Collection[str] = (), **expressions: str) -> str:
+        """Return an INSERT of its rows: each column as it is or as an expression says, and others that these name.
+
+        The rows come from a `source` that has the batch in it, if that is not the batch alone.
+        """
+        stored = {column: value for column, value in (self._stored | expressions).items() if column not in but}
+        values = ", ".join(stored.values())
+        return f"INTO orchestrator.{table} ({', '.join(stored)}) SELECT {values} FROM {source or self._table}"
 
     def __call__(self, rows: Iterable[Sequence[Any]]) -> Values:
         """Return the columns of rows."""
@@ -276,6 +299,6 @@ _ENCODERS: dict[str, Callable[[Any], str]] = {
     "::text[]": _words,
     "::jsonb[]": _words,
     "::timestamptz[]": _times,
-    **{f"::{kind}[]": _numbers for kind in ("smallint", "int", "bigint", "boolean", "double precision")},
+    **{f"::{kind}[]": _numbers for kind in ("smallint", "int", "integer", "bigint", "boolean", "double precision")},
 }
 """By cast, how a value is written."""

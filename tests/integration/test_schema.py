@@ -1,4 +1,4 @@
-"""The migrations and `store/tables.py` say the same, and nobody works on a schema of another release."""
+"""The migrations and `store/tables` say the same, and nobody works on a schema of another release."""
 
 from __future__ import annotations
 

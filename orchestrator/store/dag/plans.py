@@ -23,6 +23,7 @@ from orchestrator.sealing import VALUE, Vault
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.runs.round_robin import RoundRobin
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
+from orchestrator.store.tasks.row import insert_ended
 
 
 class WorkflowRun(NamedTuple):
@@ -268,13 +269,12 @@ def results_of_run(connection: Connection, run: bytes) -> dict[str, list[tuple[i
 
 # An id beside that of the new run, as those of all its tasks are.
 _BESIDE_NEW = "(left(%(new)s::uuid::text, 14) || '8' || right(gen_random_uuid()::text, 21))::uuid"
+_OF_OLD = ("reason", "error", "lane", "unique_key", "callbacks", "trace", "parent_id")
+"""Columns of a task that mean something only in the run that it was created for."""
+_COPY = insert_ended("orchestrator.ended_tasks", but=_OF_OLD, id=_BESIDE_NEW, run_id="%(new)s::uuid")
 _KEEP_TASKS = Statement[None](f"""
-INSERT /* dags.keep_tasks */ INTO orchestrator.ended_tasks
-       (id, seq, name, queue, priority, status, attempt, failures, losses, run_id, step, position, payload, options,
-        result, worker, created_at, started_at, ended_at)
-SELECT {_BESIDE_NEW}, seq, name, queue, priority, status, attempt, failures, losses, %(new)s::uuid, step,
-       position, payload, options, result, worker, created_at, started_at, ended_at
-  FROM orchestrator.ended_tasks WHERE run_id = %(run)s::uuid AND step = ANY(%(steps)s::text[])
+INSERT /* dags.keep_tasks */ {_COPY}
+ WHERE run_id = %(run)s::uuid AND step = ANY(%(steps)s::text[])
 """)
 _KEEP_RUNS = Statement[None](f"""
 INSERT /* dags.keep_runs */ INTO orchestrator.runs

@@ -207,13 +207,9 @@ class Visit(NamedTuple):
 
 
 _VISITS = Batch("n", Visit)
+_TIMES = {"started_at": "to_timestamp(n.started)", "ended_at": "to_timestamp(n.ended)"}
 _KEEP = Prepared[None](f"""
-INSERT /* flow_runs.keep */ INTO orchestrator.node_runs
-       (run_id, number, node, kind, status, attempt, action, error, input, output, first_call, calls, started_at,
-        ended_at)
-SELECT n.run_id, n.number, n.node, n.kind, n.status, n.attempt, n.action, n.error, n.input, n.output, n.first_call,
-       n.calls, to_timestamp(n.started), to_timestamp(n.ended)
-  FROM {_VISITS}
+INSERT /* flow_runs.keep */ {_VISITS.into("node_runs", but=("started", "ended"), **_TIMES)}
     ON CONFLICT DO NOTHING
 """)
 

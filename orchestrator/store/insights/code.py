@@ -16,7 +16,7 @@ from orchestrator.store.code import histories
 from orchestrator.store.code import reads as code_reads
 from orchestrator.store.insights.tasks import ErrorView, error_view
 from orchestrator.store.sql import Row, Statement
-from orchestrator.store.tables import NOBODY
+from orchestrator.store.tables.tasks import NOBODY
 
 _MOST = 10
 """Of each kind that is open, so many are shown."""

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from orchestrator.store.insights import many
 from orchestrator.store.sql import Row, Statement
-from orchestrator.store.tables import DELAYED, NOBODY, READY
+from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY
 
 IS_FRESH = "seen_at > now() - interval '15 seconds'"
 """The leader mirrors the fleet every few seconds; what it has not seen for longer, nobody knows about."""

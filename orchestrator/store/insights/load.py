@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from orchestrator.store.insights.fleet import IS_FRESH
 from orchestrator.store.sql import Statement
-from orchestrator.store.tables import READY_IN_LANE, READY_PLAIN
+from orchestrator.store.tables.tasks import READY_IN_LANE, READY_PLAIN
 
 MOST_COUNTED = 10_000
 """Where a queue has more, this many are told; how many there are in all, Postgres estimates."""

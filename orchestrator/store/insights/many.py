@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from orchestrator.store.sql import Statement
-from orchestrator.store.tables import DELAYED, NOBODY, READY_IN_LANE, READY_PLAIN
+from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY_IN_LANE, READY_PLAIN
 
 FEW = 20_000
 """Up to so many open tasks, all are counted."""

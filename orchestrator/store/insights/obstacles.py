@@ -17,7 +17,7 @@ from orchestrator.domain.tasks.obstacles import (
 )
 from orchestrator.store.insights.fleet import IS_FRESH, IS_KNOWN
 from orchestrator.store.sql import Row, Statement
-from orchestrator.store.tables import NOBODY, READY
+from orchestrator.store.tables.tasks import NOBODY, READY
 
 _LEADS = Statement[bool]("""
 SELECT /* insights.leads */ EXISTS (SELECT FROM orchestrator.leases

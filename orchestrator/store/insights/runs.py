@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.states import RunState
 from orchestrator.sealing import open_json, open_text, reveal_text
 from orchestrator.store.code import keys as run_keys
-from orchestrator.store.sql import Row, Statement
+from orchestrator.store.sql import Row, Statement, columns_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +113,7 @@ class RunFilter:
     """With this in the name of the workflow, or of the run, in any case."""
 
 
-_COLUMNS = """id, name, status, cancelling, total, open, success, failed, cancelled, skipped,
-       created_at, started_at, ended_at, workflow, version, tags, key, reason, parent_run, parent_step, stuck"""
+_COLUMNS = columns_of(RunView)
 
 # What is asked for may be rare: each page looks at so many runs, and the next one goes on behind them.
 MOST_LOOKED_AT = 10_000
@@ -218,11 +217,10 @@ SELECT /* insights.runs.holders */ id FROM orchestrator.runs
  WHERE lane = (SELECT lane FROM orchestrator.runs WHERE id = %(id)s::uuid) AND status = 'running'
  ORDER BY id LIMIT 10
 """)
-_OWN_ID = f""" coalesce(key, (SELECT {run_keys.OWN_ID}
-       FROM orchestrator.run_keys k WHERE k.run_id = runs.id LIMIT 1)) AS key,"""
+_OWN_ID = f"""coalesce(key, (SELECT {run_keys.OWN_ID}
+       FROM orchestrator.run_keys k WHERE k.run_id = runs.id LIMIT 1))"""
 _SHOW = Statement[Row](f"""
-SELECT /* insights.runs.show */ {_COLUMNS.replace(" key,", _OWN_ID)}, params, code, flow, schedule, fire_time,
-       parent_task, lane_limit AS "limit"
+SELECT /* insights.runs.show */ {columns_of(RunDetail, but=("held_by",), key=_OWN_ID, limit="lane_limit")}
   FROM orchestrator.runs WHERE id = %(id)s::uuid
 """)
 

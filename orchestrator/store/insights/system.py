@@ -14,7 +14,7 @@ from orchestrator.store import leases, throughput
 from orchestrator.store.database import current_revision
 from orchestrator.store.insights.fleet import IS_KNOWN, QueueCounts, WorkerView, count_fleet, list_queues, list_workers
 from orchestrator.store.sql import Row, Statement
-from orchestrator.store.tables import NOBODY
+from orchestrator.store.tables.tasks import NOBODY
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, OPEN_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.sealing import CALL, is_sealed_text, reveal
-from orchestrator.store.sql import Row, Statement
+from orchestrator.store.sql import Row, Statement, columns_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,10 +145,10 @@ class TaskFilter:
         return bool(self.statuses) and {*self.statuses} <= {*ENDED_TASK_STATES} - {TaskState.SUCCESS}
 
 
-_OPEN = """id, name, queue, priority, status, NULL::text AS reason, hold, blockers, wake_at, attempt, failures, losses,
-           run_id, position, worker, created_at, started_at, NULL::timestamptz AS ended_at, step"""
-_ENDED = """id, name, queue, priority, status, reason, NULL::text AS hold, 0 AS blockers, NULL::timestamptz AS wake_at,
-            attempt, failures, losses, run_id, position, worker, created_at, started_at, ended_at, step"""
+_NOT_OPEN = {"hold": "NULL::text", "blockers": "0", "wake_at": "NULL::timestamptz"}
+_NOT_ENDED = {"reason": "NULL::text", "ended_at": "NULL::timestamptz"}
+_OPEN = columns_of(TaskView, **_NOT_ENDED)
+_ENDED = columns_of(TaskView, **_NOT_OPEN)
 
 # Parameters arrive as literals, so the planner drops the conditions that are not asked for.
 _MATCHES = """(%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
@@ -303,11 +303,13 @@ def find_tasks(connection: Connection, ids: Sequence[bytes]) -> list[TaskView]:
     return [TaskView(**_columns(row)) for row in _FIND(connection, ids=ids)]
 
 
+_BESIDE = ("attempts",)
+_NO_RESULT = {"result": "NULL::bytea", "error": "NULL::jsonb"}
 _SHOW = Statement[Row](f"""
-SELECT /* insights.tasks.show */ {_OPEN}, payload, options, NULL::bytea AS result, NULL::jsonb AS error, parent_id
+SELECT /* insights.tasks.show */ {columns_of(TaskDetail, but=_BESIDE, **_NOT_ENDED, **_NO_RESULT)}
   FROM orchestrator.tasks WHERE id = %(id)s::uuid
  UNION ALL
-SELECT {_ENDED}, payload, options, result, error, parent_id
+SELECT {columns_of(TaskDetail, but=_BESIDE, **_NOT_OPEN)}
   FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
 """)
 

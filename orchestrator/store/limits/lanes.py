@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.limits.lanes import Rest, Share, Stock
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
-from orchestrator.store.tables import READY_IN_LANE, READY_PLAIN
+from orchestrator.store.tables.tasks import READY_IN_LANE, READY_PLAIN
 from orchestrator.store.tasks.claims import Claimed, claiming, most_urgent_first
 
 

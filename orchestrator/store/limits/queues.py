@@ -19,7 +19,7 @@ from orchestrator.store.dag import workflows
 from orchestrator.store.flow import definitions as flows
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.sql import Prepared, Row, Statement
-from orchestrator.store.tables import DELAYED
+from orchestrator.store.tables.tasks import DELAYED
 
 _NOBODY = bytes(16)
 

@@ -17,7 +17,10 @@ from orchestrator.store.sql import Batch, Blob, Json, Prepared, Statement
 
 
 class NewRun(NamedTuple):
-    """A run of any kind that is to be created: the columns of its row, and its code."""
+    """A run of any kind that is to be created: the columns of its row, and its code.
+
+    A new column is a field here, a column in `store/tables` and a migration.
+    """
 
     id: bytes
     name: str
@@ -85,41 +88,52 @@ _EVENTS = Batch("e", "run_id uuid, place int, kind text, data bytea, at double p
 _NOW = "coalesce(%(now)s::timestamptz, now())"
 
 
-def _creating(name: str, given: str, begins: str) -> str:
+def _creating(name: str, source: str, **values: str) -> str:
+    created = _NEW.into(
+        "runs",
+        source,
+        but=("begun",),
+        open="n.total",
+        deadline=f"{_NOW} + n.timeout * interval '1 second'",
+        tags="ARRAY(SELECT jsonb_array_elements_text(n.tags))",
+        created_at=_NOW,
+        trace=f"coalesce(n.trace, {span_of_run('n.parent_run')})",
+        **values,
+    )
     return f"""
 WITH /* {name} */ created AS (
-    INSERT INTO orchestrator.runs
-           (id, name, total, open, workflow, version, params, timeout, deadline, tags, key, lane, lane_limit,
-            parent_run, parent_step, parent_position, child_id, detached, terminates, schedule, fire_time, shown,
-            reason, cancelling, flow, parent_task, state, created_at, trace, depth, root, status, started_at, code,
-            last_event)
-    SELECT n.id, n.name, n.total, n.total, n.workflow, n.version, n.params, n.timeout,
-           {_NOW} + n.timeout * interval '1 second', ARRAY(SELECT jsonb_array_elements_text(n.tags)), n.key, n.lane,
-           n.lane_limit, n.parent_run, n.parent_step, n.parent_position, n.child_id, n.detached, n.terminates,
-           n.schedule, n.fire_time, n.shown, n.reason, n.cancelling, n.flow, n.parent_task, n.state, {_NOW},
-           coalesce(n.trace, {span_of_run("n.parent_run")}), {begins}
-      FROM {given}
+    INSERT {created}
         ON CONFLICT DO NOTHING
     RETURNING id, trace
 )"""
 
 
-_AS_PLANNED = f"""coalesce(n.depth, 0), n.root, CASE WHEN n.begun THEN 'running' ELSE 'pending' END,
-           CASE WHEN n.begun THEN {_NOW} END, false, 0"""
-
-
 def _creating_plain(name: str) -> str:
-    created = _creating(name, str(_NEW), _AS_PLANNED)
+    created = _creating(
+        name,
+        str(_NEW),
+        depth="coalesce(n.depth, 0)",
+        status="CASE WHEN n.begun THEN 'running' ELSE 'pending' END",
+        started_at=f"CASE WHEN n.begun THEN {_NOW} END",
+    )
     return f"{created} SELECT id FROM created"
 
 
 def _creating_code(name: str) -> str:
-    given = f"""{_TURNS} JOIN {_NEW} USING (id)
+    source = f"""{_TURNS} JOIN {_NEW} USING (id)
       LEFT JOIN LATERAL (
            SELECT id, root, depth FROM orchestrator.runs
             WHERE id = n.parent_run AND n.depth IS NULL LIMIT 1) AS above ON true"""
-    place = "coalesce(n.depth, above.depth + 1, 0), coalesce(n.root, above.root, above.id)"
-    created = _creating(name, given, f"{place}, 'running', {_NOW}, true, c.last_event")
+    created = _creating(
+        name,
+        source,
+        depth="coalesce(n.depth, above.depth + 1, 0)",
+        root="coalesce(n.root, above.root, above.id)",
+        status="'running'",
+        started_at=_NOW,
+        code="true",
+        last_event="c.last_event",
+    )
     return f"""{created}, kept AS (
     INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
     SELECT e.run_id, e.place, coalesce(to_timestamp(e.at), {_NOW}), e.kind, e.data

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.states import RunState
 from orchestrator.store.runs.transitions import sources
 from orchestrator.store.sql import Prepared, Statement
+from orchestrator.store.tasks.row import archive_last_attempt
 
 _BACK = "status = 'pending', ended_at = NULL, reason = NULL, cancelling = false, parked = false, deadline = NULL"
 _UNSUCCESSFUL = sources(RunState.PENDING)
@@ -125,16 +126,14 @@ def created(connection: Connection, run: bytes, steps: Sequence[str]) -> dict[st
 
 # Attempts that are taken back stay where those of tasks stand that were tried again, so that a task that is created
 # once more counts on from there, and no report of theirs is taken for one of its own.
-_TAKE_BACK = Prepared[int]("""
+_TAKE_BACK = Prepared[int](f"""
 WITH /* run_retries.take_back */ old AS (
     DELETE FROM orchestrator.ended_tasks WHERE ctid = ANY (ARRAY(
            SELECT ctid FROM orchestrator.ended_tasks
             WHERE run_id = %(run)s::uuid AND step = ANY(%(steps)s::text[]) LIMIT %(limit)s))
     RETURNING *
 ), history AS (
-    INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
-    SELECT id, attempt, status, error, worker, started_at, ended_at FROM old WHERE attempt > 0
-    ON CONFLICT DO NOTHING
+    {archive_last_attempt("old WHERE attempt > 0")}
 ), orphaned AS (
     UPDATE orchestrator.runs SET parent_step = NULL WHERE ctid = ANY (ARRAY(
            SELECT ctid FROM orchestrator.runs

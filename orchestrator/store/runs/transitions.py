@@ -11,14 +11,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.runs.verdict import GOES_ON, TERMINATED, TIMED_OUT, RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState, run_sources_of
 from orchestrator.store.runs.round_robin import RoundRobin
-from orchestrator.store.sql import Batch, Prepared
-
-COUNTERS = """r.id, r.status, r.cancelling, r.total, r.open, r.success, r.failed, r.cancelled, r.skipped,
-          r.workflow, r.reason, r.lane, r.parent_run, r.parent_step, r.code, coalesce(r.child_id, r.id) AS child_id,
-          r.trace,
-          CASE WHEN r.trace IS NOT NULL THEN extract(epoch FROM r.created_at)::double precision END AS created,
-          r.flow"""
-"""The columns of a `RunRow`."""
+from orchestrator.store.sql import Batch, Prepared, columns_of
 
 
 class RunRow(NamedTuple):
@@ -76,6 +69,15 @@ class RunRow(NamedTuple):
         """Say whether it has ended for nobody: who waits for it waits for the run in which it goes on."""
         return self.code and self.reason in GOES_ON
 
+
+COUNTERS = columns_of(
+    RunRow,
+    "r",
+    but=("again",),
+    child_id="coalesce(r.child_id, r.id)",
+    created="CASE WHEN r.trace IS NOT NULL THEN extract(epoch FROM r.created_at)::double precision END",
+)
+"""The columns of a `RunRow`."""
 
 # A run whose lane is full is parked, so that it is not looked at again until one of the lane's runs ends. Its time
 # begins when it does; the deadline that it was created with is for leaders of the release before.

@@ -9,15 +9,10 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import TaskState, sources_of
-from orchestrator.store.sql import Batch, Prepared
-from orchestrator.store.tables import READY_PLAIN
+from orchestrator.store.sql import Batch, Prepared, columns_of
+from orchestrator.store.tables.tasks import READY_PLAIN
 from orchestrator.store.tasks.transitions import among
 
-_CLAIMED = """t.id, t.attempt, t.name, t.payload, t.queue, t.options::text AS options, t.run_id, t.position, t.alone,
-          t.failures, t.lane, t.unique_key, t.priority, t.details, t.seq, t.worker, t.trace,
-          CASE WHEN t.trace IS NOT NULL
-               THEN extract(epoch FROM coalesce(t.ready_at, t.created_at))::double precision END AS ready"""
-"""The columns of `Claimed`, of a task `t`."""
 _NEXT_ATTEMPT = "greatest(t.attempt, (SELECT max(fence) FROM orchestrator.leases)) + 1"
 """The number of a task's next attempt; above the fence, where numbers have been given away that nobody remembers."""
 
@@ -54,6 +49,16 @@ class Claimed(NamedTuple):
     def is_turn_task(self) -> bool:
         """Say whether this is a turn of a workflow's code: a run's turn task has the run's id."""
         return self.run_id == self.id
+
+
+_CLAIMED = columns_of(
+    Claimed,
+    "t",
+    but=("to",),
+    options="t.options::text",
+    ready="""CASE WHEN t.trace IS NOT NULL
+               THEN extract(epoch FROM coalesce(t.ready_at, t.created_at))::double precision END""",
+)
 
 
 def claiming(name: str, places: str) -> Prepared[Claimed]:

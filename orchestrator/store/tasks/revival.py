@@ -13,8 +13,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState, sources_of
-from orchestrator.store.sql import Prepared, Statement
-from orchestrator.store.tasks.row import CARRIED
+from orchestrator.store.sql import Prepared, Statement, columns_of
+from orchestrator.store.tasks.row import CARRIED, archive_last_attempt
 from orchestrator.store.tasks.transitions import Moved, among, arrivals
 from orchestrator.store.tasks.unique import LOCK_OF
 
@@ -62,17 +62,14 @@ WITH /* revival.revive */ wanted AS MATERIALIZED (
      WHERE e.ctid = wanted.place AND (wanted.scope IS NULL OR wanted.id IN (SELECT task_id FROM taken))
     RETURNING e.*
 ), history AS (
-    INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
-    SELECT id, attempt, status, error, worker, started_at, ended_at FROM back
-     WHERE status IN ('failed', 'cancelled') AND attempt > 0
-    ON CONFLICT DO NOTHING
+    {archive_last_attempt("back WHERE status IN ('failed', 'cancelled') AND attempt > 0")}
 ), opened AS (
     INSERT INTO orchestrator.tasks ({CARRIED}, ready_at)
     SELECT {CARRIED}, CASE WHEN trace IS NOT NULL THEN now() END FROM back
 ), arrived AS (
     {arrivals("back WHERE lane IS NOT NULL")}
 )
-SELECT id, 'pending' AS state, queue, run_id, attempt, status AS before, name, step, lane FROM back
+SELECT {columns_of(Moved, last="lane", state="'pending'", before="status")} FROM back
  UNION ALL
 SELECT id, 'contested', NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM first WHERE NOT is_mine
 """)

@@ -1,16 +1,20 @@
 """The row of a task, described once: the statements that create, end and reopen tasks derive their columns from here.
 
-A new column that clients set is a field of `NewTask`, a line of `NEW`, a column in `store/tables.py` and a migration.
+A new column that clients set is a field of `NewTask`, a column in `store/tables` and a migration. One that an ended
+task keeps is marked as `KEPT` there. A field that is stored otherwise than it is has a line in `_OTHERWISE`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from sqlalchemy.dialects import postgresql
+
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.store.tables import KEPT, tasks
+from orchestrator.store.tables.columns import KEPT
+from orchestrator.store.tables.tasks import ended_tasks, tasks
 
 _AFTER_NOW = "{now} + {} * interval '1 second'"
 
@@ -24,28 +28,46 @@ class Field(NamedTuple):
     """What the column is set to, with the parameter in place of the braces."""
 
 
-NEW: Mapping[str, Field] = {
-    "id": Field("id", "uuid"),
-    "name": Field("name", "text"),
-    "queue": Field("queue", "text"),
-    "payload": Field("payload", "bytea"),
+_OTHERWISE = {
     "priority": Field("priority", "smallint", "coalesce({}, 0)"),
     "delay": Field("wake_at", "double precision", _AFTER_NOW),
-    "options": Field("options", "jsonb"),
-    "run_id": Field("run_id", "uuid"),
-    "position": Field("position", "int"),
-    "step": Field("step", "text"),
-    "lane": Field("lane", "text"),
     "expires": Field("expires_at", "double precision", _AFTER_NOW),
-    "unique_key": Field("unique_key", "text"),
-    "callbacks": Field("callbacks", "jsonb"),
-    "trace": Field("trace", "text"),
+    "unique": Field("unique_key", "text"),
     "parent": Field("parent_id", "uuid"),
+}
+
+
+_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
+
+
+def _field(name: str) -> Field:
+    return _OTHERWISE.get(name) or Field(name, tasks.c[name].type.compile(_DIALECT).lower())
+
+
+NEW: Mapping[str, Field] = {
+    "unique_key" if name == "unique" else name: _field(name) for name in NewTask.__struct_fields__
 }
 """By the name of the parameter, which is that of the attribute of `NewTask`."""
 
 CARRIED = ", ".join(column.name for column in tasks.columns if column.info is KEPT)
 """The columns that a row keeps when it moves between `tasks` and `ended_tasks`."""
+
+
+def insert_ended(source: str, *, but: Collection[str] = (), **values: str) -> str:
+    """Return an INSERT into `ended_tasks`: each column as the source has it or as a value says, all `but` some."""
+    stored = {one.name: values.get(one.name, one.name) for one in ended_tasks.columns if one.name not in but}
+    return f"INTO orchestrator.ended_tasks ({', '.join(stored)}) SELECT {', '.join(stored.values())} FROM {source}"
+
+
+ATTEMPT = "orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)"
+
+
+def archive_last_attempt(source: str) -> str:
+    """Return a statement that keeps the attempts which ended tasks, when the rows of these go."""
+    return f"""INSERT INTO {ATTEMPT}
+    SELECT id, attempt, status, error, worker, started_at, ended_at FROM {source}
+        ON CONFLICT DO NOTHING"""
+
 
 _values = attrgetter(*NEW)
 _PRIORITY, _DELAY = list(NEW).index("priority"), list(NEW).index("delay")

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState, sources_of
-from orchestrator.store.sql import Batch, Blob, Json, Prepared
-from orchestrator.store.tasks.row import CARRIED
+from orchestrator.store.sql import Batch, Blob, Json, Prepared, columns_of
+from orchestrator.store.tasks.row import ATTEMPT, insert_ended
 
 
 def among(states: Iterable[TaskState]) -> str:
@@ -107,7 +107,8 @@ UPDATE /* {name} */ orchestrator.tasks t
 _START = Prepared[None](_start_statement("tasks.start"))
 _START_TOLD = Prepared[Moved](
     _start_statement("tasks.start_told")
-    + "RETURNING t.id, 'running' AS state, t.queue, t.run_id, t.attempt, 'dispatched' AS before, t.name"
+    + "RETURNING "
+    + columns_of(Moved, "t", last="name", state="'running'", before="'dispatched'")
 )
 
 
@@ -155,14 +156,14 @@ WITH /* tasks.requeue */ back AS (
     RETURNING t.id, t.queue, t.run_id, t.attempt, t.name, t.step, t.lane, t.wake_at, r.outcome, r.error, r.duration,
               found.began, coalesce(r.worker, found.runner) AS worker
 ), kept AS (
-    INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)
+    INSERT INTO {ATTEMPT}
     SELECT id, attempt, coalesce(outcome, 'returned'), error, worker,
            coalesce(%(now)s::timestamptz - duration * interval '1 second', began), %(now)s::timestamptz
       FROM back WHERE outcome IS NOT NULL OR (began IS NOT NULL AND run_id IS DISTINCT FROM id)
 ), arrived AS (
     {arrivals("back WHERE wake_at IS NULL AND lane IS NOT NULL")}
 )
-SELECT id, 'pending' AS state, queue, run_id, attempt, 'dispatched' AS before, name, step, lane FROM back
+SELECT {columns_of(Moved, last="lane", state="'pending'", before="'dispatched'")} FROM back
 """)
 
 
@@ -196,7 +197,11 @@ def adopt_executors(connection: Connection, rows: Sequence[Adoption]) -> None:
 
 # -- open → ended: the row moves to ended_tasks
 
-_ENDED_COLUMNS = f"{CARRIED}, status, reason, failures, losses, result, error, worker, started_at, ended_at"
+
+def _moved_to(state: TaskState) -> str:
+    """Return the columns of tasks that have ended."""
+    trace = "CASE WHEN callbacks IS NOT NULL THEN trace END"
+    return columns_of(Moved, state=f"'{state}'", before="status", trace=trace)
 
 
 class Success(NamedTuple):
@@ -210,6 +215,16 @@ class Success(NamedTuple):
 
 
 _SUCCESSES = Batch("r", Success)
+_SUCCEEDED = insert_ended(
+    "gone",
+    status="'success'",
+    reason="NULL",
+    result="coalesce(completion, result)",
+    error="NULL",
+    worker="finisher",
+    started_at="%(now)s::timestamptz - duration * interval '1 second'",
+    ended_at="%(now)s::timestamptz",
+)
 _SUCCEED = Prepared[Moved](f"""
 WITH /* tasks.succeed */ gone AS (
     DELETE FROM orchestrator.tasks t
@@ -218,14 +233,9 @@ WITH /* tasks.succeed */ gone AS (
      WHERE t.ctid = found.place
     RETURNING t.*, r.result, r.duration, r.worker AS finisher
 ), kept AS (
-    INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
-    SELECT {CARRIED}, 'success', NULL, failures, losses, coalesce(completion, result), NULL, finisher,
-           %(now)s::timestamptz - duration * interval '1 second', %(now)s::timestamptz
-      FROM gone
+    INSERT {_SUCCEEDED}
 )
-SELECT id, 'success' AS state, queue, run_id, attempt, status AS before, name, step, lane, unique_key, callbacks,
-       CASE WHEN callbacks IS NOT NULL THEN trace END AS trace
-  FROM gone
+SELECT {_moved_to(TaskState.SUCCESS)} FROM gone
 """)
 
 
@@ -252,6 +262,16 @@ _ENDINGS = Batch("r", AttemptEnd)
 
 
 def _end_statement(state: TaskState) -> Prepared[Moved]:
+    kept = insert_ended(
+        "gone",
+        status=f"'{state}'",
+        failures="failures + failed",
+        losses="losses + lost",
+        result="NULL",
+        worker="coalesce(finisher, worker)",
+        started_at="coalesce(%(now)s::timestamptz - duration * interval '1 second', started_at)",
+        ended_at="%(now)s::timestamptz",
+    )
     return Prepared[Moved](f"""
 WITH /* tasks.end_{state} */ gone AS (
     DELETE FROM orchestrator.tasks t
@@ -263,14 +283,9 @@ WITH /* tasks.end_{state} */ gone AS (
      WHERE t.ctid = found.place AND t.completion IS NULL
     RETURNING t.*, r.reason, r.error, r.failures AS failed, r.losses AS lost, r.duration, r.worker AS finisher
 ), kept AS (
-    INSERT INTO orchestrator.ended_tasks ({_ENDED_COLUMNS})
-    SELECT {CARRIED}, '{state}', reason, failures + failed, losses + lost, NULL, error, coalesce(finisher, worker),
-           coalesce(%(now)s::timestamptz - duration * interval '1 second', started_at), %(now)s::timestamptz
-      FROM gone
+    INSERT {kept}
 )
-SELECT id, '{state}' AS state, queue, run_id, attempt, status AS before, name, step, lane, unique_key, callbacks,
-       CASE WHEN callbacks IS NOT NULL THEN trace END AS trace
-  FROM gone
+SELECT {_moved_to(state)} FROM gone
 """)
 
 

@@ -1,0 +1,46 @@
+"""Columns, tables and indexes of recurring shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Boolean, Column, DateTime, Index, Integer, MetaData, Table, text
+
+from orchestrator.settings import DEFAULT_NAMESPACE
+
+SCHEMA = DEFAULT_NAMESPACE
+metadata = MetaData(schema=SCHEMA)
+
+NOW = text("now()")
+Time = DateTime(timezone=True)
+
+KEPT = {"kept": True}
+"""Marks a column of `tasks` that an ended task keeps as it is: `ended_tasks` has it, too."""
+
+
+def table(name: str, *parts: Any, comment: str | None = None) -> Table:
+    """Return a table of the schema."""
+    return Table(name, metadata, *parts, comment=comment)
+
+
+def count(
+    name: str, comment: str | None = None, kind: type[Integer] = Integer, info: dict[str, bool] | None = None
+) -> Column[int]:
+    """Return a number that begins with 0."""
+    return Column(name, kind, nullable=False, server_default=text("0"), comment=comment, info=info)
+
+
+def flag(name: str, comment: str | None = None) -> Column[bool]:
+    """Return what is false at first."""
+    return Column(name, Boolean, nullable=False, server_default=text("false"), comment=comment)
+
+
+def index(name: str, *columns: Any, where: str | None = None, **options: Any) -> Index:
+    """Return an index of the rows for which a condition holds."""
+    return Index(name, *columns, postgresql_where=None if where is None else text(where), **options)
+
+
+def one_of(states: Iterable[object]) -> str:
+    """Return a condition: the status is one of these."""
+    return "status IN ({})".format(", ".join(f"'{state}'" for state in states))
