@@ -15,7 +15,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.domain.dag.checks import MOST_PROBLEMS
 from orchestrator.domain.dag.definition import (
     Concurrency,
     Definition,
@@ -24,6 +23,7 @@ from orchestrator.domain.dag.definition import (
     Param,
     Step,
 )
+from orchestrator.domain.problems import MOST_PROBLEMS
 from orchestrator.domain.schedules.schedule import Schedule
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.dag import definitions, document, fields

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, TaskContext
-from orchestrator.domain.dag.checks import MOST_PROBLEMS
 from orchestrator.domain.dag.definition import Definition, Hook, Param, Registered, Step
+from orchestrator.domain.problems import MOST_PROBLEMS
 from orchestrator.sdk.dag import registered as registered_module
 from orchestrator.sdk.dag.definitions import completed, loads
 from orchestrator.sdk.dag.registered import take_over

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
-import msgspec
 from msgspec import UNSET
 
 from orchestrator.domain.dag.cycles import certain_children, certain_triggers
@@ -16,6 +14,7 @@ from orchestrator.domain.dag.definition import Definition, Param, Step, misfit, 
 from orchestrator.domain.dag.expression import Template, parse, parse_template
 from orchestrator.domain.dag.grammar import Path as ExpressionPath
 from orchestrator.domain.dag.operators import KEYWORDS, describe
+from orchestrator.domain.problems import Path, Problem, first_problems
 from orchestrator.errors import ExpressionError, did_you_mean
 
 RESERVED = frozenset({"params", "run", "item", "index", "count"})
@@ -30,29 +29,14 @@ MOST_STEPS = 10_000
 MOST_DEPENDENCIES = 200_000
 MOST_HOOKS = 20
 """Hooks for one end of a run: each is a task with all parameters of the run."""
-MOST_PROBLEMS = 100
-"""Problems that are told at once: nobody reads more, and looking for the nearest of thousands of names takes long."""
 _MOST_CYCLES = 10
-
-Path = tuple[str | int, ...]
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """Something in a definition that cannot be accepted."""
-
-    path: Path
-    """Where, in the words of the file: `("tasks", "report", "depends_on", 0)`."""
-    message: str
 
 
 def check(definition: Definition) -> list[Problem]:
     """Return everything that is wrong with a definition; of very much, the first part."""
     if size := _too_large(definition):
         return [Problem(("tasks",), size)]
-    problems = list(islice(_problems(definition), MOST_PROBLEMS + 1))
-    if len(problems) > MOST_PROBLEMS:
-        problems[-1] = Problem((), f"there is more that is wrong: these are the first {MOST_PROBLEMS}.")
-    return problems
+    return first_problems(_problems(definition))
 
 
 def _too_large(definition: Definition) -> str | None:

@@ -14,9 +14,9 @@ import msgspec
 
 from orchestrator.domain.flow import expression
 from orchestrator.domain.flow.definition import (
+    EXECS,
     MOST_MS,
     Exec,
-    Flow,
     Kind,
     Mode,
     Node,
@@ -25,17 +25,17 @@ from orchestrator.domain.flow.definition import (
     Prep,
     Script,
     Strategy,
+    without_nulls,
 )
-from orchestrator.domain.flow.edge_checks import Flaw, Place, of_edges, shown, unknown_keys
+from orchestrator.domain.flow.edge_checks import of_edges, unknown_keys
 from orchestrator.domain.flow.paths import parse
-from orchestrator.errors import ExpressionError, InvalidWorkflow, did_you_mean
+from orchestrator.domain.problems import MOST_PROBLEMS, Path, Problem, first_problems, shown
+from orchestrator.errors import ExpressionError, did_you_mean
 
 KINDS: tuple[str, ...] = get_args(Kind)
 MOST_NODES = 10_000
 """Of a flow, together with those of the flows in its nodes: each may stand in many, and the leader reads them all."""
 TOO_MANY = f"more than {MOST_NODES:,} nodes, with those of the flows in its nodes; at most so many are allowed."
-MOST_FLAWS = 100
-"""Flaws that are told at once: nobody reads more, and looking for the nearest of thousands of names takes long."""
 DEEPEST = 20
 """Flows that stand in each other's nodes."""
 LONGEST_KEY = 128
@@ -58,52 +58,45 @@ class Known(NamedTuple):
 ANYTHING = Known()
 _FLOW_KEYS = ("schedule", "start", "nodes", "edges", "max_steps", "description", "name", "version", "flow")
 _NODE_KEYS = tuple(Node.__struct_fields__)
-_STRUCTS: dict[str, tuple[str, ...]] = {
-    "prep": Prep.__struct_fields__,
-    "post": Post.__struct_fields__,
-    "script": Script.__struct_fields__,
-}
-_EXECS = ("parallel_execs", "foreach_execs", "subflow_execs")
+_PARTS: dict[str, type[msgspec.Struct]] = {"prep": Prep, "post": Post, "script": Script}
 
 
-def first_flaws(plain: Any, known: Known = ANYTHING) -> list[Flaw]:
+def check(plain: Any, known: Known = ANYTHING) -> list[Problem]:
     """Return everything that is wrong with a flow as it was written; of very much, the first part."""
-    found = list(islice(flaws(plain, known), MOST_FLAWS + 1))
-    if len(found) > MOST_FLAWS:
-        found[-1] = Flaw((), f"there is more that is wrong: these are the first {MOST_FLAWS}.")
-    return found
+    return first_problems(_problems(plain, known))
 
 
-def flaws(plain: Any, known: Known = ANYTHING, *, place: Place = (), depth: int = 0) -> Iterator[Flaw]:
-    """Yield everything that is wrong with a flow as it was written."""
+def _problems(plain: Any, known: Known, *, path: Path = (), depth: int = 0) -> Iterator[Problem]:
     if not isinstance(plain, dict):
-        yield Flaw(place, "a flow is a mapping with start, nodes and edges.")
+        yield Problem(path, "a flow is a mapping with start, nodes and edges.")
         return
-    yield from unknown_keys(plain, _FLOW_KEYS[1:] if depth else _FLOW_KEYS, place, "A flow")
+    yield from unknown_keys(plain, _FLOW_KEYS[1:] if depth else _FLOW_KEYS, path, "A flow")
     nodes = plain.get("nodes")
     if not isinstance(nodes, dict) or not nodes:
-        yield Flaw((*place, "nodes"), "a flow has nodes: a mapping of keys to nodes.")
+        yield Problem((*path, "nodes"), "a flow has nodes: a mapping of keys to nodes.")
         return
     if not depth and count_nodes(plain) > MOST_NODES:
-        yield Flaw((*place, "nodes"), TOO_MANY)
+        yield Problem((*path, "nodes"), TOO_MANY)
         return
     if depth > DEEPEST:
-        yield Flaw(place, f"flows stand in each other's nodes at most {DEEPEST} levels deep.")
+        yield Problem(path, f"flows stand in each other's nodes at most {DEEPEST} levels deep.")
         return
     for key, node in nodes.items():
-        at = (*place, "nodes", key)
+        at = (*path, "nodes", key)
         if not isinstance(node, dict):
-            yield Flaw(at, f"node {key!r} is a mapping with a kind; found {shown(node)}.")
+            yield Problem(at, f"node {key!r} is a mapping with a kind; found {shown(node)}.")
         else:
             if not 1 <= len(str(key)) <= LONGEST_KEY or "/" in str(key):
                 told = f"its key is a text of 1 to {LONGEST_KEY} characters without `/`."
-                yield Flaw(at, f"a node cannot be called {shown(key)}: {told}")
+                yield Problem(at, f"a node cannot be called {shown(key)}: {told}")
             elif _path_size(at) > _LONGEST_PATH:
                 told = f"have {_path_size(at):,} bytes together, and at most {_LONGEST_PATH:,} are allowed."
-                yield Flaw(at, f"node {key!r}: its key and those of the nodes in whose subflows it stands {told}")
+                yield Problem(at, f"node {key!r}: its key and those of the nodes in whose subflows it stands {told}")
             name = f"{key!r:.140}"
-            yield from (Flaw(flaw.place, f"node {name}: {flaw.message}") for flaw in _node(node, known, at, depth))
-    yield from of_edges(plain, nodes, place)
+            yield from (
+                Problem(problem.path, f"node {name}: {problem.message}") for problem in _node(node, known, at, depth)
+            )
+    yield from of_edges(plain, nodes, path)
 
 
 def count_nodes(plain: Any) -> int:
@@ -118,206 +111,205 @@ def count_nodes(plain: Any) -> int:
     return found
 
 
-def _path_size(place: Place) -> int:
+def _path_size(path: Path) -> int:
     """Return how many bytes the key of a node has, with those of the nodes above it, as it stands in rows of tasks."""
-    return len("/".join(str(key) for key in place[1::3]).encode(errors="replace"))
+    return len("/".join(str(key) for key in path[1::3]).encode(errors="replace"))
 
 
 # -- nodes
 
 
-def _node(node: dict[str, Any], known: Known, place: Place, depth: int) -> Iterator[Flaw]:
-    yield from unknown_keys(node, _NODE_KEYS, place, "a node")
+def _node(node: dict[str, Any], known: Known, path: Path, depth: int) -> Iterator[Problem]:
+    yield from unknown_keys(node, _NODE_KEYS, path, "a node")
     kind = node.get("kind") or "executor"
     if kind not in KINDS:
         hint = did_you_mean(str(kind), KINDS)
-        yield Flaw((*place, "kind"), f"there is no kind {kind!r}.{hint} Kinds: {', '.join(KINDS)}.")
+        yield Problem((*path, "kind"), f"there is no kind {kind!r}.{hint} Kinds: {', '.join(KINDS)}.")
         return
-    yield from _types(node, place)
-    yield from _mapping(node, place)
+    yield from _types(node, path)
+    yield from _mapping(node, path)
     params = node.get("params")
     params = params if isinstance(params, dict) else {}
-    yield from _OF_KIND[kind](node, params, known, place, depth)
+    yield from _OF_KIND[kind](node, params, known, path, depth)
 
 
-def _types(node: dict[str, Any], place: Place) -> Iterator[Flaw]:
+def _types(node: dict[str, Any], path: Path) -> Iterator[Problem]:
     """Yield values of other types than their fields have."""
     for key, value in node.items():
-        if key in ("subflow", "choice_cases", *_EXECS, *_STRUCTS) or key not in _NODE_KEYS or value is None:
+        if key in ("subflow", "choice_cases", *EXECS, *_PARTS) or key not in _NODE_KEYS or value is None:
             continue
         try:
             msgspec.convert(value, _TYPES[key])
         except msgspec.ValidationError as error:
             words = " or ".join(_WORDS.get(key, ()))
             expected = f"{key} is {words}" if words else f"{key}: {_said(error)}"
-            yield Flaw((*place, key), f"{expected}; found {shown(value)}.")
+            yield Problem((*path, key), f"{expected}; found {shown(value)}.")
         else:
             if isinstance(value, int) and not isinstance(value, bool) and key != "priority" and value < 0:
-                yield Flaw((*place, key), f"{key} is not negative; found {value}.")
+                yield Problem((*path, key), f"{key} is not negative; found {value}.")
             elif isinstance(value, int) and key.endswith("_ms") and value > MOST_MS:
-                yield Flaw((*place, key), f"{key} is at most {MOST_MS:,}, a hundred years; found {value:,}.")
-    for name, keys in _STRUCTS.items():
+                yield Problem((*path, key), f"{key} is at most {MOST_MS:,}, a hundred years; found {value:,}.")
+    for name, kind in _PARTS.items():
         part = node.get(name)
         if part is None:
             continue
         if not isinstance(part, dict):
-            yield Flaw((*place, name), f"{name} is a mapping; found {shown(part)}.")
+            yield Problem((*path, name), f"{name} is a mapping; found {shown(part)}.")
         else:
-            yield from unknown_keys(part, keys, (*place, name), name)
+            yield from unknown_keys(part, kind.__struct_fields__, (*path, name), name)
             try:
-                msgspec.convert({key: value for key, value in part.items() if value is not None}, _PARTS[name])
+                msgspec.convert(without_nulls(part), kind)
             except msgspec.ValidationError as error:
-                yield Flaw((*place, name), f"{name}: {_said(error)}.")
+                yield Problem((*path, name), f"{name}: {_said(error)}.")
             else:
                 if part.get("timeout_ms") and not 0 <= part["timeout_ms"] <= MOST_MS:
-                    at = (*place, name, "timeout_ms")
-                    yield Flaw(
+                    at = (*path, name, "timeout_ms")
+                    yield Problem(
                         at, f"timeout_ms is from 0 to {MOST_MS:,}, a hundred years; found {part['timeout_ms']:,}."
                     )
 
 
 _WORDS = {"parallel_mode": get_args(Mode), "failure_strategy": get_args(Strategy), "on_error": get_args(OnError)}
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Node)}
-_PARTS: dict[str, Any] = {"prep": Prep, "post": Post, "script": Script}
 
 
-def _mapping(node: dict[str, Any], place: Place) -> Iterator[Flaw]:
+def _mapping(node: dict[str, Any], path: Path) -> Iterator[Problem]:
     """Yield paths of prep and post that cannot be read."""
     prep, post = node.get("prep"), node.get("post")
     if isinstance(prep, dict):
-        at = (*place, "prep")
+        at = (*path, "prep")
         if prep.get("input_key"):
             yield from _path(prep["input_key"], (*at, "input_key"))
-        for name, path in _items(prep.get("input_map")):
-            yield from _path(path, (*at, "input_map", name))
+        for name, text in _items(prep.get("input_map")):
+            yield from _path(text, (*at, "input_map", name))
     if isinstance(post, dict):
-        at = (*place, "post")
+        at = (*path, "post")
         for name in ("output_key", "action_key"):
             if post.get(name):  # of a choice, the action may stand anywhere
                 within = "" if (name, node.get("kind")) == ("action_key", "choice") else name
                 yield from _path(post[name], (*at, name), within=within)
-        for name, path in _items(post.get("output_map")):
+        for name, text in _items(post.get("output_map")):
             yield from _path(name, (*at, "output_map", name), within="output_map")
-            yield from _path(path, (*at, "output_map", name), within="output_map", is_result=True)
+            yield from _path(text, (*at, "output_map", name), within="output_map", is_result=True)
 
 
 def _items(found: Any) -> list[tuple[str, Any]]:
     return list(found.items()) if isinstance(found, dict) else []
 
 
-def _path(text: Any, place: Place, *, within: str = "", is_result: bool = False) -> Iterator[Flaw]:
+def _path(text: Any, path: Path, *, within: str = "", is_result: bool = False) -> Iterator[Problem]:
     if not isinstance(text, str):
-        yield Flaw(place, f"a path is a text, such as $shared.name; found {shown(text)}.")
+        yield Problem(path, f"a path is a text, such as $shared.name; found {shown(text)}.")
         return
     try:
-        path = parse(text)
+        parsed = parse(text)
     except ExpressionError as error:
-        yield Flaw(place, str(error))
+        yield Problem(path, str(error))
         return
     is_written = within in ("output_key", "output_map") and not is_result
-    if is_written and path.root == "shared" and path.parts and isinstance(path.parts[0], int):
-        yield Flaw(place, f"{text!r} cannot be written: the shared state is a mapping, and has names, no items.")
+    if is_written and parsed.root == "shared" and parsed.parts and isinstance(parsed.parts[0], int):
+        yield Problem(path, f"{text!r} cannot be written: the shared state is a mapping, and has names, no items.")
         return
     if not within or not text.startswith("$"):
         return
     if within == "action_key" or is_result:
-        yield Flaw(place, f"{text!r} cannot exist there: expected the name of a part of the result.")
-    elif path.root != "shared" or not path.parts:
-        yield Flaw(place, f"{text!r} cannot be written: only keys of the shared state can, such as $shared.name.")
+        yield Problem(path, f"{text!r} cannot exist there: expected the name of a part of the result.")
+    elif parsed.root != "shared" or not parsed.parts:
+        yield Problem(path, f"{text!r} cannot be written: only keys of the shared state can, such as $shared.name.")
 
 
-def _executor(node: dict[str, Any], _params: Any, known: Known, place: Place, _depth: int) -> Iterator[Flaw]:
-    yield from _runs(node, known, place)
+def _executor(node: dict[str, Any], _params: Any, known: Known, path: Path, _depth: int) -> Iterator[Problem]:
+    yield from _runs(node, known, path)
 
 
-def _runs(node: dict[str, Any], known: Known, place: Place, *, of: str = "") -> Iterator[Flaw]:
+def _runs(node: dict[str, Any], known: Known, path: Path, *, of: str = "") -> Iterator[Problem]:
     """Yield why nobody can be found who runs a node or a branch."""
     kind = node.get("exec_type") or ""
     executors = known.executors
     if kind and executors is not None and kind not in executors:
-        yield Flaw(
-            (*place, "exec_type"),
+        yield Problem(
+            (*path, "exec_type"),
             f"there is no executor {kind!r}.{did_you_mean(kind, executors)} Executors: {', '.join(sorted(executors))}.",
         )
     if kind == "local_func":
         name = node.get("func") or node.get("service")
         if not name:
-            yield Flaw(place, f"exec_type local_func{of} needs `func`, the name of a task.")
+            yield Problem(path, f"exec_type local_func{of} needs `func`, the name of a task.")
         elif known.functions is not None and str(name) not in known.functions:
-            yield Flaw((*place, "func"), f"there is no task {name!r}.{did_you_mean(str(name), known.functions)}")
+            yield Problem((*path, "func"), f"there is no task {name!r}.{did_you_mean(str(name), known.functions)}")
     elif kind == "local_script":
         script = node.get("script")
         if not isinstance(script, dict) or not (script.get("cmd") or script.get("code")):
-            yield Flaw((*place, "script"), f"exec_type local_script{of} needs `script` with a cmd.")
+            yield Problem((*path, "script"), f"exec_type local_script{of} needs `script` with a cmd.")
     elif kind in ("", "http", "queue"):
         name = node.get("service") or node.get("func")
         if not name and not node.get("options"):
-            yield Flaw(place, f"it needs a service{of}, or another exec_type.")
+            yield Problem(path, f"it needs a service{of}, or another exec_type.")
         elif name and known.services is not None and str(name) not in known.services:
-            yield Flaw((*place, "service"), f"there is no service {name!r}.{did_you_mean(str(name), known.services)}")
+            yield Problem((*path, "service"), f"there is no service {name!r}.{did_you_mean(str(name), known.services)}")
 
 
-def _choice(node: dict[str, Any], _params: Any, _known: Known, place: Place, _depth: int) -> Iterator[Flaw]:
+def _choice(node: dict[str, Any], _params: Any, _known: Known, path: Path, _depth: int) -> Iterator[Problem]:
     cases = node.get("choice_cases") or []
     if not isinstance(cases, list):
-        yield Flaw((*place, "choice_cases"), "choice_cases is a list of {action, expr}.")
+        yield Problem((*path, "choice_cases"), "choice_cases is a list of {action, expr}.")
         return
     if not cases and not node.get("choice_key") and not node.get("default_action") and not node.get("post"):
-        yield Flaw(place, "a choice needs choice_cases or a default_action.")
+        yield Problem(path, "a choice needs choice_cases or a default_action.")
     seen: set[str] = set()
     for number, case in enumerate(cases):
-        at = (*place, "choice_cases", number)
+        at = (*path, "choice_cases", number)
         if not isinstance(case, dict) or not isinstance(case.get("action"), str) or not case["action"]:
-            yield Flaw(at, f"case {number}: expected {{action, expr}}; found {shown(case)}.")
+            yield Problem(at, f"case {number}: expected {{action, expr}}; found {shown(case)}.")
             continue
         yield from unknown_keys(case, ("action", "expr"), at, "a case")
         text = msgspec.json.encode(case.get("expr"), order="sorted").decode()
         if text in seen:
-            yield Flaw(at, f"case {number} ({case['action']}) is never reached: an earlier one has the same expr.")
+            yield Problem(at, f"case {number} ({case['action']}) is never reached: an earlier one has the same expr.")
         seen.add(text)
         for problem in expression.problems(case.get("expr")):
-            yield Flaw((*at, "expr"), f"case {number} ({case['action']}): {problem}")
+            yield Problem((*at, "expr"), f"case {number} ({case['action']}): {problem}")
 
 
-def _parallel(node: dict[str, Any], params: dict[str, Any], known: Known, place: Place, _: int) -> Iterator[Flaw]:
+def _parallel(node: dict[str, Any], params: dict[str, Any], known: Known, path: Path, _: int) -> Iterator[Problem]:
     execs = node.get("parallel_execs") or []
     services = node.get("parallel_services") or params.get("services") or []  # or they are parameters of the run
-    yield from _execs(node, "parallel_execs", known, place)
+    yield from _execs(node, "parallel_execs", known, path)
     if isinstance(services, list) and known.services is not None and not execs:
         for number, name in enumerate(services):
             if isinstance(name, str) and name not in known.services:
                 hint = did_you_mean(name, known.services)
-                yield Flaw((*place, "parallel_services", number), f"there is no service {name!r}.{hint}")
+                yield Problem((*path, "parallel_services", number), f"there is no service {name!r}.{hint}")
 
 
-def _foreach(node: dict[str, Any], _params: Any, known: Known, place: Place, _depth: int) -> Iterator[Flaw]:
+def _foreach(node: dict[str, Any], _params: Any, known: Known, path: Path, _depth: int) -> Iterator[Problem]:
     prep = node.get("prep")
     if not isinstance(prep, dict) or not prep.get("input_key"):
-        yield Flaw(place, "a foreach needs prep.input_key, the path of a list.")
+        yield Problem(path, "a foreach needs prep.input_key, the path of a list.")
     if not node.get("foreach_execs") or node.get("service") or node.get("func") or node.get("script"):
-        yield from _runs(node, known, place)
-    yield from _execs(node, "foreach_execs", known, place)
+        yield from _runs(node, known, path)
+    yield from _execs(node, "foreach_execs", known, path)
 
 
-def _execs(node: dict[str, Any], name: str, known: Known, place: Place) -> Iterator[Flaw]:
+def _execs(node: dict[str, Any], name: str, known: Known, path: Path) -> Iterator[Problem]:
     """Yield what is wrong with the executors of branches, items or nodes of a subflow."""
     execs = node.get(name) or []
     if not isinstance(execs, list):
-        yield Flaw((*place, name), f"{name} is a list.")
+        yield Problem((*path, name), f"{name} is a list.")
         return
     for number, one in enumerate(execs):
-        at = (*place, name, number)
+        at = (*path, name, number)
         if not isinstance(one, dict):
-            yield Flaw(at, f"{name}: expected a mapping; found {shown(one)}.")
+            yield Problem(at, f"{name}: expected a mapping; found {shown(one)}.")
             continue
-        unknown = [*islice(unknown_keys(one, Exec.__struct_fields__, at, name), MOST_FLAWS)]
+        unknown = [*islice(unknown_keys(one, Exec.__struct_fields__, at, name), MOST_PROBLEMS)]
         yield from unknown
         yield from _mapping(one, at)
         try:
-            msgspec.convert(_without_nulls(one), Exec)
+            msgspec.convert(without_nulls(one), Exec)
         except msgspec.ValidationError as error:
             if not unknown:
-                yield Flaw(at, f"{name} {number}: {_said(error)}.")
+                yield Problem(at, f"{name} {number}: {_said(error)}.")
         own = _inner_executor(node, one.get("node")) if name == "subflow_execs" else node
         if not unknown and own is not None:
             merged = {key: own.get(key) for key in ("service", "exec_type", "func", "script", "options")}
@@ -333,53 +325,55 @@ def _inner_executor(node: dict[str, Any], key: Any) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and (found.get("kind") or "executor") == "executor" else None
 
 
-def _subflow(node: dict[str, Any], _params: Any, known: Known, place: Place, depth: int) -> Iterator[Flaw]:
+def _subflow(node: dict[str, Any], _params: Any, known: Known, path: Path, depth: int) -> Iterator[Problem]:
     inner = node.get("subflow")
-    at = (*place, "subflow")
+    at = (*path, "subflow")
     if isinstance(inner, str) or (isinstance(inner, dict) and inner.get("flow") and "nodes" not in inner):
-        yield Flaw(at, f"flow {inner if isinstance(inner, str) else inner['flow']!r} was not found.")
+        yield Problem(at, f"flow {inner if isinstance(inner, str) else inner['flow']!r} was not found.")
         return
     if isinstance(inner, dict) and inner.get("flow") and not inner["nodes"] and not known.flows:
         return
     if not isinstance(inner, dict):
-        yield Flaw(at, "a subflow needs `subflow`: a flow, or the name of one that is published.")
+        yield Problem(at, "a subflow needs `subflow`: a flow, or the name of one that is published.")
         return
-    yield from flaws(inner, known, place=at, depth=depth + 1)
-    yield from _execs(node, "subflow_execs", known, place)
+    yield from _problems(inner, known, path=at, depth=depth + 1)
+    yield from _execs(node, "subflow_execs", known, path)
     nodes = inner.get("nodes")
     for number, one in enumerate(node.get("subflow_execs") or []):
         wanted = one.get("node") if isinstance(one, dict) else None
         if isinstance(nodes, dict) and not (isinstance(wanted, str) and wanted in nodes):
             hint = did_you_mean(str(wanted), nodes)
-            yield Flaw((*place, "subflow_execs", number), f"its subflow has no node {wanted!r}.{hint}")
+            yield Problem((*path, "subflow_execs", number), f"its subflow has no node {wanted!r}.{hint}")
 
 
-def _timer(_node: Any, params: dict[str, Any], _known: Known, place: Place, _depth: int) -> Iterator[Flaw]:
+def _timer(_node: Any, params: dict[str, Any], _known: Known, path: Path, _depth: int) -> Iterator[Problem]:
     if "delay_ms" not in params:
-        yield Flaw(place, "a timer needs params.delay_ms.")
-    yield from _milliseconds(params, "delay_ms", place)
+        yield Problem(path, "a timer needs params.delay_ms.")
+    yield from _milliseconds(params, "delay_ms", path)
 
 
-def _waits(node: dict[str, Any], params: dict[str, Any], _known: Known, place: Place, _depth: int) -> Iterator[Flaw]:
+def _waits(node: dict[str, Any], params: dict[str, Any], _known: Known, path: Path, _depth: int) -> Iterator[Problem]:
     name = "approval_key" if node.get("kind") == "approval" else "signal_key"
     if params.get(name):
-        yield from _path(params[name], (*place, "params", name))
+        yield from _path(params[name], (*path, "params", name))
     elif name == "signal_key":
-        yield Flaw(place, "a wait_event needs params.signal_key, the path of what it waits for.")
-    yield from _milliseconds(params, "timeout_ms", place)
+        yield Problem(path, "a wait_event needs params.signal_key, the path of what it waits for.")
+    yield from _milliseconds(params, "timeout_ms", path)
 
 
-def _milliseconds(params: dict[str, Any], name: str, place: Place) -> Iterator[Flaw]:
+def _milliseconds(params: dict[str, Any], name: str, path: Path) -> Iterator[Problem]:
     value = params.get(name)
     if expression.is_path(value):
-        yield from _path(value, (*place, "params", name))
+        yield from _path(value, (*path, "params", name))
     elif value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0):
-        yield Flaw((*place, "params", name), f"params.{name} is a number of milliseconds; found {shown(value)}.")
+        yield Problem((*path, "params", name), f"params.{name} is a number of milliseconds; found {shown(value)}.")
     elif value is not None and value > MOST_MS:
-        yield Flaw((*place, "params", name), f"params.{name} is at most {MOST_MS:,}, a hundred years; found {value:,}.")
+        yield Problem(
+            (*path, "params", name), f"params.{name} is at most {MOST_MS:,}, a hundred years; found {value:,}."
+        )
 
 
-_OF_KIND: dict[str, Callable[[dict[str, Any], dict[str, Any], Known, Place, int], Iterator[Flaw]]] = {
+_OF_KIND: dict[str, Callable[[dict[str, Any], dict[str, Any], Known, Path, int], Iterator[Problem]]] = {
     "executor": _executor,
     "choice": _choice,
     "parallel": _parallel,
@@ -390,56 +384,6 @@ _OF_KIND: dict[str, Callable[[dict[str, Any], dict[str, Any], Known, Place, int]
     "approval": _waits,
 }
 
-# -- reading
-
-
-def _without_nulls(plain: Any) -> Any:
-    """Return a flow without what is null or an empty part: some write every field, with nothing in it."""
-    if isinstance(plain, dict):
-        return {key: value for key, value in plain.items() if value is not None}
-    return plain
-
-
-def normal(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return a flow that has passed the checks as its definition has it."""
-    flow = {key: value for key, value in plain.items() if value is not None and key not in ("name",)}
-    if "nodes" not in flow:
-        return flow
-    flow["nodes"] = {key: _normal_node(node) for key, node in flow["nodes"].items()}
-    flow["edges"] = [_without_nulls(edge) for edge in flow.get("edges") or []]
-    if "flow" not in flow:
-        flow.pop("version", None)
-    return flow
-
-
-def _normal_node(node: dict[str, Any]) -> dict[str, Any]:
-    found = {key: value for key, value in node.items() if value not in (None, "")}
-    for key in ("prep", "post", "script"):
-        if key in found:
-            found[key] = _without_nulls(found[key])
-            if not found[key]:
-                del found[key]
-    for key in _EXECS:
-        if key in found:
-            found[key] = [
-                {name: _without_nulls(value) for name, value in one.items() if value not in (None, "")}
-                for one in found[key]
-            ]
-    if "subflow" in found:
-        found["subflow"] = normal(found["subflow"])
-    return found
-
-
-def definition(plain: dict[str, Any]) -> Flow:
-    """Return a flow that has passed the checks."""
-    try:
-        return msgspec.convert(normal(plain), Flow)
-    except msgspec.ValidationError as error:
-        raise InvalidWorkflow(f"The flow cannot be read: {error}.") from error
-
 
 def _said(error: Exception) -> str:
     return str(error).split(" - at")[0].lower().rstrip(".").replace("`", "").replace(" | null", "")
-
-
-__all__ = ["Flaw", "Known", "definition", "flaws", "normal"]

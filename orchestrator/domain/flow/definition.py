@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from orchestrator.domain.dag.definition import Registered
+from orchestrator.errors import InvalidWorkflow
 
 Kind = Literal["executor", "choice", "parallel", "subflow", "timer", "foreach", "wait_event", "approval"]
 Mode = Literal["sequential", "concurrent"]
@@ -90,6 +91,10 @@ class Exec(_Data, frozen=True, kw_only=True):
     """Which item of a foreach; its place in the list, if it does not say."""
     node: str = ""
     """Which node of a subflow."""
+
+
+EXECS = ("parallel_execs", "foreach_execs", "subflow_execs")
+"""Where a node has such."""
 
 
 class ChoiceCase(_Data, frozen=True, kw_only=True):
@@ -191,6 +196,51 @@ def body_of(flow: Flow) -> dict[str, Any]:
     own = msgspec.structs.replace(flow, functions={}, takes={})
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(own))
     return plain
+
+
+def without_nulls(plain: Any) -> Any:
+    """Return a part of a flow without what is null: some write every field, with nothing in it."""
+    if isinstance(plain, dict):
+        return {key: value for key, value in plain.items() if value is not None}
+    return plain
+
+
+def normal(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return a flow that has passed the checks as its definition has it."""
+    flow = {key: value for key, value in plain.items() if value is not None and key not in ("name",)}
+    if "nodes" not in flow:
+        return flow
+    flow["nodes"] = {key: _normal_node(node) for key, node in flow["nodes"].items()}
+    flow["edges"] = [without_nulls(edge) for edge in flow.get("edges") or []]
+    if "flow" not in flow:
+        flow.pop("version", None)
+    return flow
+
+
+def _normal_node(node: dict[str, Any]) -> dict[str, Any]:
+    found = {key: value for key, value in node.items() if value not in (None, "")}
+    for key in ("prep", "post", "script"):
+        if key in found:
+            found[key] = without_nulls(found[key])
+            if not found[key]:
+                del found[key]
+    for key in EXECS:
+        if key in found:
+            found[key] = [
+                {name: without_nulls(value) for name, value in one.items() if value not in (None, "")}
+                for one in found[key]
+            ]
+    if "subflow" in found:
+        found["subflow"] = normal(found["subflow"])
+    return found
+
+
+def from_plain(plain: dict[str, Any]) -> Flow:
+    """Return a flow that has passed the checks."""
+    try:
+        return msgspec.convert(normal(plain), Flow)
+    except msgspec.ValidationError as error:
+        raise InvalidWorkflow(f"The flow cannot be read: {error}.") from error
 
 
 def node_at(flow: Flow, path: str) -> Node | None:

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from orchestrator.domain.flow.definition import DEFAULT, ERROR, TIMEOUT
+from orchestrator.domain.problems import Path, Problem, shown
 from orchestrator.errors import did_you_mean
-
-Place = tuple[str | int, ...]
-
-
-class Flaw(NamedTuple):
-    """Something that cannot be accepted, and where it stands: the keys on the way to it."""
-
-    place: Place
-    message: str
-
 
 _EDGE_KEYS = ("from", "action", "to")
 _ALWAYS = frozenset((DEFAULT, ERROR, TIMEOUT))
@@ -27,50 +18,44 @@ _MOST_WORK = 1_000_000
 may have meant: a million take some 0.1 seconds."""
 
 
-def unknown_keys(plain: Mapping[str, Any], keys: Collection[str], place: Place, what: str) -> Iterator[Flaw]:
+def unknown_keys(plain: Mapping[str, Any], keys: Collection[str], path: Path, what: str) -> Iterator[Problem]:
     """Yield keys that mean nothing."""
     for key in plain:
         if key not in keys:
-            yield Flaw((*place, key), f"{what} has no {key!r}.{did_you_mean(str(key), keys)}")
+            yield Problem((*path, key), f"{what} has no {key!r}.{did_you_mean(str(key), keys)}")
 
 
-def shown(value: Any) -> str:
-    """Return a value as it stands in a message."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
-
-
-def of_edges(plain: dict[str, Any], nodes: dict[str, Any], place: Place) -> Iterator[Flaw]:
+def of_edges(plain: dict[str, Any], nodes: dict[str, Any], path: Path) -> Iterator[Problem]:
     """Yield what is wrong with the edges of a flow, and with its start."""
     start = plain.get("start")
     if not isinstance(start, str) or start not in nodes:
         hint = did_you_mean(str(start), nodes)
-        yield Flaw((*place, "start"), f"start names a node; there is no {start!r}.{hint}")
+        yield Problem((*path, "start"), f"start names a node; there is no {start!r}.{hint}")
     edges = plain.get("edges") or []
     if not isinstance(edges, list):
-        yield Flaw((*place, "edges"), "edges is a list of {from, action, to}.")
+        yield Problem((*path, "edges"), "edges is a list of {from, action, to}.")
         return
     ways: dict[str, list[str]] = {}
-    never: dict[tuple[str, str, str], Place] = {}
+    never: dict[tuple[str, str, str], Path] = {}
     """Edges that no run ever takes: to, from, action."""
     seen: dict[tuple[str, str], int] = {}
     endings: dict[str, set[str] | None] = {}
     """The actions that nodes can end with, worked out once for all edges that lead from them."""
     for number, edge in enumerate(edges):
-        at = (*place, "edges", number)
+        at = (*path, "edges", number)
         found = edge if isinstance(edge, dict) else {}
         source, to, action = found.get("from"), found.get("to") or "", found.get("action") or DEFAULT
         if not isinstance(source, str) or not isinstance(to, str) or not isinstance(action, str):
-            yield Flaw(at, f"an edge is a mapping {{from, action, to}} of texts; found {shown(edge)}.")
+            yield Problem(at, f"an edge is a mapping {{from, action, to}} of texts; found {shown(edge)}.")
             continue
         yield from unknown_keys(found, _EDGE_KEYS, at, "an edge")
         if source not in nodes:
-            yield Flaw((*at, "from"), f"edge from {source!r}: there is no such node.{did_you_mean(source, nodes)}")
+            yield Problem((*at, "from"), f"edge from {source!r}: there is no such node.{did_you_mean(source, nodes)}")
         if to and to not in nodes:
             hint = did_you_mean(to, nodes)
-            yield Flaw((*at, "to"), f"edge {action!r} from {source!r} leads to {to!r}: there is no such node.{hint}")
+            yield Problem((*at, "to"), f"edge {action!r} from {source!r} leads to {to!r}: there is no such node.{hint}")
         if (source, action) in seen:
-            yield Flaw(at, f"node {source!r} has two edges for the action {action!r}.")
+            yield Problem(at, f"node {source!r} has two edges for the action {action!r}.")
         seen[source, action] = number
         if source not in endings:
             endings[source] = _actions(nodes.get(source))
@@ -80,7 +65,7 @@ def of_edges(plain: dict[str, Any], nodes: dict[str, Any], place: Place) -> Iter
             continue
         ways.setdefault(source, []).append(to if to in nodes else "")  # one mistake is enough: it leads out
     if isinstance(start, str) and start in nodes:
-        yield from _reachable(nodes, start, ways, seen, never, endings, place)
+        yield from _reachable(nodes, start, ways, seen, never, endings, path)
 
 
 def _actions(node: Any) -> set[str] | None:
@@ -106,10 +91,10 @@ def _reachable(
     start: str,
     ways: Mapping[str, list[str]],
     seen: Mapping[tuple[str, str], int],
-    never: Mapping[tuple[str, str, str], Place],
+    never: Mapping[tuple[str, str, str], Path],
     endings: Mapping[str, set[str] | None],
-    place: Place,
-) -> Iterator[Flaw]:
+    path: Path,
+) -> Iterator[Problem]:
     """Yield nodes that no run comes to, and of the edges that none ever takes those that are mistakes.
 
     Such an edge does no harm, unless it is the only one to its node, or is like an action that has none.
@@ -129,10 +114,10 @@ def _reachable(
         is_like_one = work <= _MOST_WORK and bool(did_you_mean(action, others))
         if (to in nodes and to not in reached) or is_like_one:
             missed.add(to)
-            yield Flaw(at, f"node {source!r} never ends with the action {action!r}: it ends with {_some(possible)}.")
+            yield Problem(at, f"node {source!r} never ends with the action {action!r}: it ends with {_some(possible)}.")
     for key in nodes:
         if key not in reached and key not in missed:
-            yield Flaw((*place, "nodes", key), f"node {key!r} is never reached: no way leads to it from {start!r}.")
+            yield Problem((*path, "nodes", key), f"node {key!r} is never reached: no way leads to it from {start!r}.")
     back: dict[str, list[str]] = {}
     for source, targets in ways.items():
         for to in targets:
@@ -142,10 +127,10 @@ def _reachable(
     for key in nodes:
         if key in reached and key not in leaving:
             names = sorted(other for other in reached if other not in leaving and other in nodes)
-            shown = ", ".join(repr(name) for name in names[:5])
-            yield Flaw(
-                (*place, "nodes", key),
-                f"node {key!r} stands in a cycle that has no way out ({shown}): let one of them end with an action "
+            first = ", ".join(repr(name) for name in names[:5])
+            yield Problem(
+                (*path, "nodes", key),
+                f"node {key!r} stands in a cycle that has no way out ({first}): let one of them end with an action "
                 f"that has no edge, or that leads out.",
             )
             return

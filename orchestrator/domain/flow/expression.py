@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from orchestrator.domain.flow.paths import Names, find, parse
+from orchestrator.domain.problems import shown
 from orchestrator.errors import ExpressionError, did_you_mean
 
 OPERATORS = ("and", "or", "not", "eq", "ne", "gt", "lt", "ge", "le", "exists", "in", "contains")
@@ -111,7 +112,7 @@ def problems(expr: Any, depth: int = 0) -> Iterator[str]:
     elif not isinstance(expr, dict) or len(expr) != 1:
         yield (
             f"an expression is a mapping of one operator, such as {{eq: [$params.path, B]}}; "
-            f"found {_shown(expr)}. Operators: {', '.join(OPERATORS)}."
+            f"found {shown(expr)}. Operators: {', '.join(OPERATORS)}."
         )
     else:
         ((operator, given),) = expr.items()
@@ -124,7 +125,7 @@ def _problems_with(operator: str, given: Any, depth: int) -> Iterator[str]:
         yield f"there is no operator {operator!r}.{hint} Operators: {', '.join(OPERATORS)}."
     elif operator in ("and", "or"):
         if not isinstance(given, list) or not given:
-            yield f"{operator} takes a list of expressions; found {_shown(given)}."
+            yield f"{operator} takes a list of expressions; found {shown(given)}."
         else:
             for one in given:
                 yield from problems(one, depth + 1)
@@ -132,10 +133,10 @@ def _problems_with(operator: str, given: Any, depth: int) -> Iterator[str]:
         yield from problems(_only(given), depth + 1)
     elif operator == "exists":
         if not is_path(_only(given)):
-            yield f"exists takes a path, such as $shared.name; found {_shown(given)}."
+            yield f"exists takes a path, such as $shared.name; found {shown(given)}."
         yield from _problems_of(_only(given))
     elif not isinstance(given, list) or len(given) != 2:
-        yield f"{operator} takes a list of two; found {_shown(given)}."
+        yield f"{operator} takes a list of two; found {shown(given)}."
     else:
         for part in given:
             yield from _problems_of(part)
@@ -147,8 +148,3 @@ def _problems_of(value: Any) -> Iterator[str]:
             parse(value)
         except ExpressionError as error:
             yield str(error)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -14,12 +14,13 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.domain.dag.checks import IDENTIFIER, RESERVED, STEP_NAME, Problem, check
-from orchestrator.domain.dag.checks import Path as Place
+from orchestrator.domain.dag.checks import IDENTIFIER, RESERVED, STEP_NAME, check
 from orchestrator.domain.dag.definition import Concurrency, Definition, EventTrigger, Hook, Param, Step, Trigger
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.dag.operators import KEYWORDS, shortened
 from orchestrator.domain.executors.registry import BUILT_IN, IN_WORKER
+from orchestrator.domain.problems import Path as Place
+from orchestrator.domain.problems import Problem
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.dag import document
 from orchestrator.sdk.dag.document import Node
@@ -35,7 +36,7 @@ from orchestrator.sdk.dag.fields import (
     plain_object,
     table_of,
 )
-from orchestrator.sdk.dag.problems import holds, line_of, refusal, words
+from orchestrator.sdk.dag.problems import holds, line_of, refusal, refuse, unreadable_text, words
 from orchestrator.sdk.dag.schedule_fields import FIELD as SCHEDULE
 from orchestrator.sdk.tasks.executors import find_problems
 
@@ -51,18 +52,13 @@ def load(path: str | Path, further: Further | None = None) -> Definition:
 def loads(text: str, source: str = "<text>", further: Further | None = None) -> Definition:
     """Read a workflow from a text; `source` is what messages call it."""
     root, flaws = document.read(text)
-    lines = [(flaw.line, f"{source}:{flaw.line}: {flaw.message}") for flaw in flaws]
     if root is None:
-        raise refusal(line for _, line in lines or [(1, f"{source}:1: expected a workflow, found nothing.")])
+        raise unreadable_text(source, flaws, "a workflow")
     definition, problems = _read(root)
     if further is not None:
         definition, more = further(_sound(definition, problems))
         problems += _known(more, problems)
-    for problem in problems:
-        line = line_of(root, problem.path)
-        lines.append((line, f"{source}:{line}: {words(problem)}"))
-    if lines:
-        raise refusal(line for _, line in sorted(lines, key=lambda pair: pair[0]))
+    refuse(source, flaws, ((line_of(root, problem.path), words(problem)) for problem in problems))
     return definition
 
 

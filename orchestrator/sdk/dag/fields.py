@@ -7,10 +7,11 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from orchestrator.domain.dag.checks import MOST_PROBLEMS, NAME, Path, Problem
+from orchestrator.domain.dag.checks import NAME
 from orchestrator.domain.dag.expression import unwrap
 from orchestrator.domain.dag.operators import describe
 from orchestrator.domain.durations import DURATION, parse_duration
+from orchestrator.domain.problems import MOST_PROBLEMS, Path, Problem
 from orchestrator.domain.written import Key
 from orchestrator.errors import did_you_mean
 from orchestrator.sdk.dag.document import Entry, Node

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from orchestrator.domain.dag.checks import Path as Place
-from orchestrator.domain.dag.checks import Problem
 from orchestrator.domain.dag.operators import shortened
+from orchestrator.domain.problems import Path, Problem
 from orchestrator.errors import InvalidWorkflow
-from orchestrator.sdk.dag.document import Node
+from orchestrator.sdk.dag.document import Flaw, Node
 
 _MOST_PROBLEMS = 50
 _LONGEST_SHOWN = 128
 
 
-def _follow(root: Node, path: Place) -> Iterator[tuple[Node, int]]:
+def _follow(root: Node, path: Path) -> Iterator[tuple[Node, int]]:
     """Yield each part on the way to a place, with its line, as far as the way goes."""
     node = root
     for key in path:
@@ -31,7 +30,7 @@ def _follow(root: Node, path: Place) -> Iterator[tuple[Node, int]]:
             return
 
 
-def line_of(root: Node, path: Place) -> int:
+def line_of(root: Node, path: Path) -> int:
     """Return the line of a place, or of what is nearest to it."""
     line = root.line
     for _, line in _follow(root, path):  # noqa: B007
@@ -39,7 +38,7 @@ def line_of(root: Node, path: Place) -> int:
     return line
 
 
-def holds(root: Node, path: Place) -> bool:
+def holds(root: Node, path: Path) -> bool:
     """Say whether a document has something at a place."""
     return sum(1 for _ in _follow(root, path)) == len(path)
 
@@ -54,6 +53,21 @@ def words(problem: Problem) -> str:
 
 def _shown(key: str) -> str:
     return key if key.isprintable() and len(key) <= _LONGEST_SHOWN else shortened(key, _LONGEST_SHOWN)
+
+
+def unreadable_text(source: str, flaws: Sequence[Flaw], expected: str) -> InvalidWorkflow:
+    """Return an error that says why a text cannot be read at all."""
+    return refusal(_at_lines(source, flaws or [(1, f"expected {expected}, found nothing.")]))
+
+
+def refuse(source: str, flaws: Iterable[Flaw], problems: Iterable[tuple[int, str]]) -> None:
+    """Say everything that is wrong with a text, if anything is, from its first line on."""
+    if lines := sorted([*flaws, *problems], key=lambda found: found[0]):
+        raise refusal(_at_lines(source, lines))
+
+
+def _at_lines(source: str, found: Iterable[tuple[int, str]]) -> list[str]:
+    return [f"{source}:{line}: {message}" for line, message in found]
 
 
 def refusal(lines: Iterable[str]) -> InvalidWorkflow:

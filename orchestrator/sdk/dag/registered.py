@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from orchestrator.domain import redaction
-from orchestrator.domain.dag.checks import MOST_PROBLEMS, Path, Problem
 from orchestrator.domain.dag.definition import Definition, Hook, Registered, Step, hidden_by
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.dag.placement import HOOK_OPTIONS, WEBHOOK_TASK
 from orchestrator.domain.dag.steps import fan_out_sources
+from orchestrator.domain.problems import MOST_PROBLEMS, Path, Problem
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS
 from orchestrator.errors import InvalidTask, did_you_mean
 from orchestrator.sdk.tasks.options import CallOptions, with_options

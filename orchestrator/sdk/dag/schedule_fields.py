@@ -7,8 +7,8 @@ import zoneinfo
 from datetime import datetime
 from typing import Any
 
-from orchestrator.domain.dag.checks import Path
 from orchestrator.domain.plain import unstorable
+from orchestrator.domain.problems import Path
 from orchestrator.domain.schedules.cron import cron_problem
 from orchestrator.domain.schedules.schedule import MOST_CAUGHT_UP, Schedule, catch_up_parts, from_data, moment
 from orchestrator.errors import InvalidWorkflow, did_you_mean

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain.flow import checks
-from orchestrator.domain.flow.checks import ANYTHING, Flaw, Known
-from orchestrator.domain.flow.definition import Flow, body_of
+from orchestrator.domain.flow.checks import ANYTHING, Known
+from orchestrator.domain.flow.definition import Flow, body_of, from_plain
+from orchestrator.domain.problems import Problem
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.dag import document, schedule_fields
-from orchestrator.sdk.dag.document import Node
 from orchestrator.sdk.dag.fields import Bad, Fields
-from orchestrator.sdk.dag.problems import refusal
+from orchestrator.sdk.dag.problems import line_of, refusal, refuse, unreadable_text
 
 _DEEPEST = 20
 
@@ -34,17 +34,13 @@ def load(path: str | Path, known: Known = ANYTHING, find: Find | None = None) ->
 def loads(text: str, source: str = "<text>", known: Known = ANYTHING, find: Find | None = None) -> Flow:
     """Read a flow from a text; `source` is what messages call it."""
     root, unreadable = document.read(text)
-    lines = [(flaw.line, f"{source}:{flaw.line}: {flaw.message}") for flaw in unreadable]
     if root is None:
-        raise refusal([line for _, line in lines] or [f"{source}:1: expected a flow, found nothing."])
+        raise unreadable_text(source, unreadable, "a flow")
     plain, known = _looked_up(root.plain(), known, find)
     plain, unfit = _with_schedule(plain)
-    for flaw in [*checks.first_flaws(plain, known), *unfit]:
-        line = _line(root, flaw)
-        lines.append((line, f"{source}:{line}: {flaw.message}"))
-    if lines:
-        raise refusal([line for _, line in sorted(lines, key=lambda pair: pair[0])])
-    return checks.definition(plain)
+    problems = [*checks.check(plain, known), *unfit]
+    refuse(source, unreadable, ((line_of(root, problem.path), problem.message) for problem in problems))
+    return from_plain(plain)
 
 
 def from_data(plain: Any, source: str = "flow", known: Known = ANYTHING, find: Find | None = None) -> Flow:
@@ -57,27 +53,27 @@ def from_data(plain: Any, source: str = "flow", known: Known = ANYTHING, find: F
         raise InvalidWorkflow(f"{source}: {error}") from None
     plain, known = _looked_up(plain, known, find)
     plain, unfit = _with_schedule(plain)
-    found = [f"{source}: {flaw.message}" for flaw in [*checks.first_flaws(plain, known), *unfit]]
+    found = [f"{source}: {problem.message}" for problem in [*checks.check(plain, known), *unfit]]
     if found:
         raise refusal(found)
-    return checks.definition(plain)
+    return from_plain(plain)
 
 
 def checked(flow: Flow) -> Flow:
     """Return a flow that was made elsewhere, or say everything that is wrong with it, its schedule left out."""
     plain = body_of(msgspec.structs.replace(flow, schedule=None))
-    if found := [f"flow: {flaw.message}" for flaw in checks.first_flaws(plain)]:
+    if found := [f"flow: {problem.message}" for problem in checks.check(plain)]:
         raise refusal(found)
     return flow
 
 
-def _with_schedule(plain: Any) -> tuple[Any, list[Flaw]]:
+def _with_schedule(plain: Any) -> tuple[Any, list[Problem]]:
     """Return a flow with its schedule as it is kept, and what is wrong with that."""
     if not isinstance(plain, dict) or plain.get("schedule") is None:
         return plain, []
     reader = Fields()
     read = schedule_fields.schedule(reader, document.from_plain(plain["schedule"]), ("schedule",))
-    unfit = [Flaw(one.path, f"{'.'.join(map(str, one.path))}: {one.message}") for one in reader.problems]
+    unfit = [Problem(one.path, f"{'.'.join(map(str, one.path))}: {one.message}") for one in reader.problems]
     return {**plain, "schedule": None if isinstance(read, Bad) else read}, unfit
 
 
@@ -141,17 +137,3 @@ class _Embedding:
             taken = None if found is None else {**found[1], "flow": name, "version": found[0]}
             self._found[name, version] = None if taken is None else (taken, checks.count_nodes(taken))
         return self._found[name, version]
-
-
-def _line(root: Node, flaw: Flaw) -> int:
-    """Return the line of a place, or of the last part of the way to it that there is."""
-    node, line = root, root.line
-    for part in flaw.place:
-        if isinstance(part, str) and isinstance(node.value, dict) and part in node.value:
-            line, node = node.value[part]
-        elif isinstance(part, int) and isinstance(node.value, list) and part < len(node.value):
-            node = node.value[part]
-            line = node.line
-        else:
-            break
-    return line

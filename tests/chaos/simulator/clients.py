@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from orchestrator.domain.dag.definition import Definition, Param, Step
-from orchestrator.domain.flow import checks
-from orchestrator.domain.flow.definition import DEFAULT
+from orchestrator.domain.flow.definition import DEFAULT, from_plain
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import OPEN_RUN_STATES, OPEN_TASK_STATES
 from orchestrator.domain.tasks.retry import RetryPolicy
@@ -139,7 +138,7 @@ class Clients:
         name = f"flow-{self._world.plan.seed}-{len(self.flows)}"
         identifier = time_ordered_id(int(1.9e12 + self._world.now * 1000), random.randbytes(10))
         with self._world.database.engine.begin() as connection:
-            version = flows.publish(connection, name, checks.definition(plain), DEFAULT).version
+            version = flows.publish(connection, name, from_plain(plain), DEFAULT).version
             creation.create(connection, [flow_runs.new_run(name, version, identifier, PARAMS)])
         self.flows[identifier] = plain
         self.runs.append(identifier)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.domain import timezones
-from orchestrator.domain.flow import checks
+from orchestrator.domain.flow.definition import from_plain
 from orchestrator.domain.flow.state import FlowState
 from orchestrator.domain.ids import derived_id
 from orchestrator.store.inbox import RequestKind
@@ -57,7 +57,7 @@ def _check_end(world: World, row: Any, visits: Sequence[Any], was_retried: bool)
     plain = world.clients.flows[row["id"].bytes]
     naive = Interpreter(service, plain["max_steps"])
     try:
-        expected: dict[str, Any] | None = naive.run(checks.definition(plain), PARAMS, PARAMS)
+        expected: dict[str, Any] | None = naive.run(from_plain(plain), PARAMS, PARAMS)
     except Failed:
         expected = None
     seen = [(visit["node"], visit["status"]) for visit in visits]

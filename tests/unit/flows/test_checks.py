@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.domain.flow import edge_checks
-from orchestrator.domain.flow.checks import MOST_FLAWS, Known, first_flaws
+from orchestrator.domain.flow.checks import Known, check
+from orchestrator.domain.problems import MOST_PROBLEMS, Problem
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.flow import reading
 from orchestrator.sdk.flow.builder import FlowGraph
@@ -197,10 +198,10 @@ def test_of_very_many_flaws_the_first_are_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(edge_checks, "did_you_mean", looking)
     edges = [{"from": "a", "action": f"x{number}", "to": f"n{number}"} for number in range(5_000)]
     plain = {"start": "a", "nodes": {"a": {"kind": "approval"}}, "edges": edges}
-    found = first_flaws(plain)
+    found = check(plain)
     assert found[0].message.startswith("edge 'x0' from 'a' leads to 'n0': there is no such node.")
-    assert found[MOST_FLAWS:] == [((), f"there is more that is wrong: these are the first {MOST_FLAWS}.")]
-    assert len(looked) <= MOST_FLAWS + 1
+    assert found[MOST_PROBLEMS:] == [Problem((), f"there is more that is wrong: these are the first {MOST_PROBLEMS}.")]
+    assert len(looked) <= MOST_PROBLEMS + 1
     with pytest.raises(InvalidWorkflow, match=r"… and 51 more\.$"):
         reading.from_data(plain)
 
@@ -212,7 +213,7 @@ def test_edges_of_a_choice_with_thousands_of_cases_are_checked_in_linear_time(na
     edges = [{"from": "a", "action": name.format(number), "to": "b"} for number in many]
     nodes: dict[str, Any] = {"a": {"kind": "choice", "choice_cases": cases}, "b": {"service": "s"}}
     began = time.process_time()
-    found = first_flaws({"start": "a", "nodes": nodes, "edges": [*edges, {"from": "a", "to": "b"}]})
+    found = check({"start": "a", "nodes": nodes, "edges": [*edges, {"from": "a", "to": "b"}]})
     assert time.process_time() - began < 2
     assert found == []
 

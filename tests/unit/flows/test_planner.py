@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.domain.flow import checks, commands
-from orchestrator.domain.flow.definition import Flow, Rule
+from orchestrator.domain.flow.definition import Flow, Rule, from_plain
 from tests.unit.flows.driver import Driver
 from tests.unit.flows.interpreter import Failed, Interpreter
 from tests.unit.flows.made import PARAMS, SIGNALS, comparable, make_flow, service
@@ -32,7 +32,7 @@ def flows(draw: st.DrawFn) -> dict[str, Any]:
 @given(flows(), st.integers(0, 1_000), st.sampled_from(get_args(Rule)))
 @pytest.mark.slow
 def test_it_comes_to_what_the_interpreter_says(plain: dict[str, Any], seed: int, rule: Rule) -> None:
-    flow = checks.definition(plain)
+    flow = from_plain(plain)
     naive = Interpreter(service, MOST, rule)
     expected: dict[str, Any] | None
     try:
@@ -56,8 +56,8 @@ def test_it_comes_to_what_the_interpreter_says(plain: dict[str, Any], seed: int,
 def flow_of(nodes: dict[str, Any], edges: list[tuple[str, str, str]] = [], **more: Any) -> Flow:  # noqa: B006
     plain = {"start": next(iter(nodes)), "nodes": nodes, **more}
     plain["edges"] = [{"from": source, "action": action, "to": to} for source, action, to in edges]
-    assert list(checks.flaws(plain)) == []
-    return checks.definition(plain)
+    assert checks.check(plain) == []
+    return from_plain(plain)
 
 
 def echo(name: str, value: Any, params: dict[str, Any]) -> Any:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.domain.flow import checks, commands
-from orchestrator.domain.flow.definition import Flow, Rule
+from orchestrator.domain.flow import commands
+from orchestrator.domain.flow.definition import Flow, Rule, from_plain
 from orchestrator.domain.flow.parameters import parameters
 from orchestrator.domain.flow.portability import differences
 from orchestrator.domain.flow.rules import named_versions, with_rules
@@ -33,7 +33,7 @@ def visited(plain: dict[str, Any] | Flow, rule: Rule) -> tuple[list[str], bool]:
             raise ValueError("declined")
         return name
 
-    driver = Driver(plain if isinstance(plain, Flow) else checks.definition(plain), {}, serve, rule)
+    driver = Driver(plain if isinstance(plain, Flow) else from_plain(plain), {}, serve, rule)
     driver.run(0)
     assert driver.end is not None
     return [visit.path for visit in driver.visits], driver.end == commands.End(None)
@@ -65,10 +65,10 @@ def test_a_flow_that_stands_in_another_keeps_the_rule_of_its_version(own: Rule, 
     deep = {"kind": "subflow", "subflow": {**shop(SHIPS), "flow": "deep", "version": 7}, "on_error": "continue"}
     inner = {**shop(SHIPS), "flow": "shop", "version": 3}
     inner["nodes"]["ship"] = deep
-    flow = checks.definition({"start": "a", "nodes": {"a": {"kind": "subflow", "subflow": inner}}})
+    flow = from_plain({"start": "a", "nodes": {"a": {"kind": "subflow", "subflow": inner}}})
     assert named_versions(flow) == {("shop", 3)}
     taken = with_rules(flow, {("shop", 3): own}, rule)
-    alone = checks.definition({"start": "a", "nodes": {"a": {"kind": "subflow", "subflow": inner}}})
+    alone = from_plain({"start": "a", "nodes": {"a": {"kind": "subflow", "subflow": inner}}})
     assert visited(taken, rule) == visited(alone, own)
     assert with_rules(taken, {("shop", 3): own}, rule) == taken
 
@@ -99,15 +99,15 @@ TAKES = {"price": ("input", "items"), "any": ("params",), "ship": ("amount", "in
     ],
 )
 def test_the_parameters_of_a_flow(node: dict[str, Any], names: set[str] | None) -> None:
-    flow = checks.definition({"start": "a", "nodes": {"a": node}, "takes": TAKES})
+    flow = from_plain({"start": "a", "nodes": {"a": node}, "takes": TAKES})
     assert parameters(flow) == names
 
 
 def test_what_others_would_make_of_a_flow() -> None:
-    assert differences(checks.definition(shop())) == []
-    flow = checks.definition({**shop(SHIPS, ("ship", "error", ""), queue="slow"), "max_steps": 9})
+    assert differences(from_plain(shop())) == []
+    flow = from_plain({**shop(SHIPS, ("ship", "error", ""), queue="slow"), "max_steps": 9})
     failing, edges, keys = differences(flow)
     assert "if node 'charge' fails, the run fails;" in failing
     assert "node 'ship' has an error or timeout edge" in edges
     assert keys.startswith("max_steps, queue:")
-    assert len(differences(checks.definition(shop(SHIPS, on_error="fail")))) == 1
+    assert len(differences(from_plain(shop(SHIPS, on_error="fail")))) == 1
