@@ -16,7 +16,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 
 from orchestrator import Duplicate, Handle, InvalidTask, Orchestrator, Task, Unavailable, Uncertain
-from orchestrator.sdk.backend import shared
+from orchestrator.sdk.backend import shared_commits as shared
 from orchestrator.store import database
 from tests.chaos.cutting import Cutting
 from tests.emptying import empty

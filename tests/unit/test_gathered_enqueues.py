@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from orchestrator.domain.tasks.task import NewTask, UniqueKey
-from orchestrator.sdk.backend import shared
-from orchestrator.sdk.backend.shared import Outcome
+from orchestrator.sdk.backend import shared_commits as shared
+from orchestrator.sdk.backend.shared_commits import Outcome
 
 
 class Commits:

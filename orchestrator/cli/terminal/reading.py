@@ -73,5 +73,5 @@ def looking() -> Iterator[Calls]:
 
     os.environ.setdefault("PGTZ", "UTC")  # in which libpq has Postgres tell the time
     with reading(settings) as connection, closing(Backend(settings)) as backend:
-        backend.__dict__["insights"] = InsightBackend(lambda: nullcontext(connection), settings)
+        backend.__dict__["insights"] = InsightBackend(backend.shared, lambda: nullcontext(connection))
         yield backend

@@ -26,13 +26,11 @@ def check_state(kind: RequestKind, target: bytes, state: str, *, allowed: bool) 
 def ask(connections: Connections, kind: RequestKind, target: bytes, state: str, *, allowed: bool) -> None:
     """Put a request into the inbox, or say that the state of its target rules it out."""
     check_state(kind, target, state, allowed=allowed)
-    what = f"the request to {kind} {to_text(target)} was stored"
-    with connections.writing(what, transaction=True) as connection:
+    with connections.changing(f"the request to {kind} {to_text(target)} was stored") as connection:
         inbox.add(connection, kind, target)
         act, _, thing = kind.partition(" ")
         connections.record(connection, act, thing, to_text(target))
-    connections.retries += kind == RequestKind.RETRY_RUN
-    connections.nudge()
+        connections.retries += kind == RequestKind.RETRY_RUN
 
 
 def obstacles(connections: Connections, target: bytes) -> list[str]:

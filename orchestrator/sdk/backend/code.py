@@ -55,7 +55,7 @@ class CodeBackend(CodeRequests):
         if signal is not None:
             facts.append(signal)
         run = runs.new_run(run_id, facts, pinned=pinned)._replace(timeout=timeout, tags=tags, trace=current_trace())
-        with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
+        with self._connections.changing(f"run {to_text(run_id)} was stored") as connection:
             full_key = scoped(started.workflow, key or "")
             anew, in_order = signal is not None or on_conflict == "anew", signal is not None and may_operate.get()
             held = None if key is None else run_keys.take(connection, full_key, run.id, anew=anew, in_order=in_order)
@@ -81,7 +81,6 @@ class CodeBackend(CodeRequests):
                     f"Start with on_conflict='return' to have that one, or 'anew' to start another once it has ended.",
                     to_text(held[0]),
                 )
-        self._connections.nudge()
         return run.id if held is None else held[0], sent
 
     def rerun(self, connection: Connection, run: bytes, new: bytes, from_step: str | None = None) -> bool:

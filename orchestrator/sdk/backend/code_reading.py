@@ -13,8 +13,8 @@ from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import NotFound, Unavailable, WrongState
 from orchestrator.sdk.backend.asking import cannot_be_asked, overdue
-from orchestrator.sdk.backend.connections import Connections
-from orchestrator.sdk.backend.waiting import EndWaiters, FindEnd
+from orchestrator.sdk.backend.part import Part, reading
+from orchestrator.sdk.backend.waiting import FindEnd
 from orchestrator.sdk.calls.code import CodeWork
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.code.recording import Recording
@@ -30,12 +30,10 @@ from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
 
-class CodeReading(CodeWork):
+class CodeReading(Part, CodeWork):
     """What a client can see of runs of code."""
 
-    def __init__(self, connections: Connections, waiting: EndWaiters) -> None:
-        self._connections = connections
-        self._waiting = waiting
+    reached = reading(signals.reached)
 
     def status(self, run: bytes) -> str:
         _, outcome = self._last(run)
@@ -49,7 +47,7 @@ class CodeReading(CodeWork):
         Of an update, say whether the code has a handler for it.
         """
         try:
-            with self._connections.reading() as connection:
+            with self._reading() as connection:
                 last = runs.latest(connection, [run])[run]
                 reason, waiting = stuck.reason(connection, last), reads.waiting(connection, last)
         except Unavailable:
@@ -62,22 +60,22 @@ class CodeReading(CodeWork):
 
     def find(self, workflow: str, key: str) -> bytes | None:
         full = scoped(workflow, key)
-        with self._connections.reading() as connection:
+        with self._reading() as connection:
             return run_keys.holders(connection, [full]).get(full)
 
     def history(self, run: bytes) -> Recording:
         self._outcome(run)
-        with self._connections.reading() as connection:
+        with self._reading() as connection:
             return Recording(run, [reveal_event(event) for event in histories.read(connection, run)])
 
     # -- one run, or those in which it goes on
 
     def _is_there(self, run: bytes) -> bool:
-        with self._connections.reading() as connection:
+        with self._reading() as connection:
             return bool(results.run_states(connection, [run]))
 
     def _outcome(self, run: bytes) -> CodeRunOutcome:
-        with self._connections.reading() as connection:
+        with self._reading() as connection:
             found = reads.outcome(connection, run)
             is_there = found is not None or results.progress(connection, run) is not None
         if not is_there:
@@ -94,7 +92,7 @@ class CodeReading(CodeWork):
         """Return the run in which a run goes on, or itself, and how that stands."""
         outcome = self._outcome(run)
         while outcome.reason in GOES_ON:
-            with self._connections.reading() as connection:
+            with self._reading() as connection:
                 run = runs.latest(connection, [run])[run]
             outcome = self._outcome(run)
         return run, outcome
@@ -135,10 +133,6 @@ class CodeReading(CodeWork):
             return run, sent  # nobody knows yet: look again
         return None if reached == sent.run else (reached, None)
 
-    def reached(self, sent: Sent) -> bytes | None:
-        with self._connections.reading() as connection:
-            return signals.reached(connection, sent)
-
     def _end_finder(self, run: bytes, sent: Sent | None) -> FindEnd:
         def find_end() -> Ended | None:
             outcome = self._outcome(run)
@@ -153,7 +147,7 @@ class CodeReading(CodeWork):
 
     def find_ends(self, wanted: Sequence[bytes]) -> list[Ended]:
         """Return those that have ended, go on in another, or are no runs of code; the error of the last says so."""
-        with self._connections.reading() as connection:
+        with self._reading() as connection:
             states = results.run_states(connection, wanted)
         ends = []
         for run in wanted:

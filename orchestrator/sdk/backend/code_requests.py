@@ -19,8 +19,7 @@ from orchestrator.domain.tasks.task import TaskError, error_text
 from orchestrator.errors import HANDLER_ERRORS, NotFound, OrchestratorError, ResultTimeout, Unavailable, WrongState
 from orchestrator.sdk.backend.asking import obstacles
 from orchestrator.sdk.backend.code_reading import CodeReading
-from orchestrator.sdk.backend.connections import LONGEST_TOLD, Connections
-from orchestrator.sdk.backend.waiting import EndWaiters
+from orchestrator.sdk.backend.connections import LONGEST_TOLD
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import decode_value
@@ -48,10 +47,6 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class CodeRequests(CodeReading):
     """What a client can ask for of runs that are there."""
 
-    def __init__(self, connections: Connections, waiting: EndWaiters) -> None:
-        super().__init__(connections, waiting)
-        self._vault = connections.keys.vault
-
     # -- telling
 
     def signal(self, run: bytes, name: str, value: bytes) -> None:
@@ -68,8 +63,7 @@ class CodeRequests(CodeReading):
 
     def retry(self, run: bytes) -> bool:
         """Let a stuck run try again; False if this is no run of code at all."""
-        what = f"the request to retry run {to_text(run)} was stored"
-        with self._connections.writing(what, transaction=True) as connection:
+        with self._connections.changing(f"the request to retry run {to_text(run)} was stored") as connection:
             outcome = reads.outcome(connection, run)
             if outcome is None:
                 return False
@@ -81,7 +75,6 @@ class CodeRequests(CodeReading):
                 )
             inbox.add(connection, RequestKind.RETRY_RUN, run)
             self._connections.record(connection, "retry", "run", to_text(run))
-        self._connections.nudge()
         return True
 
     # -- asking
@@ -118,11 +111,9 @@ class CodeRequests(CodeReading):
     def reset(self, run: bytes, to: int, reason: str) -> Steps[bytes]:
         resets.check(run, self.history(run).events, to)  # so that a mistake is told at once, whether or not one leads
         request = new_id()
-        what = f"the request to reset run {to_text(run)} was stored"
-        with self._connections.writing(what, transaction=True) as connection:
+        with self._connections.changing(f"the request to reset run {to_text(run)} was stored") as connection:
             add_request(connection, RequestKind.RESET, run, request=request, to=to, reason=reason)
             self._connections.record(connection, "reset", "run", to_text(run), to=to, reason=reason)
-        self._connections.nudge()
         answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), TimeLimit(_RESETTING))
         if answer is None:
             raise ResultTimeout(
@@ -203,7 +194,7 @@ class CodeRequests(CodeReading):
     def _decision(self, run: bytes, name: str) -> str | None:
         """Say who decided a promise of a run, or of the one in which it goes on, and how, if that is known."""
         last, _ = self._last(run)
-        with self._connections.reading() as connection:
+        with self._reading() as connection:
             return audit.decision(connection, to_text(last), name)
 
     def _is_without_leader(self, run: bytes) -> bool:
@@ -214,7 +205,7 @@ class CodeRequests(CodeReading):
             return False
 
     def _find_answer(self, request: bytes) -> Ended | None:
-        with self._connections.reading() as connection:
+        with self._reading() as connection:
             found = expectations.find_answer(connection, request)
         if found is None:
             return None

@@ -82,6 +82,14 @@ class Connections:
             with deadlines.limited(connection, "COMMIT"):
                 connection.commit()
 
+    @contextmanager
+    def changing(self, what: str, *, nudge: bool = True) -> Iterator[Connection]:
+        """Open a transaction, and nudge the leader when it is committed. `what` is then done."""
+        with self.writing(what, transaction=True) as connection:
+            yield connection
+        if nudge:
+            self.nudge()
+
     def record(self, connection: Connection, act: str, kind: str, target: str, **detail: Any) -> None:
         """Write into the audit log who did this to which thing, in the transaction that does it."""
         who, origin = acting.current(self._settings.audit_as)

@@ -6,20 +6,16 @@ from collections.abc import Sequence
 
 from orchestrator.domain.fleet.naming import FleetProcess, workers_meant
 from orchestrator.errors import NotFound, OrchestratorError, WrongState
-from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.backend.part import Part
 from orchestrator.sdk.calls.fleet import Drained, FleetCalls
 from orchestrator.store import fleet, insights
 
 
-class FleetBackend(FleetCalls):
+class FleetBackend(Part, FleetCalls):
     """What people can ask of workers."""
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-
     def drain(self, worker: str) -> Drained:
-        what = f"the request to drain worker {worker!r} was stored"
-        with self._connections.writing(what, transaction=True) as connection:
+        with self._connections.changing(f"the request to drain worker {worker!r} was stored") as connection:
             listed = [
                 FleetProcess(id=one.id, host=one.host, state=one.state, parent=one.parent)
                 for one in insights.list_workers(connection)
@@ -35,7 +31,6 @@ class FleetBackend(FleetCalls):
             fleet.ask_drain(connection, first.parent.bytes)
             ids = tuple(one.id for one in processes if not one.is_over)
             self._connections.record(connection, "drain", "worker", first.worker, processes=list(ids))
-        self._connections.nudge()
         return Drained(worker=first.worker, processes=ids, is_heard=any(one.is_heard for one in processes))
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
+from orchestrator.domain import timezones
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED, check_decision
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.flow.graph import approvals
@@ -20,16 +21,18 @@ from orchestrator.domain.flow.state import FlowState, Wait
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import stored_json, unstorable
 from orchestrator.domain.states import ENDED_RUN_STATES
-from orchestrator.errors import ExpressionError, NotFound, PayloadError, WrongState
+from orchestrator.errors import ExpressionError, NotFound, PayloadError, StateTooLarge, WrongState
 from orchestrator.sdk import acting
-from orchestrator.sdk.backend.connections import Connections
-from orchestrator.sdk.backend.flow_room import check_room
+from orchestrator.sdk.backend.part import Part
 from orchestrator.sdk.values.payload import encode_value
 from orchestrator.store import audit, inbox
 from orchestrator.store.flow import definitions, reads
 from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.flow.runs import Standing
 from orchestrator.store.inbox import RequestKind
+
+_STATES = 3
+"""Signals may fill a run's state up to so many payloads; the rest of the four that it may have is for its nodes."""
 
 
 class _Approval(NamedTuple):
@@ -46,13 +49,8 @@ class _Approval(NamedTuple):
         return self.address[self.node.rfind("/") + 1 :]
 
 
-class FlowSignals:
+class FlowSignals(Part):
     """Sends values to runs of flows."""
-
-    def __init__(self, connections: Connections, max_payload: int, actor: str) -> None:
-        self._connections = connections
-        self._limit = max_payload
-        self._actor = actor
 
     def signal(self, run: bytes, key: str, value: Any, why: str = "") -> None:
         """Send a value to a run under a key; if that is the key of an approval, decide it."""
@@ -62,7 +60,7 @@ class FlowSignals:
                 f"Signal {key!r} cannot be sent: it is written into the shared state, such as `paid`."
             )
         data = self._encoded(path.key, value, why)
-        with self._connections.writing(f"signal {key!r} was stored", transaction=True) as connection:
+        with self._connections.changing(f"signal {key!r} was stored") as connection:
             flow, known = _approvals(connection, run)
             touched = [one for one in known if path.key in (one.address, one.local) or _overlaps(one, path)]
             standing = _standing(connection, run, touched)
@@ -71,12 +69,11 @@ class FlowSignals:
                 self._decide(connection, run, flow, standing, asked, value, why, data)
             else:
                 self._send(connection, run, standing, touched, path, value, why, data)
-        self._connections.nudge()
 
     def decide(self, run: bytes, decision: Any, why: str = "", node: str | None = None) -> str:
         """Decide the approval for which a run waits; return its key. One that has not come yet must be named."""
         data = self._encoded(node or "approval", decision, why)
-        with self._connections.writing(f"decision {decision!r:.60} was stored", transaction=True) as connection:
+        with self._connections.changing(f"decision {decision!r:.60} was stored") as connection:
             flow, known = _approvals(connection, run)
             if node is not None and not (known := [one for one in known if one.node == node]):
                 found = flow_runs.which(connection, run)
@@ -92,7 +89,6 @@ class FlowSignals:
                     f"name its node."
                 )
             self._decide(connection, run, flow, standing, asked, decision, why, data)
-        self._connections.nudge()
         return asked.address
 
     def _send(
@@ -145,7 +141,7 @@ class FlowSignals:
         self._connections.record(connection, act, "run", to_text(run), **detail)
 
     def _add(self, connection: Connection, run: bytes, standing: Standing, key: str, data: bytes) -> None:
-        check_room(connection, run, standing.state, key, len(data), self._limit)
+        _check_room(connection, run, standing.state, key, len(data), self._limit)
         body = stored_json({"key": key, "value": base64.b64encode(data).decode()})
         inbox.add(connection, RequestKind.FLOW_SIGNAL, run, body)
 
@@ -153,7 +149,23 @@ class FlowSignals:
         for text in (key, why):
             if problem := unstorable(text):
                 raise PayloadError(f"Signal {key!r} cannot be kept: {problem}.")
-        return encode_value([value, acting.current(self._actor).who, why], f"Signal {key!r}", self._limit)
+        return encode_value([value, acting.current(self._settings.audit_as).who, why], f"Signal {key!r}", self._limit)
+
+
+def _check_room(connection: Connection, run: bytes, state: FlowState, key: str, size: int, max_payload: int) -> None:
+    """Refuse a signal that a run has no room for, whether or not somebody waits for it: the run keeps all of them."""
+    most = _STATES * max_payload
+    keeps = flow_runs.keeps(connection, run) + 2 * size
+    name = parse(key).key
+    if keeps > most:
+        before = state.signals.get(name)
+        keeps -= 2 * len(timezones.encode(before)) if before is not None else 0
+    if keeps > most:
+        raise StateTooLarge(
+            f"Signal {name!r} cannot be kept: run {to_text(run)} would keep {keeps:,} bytes in its shared state, and "
+            f"signals may fill it up to {most:,}. Send less, or null under keys that nobody waits for; or raise the "
+            f"setting max_payload, of which that is {_STATES} times as much."
+        )
 
 
 def _last_decision(connection: Connection, run: bytes) -> str:

@@ -17,8 +17,8 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import stored_json, unstorable
 from orchestrator.domain.schedules.schedule import from_data
 from orchestrator.errors import InvalidWorkflow, NotFound, did_you_mean
-from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.flow_signals import FlowSignals
+from orchestrator.sdk.backend.part import reading
 from orchestrator.sdk.calls.flows import FlowCalls
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.dag.schedule_fields import checked_schedule
@@ -26,27 +26,74 @@ from orchestrator.sdk.values.display import as_json
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.flow import definitions, reads
 from orchestrator.store.flow import runs as flow_runs
-from orchestrator.store.flow.definitions import FlowName, Published, StoredFlow
+from orchestrator.store.flow.definitions import Published, StoredFlow
 from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
 from orchestrator.store.runs import creation
 from orchestrator.store.schedules import definitions as schedules
 from orchestrator.store.schedules.fires import Target, run_of
 
 
-class FlowBackend(FlowCalls):
+def _find(connection: Connection, name: str, version: int | None = None) -> StoredFlow | None:
+    if "\0" in name:  # which Postgres cannot be asked for
+        return None
+    return definitions.latest(connection, name) if version is None else definitions.read(connection, name, version)
+
+
+def _latest(connection: Connection, name: str) -> StoredFlow:
+    found = _find(connection, name)
+    if found is not None:
+        return found
+    if any(one.name == name for one in definitions.list_names(connection)):
+        raise NotFound(f"No version of flow {name!r} is published.")
+    raise NotFound(f"There is no flow {name!r}. Publish it with `orchestrator flows publish FILE`.")
+
+
+def _read(connection: Connection, name: str, version: int) -> StoredFlow:
+    found = _find(connection, name, version)
+    if found is None:
+        newest = _latest(connection, name)
+        raise NotFound(f"Flow {name!r} has no version {version}; the newest is {newest.version}.")
+    return found
+
+
+def _versions(connection: Connection, name: str) -> list[StoredFlow]:
+    return [] if "\0" in name else definitions.versions(connection, name)
+
+
+def _show(connection: Connection, run: bytes) -> FlowRunView:
+    found = reads.show(connection, run)
+    if found is None:
+        raise NotFound(f"No run of a flow has the id {to_text(run)}.")
+    return _shown(found)
+
+
+def _node_runs(connection: Connection, run: bytes, after: int = 0, limit: int = 1_000) -> list[NodeRunView]:
+    redact = _show(connection, run).redact
+    return [
+        view._replace(input=as_json(view.input), output=as_json(view.output), redact=redact, run=UUID(bytes=run))
+        for view in reads.node_runs(connection, run, after=after, limit=min(limit, 1_000))
+    ]
+
+
+class FlowBackend(FlowSignals, FlowCalls):
     """What a client can do with flows, and with their runs."""
 
-    def __init__(self, connections: Connections, max_payload: int, actor: str) -> None:
-        self._connections = connections
-        self._vault = connections.keys.vault
-        self._limit = max_payload
-        self._signals = FlowSignals(connections, max_payload, actor)
+    names = reading(definitions.list_names)
+    find = reading(_find)
+    latest = reading(_latest)
+    read = reading(_read)
+    rule = reading(definitions.rule_of)
+    versions = reading(_versions)
+    show = reading(_show)
+    last_visit = reading(reads.last_visit)
+    visited = reading(reads.visited)
+    node_runs = reading(_node_runs)
 
     # -- definitions
 
     def declare(self, name: str) -> None:
         """Note that there is a flow."""
-        with self._connections.writing(f"flow {name!r} was stored", transaction=True) as connection:
+        with self._connections.changing(f"flow {name!r} was stored", nudge=False) as connection:
             definitions.declare(connection, name)
             self._connections.record(connection, "declare", "flow", name)
 
@@ -59,55 +106,14 @@ class FlowBackend(FlowCalls):
             raise InvalidWorkflow(f"schedule: {problem}.")
         if graph.schedule is not None:
             checked_schedule(graph.schedule)
-        with self._connections.writing(f"flow {name!r} was stored", transaction=True) as connection:
+        what, is_scheduled = f"flow {name!r} was stored", graph.schedule is not None
+        with self._connections.changing(what, nudge=is_scheduled) as connection:
             done = definitions.publish(connection, name, graph, rule, version, published=published)
             if published:
                 _declare_schedule(connection, name, done.version, graph.schedule)
             if done.created:
                 self._connections.record(connection, "publish", "flow", name, version=done.version)
-        if graph.schedule is not None:
-            self._connections.nudge()
         return done
-
-    def names(self) -> list[FlowName]:
-        with self._connections.reading() as connection:
-            return definitions.list_names(connection)
-
-    def find(self, name: str, version: int | None = None) -> StoredFlow | None:
-        """Return a flow, in its newest version if none is named; None if there is no such one."""
-        if "\0" in name:  # which Postgres cannot be asked for
-            return None
-        with self._connections.reading() as connection:
-            if version is None:
-                return definitions.latest(connection, name)
-            return definitions.read(connection, name, version)
-
-    def latest(self, name: str) -> StoredFlow:
-        found = self.find(name)
-        if found is None:
-            if any(one.name == name for one in self.names()):
-                raise NotFound(f"No version of flow {name!r} is published.")
-            raise NotFound(f"There is no flow {name!r}. Publish it with `orchestrator flows publish FILE`.")
-        return found
-
-    def read(self, name: str, version: int) -> StoredFlow:
-        found = self.find(name, version)
-        if found is None:
-            newest = self.latest(name)
-            raise NotFound(f"Flow {name!r} has no version {version}; the newest is {newest.version}.")
-        return found
-
-    def rule(self, stored: StoredFlow) -> Rule:
-        """Return what the nodes of a version do that fail, unless they say."""
-        with self._connections.reading() as connection:
-            return definitions.rule_of(connection, stored)
-
-    def versions(self, name: str) -> list[StoredFlow]:
-        """Return the versions of a flow, newest first."""
-        if "\0" in name:
-            return []
-        with self._connections.reading() as connection:
-            return definitions.versions(connection, name)
 
     # -- runs
 
@@ -162,34 +168,10 @@ class FlowBackend(FlowCalls):
                 f"Flow {stored.name!r} has no parameter {unknown[0]!r:.200}.{hint} Its parameters: {takes:.1000}."
             )
 
-    def signal(self, run: bytes, key: str, value: Any, why: str = "") -> None:
-        """Send a value to a run under a key; if no node waits for it, it is there when one does."""
-        self._signals.signal(run, key, value, why)
-
-    def decide(self, run: bytes, decision: Any, why: str = "", node: str | None = None) -> str:
-        """Decide the approval for which a run waits; return its key. One that has not come yet must be named."""
-        return self._signals.decide(run, decision, why, node)
-
     # -- looking
-
-    def show(self, run: bytes) -> FlowRunView:
-        with self._connections.reading() as connection:
-            found = reads.show(connection, run)
-        if found is None:
-            raise NotFound(f"No run of a flow has the id {to_text(run)}.")
-        return _shown(found)
 
     def shared(self, run: bytes) -> Any:
         return self.show(run).shared
-
-    def last_visit(self, run: bytes) -> int:
-        """Return the number of the last visit of a run to a node."""
-        with self._connections.reading() as connection:
-            return reads.last_visit(connection, run)
-
-    def visited(self, run: bytes) -> list[str]:
-        with self._connections.reading() as connection:
-            return reads.visited(connection, run)
 
     def runs(
         self, workflow: str | None = None, state: str | None = None, limit: int = 50, within: str = ""
@@ -203,15 +185,6 @@ class FlowBackend(FlowCalls):
             return []
         with self._connections.reading() as connection:
             return [_shown(view) for view in reads.list_page(connection, wanted, limit=limit, offset=offset)]
-
-    def node_runs(self, run: bytes, after: int = 0, limit: int = 1_000) -> list[NodeRunView]:
-        redact = self.show(run).redact
-        with self._connections.reading() as connection:
-            found = reads.node_runs(connection, run, after=after, limit=min(limit, 1_000))
-        return [
-            view._replace(input=as_json(view.input), output=as_json(view.output), redact=redact, run=UUID(bytes=run))
-            for view in found
-        ]
 
 
 def _declare_schedule(connection: Connection, name: str, version: int, data: dict[str, Any] | None) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
-from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from collections.abc import Sequence
+from contextlib import closing
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -13,8 +11,8 @@ from sqlalchemy import Connection
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.fleet.standby import Standby
 from orchestrator.errors import ConfigurationError, NotFound
+from orchestrator.sdk.backend.part import Part, reading
 from orchestrator.sdk.calls.insights import InsightCalls
-from orchestrator.settings import Settings
 from orchestrator.store import audit as audit_log
 from orchestrator.store import insights
 from orchestrator.store.code import keys as run_keys
@@ -26,63 +24,48 @@ from orchestrator.transport.inspection import RedisView, inspect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.standbys import list_standbys
 
-P = ParamSpec("P")
-T = TypeVar("T")
 _TIMEOUT = 2.0
 """Seconds that a look at Redis may take."""
 
 
-def _read(find: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[InsightBackend, P], T]:
-    """Return a method that finds something, on a connection of its own."""
-
-    @wraps(find)
-    def method(self: InsightBackend, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self._reading() as connection:
-            return find(connection, *args, **kwargs)
-
-    return method
+def _lineage(connection: Connection, task: UUID) -> Lineage:
+    found = insights.show_task(connection, task)
+    if found is None:
+        raise NotFound.by_id("task", str(task))
+    return insights.lineage(connection, task, found.parent_id, [one.attempt for one in found.attempts])
 
 
-class InsightBackend(InsightCalls):
+def _definition_of_run(connection: Connection, run: UUID) -> Definition | None:
+    return workflows.of_run(connection, run.bytes)
+
+
+class InsightBackend(Part, InsightCalls):
     """What can be looked at."""
 
-    def __init__(self, reading: Callable[[], AbstractContextManager[Connection]], settings: Settings) -> None:
-        self._reading = reading
-        self._settings = settings
-
-    page_of_tasks = _read(insights.page_of_tasks)
-    show_task = _read(insights.show_task)
-    page_of_runs = _read(insights.page_of_runs)
-    show_run = _read(insights.show_run)
-    list_steps = _read(insights.list_steps)
-    show_code = _read(insights.show_code)
-    list_queues = _read(insights.list_queues)
-    list_workers = _read(insights.list_workers)
-    list_code_workflows = _read(insights.list_code_workflows)
-    open_runs = _read(insights.open_runs)
-    count_open_others = _read(insights.count_open_others)
-    search = _read(insights.search)
-    ids_begin_with = _read(ids.begin_with)
-    enough_of_ids = _read(ids.enough)
-    runs_under = _read(run_keys.find)
-    overview = _read(insights.overview)
-    audit = _read(audit_log.list_page)
-    audit_after = _read(audit_log.newer)
-    connections = _read(insights.connections)
-    long_transactions = _read(insights.long_transactions)
-    dead_rows = _read(insights.dead_rows)
-    lock_holders = _read(pressure.lock_holders)
-
-    def lineage(self, task: UUID) -> Lineage:
-        with self._reading() as connection:
-            found = insights.show_task(connection, task)
-            if found is None:
-                raise NotFound.by_id("task", str(task))
-            return insights.lineage(connection, task, found.parent_id, [one.attempt for one in found.attempts])
-
-    def definition_of_run(self, run: UUID) -> Definition | None:
-        with self._reading() as connection:
-            return workflows.of_run(connection, run.bytes)
+    page_of_tasks = reading(insights.page_of_tasks)
+    show_task = reading(insights.show_task)
+    page_of_runs = reading(insights.page_of_runs)
+    show_run = reading(insights.show_run)
+    list_steps = reading(insights.list_steps)
+    show_code = reading(insights.show_code)
+    list_queues = reading(insights.list_queues)
+    list_workers = reading(insights.list_workers)
+    list_code_workflows = reading(insights.list_code_workflows)
+    open_runs = reading(insights.open_runs)
+    count_open_others = reading(insights.count_open_others)
+    search = reading(insights.search)
+    ids_begin_with = reading(ids.begin_with)
+    enough_of_ids = reading(ids.enough)
+    runs_under = reading(run_keys.find)
+    overview = reading(insights.overview)
+    audit = reading(audit_log.list_page)
+    audit_after = reading(audit_log.newer)
+    connections = reading(insights.connections)
+    long_transactions = reading(insights.long_transactions)
+    dead_rows = reading(insights.dead_rows)
+    lock_holders = reading(pressure.lock_holders)
+    lineage = reading(_lineage)
+    definition_of_run = reading(_definition_of_run)
 
     def standbys(self) -> tuple[Standby, ...] | None:
         """Return the schedulers that stand by; None if Redis cannot say."""

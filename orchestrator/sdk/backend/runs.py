@@ -14,7 +14,6 @@ from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.state import DagState, StepState, kept_state, step_output
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import stored_json
-from orchestrator.domain.runs.verdict import RunCounters
 from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import NewTask
@@ -22,10 +21,9 @@ from orchestrator.errors import InvalidTask, InvalidWorkflow, NotFound, WrongSta
 from orchestrator.references import Reference, is_reference
 from orchestrator.sdk.backend.asking import ask
 from orchestrator.sdk.backend.code import CodeBackend
-from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.listening import RunListener
 from orchestrator.sdk.backend.logs import read_run
-from orchestrator.sdk.backend.waiting import EndWaiters
+from orchestrator.sdk.backend.part import Part, Shared, reading_one
 from orchestrator.sdk.calls.runs import RunWork, walk_ends
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.tasks.logs import LogPage
@@ -52,15 +50,14 @@ _LARGEST_OUTPUTS = 1_000_000_000
 """Bytes; each of them has been within the limit of a result."""
 
 
-class RunBackend(RunWork):
+class RunBackend(Part, RunWork):
     """What a client can do with runs."""
 
-    def __init__(self, connections: Connections, waiting: EndWaiters, code: CodeBackend) -> None:
-        self._connections = connections
-        self._vault = connections.keys.vault
-        self._payloads = connections.payloads
-        self._waiting = waiting
-        self._code = code
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._code = CodeBackend(shared)
+
+    progress = reading_one(results.progress, lambda run: NotFound.by_id("run", to_text(run)))
 
     def start(self, run_id: bytes, name: str, tasks: Iterable[NewTask], *, repeated: bool = False) -> None:
         """Create a run and its tasks, all or none; if this is `repeated`, they may have been created before."""
@@ -85,7 +82,7 @@ class RunBackend(RunWork):
         self._connections.nudge()
 
     def rerun(self, run: bytes, new: bytes, from_step: str | None, *, repeated: bool = False) -> None:
-        with self._connections.writing(f"run {to_text(new)} was stored", transaction=True) as connection:
+        with self._connections.changing(f"run {to_text(new)} was stored") as connection:
             if repeated and results.run_states(connection, [new]):
                 return
             self._connections.record(connection, "rerun", "run", to_text(run), new=to_text(new), from_step=from_step)
@@ -94,7 +91,6 @@ class RunBackend(RunWork):
             )
             if not is_other:
                 self._steps_again(connection, run, new, from_step)
-        self._connections.nudge()
 
     def _flow_again(self, connection: Connection, run: bytes, new: bytes, from_step: str | None) -> bool:
         """Start a run of a flow over; False if it is none."""
@@ -145,14 +141,14 @@ class RunBackend(RunWork):
             return
         state, _ = self.progress(run)
         if state == RunState.RUNNING:
-            with self._connections.reading() as connection:
+            with self._reading() as connection:
                 state = "stuck" if stuck.reason(connection, run) is not None else state
         elif state == RunState.FAILED:
             self._refuse_child(run)
         ask(self._connections, RequestKind.RETRY_RUN, run, state, allowed=state in (RunState.FAILED, "stuck"))
 
     def _refuse_child(self, run: bytes) -> None:
-        with self._connections.reading() as connection:
+        with self._reading() as connection:
             parent = run_retries.parent_of(connection, run)
         if parent is not None:
             raise WrongState(
@@ -161,13 +157,6 @@ class RunBackend(RunWork):
             )
 
     # -- reading
-
-    def progress(self, run: bytes) -> tuple[str, RunCounters]:
-        with self._connections.reading() as connection:
-            found = results.progress(connection, run)
-        if found is None:
-            raise NotFound.by_id("run", to_text(run))
-        return found
 
     def log(self, run: bytes, after: str = "", wait: float = 0.0) -> LogPage:
         return read_run(self._connections, run, after, wait)
@@ -179,7 +168,7 @@ class RunBackend(RunWork):
         return walk_ends(self.ends_after, run)
 
     def ends_after(self, run: bytes, position: int) -> list[EndedAt]:
-        with self._connections.reading() as connection:
+        with self._reading() as connection:
             ends = results.run_results(connection, run, position, _PAGE)
         return [end._replace(result=reveal(end.result), error=end.error and reveal_error(end.error)) for end in ends]
 
@@ -215,7 +204,7 @@ class RunBackend(RunWork):
 
     def _outputs(self, run: bytes, decode: Callable[[str, bytes], Any]) -> dict[str, Any]:
         """Return outputs whose results are read as `decode`, which is told the step, does it."""
-        with self._connections.reading() as connection:
+        with self._reading() as connection:
             found = next(iter(dags.load(connection, [run])), None)
             definition = workflows.of_run(connection, run)
             if found is None or definition is None or found.state is None:
@@ -239,7 +228,7 @@ class RunBackend(RunWork):
 
     def find_ends(self, runs: Sequence[bytes]) -> list[Ended]:
         """Return those that have ended, or do not exist."""
-        with self._connections.reading() as connection:
+        with self._reading() as connection:
             states = results.run_states(connection, runs)
         found = ((run, states.get(run, MISSING)) for run in runs)
         return [Ended(run, state) for run, state in found if state in ENDED_RUN_STATES or state == MISSING]

@@ -18,7 +18,7 @@ from orchestrator.domain.schedules.schedule import Schedule, fires, from_data, n
 from orchestrator.domain.schedules.zones import moment_of
 from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_mean
-from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.backend.part import Part, reading, reading_one
 from orchestrator.sdk.calls.schedules import ScheduleCalls
 from orchestrator.sdk.dag.schedule_fields import checked_schedule, schedule_of_code
 from orchestrator.store.dag import plans as dags
@@ -28,7 +28,7 @@ from orchestrator.store.runs import creation
 from orchestrator.store.schedules import backfills
 from orchestrator.store.schedules import definitions as schedules
 from orchestrator.store.schedules import fires as store
-from orchestrator.store.schedules.backfills import BackfillView, NewBackfill
+from orchestrator.store.schedules.backfills import NewBackfill
 from orchestrator.store.schedules.definitions import SchedulePage, StoredSchedule
 from orchestrator.store.schedules.fires import Target
 
@@ -42,173 +42,6 @@ _LONGEST = timedelta(days=20 * 366)
 """That a backfill reaches back: each day of it is looked at when it is asked for."""
 
 
-class ScheduleBackend(ScheduleCalls):
-    """What a client can do with schedules and backfills, by name."""
-
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-
-    # -- schedules
-
-    def page(self, *, limit: int, after: str | None, within: str = "") -> SchedulePage:
-        """Return a page of the schedules of workflows whose names begin with `within`, in order of their names."""
-        with self._connections.reading() as connection:
-            return schedules.page(connection, limit=limit, after=after, within=within)
-
-    def find(self, key: str) -> StoredSchedule:
-        with self._connections.reading() as connection:
-            return _one(connection, key)
-
-    def upcoming(self, key: str, count: int) -> list[datetime]:
-        with self._connections.reading() as connection:
-            schedule, now = _one(connection, key).schedule, schedules.clock(connection)
-        return upcoming(schedule, now, count)
-
-    def apply(
-        self, definitions: Iterable[Definition], step: str, of_code: Iterable[tuple[str, dict[str, Any], CodeTarget]]
-    ) -> None:
-        """Store workflows that consist of one scheduled task; one of another kind is not overwritten.
-
-        `of_code` are schedules of workflows as code.
-        """
-        with self._connections.writing(
-            "the schedules were stored, all of them or none", transaction=True
-        ) as connection:
-            for definition in definitions:
-                existing = workflows.latest(connection, definition.name)
-                if existing is not None and [other.name for other in existing.definition.steps] != [step]:
-                    raise InvalidWorkflow(
-                        f"The schedule of task {definition.steps[0].task!r} wants to be called {definition.name!r}, "
-                        f"and a workflow is called so. Give it another name=."
-                    )
-                if workflows.apply(connection, definition).created:
-                    self._connections.record(connection, "apply", "workflow", definition.name)
-            now = schedules.clock(connection)
-            for workflow, data, target in of_code:
-                schedule = _schedule_of_code(workflow, data, target)
-                schedules.put(connection, workflow, schedule, now, declared=True, code=target)
-        self._connections.nudge()
-
-    def claim_origin(self, origin: str, keys: Sequence[str], *, prune: bool) -> list[str]:
-        with self._connections.writing(f"it was noted what {origin} declares", transaction=True) as connection:
-            forgotten = schedules.claim_origin(connection, origin, keys)
-            if prune:
-                for key in forgotten:
-                    stored = _one(connection, key)
-                    schedules.delete(connection, stored.workflow, stored.name)
-                    self._connections.record(connection, "delete", "schedule", stored.key)
-        return forgotten
-
-    def set_code(self, workflow: str, data: dict[str, Any], target: CodeTarget) -> StoredSchedule:
-        schedule = _schedule_of_code(workflow, data, target)
-        with self._connections.writing(
-            f"the schedule of workflow {workflow!r} was stored", transaction=True
-        ) as connection:
-            now = schedules.clock(connection)
-            _check_fires(schedule, now)
-            schedules.put(connection, workflow, schedule, now, code=target)
-            found = _one(connection, f"{workflow}/{schedule.name}")
-            self._connections.record(connection, "set", "schedule", found.key, when=schedule.words())
-        self._connections.nudge()
-        return found
-
-    def set(self, workflow: str, data: dict[str, Any], version: int | None = None) -> StoredSchedule:
-        if problem := unstorable(data):
-            raise InvalidWorkflow(f"schedule: {problem}.")
-        read = checked_schedule(data)
-        schedule = from_data(read)
-        with self._connections.writing(
-            f"the schedule of workflow {workflow!r} was stored", transaction=True
-        ) as connection:
-            now = schedules.clock(connection)
-            stored = workflows.latest(connection, workflow)
-            if stored is not None:
-                _check_workflow(stored.definition, read, version)
-            else:
-                target = _flow_target(connection, workflow, version)
-                store.run_of(target, schedule, now, bytes(16), workflow)  # says what is wrong with its parameters
-            _check_fires(schedule, now)
-            schedules.put(connection, workflow, schedule, now, flow=stored is None, flow_version=version)
-            found = _one(connection, f"{workflow}/{schedule.name}")
-            self._connections.record(connection, "set", "schedule", found.key, when=schedule.words())
-        self._connections.nudge()
-        return found
-
-    def pause(self, key: str) -> None:
-        with self._connections.writing(f"schedule {key!r} was paused", transaction=True) as connection:
-            stored = _one(connection, key)
-            if not schedules.pause(connection, stored.workflow, stored.name):
-                raise WrongState(f"Schedule {stored.key} is paused already.")
-            self._connections.record(connection, "pause", "schedule", stored.key)
-
-    def resume(self, key: str) -> None:
-        with self._connections.writing(f"schedule {key!r} was resumed", transaction=True) as connection:
-            stored = _one(connection, key)
-            if not schedules.resume(connection, stored, schedules.clock(connection)):
-                raise WrongState(f"Schedule {stored.key} is not paused.")
-            self._connections.record(connection, "resume", "schedule", stored.key)
-        self._connections.nudge()
-
-    def delete(self, key: str) -> StoredSchedule:
-        with self._connections.writing(f"schedule {key!r} was deleted", transaction=True) as connection:
-            stored = _one(connection, key)
-            schedules.delete(connection, stored.workflow, stored.name)
-            self._connections.record(connection, "delete", "schedule", stored.key)
-        return stored
-
-    def trigger(self, key: str, run_id: bytes) -> StoredSchedule:
-        with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
-            stored = _one(connection, key)
-            now = schedules.clock(connection)
-            vault = self._connections.keys.vault
-            run = store.run_of(_target(connection, stored), stored.schedule, now, run_id, stored.key, vault)
-            creation.create(connection, [dags.sealed(run, vault)])
-            self._connections.record(connection, "trigger", "schedule", stored.key, run=to_text(run_id))
-        self._connections.nudge()
-        return stored
-
-    # -- backfills
-
-    def backfill(
-        self, key: str, start: datetime | str, end: datetime | str | None, concurrency: int | None, again: bool
-    ) -> int:
-        what = f"the backfill of schedule {key!r} was stored"
-        with self._connections.writing(what, transaction=True) as connection:
-            new, _, of = _new_backfill(connection, key, start, end, concurrency, again)
-            number = backfills.add(connection, new, flow=of.flow, flow_version=of.flow_version)
-            self._connections.record(connection, "backfill", "schedule", key, number=number, fires=new.total)
-        self._connections.nudge()
-        return number
-
-    def preview_backfill(
-        self, key: str, start: datetime | str, end: datetime | str | None, concurrency: int | None, again: bool
-    ) -> tuple[NewBackfill, list[tuple[datetime, bool]]]:
-        with self._connections.reading() as connection:
-            new, due, _ = _new_backfill(connection, key, start, end, concurrency, again, _MOST_PREVIEWED)
-            had = set() if again else backfills.had_runs(connection, new, due)
-        return new, [(fire, fire not in had) for fire in due]
-
-    def show_backfill(self, number: int) -> BackfillView:
-        with self._connections.reading() as connection:
-            found = backfills.show(connection, number)
-        if found is None:
-            raise NotFound(f"There is no backfill {number}. See: orchestrator schedules backfills")
-        return found
-
-    def list_backfills(self, limit: int) -> list[BackfillView]:
-        with self._connections.reading() as connection:
-            return backfills.list_newest(connection, limit)
-
-    def cancel_backfill(self, number: int) -> None:
-        view = self.show_backfill(number)
-        if view.is_over:
-            raise WrongState(f"Backfill {number} is over.")
-        with self._connections.writing(f"backfill {number} was cancelled", transaction=True) as connection:
-            backfills.cancel(connection, view)
-            self._connections.record(connection, "cancel", "backfill", str(number), workflow=view.workflow)
-        self._connections.nudge()
-
-
 def upcoming(schedule: Schedule, after: datetime, count: int) -> list[datetime]:
     """Return the next fires of a schedule."""
     found: list[datetime] = []
@@ -216,6 +49,14 @@ def upcoming(schedule: Schedule, after: datetime, count: int) -> list[datetime]:
     while len(found) < count and fire is not None and (fire := next_fire(schedule, fire)) is not None:
         found.append(fire)
     return found
+
+
+def _upcoming(connection: Connection, key: str, count: int) -> list[datetime]:
+    return upcoming(_one(connection, key).schedule, schedules.clock(connection), count)
+
+
+def _no_backfill(number: int) -> NotFound:
+    return NotFound(f"There is no backfill {number}. See: orchestrator schedules backfills")
 
 
 def _check_fires(schedule: Schedule, now: datetime) -> None:
@@ -272,6 +113,19 @@ def _new_backfill(
     store.run_of(target, stored.schedule, due[0], bytes(16), stored.key)  # says what would go wrong
     new = NewBackfill(stored.workflow, stored.schedule, first, last, limit, again, len(due), due[0])
     return new, due, stored
+
+
+def _preview(
+    connection: Connection,
+    key: str,
+    start: datetime | str,
+    end: datetime | str | None,
+    concurrency: int | None,
+    again: bool,
+) -> tuple[NewBackfill, list[tuple[datetime, bool]]]:
+    new, due, _ = _new_backfill(connection, key, start, end, concurrency, again, _MOST_PREVIEWED)
+    had = set() if again else backfills.had_runs(connection, new, due)
+    return new, [(fire, fire not in had) for fire in due]
 
 
 def _one(connection: Connection, key: str) -> StoredSchedule:
@@ -352,3 +206,130 @@ def _moment(what: str, value: datetime | str, schedule: Schedule) -> datetime:
 
 def _place(path: Iterable[str | int]) -> str:
     return ".".join(map(str, path))
+
+
+class ScheduleBackend(Part, ScheduleCalls):
+    """What a client can do with schedules and backfills, by name."""
+
+    find = reading(_one)
+    upcoming = reading(_upcoming)
+    preview_backfill = reading(_preview)
+    show_backfill = reading_one(backfills.show, _no_backfill)
+    list_backfills = reading(backfills.list_newest)
+
+    # -- schedules
+
+    def page(self, *, limit: int, after: str | None, within: str = "") -> SchedulePage:
+        """Return a page of the schedules of workflows whose names begin with `within`, in order of their names."""
+        with self._reading() as connection:
+            return schedules.page(connection, limit=limit, after=after, within=within)
+
+    def apply(
+        self, definitions: Iterable[Definition], step: str, of_code: Iterable[tuple[str, dict[str, Any], CodeTarget]]
+    ) -> None:
+        """Store workflows that consist of one scheduled task; one of another kind is not overwritten.
+
+        `of_code` are schedules of workflows as code.
+        """
+        with self._connections.changing("the schedules were stored, all of them or none") as connection:
+            for definition in definitions:
+                existing = workflows.latest(connection, definition.name)
+                if existing is not None and [other.name for other in existing.definition.steps] != [step]:
+                    raise InvalidWorkflow(
+                        f"The schedule of task {definition.steps[0].task!r} wants to be called {definition.name!r}, "
+                        f"and a workflow is called so. Give it another name=."
+                    )
+                if workflows.apply(connection, definition).created:
+                    self._connections.record(connection, "apply", "workflow", definition.name)
+            now = schedules.clock(connection)
+            for workflow, data, target in of_code:
+                schedule = _schedule_of_code(workflow, data, target)
+                schedules.put(connection, workflow, schedule, now, declared=True, code=target)
+
+    def claim_origin(self, origin: str, keys: Sequence[str], *, prune: bool) -> list[str]:
+        with self._connections.changing(f"it was noted what {origin} declares", nudge=False) as connection:
+            forgotten = schedules.claim_origin(connection, origin, keys)
+            if prune:
+                for key in forgotten:
+                    stored = _one(connection, key)
+                    schedules.delete(connection, stored.workflow, stored.name)
+                    self._connections.record(connection, "delete", "schedule", stored.key)
+        return forgotten
+
+    def set_code(self, workflow: str, data: dict[str, Any], target: CodeTarget) -> StoredSchedule:
+        schedule = _schedule_of_code(workflow, data, target)
+        with self._connections.changing(f"the schedule of workflow {workflow!r} was stored") as connection:
+            now = schedules.clock(connection)
+            _check_fires(schedule, now)
+            schedules.put(connection, workflow, schedule, now, code=target)
+            found = _one(connection, f"{workflow}/{schedule.name}")
+            self._connections.record(connection, "set", "schedule", found.key, when=schedule.words())
+        return found
+
+    def set(self, workflow: str, data: dict[str, Any], version: int | None = None) -> StoredSchedule:
+        if problem := unstorable(data):
+            raise InvalidWorkflow(f"schedule: {problem}.")
+        read = checked_schedule(data)
+        schedule = from_data(read)
+        with self._connections.changing(f"the schedule of workflow {workflow!r} was stored") as connection:
+            now = schedules.clock(connection)
+            stored = workflows.latest(connection, workflow)
+            if stored is not None:
+                _check_workflow(stored.definition, read, version)
+            else:
+                target = _flow_target(connection, workflow, version)
+                store.run_of(target, schedule, now, bytes(16), workflow)  # says what is wrong with its parameters
+            _check_fires(schedule, now)
+            schedules.put(connection, workflow, schedule, now, flow=stored is None, flow_version=version)
+            found = _one(connection, f"{workflow}/{schedule.name}")
+            self._connections.record(connection, "set", "schedule", found.key, when=schedule.words())
+        return found
+
+    def pause(self, key: str) -> None:
+        with self._connections.changing(f"schedule {key!r} was paused", nudge=False) as connection:
+            stored = _one(connection, key)
+            if not schedules.pause(connection, stored.workflow, stored.name):
+                raise WrongState(f"Schedule {stored.key} is paused already.")
+            self._connections.record(connection, "pause", "schedule", stored.key)
+
+    def resume(self, key: str) -> None:
+        with self._connections.changing(f"schedule {key!r} was resumed") as connection:
+            stored = _one(connection, key)
+            if not schedules.resume(connection, stored, schedules.clock(connection)):
+                raise WrongState(f"Schedule {stored.key} is not paused.")
+            self._connections.record(connection, "resume", "schedule", stored.key)
+
+    def delete(self, key: str) -> StoredSchedule:
+        with self._connections.changing(f"schedule {key!r} was deleted", nudge=False) as connection:
+            stored = _one(connection, key)
+            schedules.delete(connection, stored.workflow, stored.name)
+            self._connections.record(connection, "delete", "schedule", stored.key)
+        return stored
+
+    def trigger(self, key: str, run_id: bytes) -> StoredSchedule:
+        with self._connections.changing(f"run {to_text(run_id)} was stored") as connection:
+            stored = _one(connection, key)
+            target, now = _target(connection, stored), schedules.clock(connection)
+            run = store.run_of(target, stored.schedule, now, run_id, stored.key, self._vault)
+            creation.create(connection, [dags.sealed(run, self._vault)])
+            self._connections.record(connection, "trigger", "schedule", stored.key, run=to_text(run_id))
+        return stored
+
+    # -- backfills
+
+    def backfill(
+        self, key: str, start: datetime | str, end: datetime | str | None, concurrency: int | None, again: bool
+    ) -> int:
+        with self._connections.changing(f"the backfill of schedule {key!r} was stored") as connection:
+            new, _, of = _new_backfill(connection, key, start, end, concurrency, again)
+            number = backfills.add(connection, new, flow=of.flow, flow_version=of.flow_version)
+            self._connections.record(connection, "backfill", "schedule", key, number=number, fires=new.total)
+        return number
+
+    def cancel_backfill(self, number: int) -> None:
+        view = self.show_backfill(number)
+        if view.is_over:
+            raise WrongState(f"Backfill {number} is over.")
+        with self._connections.changing(f"backfill {number} was cancelled") as connection:
+            backfills.cancel(connection, view)
+            self._connections.record(connection, "cancel", "backfill", str(number), workflow=view.workflow)

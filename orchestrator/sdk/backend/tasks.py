@@ -19,10 +19,9 @@ from orchestrator.errors import Duplicate, InvalidTask, NotFound, PayloadError, 
 from orchestrator.payloads.objects import Reading
 from orchestrator.references import is_reference, whole_reference
 from orchestrator.sdk.backend.asking import ask, check_state, obstacles, overdue
-from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.logs import read_task
-from orchestrator.sdk.backend.shared import SharedCommits
-from orchestrator.sdk.backend.waiting import EndWaiters
+from orchestrator.sdk.backend.part import Part, Shared
+from orchestrator.sdk.backend.shared_commits import SharedCommits
 from orchestrator.sdk.calls.tasks import PayloadPart, TaskWork
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.checks import shown
@@ -47,16 +46,13 @@ class _SentBefore(Exception):
     """A task with this id has been created before, and has ended."""
 
 
-class TaskBackend(TaskWork):
+class TaskBackend(Part, TaskWork):
     """What a client can do with tasks."""
 
-    def __init__(self, connections: Connections, waiting: EndWaiters) -> None:
-        self._connections = connections
-        self._vault = connections.keys.vault
-        self._payloads = connections.payloads
-        self._waiting = waiting
-        self._shared = SharedCommits(connections)
-        self._shared_foreign = SharedCommits(connections, self._insert_foreign)
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._shared = SharedCommits(self._connections)
+        self._shared_foreign = SharedCommits(self._connections, self._insert_foreign)
 
     def close(self) -> None:
         """Let what is being stored be stored."""
@@ -161,15 +157,14 @@ class TaskBackend(TaskWork):
             tasks = [self._outgoing(task) for task in tasks]
         prefix = beyond.rpartition("/")[0] + "/"
         sharing = [task for task in tasks if task.unique is not None and task.unique.key.startswith(prefix)]
-        with self._connections.writing("the tasks were stored, all of them or none", transaction=True) as connection:
+        with self._connections.changing("the tasks were stored, all of them or none") as connection:
             created = _insert_all(connection, tasks, within)
             unique.check_batch(connection, sharing, created, beyond)
-        self._connections.nudge()
         return [created[task.id] for task in tasks]
 
     def _were_sent(self, tasks: Sequence[NewTask]) -> bool:
         """Say whether tasks with these ids are there already; refuse ids that others have."""
-        with self._connections.reading() as connection:
+        with self._reading() as connection:
             there = results.named(connection, [task.id for task in tasks])
         for task in tasks:
             if there.get(task.id, (task.name, task.queue)) != (task.name, task.queue):
@@ -178,14 +173,13 @@ class TaskBackend(TaskWork):
 
     def _create(self, tasks: Sequence[NewTask], within: str, repeated: bool) -> list[bytes]:
         created = {}
-        with self._connections.writing("the tasks were stored, all of them or none", transaction=True) as connection:
+        with self._connections.changing("the tasks were stored, all of them or none") as connection:
             if any(task.unique is not None for task in tasks):
                 created = _insert_all(connection, tasks, within)
             else:
                 enqueue.copy_tasks(connection, tasks)
             if repeated and results.has_ended(connection, [task.id for task in tasks]):
                 raise _SentBefore  # and ended since then; whoever is open has refused these already, by its id
-        self._connections.nudge()
         return [created.get(task.id, task.id) for task in tasks]
 
     # -- asking
@@ -198,7 +192,7 @@ class TaskBackend(TaskWork):
 
     def retry(self, task: bytes) -> None:
         state = self.status(task)
-        with self._connections.reading() as connection:
+        with self._reading() as connection:
             run = run_retries.ended_in(connection, task)
         if run is not None and (run.is_code or state in _RETRIED) and (reason := _bound(to_text(task), run)):
             raise WrongState(f"Cannot retry task {to_text(task)}{reason}")
@@ -223,19 +217,16 @@ class TaskBackend(TaskWork):
 
         Who may do that only to queues whose names begin with `within` asks for each of these by its name.
         """
-        what = "the request to retry failed tasks was stored"
-        with self._connections.writing(what, transaction=True) as connection:
+        with self._connections.changing("the request to retry failed tasks was stored") as connection:
             groups = redrive.preview(connection, wanted, within)
             for queue in sorted({group.queue for group in groups}) if within else [wanted.queue] if groups else []:
                 redrive.ask(connection, msgspec.structs.replace(wanted, queue=queue))
                 self._connections.record(connection, "retry", "failed tasks", queue or "", **_said(wanted))
-            count = sum(group.tasks for group in groups)
-        self._connections.retries += 1
-        self._connections.nudge()
-        return count
+            self._connections.retries += 1
+        return sum(group.tasks for group in groups)
 
     def preview_retry(self, wanted: FailedFilter, within: str = "") -> list[Group]:
-        with self._connections.reading() as connection:
+        with self._reading() as connection:
             return redrive.preview(connection, wanted, within)
 
     # -- reading

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from sqlalchemy import Connection
+
 from orchestrator.domain.dag.conditions import ALWAYS, Condition
 from orchestrator.domain.dag.definition import Definition, check_size, resolve_params
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import read_json, stored_json, unstorable
 from orchestrator.errors import NotFound, PayloadError, did_you_mean
-from orchestrator.sdk.backend.connections import Connections
+from orchestrator.sdk.backend.part import Part, reading
 from orchestrator.sdk.calls.workflows import WorkflowCalls
 from orchestrator.store import inbox, insights
 from orchestrator.store.dag import plans as dags
@@ -28,62 +30,65 @@ def described(view: CodeWorkflowView) -> str:
     return f"live workers that have it: {view.workers}; open runs: {view.open_runs}; versions: {versions}"
 
 
-class WorkflowBackend(WorkflowCalls):
+def _latest(connection: Connection, name: str) -> workflows.Stored:
+    stored = workflows.latest(connection, name)
+    if stored is None:
+        code = {view.name: view for view in insights.list_code_workflows(connection)}
+        names = [other.name for other in workflows.list_latest(connection)]
+        raise NotFound(
+            f"Workflow {name!r} is code, and has no definition: {described(code[name])}."
+            if name in code
+            else f"There is no workflow {name!r}.{did_you_mean(name, [*names, *code])} "
+            f"Apply it with `orchestrator workflows apply FILE`."
+        )
+    return stored
+
+
+def _read(connection: Connection, name: str, version: int) -> workflows.Stored:
+    found = workflows.read(connection, name, version)
+    if found is None:
+        newest = _latest(connection, name)
+        raise NotFound(f"Workflow {name!r} has no version {version}; the newest is {newest.version}.")
+    return found
+
+
+def _names(connection: Connection) -> list[str]:
+    return [stored.name for stored in workflows.list_latest(connection)]
+
+
+def _listeners(connection: Connection, event: str) -> list[str]:
+    return [
+        found.name
+        for found in workflows.list_triggered(connection)
+        if any(trigger.get("event") == event for trigger in read_json(found.triggers))
+    ]
+
+
+class WorkflowBackend(Part, WorkflowCalls):
     """What a client can do with workflows, by name."""
 
-    def __init__(self, connections: Connections, max_payload: int) -> None:
-        self._connections = connections
-        self._vault = connections.keys.vault
-        self._limit = max_payload
+    names = reading(_names)
+    list_latest = reading(workflows.list_latest)
+    latest = reading(_latest)
+    read = reading(_read)
+    listeners = reading(_listeners)
 
     def apply(self, definition: Definition, condition: Condition = ALWAYS) -> workflows.Application:
         """Store a definition, if the condition holds of the one in whose place it comes."""
-        what = f"workflow {definition.name!r} was stored"
-        with self._connections.writing(what, transaction=True) as connection:
+        what, is_scheduled = f"workflow {definition.name!r} was stored", definition.schedule is not None
+        with self._connections.changing(what, nudge=is_scheduled) as connection:
             application = workflows.apply(connection, definition, condition)
             if application.created:
                 name, version = definition.name, application.version
                 self._connections.record(connection, "apply", "workflow", name, version=version)
-        if definition.schedule is not None:
-            self._connections.nudge()
         return application
 
     def delete(self, name: str) -> bool:
-        with self._connections.writing(f"workflow {name!r} was deleted", transaction=True) as connection:
+        with self._connections.changing(f"workflow {name!r} was deleted", nudge=False) as connection:
             is_deleted = workflows.delete(connection, name)
             if is_deleted:
                 self._connections.record(connection, "delete", "workflow", name)
             return is_deleted
-
-    def names(self) -> list[str]:
-        with self._connections.reading() as connection:
-            return [stored.name for stored in workflows.list_latest(connection)]
-
-    def list_latest(self) -> list[workflows.Stored]:
-        with self._connections.reading() as connection:
-            return workflows.list_latest(connection)
-
-    def read(self, name: str, version: int) -> workflows.Stored:
-        with self._connections.reading() as connection:
-            found = workflows.read(connection, name, version)
-        if found is None:
-            newest = self.latest(name)
-            raise NotFound(f"Workflow {name!r} has no version {version}; the newest is {newest.version}.")
-        return found
-
-    def latest(self, name: str) -> workflows.Stored:
-        with self._connections.reading() as connection:
-            stored = workflows.latest(connection, name)
-            if stored is None:
-                code = {view.name: view for view in insights.list_code_workflows(connection)}
-                names = [other.name for other in workflows.list_latest(connection)]
-                raise NotFound(
-                    f"Workflow {name!r} is code, and has no definition: {described(code[name])}."
-                    if name in code
-                    else f"There is no workflow {name!r}.{did_you_mean(name, [*names, *code])} "
-                    f"Apply it with `orchestrator workflows apply FILE`."
-                )
-        return stored
 
     def start(
         self, name: str, params: Mapping[str, Any], run_id: bytes, *, key: str | None, tags: Iterable[str]
@@ -99,14 +104,6 @@ class WorkflowBackend(WorkflowCalls):
                 run_id = dags.find_same(connection, run, params) or run_id
         self._connections.nudge()
         return run_id
-
-    def listeners(self, event: str) -> list[str]:
-        with self._connections.reading() as connection:
-            return [
-                found.name
-                for found in workflows.list_triggered(connection)
-                if any(trigger.get("event") == event for trigger in read_json(found.triggers))
-            ]
 
     def post_event(self, event_id: bytes, name: str, payload: Any) -> None:
         if problem := unstorable(payload):

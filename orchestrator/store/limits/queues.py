@@ -54,9 +54,9 @@ SELECT /* queues.named */ name FROM orchestrator.queues
 """)
 
 
-def named(connection: Connection) -> set[str]:
+def named(connection: Connection) -> list[str]:
     """Return every queue that has a setting, a worker, a task that is open or among the last to end, or a workflow."""
-    return of_workflows(connection).union(_NAMED(connection))
+    return sorted(of_workflows(connection).union(_NAMED(connection)))
 
 
 _OF_CODE = Statement[str](
@@ -164,9 +164,9 @@ def waiting_tasks(
 _OPEN = Statement[int]("SELECT /* queues.open */ count(*) FROM orchestrator.tasks WHERE queue = %(queue)s")
 
 
-def open_tasks(connection: Connection, queue: str) -> int:
+def open_tasks(connection: Connection, name: str) -> int:
     """Return how many tasks of a queue have not ended."""
-    return _OPEN.one(connection, queue=queue)
+    return _OPEN.one(connection, queue=name)
 
 
 _COUNTED = Statement[int]("""
@@ -185,6 +185,6 @@ _DELAYED = Statement[tuple[int, datetime | None]](
 )
 
 
-def delayed(connection: Connection, queue: str) -> tuple[int, datetime | None]:
+def delayed(connection: Connection, name: str) -> tuple[int, datetime | None]:
     """Return how many tasks of a queue wait for their time, and when it comes for the first of them."""
-    return _DELAYED.one(connection, queue=queue)
+    return _DELAYED.one(connection, queue=name)

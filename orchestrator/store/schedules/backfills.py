@@ -137,9 +137,9 @@ _SHOW = Statement[BackfillView](_VIEW.format(name="show", which="WHERE b.id = %(
 _NEWEST = Statement[BackfillView](_VIEW.format(name="newest", which="ORDER BY b.id DESC LIMIT %(limit)s"))
 
 
-def show(connection: Connection, backfill: int) -> BackfillView | None:
+def show(connection: Connection, number: int) -> BackfillView | None:
     """Return one backfill."""
-    return _SHOW.first(connection, id=backfill)
+    return _SHOW.first(connection, id=number)
 
 
 def list_newest(connection: Connection, limit: int) -> list[BackfillView]:
