@@ -3,17 +3,22 @@
 How each is used, and how to write one: docs/executors.md.
 """
 
-from orchestrator.domain.executors.cloud_run import CloudRun
-from orchestrator.domain.executors.dask import Dask
+from typing import TYPE_CHECKING, Any
+
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.domain.executors.http import Http
-from orchestrator.domain.executors.kubernetes import Kubernetes
-from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.options import ExecutorOptions, ExecutorPlugin
 from orchestrator.domain.executors.process import Process
 from orchestrator.domain.executors.pull import Pull
-from orchestrator.domain.executors.ray import Ray
-from orchestrator.domain.executors.rq import Rq
+from orchestrator.domain.executors.registry import options_of
 from orchestrator.workers.executors.protocol import Executor, Gone, Setup, Unequipped, Unreachable, Watcher
+
+if TYPE_CHECKING:
+    from orchestrator.plugins.executors.cloud_run import CloudRun
+    from orchestrator.plugins.executors.dask import Dask
+    from orchestrator.plugins.executors.kubernetes import Kubernetes
+    from orchestrator.plugins.executors.ray import Ray
+    from orchestrator.plugins.executors.rq import Rq
 
 __all__ = [
     "Broken",
@@ -22,6 +27,7 @@ __all__ = [
     "Execution",
     "Executor",
     "ExecutorOptions",
+    "ExecutorPlugin",
     "Finished",
     "Gone",
     "Http",
@@ -36,3 +42,11 @@ __all__ = [
     "Unreachable",
     "Watcher",
 ]
+_PLUGINS = {"CloudRun": "cloud_run", "Dask": "dask", "Kubernetes": "kubernetes", "Ray": "ray", "Rq": "rq"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load the options of a plugin when somebody names them."""
+    if name not in _PLUGINS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return options_of(_PLUGINS[name])

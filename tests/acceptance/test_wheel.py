@@ -39,8 +39,11 @@ def test_it_ships_everything_and_nothing_at_top_level(wheel: Path) -> None:
         "orchestrator/migrations/script.py.mako",
         "orchestrator/migrations/versions/r0001_trunk.py",
         "orchestrator/cli/__init__.py",
+        "orchestrator/plugins/executors/ray/on_cluster.py",
     ):
         assert path in names, path
+    points = next(name for name in names if name.endswith("entry_points.txt"))
+    assert b"rq = orchestrator.plugins.executors.rq:PLUGIN" in zipfile.ZipFile(wheel).read(points)
 
 
 def test_it_works_beside_a_users_own_workers_package(wheel: Path, tmp_path: Path, database_url: str) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import yaml
 
 from orchestrator.domain.executors.options import ExecutorOptions
-from orchestrator.domain.executors.registry import BUILT_IN, option_problems
+from orchestrator.domain.executors.registry import built_in, option_problems
 from orchestrator.sdk.dag.definitions import loads
 
 _PAGE = Path(__file__).parents[2] / "docs" / "executors.md"
@@ -24,6 +24,7 @@ def example(executor: str) -> tuple[ExecutorOptions, dict[str, Any]]:
     loads(block[1])  # which checks it as a whole
     [step] = yaml.safe_load(block[1])["tasks"].values()
     assert step["executor"] == executor
-    kind = BUILT_IN[executor]
+    kind = built_in(executor)
+    assert kind is not None
     assert option_problems(kind, step["with"]) == []
     return msgspec.convert(step["with"], kind), step["input"]

@@ -17,7 +17,7 @@ pytest.importorskip("rq", reason="the extra rq is not installed")
 from rq import Queue
 
 from orchestrator.cli import main
-from orchestrator.cli.tasks.rq_jobs import WaitingJobs
+from orchestrator.plugins.executors.rq.waiting_jobs import WaitingJobs
 from tests.integration.rq_jobs import double, fail
 from tests.integration.stage import System
 from tests.waiting import eventually

@@ -13,23 +13,23 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from orchestrator.domain.executors.cloud_run import CloudRun
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.errors import GiveUp
 from orchestrator.payloads.keeping import NoStore
+from orchestrator.plugins.executors.cloud_run import CloudRun
+from orchestrator.plugins.executors.cloud_run import driver as cloud_run
+from orchestrator.plugins.executors.cloud_run.driver import CloudRunExecutor
 from orchestrator.settings import Settings
 from orchestrator.workers.container.folders import folder_of
 from orchestrator.workers.container.running import Board, Specification
-from orchestrator.workers.executors import cloud_run
-from orchestrator.workers.executors.cloud_run import CloudRunExecutor
-from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
+from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable
 from tests.integration import executing
 from tests.integration.executing import Driver, Heard
 from tests.integration.fake_cloud_run import FakeCloudRun
 from tests.integration.guide import example
 from tests.waiting import eventually
 
-_DRIVER = Driver(lambda **settings: CloudRunExecutor(Settings(**settings)))
+_DRIVER = Driver(lambda **settings: CloudRunExecutor(Setup(settings=Settings(**settings))))
 drive, run = _DRIVER.drive, _DRIVER.run
 
 

@@ -16,10 +16,10 @@ pytest.importorskip("distributed", reason="the extra dask is not installed")
 
 from distributed import Client
 
-from orchestrator.domain.executors.dask import Dask
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
-from orchestrator.workers.executors.dask import DaskExecutor
-from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
+from orchestrator.plugins.executors.dask import Dask
+from orchestrator.plugins.executors.dask.driver import DaskExecutor
+from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable
 from tests.integration import executing
 from tests.integration.dask_cluster import Cluster
 from tests.integration.executing import Driver, Heard, ran, until
@@ -28,7 +28,7 @@ from tests.integration.guide import example
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-_DRIVER = Driver(DaskExecutor)
+_DRIVER = Driver(lambda: DaskExecutor(Setup()))
 drive, run = _DRIVER.drive, _DRIVER.run
 
 

@@ -19,7 +19,7 @@ from orchestrator.transport import services
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.workers.executors.http import HttpExecutor
-from orchestrator.workers.executors.protocol import Unreachable
+from orchestrator.workers.executors.protocol import Setup, Unreachable
 from tests.integration import executing
 from tests.integration.executing import Driver, Heard
 from tests.integration.http_service import Service, serving
@@ -50,7 +50,7 @@ def run(redis_url: str, work: Execution, heard: Heard | None = None, **settings:
     """Submit it and watch it, with an executor of its own."""
     given: dict[str, Any] = {"webhook_allow": "127.0.0.0/8", "max_payload": 100_000} | settings
     known = load_settings(environ={}, redis_url=redis_url, **given)
-    return Driver(lambda: HttpExecutor(known)).run(work, heard)
+    return Driver(lambda: HttpExecutor(Setup(settings=known))).run(work, heard)
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_the_less_busy_get_more(redis: Redis, redis_url: str) -> None:
         register(redis, "busy", busy.url, "sum", load=9)
 
         async def go() -> None:
-            executor = HttpExecutor(load_settings(environ={}, redis_url=redis_url))
+            executor = HttpExecutor(Setup(settings=load_settings(environ={}, redis_url=redis_url)))
             for number in range(60):
                 work = execution(Http(service="sum"), name=f"e-{number}")
                 await executor.watch(work, await executor.submit(work), Heard())
@@ -248,14 +248,14 @@ def test_another_watcher_asks_the_same_worker_under_the_same_name(redis: Redis, 
         register(redis, "first", first.url, "sum")
 
         async def go() -> Outcome:
-            executor = HttpExecutor(load_settings(environ={}, redis_url=redis_url))
+            executor = HttpExecutor(Setup(settings=load_settings(environ={}, redis_url=redis_url)))
             work = execution(Http(service="sum"))
             watching = asyncio.create_task(executor.watch(work, first.url, Heard()))
             await asyncio.to_thread(first.has_begun.wait, 60)
             watching.cancel()
             await asyncio.wait([watching])
             await executor.close()
-            successor = HttpExecutor(load_settings(environ={}, redis_url=redis_url))
+            successor = HttpExecutor(Setup(settings=load_settings(environ={}, redis_url=redis_url)))
             found = await successor.watch(work, first.url, Heard())
             await successor.close()
             return found
@@ -270,7 +270,7 @@ def test_a_cancel_is_told_to_who_was_asked(redis: Redis, redis_url: str) -> None
         register(redis, "slow", slow.url, "sum")
 
         async def go() -> None:
-            executor = HttpExecutor(load_settings(environ={}, redis_url=redis_url))
+            executor = HttpExecutor(Setup(settings=load_settings(environ={}, redis_url=redis_url)))
             work = execution(Http(service="sum"))
             watching = asyncio.create_task(executor.watch(work, await executor.submit(work), Heard()))
             await asyncio.to_thread(slow.has_begun.wait, 60)
@@ -285,7 +285,7 @@ def test_a_cancel_is_told_to_who_was_asked(redis: Redis, redis_url: str) -> None
 
 def test_cancelling_where_nobody_is_is_not_tried_again(redis_url: str, away: str) -> None:
     async def go() -> None:
-        executor = HttpExecutor(load_settings(environ={}, redis_url=redis_url))
+        executor = HttpExecutor(Setup(settings=load_settings(environ={}, redis_url=redis_url)))
         for nobody in (away, "nobody yet"):
             async with asyncio.timeout(60):
                 await executor.cancel(execution(Http(service="sum")), nobody)
@@ -309,7 +309,7 @@ def test_three_hundred_at_once_take_no_thread_each(redis: Redis, redis_url: str)
 
         server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=300)
         register(redis, "a", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "sum")
-        executor = HttpExecutor(load_settings(environ={}, redis_url=redis_url))
+        executor = HttpExecutor(Setup(settings=load_settings(environ={}, redis_url=redis_url)))
         before = threading.active_count()
         works = [execution(Http(service="sum"), name=f"e-{number}") for number in range(300)]
         found = await asyncio.gather(*(executor.watch(work, "", Heard()) for work in works))

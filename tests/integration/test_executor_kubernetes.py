@@ -15,21 +15,21 @@ import pytest
 import yaml
 
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
-from orchestrator.domain.executors.kubernetes import Kubernetes
-from orchestrator.domain.executors.kubernetes_job import job_of
 from orchestrator.errors import GiveUp
+from orchestrator.plugins.executors.kubernetes import Kubernetes
+from orchestrator.plugins.executors.kubernetes.access import find_cluster
+from orchestrator.plugins.executors.kubernetes.driver import KubernetesExecutor
+from orchestrator.plugins.executors.kubernetes.job import job_of
 from orchestrator.settings import Settings
 from orchestrator.workers.executors import driving
-from orchestrator.workers.executors.kubernetes import KubernetesExecutor
-from orchestrator.workers.executors.kubernetes_access import find_cluster
-from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
+from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable
 from tests.integration import executing
 from tests.integration.executing import Driver, Heard, until
 from tests.integration.fake_kubernetes import FakeKubernetes, Refused, check_model
 from tests.integration.guide import example
 from tests.waiting import eventually
 
-_DRIVER = Driver(lambda **settings: KubernetesExecutor(Settings(**settings)))
+_DRIVER = Driver(lambda **settings: KubernetesExecutor(Setup(settings=Settings(**settings))))
 drive, run = _DRIVER.drive, _DRIVER.run
 
 

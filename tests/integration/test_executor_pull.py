@@ -29,7 +29,7 @@ from orchestrator.store.database import engine_for
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.workers.executors import pull
-from orchestrator.workers.executors.protocol import Gone
+from orchestrator.workers.executors.protocol import Gone, Setup
 from orchestrator.workers.executors.pull import PullExecutor
 from tests.integration.executing import Heard
 from tests.integration.serving import serving
@@ -99,7 +99,7 @@ Story = Callable[[PullExecutor, Client], Coroutine[Any, Any, None]]
 
 def tell(story: Story, address: str, settings: Settings) -> None:
     async def go() -> None:
-        executor = PullExecutor(settings)
+        executor = PullExecutor(Setup(settings=settings))
         try:
             async with Client(base_url=address, timeout=90) as client:
                 await asyncio.wait_for(story(executor, client), 120)
@@ -346,7 +346,7 @@ def test_another_watcher_goes_on_where_one_was_killed(address: str, settings: Se
         watching.cancel()
         completing = asyncio.create_task(client.complete(work, result=5))
         await asyncio.sleep(0.2)
-        successor = PullExecutor(settings)
+        successor = PullExecutor(Setup(settings=settings))
         name = await successor.submit(execution())
         assert await successor.watch(execution(), name, Heard()) == Finished(5)
         await successor.release(execution(), name)

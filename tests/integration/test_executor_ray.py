@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
-from orchestrator.domain.executors.ray import LARGEST_INPUT, Ray, split_log
 from orchestrator.errors import GiveUp
-from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
-from orchestrator.workers.executors.ray import RayExecutor
+from orchestrator.plugins.executors.ray import Ray
+from orchestrator.plugins.executors.ray.driver import LARGEST_INPUT, RayExecutor, split_log
+from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable
 from tests.integration import executing
 from tests.integration.executing import Driver, Heard, ran, until
 from tests.integration.guide import example
 from tests.integration.ray_cluster import RayCluster, why_not
 
-_DRIVER = Driver(RayExecutor, 150)  # starting a job takes seconds, and more on a busy machine
+_DRIVER = Driver(lambda: RayExecutor(Setup()), 150)  # starting a job takes seconds, and more on a busy machine
 drive, run = _DRIVER.drive, _DRIVER.run
 
 

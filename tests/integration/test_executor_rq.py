@@ -23,9 +23,9 @@ from rq import Queue, Worker
 from rq.job import Job
 
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
-from orchestrator.domain.executors.rq import Rq
-from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable
-from orchestrator.workers.executors.rq import RqExecutor
+from orchestrator.plugins.executors.rq import Rq
+from orchestrator.plugins.executors.rq.driver import RqExecutor
+from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable
 from tests.integration import executing
 from tests.integration.executing import Driver, Heard, until
 from tests.integration.guide import example
@@ -34,7 +34,7 @@ from tests.waiting import eventually
 HERE = Path(__file__).parent
 
 
-_DRIVER = Driver(RqExecutor)
+_DRIVER = Driver(lambda: RqExecutor(Setup()))
 drive, run = _DRIVER.drive, _DRIVER.run
 
 
@@ -182,7 +182,7 @@ def test_a_worker_is_told_once_to_stop_a_job_and_only_while_it_has_it(redis_url:
         await executor.submit(asked)
         redis.hset(Job.key_for(asked.name), mapping={"status": "started", "worker_name": "w1"})
         redis.hset("rq:worker:w1", "current_job", "another")
-        other = RqExecutor()
+        other = RqExecutor(Setup())
         cancelling = [asyncio.create_task(one.cancel(asked, asked.name)) for one in (executor, other)]
         await look_twice(executor)
         assert commands() == [], "it runs another job"

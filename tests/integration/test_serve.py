@@ -24,6 +24,7 @@ from orchestrator.settings import Settings, load_settings
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.workers.executors.http import HttpExecutor
+from orchestrator.workers.executors.protocol import Setup
 from orchestrator.workers.serving.registering import Registration
 from tests.integration.executing import Heard
 from tests.integration.serving import serving
@@ -128,7 +129,7 @@ def test_any_name_of_a_task_is_the_name_of_a_service(service: str, registry: str
     assert {"move", "shop/größe"} <= {*offered["services"]}
 
     async def go() -> None:
-        executor = HttpExecutor(settings)
+        executor = HttpExecutor(Setup(settings=settings))
         work = execution(Http(service="shop/größe"), name="s-1", number=2.0)
         assert await executor.watch(work, await executor.submit(work), Heard()) == Finished(2.0)
         await executor.close()
@@ -193,7 +194,7 @@ def test_json_has_no_nan(service: str, settings: Settings) -> None:
 
 def test_a_request_that_is_too_large_is_not_sent_again(service: str, settings: Settings) -> None:
     async def go() -> Any:
-        executor = HttpExecutor(settings)
+        executor = HttpExecutor(Setup(settings=settings))
         work = execution(Http(service="move"), name="l-1", text="x" * 33_000_000)
         async with asyncio.timeout(90):
             outcome = await executor.watch(work, await executor.submit(work), Heard())
@@ -234,7 +235,7 @@ def test_a_watcher_that_goes_leaves_work_that_the_next_one_joins(
     work = execution(Http(service="note"), name="w-1", file=str(file), seconds=1.0)
 
     async def go() -> None:
-        first, second = HttpExecutor(settings), HttpExecutor(settings)
+        first, second = HttpExecutor(Setup(settings=settings)), HttpExecutor(Setup(settings=settings))
         url = await first.submit(work)
         watching = asyncio.create_task(first.watch(work, url, Heard()))
         async with asyncio.timeout(60):
@@ -255,7 +256,7 @@ def test_a_cancel_ends_what_waits(service: str, settings: Settings, tmp_path: Pa
     work = execution(Http(service="nap"), name="c-1", seconds=60.0, file=str(file))
 
     async def go() -> Any:
-        executor = HttpExecutor(settings)
+        executor = HttpExecutor(Setup(settings=settings))
         url = await executor.submit(work)
         watching = asyncio.create_task(executor.watch(work, url, Heard()))
         async with asyncio.timeout(60):
@@ -336,7 +337,9 @@ def test_who_has_no_key_is_refused_and_workers_send_it(registry: str, settings: 
         assert httpx.get(f"{url}/healthz", timeout=60).status_code == 200
 
         async def do(service_keys: str) -> Finished | Broken:
-            executor = HttpExecutor(load_settings(environ={}, redis_url=settings.redis_url, service_keys=service_keys))
+            executor = HttpExecutor(
+                Setup(settings=load_settings(environ={}, redis_url=settings.redis_url, service_keys=service_keys))
+            )
             try:
                 asked = execution(Http(service="echo_locked"), input=2)
                 return await executor.watch(asked, await executor.submit(asked), Heard())
@@ -356,7 +359,7 @@ def test_who_has_no_key_is_refused_and_workers_send_it(registry: str, settings: 
 
 async def _fixed(url: str, settings: Settings) -> Finished | Broken:
     more: dict[str, Any] = {"service_keys": NEW, "webhook_allow": "127.0.0.0/8", "redis_url": settings.redis_url}
-    executor = HttpExecutor(load_settings(environ={}, **more))
+    executor = HttpExecutor(Setup(settings=load_settings(environ={}, **more)))
     try:
         asked = execution(Http(service="echo_locked", url=url), input=2)
         return await executor.watch(asked, await executor.submit(asked), Heard())

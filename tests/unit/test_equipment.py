@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.domain.executors.dask import Dask
-from orchestrator.domain.executors.kubernetes import Kubernetes
 from orchestrator.domain.executors.options import ExecutorOptions
-from orchestrator.domain.executors.ray import Ray
-from orchestrator.domain.executors.rq import Rq
 from orchestrator.domain.tasks.obstacles import no_executor
+from orchestrator.plugins.executors import cloud_run, kubernetes
+from orchestrator.plugins.executors.dask import Dask
+from orchestrator.plugins.executors.kubernetes import Kubernetes
+from orchestrator.plugins.executors.ray import Ray
+from orchestrator.plugins.executors.rq import Rq
 from orchestrator.settings import Settings
-from orchestrator.workers.executors import equipment as given
-from orchestrator.workers.executors.equipment import equipment
+from orchestrator.workers.executors import registry
 from orchestrator.workers.executors.protocol import Setup
+from orchestrator.workers.executors.registry import equipment
 
 SETUP = Setup(settings=Settings(), worker="w")
 
@@ -34,10 +35,13 @@ SETUP = Setup(settings=Settings(), worker="w")
         ("ray", {}, []),
         ("ray", {"RAY_API_SERVER_ADDRESS": "http://head:8265"}, ["ray RAY_API_SERVER_ADDRESS"]),
         ("http", {}, ["http"]),
-        ("of-a-package", {}, ["of-a-package"]),
+        ("of-nobody", {}, []),
     ],
 )
-def test_what_is_announced(executor: str, environ: dict[str, str], said: list[str]) -> None:
+def test_what_is_announced(
+    executor: str, environ: dict[str, str], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "find_spec", lambda package: package)  # as where all extras are installed
     assert equipment(executor, SETUP, environ) == said
 
 
@@ -73,20 +77,20 @@ def test_clusters_are_those_of_the_kubeconfig(tmp_path: Path) -> None:
 
 def test_the_account_of_a_pod_is_enough(tmp_path: Path) -> None:
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBECONFIG": str(tmp_path / "none")}
-    assert given._kubernetes(environ, tmp_path) == []
+    assert kubernetes._equipment(environ, tmp_path) == []
     (tmp_path / "token").touch()
-    assert given._kubernetes(environ, tmp_path) == ["kubernetes"]
+    assert kubernetes._equipment(environ, tmp_path) == ["kubernetes"]
 
 
 def test_google_lets_its_own_machines_in_and_who_has_a_key(tmp_path: Path) -> None:
     model, key = tmp_path / "product_name", tmp_path / "key.json"
-    assert given._cloud_run({}, model) == []
-    assert given._cloud_run({"GCE_METADATA_HOST": "here"}, model) == ["cloud_run"]
-    assert given._cloud_run({"GOOGLE_APPLICATION_CREDENTIALS": str(key)}, model) == []
+    assert cloud_run._equipment({}, model) == []
+    assert cloud_run._equipment({"GCE_METADATA_HOST": "here"}, model) == ["cloud_run"]
+    assert cloud_run._equipment({"GOOGLE_APPLICATION_CREDENTIALS": str(key)}, model) == []
     key.touch()
-    assert given._cloud_run({"GOOGLE_APPLICATION_CREDENTIALS": str(key)}, model) == ["cloud_run"]
+    assert cloud_run._equipment({"GOOGLE_APPLICATION_CREDENTIALS": str(key)}, model) == ["cloud_run"]
     model.write_text("Google Compute Engine\n")
-    assert given._cloud_run({}, model) == ["cloud_run"]
+    assert cloud_run._equipment({}, model) == ["cloud_run"]
 
 
 def test_programs_that_are_not_there_are_not_offered() -> None:

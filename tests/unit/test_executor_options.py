@@ -9,10 +9,9 @@ import pytest
 from orchestrator import Orchestrator
 from orchestrator.domain.executors.call import announced, has_means
 from orchestrator.domain.executors.options import ExecutorOptions
-from orchestrator.domain.executors.registry import call_of
+from orchestrator.domain.executors.registry import call_of, find_problems
 from orchestrator.errors import InvalidTask
 from orchestrator.executors import Dask, Http, Kubernetes, Process, Pull, Ray, Rq
-from orchestrator.sdk.tasks.executors import find_problems
 
 NUL = "x\0y"
 

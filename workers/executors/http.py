@@ -18,10 +18,9 @@ from orchestrator.domain.executors.http import Http, Passed, read_answer, reques
 from orchestrator.domain.executors.services import ServiceWorker
 from orchestrator.domain.tasks.destinations import Destinations, parse_destinations
 from orchestrator.secret_keys import service_keys
-from orchestrator.settings import Settings
 from orchestrator.workers.executors.asking import Barred, Place, Request, TooLarge, Unanswered, Unreadable, ask
 from orchestrator.workers.executors.outputs import finished
-from orchestrator.workers.executors.protocol import Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Setup, Unreachable, Watcher
 from orchestrator.workers.executors.service_book import ServiceBook
 
 _NOBODY = "nobody yet"
@@ -37,7 +36,8 @@ class HttpExecutor:
 
     options: ClassVar[type[Http]] = Http
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, setup: Setup) -> None:
+        settings = setup.settings
         self._book = ServiceBook(settings)
         self._allowed = parse_destinations(settings.webhooks, settings.webhook_allow)
         self._largest = settings.max_payload + _WRAPPING

@@ -8,7 +8,7 @@ whatever does the work. All its methods are coroutines on one event loop with th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
 from orchestrator.domain.executors.execution import Execution, Outcome
@@ -20,8 +20,8 @@ from orchestrator.settings import Settings
 class Setup:
     """What a worker process gives its executors: each is made with it, when the first of its tasks comes."""
 
-    settings: Settings
-    worker: str
+    settings: Settings = field(default_factory=Settings)
+    worker: str = ""
     """The name of the worker process."""
     commands: tuple[str, ...] = ()
     """The programs that the operator allows, as `--allow-command` gives them."""

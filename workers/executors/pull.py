@@ -24,13 +24,12 @@ from orchestrator.domain.executors.http import reported, request_body, said_line
 from orchestrator.domain.executors.pull import LARGEST_BODY, Pull, service_of
 from orchestrator.errors import PayloadError, Unavailable
 from orchestrator.sdk.values.stores import store_of
-from orchestrator.settings import Settings
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.pull import Offer, Pulls, State
 from orchestrator.transport.pull_notifications import PullNotifications
 from orchestrator.workers.executors.outputs import finished
-from orchestrator.workers.executors.protocol import Gone, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable, Watcher
 
 T = TypeVar("T")
 
@@ -44,7 +43,8 @@ class PullExecutor:
 
     options: ClassVar[type[Pull]] = Pull
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, setup: Setup) -> None:
+        settings = setup.settings
         self._redis = connect(settings.require_redis())
         keys = Keys.of(settings)
         self._pulls = Pulls(self._redis, keys)

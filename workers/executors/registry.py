@@ -1,57 +1,53 @@
-"""Which executors a worker process has, and the class of each: loaded when the first task for it comes."""
+"""Which executors a worker process has; each is loaded when the first task for it comes."""
 
 from __future__ import annotations
 
-from importlib import import_module
+import os
+import shutil
+from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple
+from pkgutil import resolve_name
+from typing import Any
 
 from orchestrator.domain.executors.call import announced
-from orchestrator.sdk.tasks.executors import load_executor, offered
-from orchestrator.workers.executors.equipment import equipment
+from orchestrator.domain.executors.options import ExecutorPlugin
+from orchestrator.domain.executors.registry import executor_names, plugin_of
+from orchestrator.errors import ConfigurationError
 from orchestrator.workers.executors.protocol import Executor, Setup
-
-
-class _Place(NamedTuple):
-    """Where the class of an executor is."""
-
-    module: str
-    name: str
-    given: Literal["setup", "settings"] = "setup"
-    """What it is made with."""
-    needs: tuple[str, ...] = ()
-    """Packages without which a worker does not have it."""
-
-
-_BUILT_IN: dict[str, _Place] = {
-    "cloud_run": _Place("cloud_run", "CloudRunExecutor", "settings"),
-    "dask": _Place("dask", "DaskExecutor", "settings", ("distributed",)),
-    "http": _Place("http", "HttpExecutor", "settings"),
-    "kubernetes": _Place("kubernetes", "KubernetesExecutor", "settings"),
-    "process": _Place("process", "ProcessExecutor"),
-    "pull": _Place("pull", "PullExecutor", "settings"),
-    "ray": _Place("ray", "RayExecutor", "settings"),
-    "rq": _Place("rq", "RqExecutor", "settings", ("rq",)),
-}
-"""By name: the module here, the class in it, and the packages that it needs."""
 
 
 def announcements(setup: Setup) -> list[str]:
     """Return which executors a worker has, as it announces them."""
-    names = [name for name, place in _BUILT_IN.items() if all(find_spec(package) for package in place.needs)]
-    return [announced(want) for name in (*names, *offered()) for want in equipment(name, setup)]
+    return [announced(want) for name in executor_names() for want in equipment(name, setup)]
+
+
+def equipment(name: str, setup: Setup, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return what a worker has of an executor; nothing if the packages for it are not installed."""
+    if name == "process":
+        return [f"process {command}" for command in setup.commands if _may_be_there(command, environ)]
+    try:
+        plugin = plugin_of(name)
+    except ConfigurationError:
+        return [name]  # so that a task is given to this worker, and fails with the reason
+    if plugin is None or not _is_installed(plugin):
+        return []
+    return [name] if plugin.equipment is None else plugin.equipment(environ)
 
 
 def create(name: str, setup: Setup) -> Executor | None:
     """Return an executor for this worker process; None if it has none of that name."""
-    if (place := _BUILT_IN.get(name)) is not None:
-        if not all(find_spec(package) for package in place.needs):
-            return None
-        kind: Any = getattr(import_module(f"orchestrator.workers.executors.{place.module}"), place.name)
-        given = (setup,) if place.given == "setup" else (setup.settings,)
-    elif (point := offered().get(name)) is not None:
-        kind, given = load_executor(point), (setup,)
-    else:
+    plugin = plugin_of(name)
+    if plugin is None or not _is_installed(plugin):
         return None
-    executor: Executor = kind(*given)
+    kind: Any = resolve_name(plugin.driver) if isinstance(plugin.driver, str) else plugin.driver
+    executor: Executor = kind(setup)
     return executor
+
+
+def _is_installed(plugin: ExecutorPlugin) -> bool:
+    return all(find_spec(package) for package in plugin.needs)
+
+
+def _may_be_there(command: str, environ: Mapping[str, str]) -> bool:
+    """Say whether a program is on this machine; of a pattern, only trying tells."""
+    return any(sign in command for sign in "*?[") or shutil.which(command, path=environ.get("PATH")) is not None

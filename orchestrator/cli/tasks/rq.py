@@ -23,7 +23,7 @@ from orchestrator.terminal_safe import sentence, without_password
 from orchestrator.workers.functions.loading import load_app
 
 if TYPE_CHECKING:
-    from orchestrator.cli.tasks.rq_jobs import WaitingJob, WaitingJobs
+    from orchestrator.plugins.executors.rq.waiting_jobs import WaitingJob, WaitingJobs
 
 _Ready = tuple["WaitingJob", NewTask]
 _URL = "RQ_REDIS_URL"
@@ -142,7 +142,7 @@ class _Calls:
 def _jobs(url: str | None, queue: str, serializer: str) -> Iterator[WaitingJobs]:
     """Yield what waits in a queue of RQ, or say what is missing."""
     try:
-        from orchestrator.cli.tasks.rq_jobs import WaitingJobs
+        from orchestrator.plugins.executors.rq.waiting_jobs import WaitingJobs
     except ModuleNotFoundError:
         raise ConfigurationError("This needs RQ: pip install 'durable-orchestrator[rq]'.") from None
     address = url or os.environ.get(_URL)

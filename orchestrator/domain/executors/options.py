@@ -1,8 +1,14 @@
-"""What a task may say to each executor: one type each, checked where a task is declared or a workflow is applied."""
+"""What a task may say to an executor, and how an executor is declared.
+
+Each executor has a class of options, checked where a task is declared or a workflow is applied.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -10,6 +16,12 @@ OUTPUT_VARIABLE = "TASK_OUTPUT_PATH"
 """The variable that tells a container in which folder it leaves its output."""
 _LATER = 10.0
 """Seconds; the worker that watches goes first, and says why."""
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST_VARIABLE = 200
+
+Problems = list[tuple[str, str]]
+"""Options, and what is wrong with each."""
 
 
 class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -30,6 +42,52 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         """Return after how many seconds the other side may end the work by itself, if nobody of us has by then."""
         return None if limit is None else limit + _LATER
 
-    def problems(self) -> list[tuple[str, str]]:
+    def problems(self) -> Problems:
         """Return what types cannot say: the option, and what is wrong with it."""
         return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorPlugin:
+    """An executor as an entry point declares it, where clients and the scheduler need not load what does the work."""
+
+    options: type[ExecutorOptions]
+    driver: str | type[Any]
+    """The class that does the work, or where workers find it: `package.module:Class`."""
+    needs: tuple[str, ...] = ()
+    """Packages without which a worker does not have this executor."""
+    equipment: Callable[[Mapping[str, str]], list[str]] | None = None
+    """Returns, for the environment of a worker, what that worker has (the `wants` of options); if it is not given, the
+    executor itself. What a worker lacks it does not announce, and tasks wait for a worker that has it."""
+
+
+def address_variables(executor: str, *schemes: str, or_given: bool = False) -> Callable[[Mapping[str, str]], list[str]]:
+    """Return an `equipment` that announces each variable whose value is an address: `rq RQ_REDIS_URL`.
+
+    A task names the variable, because addresses may hold secrets, and options are shown to people. With `or_given`, a
+    task may give the address instead, and needs nothing but the executor.
+    """
+
+    prefixes = tuple(f"{scheme}://" for scheme in schemes)
+
+    def found(environ: Mapping[str, str]) -> list[str]:
+        given = (one for one, value in environ.items() if value.startswith(prefixes) and len(one) <= _LONGEST_VARIABLE)
+        return [*([executor] if or_given else []), *(f"{executor} {variable}" for variable in sorted(given))]
+
+    return found
+
+
+def function_problems(function: str) -> Problems:
+    """Return what is wrong with the name of a function, given as the option `function`."""
+    is_right = _FUNCTION.fullmatch(function)
+    return [] if is_right else [("function", f"expected package.module:function, found {function!r}.")]
+
+
+def variable_problems(option: str, variable: str) -> Problems:
+    """Return what is wrong with an option that names a variable of the environment."""
+    return [] if is_variable(variable) else [(option, f"expected the name of a variable, found {variable!r}.")]
+
+
+def is_variable(name: str) -> bool:
+    """Say whether this can be the name of a variable of the environment."""
+    return _VARIABLE.fullmatch(name) is not None

@@ -1,36 +1,70 @@
-"""The executors that come with the package: their names, and what can be said to each.
+"""Which executors there are, and what can be said to each.
 
-Each has a class of options in a file of its own here, and does its work in a file of the same name in
-`workers/executors`, which is named in `workers/executors/registry.py`.
+Three are part of the core; all others are plugins, those in `orchestrator/plugins/executors` and those of other
+packages, and are loaded when somebody asks for one by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from orchestrator.domain.executors.call import ExecutorCall
-from orchestrator.domain.executors.cloud_run import CloudRun
-from orchestrator.domain.executors.dask import Dask
 from orchestrator.domain.executors.http import Http
-from orchestrator.domain.executors.kubernetes import Kubernetes
-from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.options import ExecutorOptions, ExecutorPlugin, Problems
 from orchestrator.domain.executors.process import Process
 from orchestrator.domain.executors.pull import Pull
-from orchestrator.domain.executors.ray import Ray
-from orchestrator.domain.executors.rq import Rq
 from orchestrator.domain.plain import unstorable
-from orchestrator.errors import did_you_mean
+from orchestrator.entry_points import EXECUTORS, load, own_plugins, plugins
+from orchestrator.errors import ConfigurationError, did_you_mean
 
 IN_WORKER = "python"
 """The worker's own Python: what runs a task that names no other executor."""
-BUILT_IN: dict[str, type[ExecutorOptions]] = {
-    kind.executor: kind for kind in (CloudRun, Dask, Http, Kubernetes, Process, Pull, Ray, Rq)
+_CORE = {
+    "http": ExecutorPlugin(options=Http, driver="orchestrator.workers.executors.http:HttpExecutor"),
+    "process": ExecutorPlugin(options=Process, driver="orchestrator.workers.executors.process:ProcessExecutor"),
+    "pull": ExecutorPlugin(options=Pull, driver="orchestrator.workers.executors.pull:PullExecutor"),
 }
-
 _REASON = " - at `$"
+
+
+def executor_names() -> list[str]:
+    """Return all executors but the worker's own Python."""
+    return sorted({*_CORE, *plugins(EXECUTORS)})
+
+
+def built_in(name: str) -> type[ExecutorOptions] | None:
+    """Return what can be said to an executor that comes with the package; None if this does not."""
+    return options_of(name) if name in _CORE or name in own_plugins(EXECUTORS) else None
+
+
+def all_built_in() -> dict[str, type[ExecutorOptions]]:
+    """Return what can be said to each executor that comes with the package."""
+    found = {name: options_of(name) for name in sorted({*_CORE, *own_plugins(EXECUTORS)})}
+    return {name: kind for name, kind in found.items() if kind is not None}
+
+
+def plugin_of(name: str) -> ExecutorPlugin | None:
+    """Return an executor by its name; None if there is none."""
+    if (core := _CORE.get(name)) is not None:
+        return core
+    point = plugins(EXECUTORS).get(name)
+    if point is None:
+        return None
+    found = load(point, "Executor", "a class with `options`, a subclass of ExecutorOptions, or an ExecutorPlugin")
+    plugin = found if isinstance(found, ExecutorPlugin) else _of_class(found)
+    if plugin is None or plugin.options.executor != name:
+        said = "has no `options`" if plugin is None else f"says that it is called {plugin.options.executor!r}"
+        raise ConfigurationError(f"Executor {name!r}: the entry point {point.value!r} {said}. Give both the same name.")
+    return plugin
+
+
+def options_of(name: str) -> type[ExecutorOptions] | None:
+    """Return what can be said to an executor; None if there is none of that name."""
+    plugin = plugin_of(name)
+    return None if plugin is None else plugin.options
 
 
 def task_name(executor: str) -> str:
@@ -45,21 +79,30 @@ def call_of(options: ExecutorOptions) -> ExecutorCall:
 
 
 def call_from(executor: str, given: Mapping[str, Any]) -> ExecutorCall:
-    """Return options that have been checked where they were given; one that is not of ours wants nothing more."""
-    kind = BUILT_IN.get(executor)
+    """Return options that have been checked where they were given.
+
+    The scheduler calls this, and loads no plugins of other packages: these want nothing but the executor itself.
+    """
+    kind = built_in(executor)
     return ExecutorCall(executor, dict(given)) if kind is None else call_of(msgspec.convert(given, kind))
 
 
-def unknown_executor(name: str, known: Iterable[str]) -> str:
+def find_problems(name: str, given: Mapping[str, Any]) -> Problems:
+    """Return what is wrong with an executor and its options, by option; the executor itself is the option ``."""
+    kind = options_of(name)
+    return [("", unknown_executor(name))] if kind is None else option_problems(kind, given)
+
+
+def unknown_executor(name: str) -> str:
     """Return what to say of an executor that does not exist."""
-    names = sorted({*known, IN_WORKER})
+    names = sorted({*executor_names(), IN_WORKER})
     return f"unknown executor {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}."
 
 
-def option_problems(kind: type[ExecutorOptions], given: Mapping[str, Any]) -> list[tuple[str, str]]:
+def option_problems(kind: type[ExecutorOptions], given: Mapping[str, Any]) -> Problems:
     """Return what is wrong with options, each with its name; empty where that is about all of them."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    found: list[tuple[str, str]] = []
+    found: Problems = []
     for name, value in given.items():
         if name not in fields:
             advice = did_you_mean(name, fields) or f" Known: {', '.join(fields)}."
@@ -79,3 +122,8 @@ def option_problems(kind: type[ExecutorOptions], given: Mapping[str, Any]) -> li
         if field.required and name not in given
     ]
     return found or msgspec.convert(given, kind).problems()
+
+
+def _of_class(kind: Any) -> ExecutorPlugin | None:
+    options = getattr(kind, "options", None)
+    return None if options is None else ExecutorPlugin(options=options, driver=kind)

@@ -14,7 +14,7 @@ from orchestrator.domain.executors.call import ExecutorCall
 from orchestrator.domain.executors.http import Http
 from orchestrator.domain.executors.process import Process
 from orchestrator.domain.executors.pull import Pull
-from orchestrator.domain.executors.registry import BUILT_IN, call_from, option_problems, task_name
+from orchestrator.domain.executors.registry import built_in, call_from, option_problems, task_name
 from orchestrator.domain.flow.commands import Call
 from orchestrator.domain.flow.definition import Flow, step_of
 from orchestrator.domain.plain import REFUSALS
@@ -132,7 +132,7 @@ def _executor(kind: str, name: str, call: Call) -> ExecutorCall:
         found = call_from(kind, given)
     except msgspec.ValidationError as error:
         raise CannotCall(f"Executor {kind!r} cannot be told that: {error}.") from error
-    options = BUILT_IN.get(kind)
+    options = built_in(kind)
     for option, problem in option_problems(options, found.options) if options is not None else ():
         raise CannotCall(f"Executor {kind!r}, option {option!r}: {problem}")
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from orchestrator.domain.dag.checks import IDENTIFIER, RESERVED, STEP_NAME, chec
 from orchestrator.domain.dag.definition import Concurrency, Definition, EventTrigger, Hook, Param, Step, Trigger
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.dag.operators import KEYWORDS, shortened
-from orchestrator.domain.executors.registry import BUILT_IN, IN_WORKER
+from orchestrator.domain.executors.registry import IN_WORKER, all_built_in, find_problems
 from orchestrator.domain.problems import Path as Place
 from orchestrator.domain.problems import Problem
 from orchestrator.errors import InvalidWorkflow
@@ -38,7 +39,6 @@ from orchestrator.sdk.dag.fields import (
 )
 from orchestrator.sdk.dag.problems import holds, line_of, refusal, refuse, unreadable_text, words
 from orchestrator.sdk.dag.schedule_fields import FIELD as SCHEDULE
-from orchestrator.sdk.tasks.executors import find_problems
 
 Further = Callable[[Definition], tuple[Definition, list[Problem]]]
 """Completes a definition, and says what is wrong with that."""
@@ -90,13 +90,29 @@ def completed(definition: Definition, source: str, further: Further) -> Definiti
 
 
 def schema() -> Schema:
-    """Return the JSON schema of workflow files, for editors."""
+    """Return the JSON schema of workflow files, for editors; it loads all executors that come with the package."""
+    executors = all_built_in()
+    _, options = msgspec.json.schema_components(executors.values(), ref_template="#/$defs/{name}")
+    found = deepcopy(mapping_schema(_WORKFLOW, required=["name", "tasks"]))
+    step = found["properties"]["tasks"]["additionalProperties"]
+    step["properties"]["executor"]["examples"] = list(executors)
+    step["allOf"] = [
+        {
+            "if": {"required": ["executor"], "properties": {"executor": {"const": name}}},
+            "then": {
+                "properties": {"with": {"$ref": f"#/$defs/{kind.__name__}"}},
+                "required": ["with"] if any(field.required for field in msgspec.structs.fields(kind)) else [],
+            },
+        }
+        for name, kind in executors.items()
+    ]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Workflow",
         "description": "A workflow of orchestrator: tasks and what they depend on.",
-        "$defs": _OPTIONS,
-    } | mapping_schema(_WORKFLOW, required=["name", "tasks"])
+        "$defs": options,
+        **found,
+    }
 
 
 # -- reading
@@ -156,21 +172,9 @@ def _defaults(reader: Fields, node: Node, path: Place) -> dict[str, Any]:
 
 _PARAM = table_of(Param)
 _CONCURRENCY = table_of(Concurrency)
-_, _OPTIONS = msgspec.json.schema_components(BUILT_IN.values(), ref_template="#/$defs/{name}")
-_SAID: list[Schema] = [
-    {
-        "if": {"required": ["executor"], "properties": {"executor": {"const": name}}},
-        "then": {
-            "properties": {"with": {"$ref": f"#/$defs/{kind.__name__}"}},
-            "required": ["with"] if any(field.required for field in msgspec.structs.fields(kind)) else [],
-        },
-    }
-    for name, kind in BUILT_IN.items()
-]
-"""What can be said to each executor, for editors."""
 _STEP = table_of(
     Step,
-    executor=Field(_executor, {"type": "string", "examples": sorted(BUILT_IN)}),
+    executor=Field(_executor, {"type": "string"}),
     with_=Field(plain_object, {"type": "object"}),
 )
 _DEFAULTS = {key: _STEP[key] for key in ("retries", "timeout", "queue", "priority", "trigger")}
@@ -190,7 +194,6 @@ _TASKS: Schema = {
         one_of=("task", "workflow", "executor"),
         dependentSchemas={"concurrency": {"anyOf": [{"required": ["foreach"]}, {"required": ["parallel"]}]}},
         dependentRequired={"with": ["executor"]},
-        allOf=_SAID,
         **{"not": {"required": ["foreach", "parallel"]}},
     ),
 }

@@ -90,7 +90,7 @@ class RayHarness(Marking):
 
 _PRESENT = "client.wait_for_workers(2, timeout=120)"
 _LOSE = """
-from orchestrator.workers.executors.dask_side import STOP
+from orchestrator.plugins.executors.dask.on_cluster import STOP
 for name in client.list_datasets():
     future = client.get_dataset(name)
     if future.status == "pending":

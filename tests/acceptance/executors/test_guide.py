@@ -24,7 +24,7 @@ from click.testing import CliRunner
 
 from orchestrator import InvalidTask, Orchestrator, TaskCancelled, executors
 from orchestrator.cli import main
-from orchestrator.domain.executors.registry import BUILT_IN, IN_WORKER
+from orchestrator.domain.executors.registry import IN_WORKER, all_built_in
 from orchestrator.sdk.dag.definitions import loads
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.pages import FENCE, REPOSITORY
@@ -201,7 +201,7 @@ def test_the_table_of_executors_shows_what_the_page_does() -> None:
     """Each option of an executor in the table is in an example of the page, which a test runs."""
     table = PAGE.partition("| Executor |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| \[?`(\w+)`(?:\]\((\S+)\))? \| .* \| `(.+)` \|$", table, re.MULTILINE)
-    assert {name for name, _, _ in rows} == {*BUILT_IN, IN_WORKER}
+    assert {name for name, _, _ in rows} == {*all_built_in(), IN_WORKER}
     for name, link, shown in rows:
         if name == IN_WORKER:
             continue

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.domain.executors.kubernetes import OWN_LABEL
+from orchestrator.plugins.executors.kubernetes import OWN_LABEL
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.executors.asking import Answer
 from orchestrator.workers.executors.protocol import Unreachable

@@ -7,22 +7,31 @@ submitted it: any worker that knows its name finds it. The function's result is 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shlex
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+import msgspec
+
 from orchestrator.domain.executors.execution import Broken, Execution, Outcome
-from orchestrator.domain.executors.ray import LARGEST_INPUT, Ray, failure, input_size, is_over, split_log, submission
 from orchestrator.errors import GiveUp
-from orchestrator.settings import Settings
+from orchestrator.plugins.executors.ray import EXECUTION, PROGRAM, SPECIFICATION, Ray
 from orchestrator.workers.executors.asking import Answer, TooLarge
 from orchestrator.workers.executors.looking import Looks
 from orchestrator.workers.executors.outputs import finished
-from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher
 from orchestrator.workers.executors.rest import Api
 
+LARGEST_INPUT = 100_000
+"""Bytes; Linux takes no variable of more than 128 KiB, and Ray passes it on inside of another one."""
+_END = "orchestrator-end"
+"""Begins the line of a job's log that says how the function ended."""
+_START = f'import os; exec(os.environ["{PROGRAM}"])'
+_OVER = ("SUCCEEDED", "FAILED", "STOPPED")
 _EVERY = 1.0
 """Seconds between two looks."""
 _EACH = 8
@@ -46,19 +55,19 @@ class RayExecutor:
 
     options: ClassVar[type[Ray]] = Ray
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        self._timeout = (settings or Settings()).executor_timeout
+    def __init__(self, setup: Setup) -> None:
+        self._timeout = setup.settings.executor_timeout
         self._clusters: dict[str, _Cluster] = {}
 
     async def submit(self, execution: Execution) -> str:
         """Submit a job under the execution's name, unless that was done."""
         cluster, options = self._cluster(execution), cast(Ray, execution.options)
-        if (size := input_size(execution)) > LARGEST_INPUT:
+        if (size := _input_size(execution)) > LARGEST_INPUT:
             raise GiveUp(
                 f"The input of {execution.task} has {size:,} bytes, and a job of Ray takes {LARGEST_INPUT:,}: pass the "
                 f"place where it is."
             )
-        answer = await cluster.api.ask("POST", "/api/jobs/", body=submission(execution, options, _program()))
+        answer = await cluster.api.ask("POST", "/api/jobs/", body=_submission(execution, options, _program()))
         if answer.status != 200 and _TAKEN not in answer.body:
             raise _refusal(answer, f"run {options.function}")
         return execution.name
@@ -66,7 +75,7 @@ class RayExecutor:
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
         """Return how the job ended; its log is told then."""
         cluster = self._cluster(execution)
-        while (found := await cluster.looks.next(external_id)) is not None and not is_over(found):
+        while (found := await cluster.looks.next(external_id)) is not None and not _is_over(found):
             pass
         if found is None:
             raise Gone(f"Ray does not know the job {external_id} any more: the cluster's head was restarted.")
@@ -74,16 +83,16 @@ class RayExecutor:
             raise Gone(f"Somebody has stopped the job {external_id} at Ray.")
         text = await cluster.log(external_id)
         if isinstance(text, Broken):
-            return text if found.get("status") == "SUCCEEDED" else failure(found)
+            return text if found.get("status") == "SUCCEEDED" else _failure(found)
         lines, end = split_log(text, external_id)
         if lines:
             watcher.log("\n".join(lines[-_LOG_LINES:]))
-        return failure(found) if end is None else _outcome(end)
+        return _failure(found) if end is None else _outcome(end)
 
     async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         """Stop the job, return when it has ended, and let the cluster forget it."""
         cluster, name, was_there = self._cluster(execution), execution.name, False
-        while (found := await cluster.looks.next(name)) is not None and not is_over(found):
+        while (found := await cluster.looks.next(name)) is not None and not _is_over(found):
             answer = await cluster.api.ask("POST", f"/api/jobs/{name}/stop")
             if answer.status != 200 and not _is_unknown(answer):
                 raise _refusal(answer, f"stop the job {name}")
@@ -182,4 +191,58 @@ def _outcome(end: Mapping[str, Any]) -> Outcome:
 
 @cache
 def _program() -> str:
-    return Path(__file__).with_name("ray_side.py").read_text(encoding="utf-8")
+    return Path(__file__).with_name("on_cluster.py").read_text(encoding="utf-8")
+
+
+def _submission(execution: Execution, options: Ray, program: str) -> dict[str, Any]:
+    """Return what Ray is asked to run; the program, which has nothing of ours, calls the function."""
+    own = {
+        SPECIFICATION: execution.specification.decode(),
+        EXECUTION: execution.name,
+        PROGRAM: program,
+    }
+    said: dict[str, Any] = {
+        "submission_id": execution.name,
+        "entrypoint": shlex.join([options.python, "-c", _START, options.function]),
+        "runtime_env": {**options.runtime_env, "env_vars": {**options.runtime_env.get("env_vars", {}), **own}},
+        "metadata": {"task": execution.task, "task_id": execution.task_id, "attempt": str(execution.attempt)},
+    }
+    reserved = {
+        "entrypoint_num_cpus": options.cpus,
+        "entrypoint_num_gpus": options.gpus,
+        "entrypoint_memory": options.memory,
+        "entrypoint_resources": options.resources,
+    }
+    return said | {name: amount for name, amount in reserved.items() if amount}
+
+
+def _input_size(execution: Execution) -> int:
+    """Return how much of a variable the input takes, as Ray passes it on."""
+    return len(json.dumps(execution.specification.decode()))
+
+
+def _is_over(found: Mapping[str, Any]) -> bool:
+    """Say whether a job has ended."""
+    return found.get("status") in _OVER
+
+
+def split_log(text: str, name: str) -> tuple[list[str], dict[str, Any] | None]:
+    """Return the lines of a job's log, and what its last word says, if it came to that."""
+    lines = text.splitlines()
+    mark = f"{_END} {name} "
+    last = next((place for place in reversed(range(len(lines))) if lines[place].startswith(mark)), None)
+    if last is None:
+        return lines, None
+    try:
+        end = msgspec.json.decode(lines[last][len(mark) :], type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return lines, None
+    return lines[:last], end
+
+
+def _failure(found: Mapping[str, Any]) -> Outcome:
+    """Return how a job failed whose function did not come to say anything."""
+    said = str(found.get("message") or "and Ray does not say why")
+    first, _, rest = said.partition("\n")
+    kind = "".join(word.capitalize() for word in str(found.get("error_type") or "job_failed").split("_"))
+    return Broken(kind, f"The job failed at Ray: {first}", detail=rest)

@@ -13,17 +13,19 @@ import random
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, cast
 
-from orchestrator.domain.executors.cloud_run import LARGEST_VARIABLE, CloudRun, name_of, outcome_of, overrides
-from orchestrator.domain.executors.execution import Execution, Outcome
+from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
+from orchestrator.domain.executors.options import OUTPUT_VARIABLE
 from orchestrator.errors import GiveUp
-from orchestrator.settings import Settings
+from orchestrator.plugins.executors.cloud_run import OWN_VARIABLE, CloudRun
+from orchestrator.plugins.executors.cloud_run.google_token import GoogleToken
 from orchestrator.workers.executors.asking import Answer
-from orchestrator.workers.executors.google_access import GoogleToken
 from orchestrator.workers.executors.left_outputs import LeftOutputs
 from orchestrator.workers.executors.looking import Looks
-from orchestrator.workers.executors.protocol import Gone, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable, Watcher
 from orchestrator.workers.executors.rest import Api
 
+LARGEST_VARIABLE = 32_000
+"""Bytes; Cloud Run takes no variable of more than 32 KiB."""
 _EVERY = 2.0
 """Seconds between two looks."""
 _PAGE = "500"
@@ -41,8 +43,8 @@ class CloudRunExecutor:
 
     options: ClassVar[type[CloudRun]] = CloudRun
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        self._settings = settings or Settings()
+    def __init__(self, setup: Setup) -> None:
+        self._settings = setup.settings
         self._left = LeftOutputs(self._settings)
         self._jobs: dict[str, _CloudJob] = {}
         self._token = GoogleToken()
@@ -59,7 +61,7 @@ class CloudRunExecutor:
         found = await job.looks.next(execution.name)
         if found is None:
             output = self._left.address(execution) if options.output == "store" else ""
-            answer = await job.ask("POST", ":run", body=overrides(execution, options, output), tries=1)
+            answer = await job.ask("POST", ":run", body=_overrides(execution, options, output), tries=1)
             if answer.status != 200:
                 raise _refusal(answer, f"run the job {options.path}")
             found = (answer.data or {}).get("metadata") or {}
@@ -78,14 +80,14 @@ class CloudRunExecutor:
             if not is_told and found.get("logUri"):
                 watcher.log(f"The log of the execution is at {found['logUri']}")
                 is_told = True
-            if (outcome := outcome_of(found)) is not None:
+            if (outcome := _outcome_of(found)) is not None:
                 return await self._left.outcome(execution, outcome) if options.output == "store" else outcome
 
     async def cancel(self, execution: Execution, external_id: str) -> None:
         """Cancel the execution, and return when it has ended."""
         job, options = self._job(execution)
         is_asked = False
-        while (found := await job.looks.next(external_id or execution.name)) is not None and outcome_of(found) is None:
+        while (found := await job.looks.next(external_id or execution.name)) is not None and _outcome_of(found) is None:
             if not is_asked:
                 name = str(found["name"]).rpartition("/")[2]
                 answer = await job.ask("POST", f"/executions/{name}:cancel", body={})
@@ -146,7 +148,7 @@ class _CloudJob:
             if answer.status != 200:
                 raise _refusal(answer, f"list the executions of {self._path}")
             for found in answer.data.get("executions") or ():
-                for name in (name_of(found), str(found.get("name", ""))):
+                for name in (_name_of(found), str(found.get("name", ""))):
                     if name in wanted:
                         seen[name] = found
             token = answer.data.get("nextPageToken")
@@ -168,3 +170,52 @@ def _refusal(answer: Answer, what: str) -> Exception:
     said = data.get("error", {}).get("message", "") if isinstance(data, dict) else ""
     text = f"Google does not {what}: status {answer.status}{f', {said}' if said else ''}"
     return Unreachable(text) if answer.status in _MAY_PASS or answer.status >= 500 else GiveUp(f"{text}.")
+
+
+def _overrides(execution: Execution, options: CloudRun, output: str = "") -> dict[str, Any]:
+    """Return what is said to the job when it is run; it leaves its output at an address if there is one."""
+    variables = {
+        **options.env,
+        OWN_VARIABLE: execution.name,
+        "TASK_ID": execution.task_id,
+        "TASK_ATTEMPT": str(execution.attempt),
+        "TASK_SPEC": execution.specification.decode(),
+        **({OUTPUT_VARIABLE: output} if output else {}),
+    }
+    container: dict[str, Any] = {"env": [{"name": name, "value": value} for name, value in variables.items()]}
+    if options.container:
+        container["name"] = options.container
+    if options.args:
+        container["args"] = options.args
+    said: dict[str, Any] = {"containerOverrides": [container]}
+    if options.tasks is not None:
+        said["taskCount"] = options.tasks
+    limit = options.timeout if options.timeout is not None else options.backstop(execution.timeout)
+    if limit is not None:
+        said["timeout"] = f"{limit:.3f}s"
+    return {"overrides": said}
+
+
+def _name_of(found: Mapping[str, Any]) -> str:
+    """Return our name of an execution that Google lists; nothing if it is not ours."""
+    for container in found.get("template", {}).get("containers") or ():
+        for variable in container.get("env") or ():
+            if variable.get("name") == OWN_VARIABLE:
+                return str(variable.get("value", ""))
+    return ""
+
+
+def _outcome_of(found: Mapping[str, Any]) -> Outcome | None:
+    """Return how an execution ended; None if it has not."""
+    if not found.get("completionTime"):
+        return None
+    completed: Mapping[str, Any] = next(
+        (one for one in found.get("conditions") or () if one.get("type") == "Completed"), {}
+    )
+    if completed.get("state") == "CONDITION_SUCCEEDED":
+        return Finished()
+    if found.get("cancelledCount"):
+        return Broken("ExecutionCancelled", "Somebody has cancelled the execution at Google.", False)
+    why = completed.get("message") or completed.get("executionReason") or "and Google does not say why"
+    count = f"{found.get('failedCount', 0)} of {found.get('taskCount', 1)} tasks failed"
+    return Broken("ExecutionFailed", f"The execution failed: {why} ({count}).", detail=str(found.get("logUri", "")))

@@ -1,21 +1,28 @@
-"""What a task says that runs as an execution of a Cloud Run job."""
+"""The executor `cloud_run`: what a task says that runs as an execution of a Cloud Run job."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import ClassVar, Literal
 
-from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
-from orchestrator.domain.executors.options import OUTPUT_VARIABLE, ExecutorOptions
+from orchestrator.domain.executors.options import (
+    OUTPUT_VARIABLE,
+    ExecutorOptions,
+    ExecutorPlugin,
+    Problems,
+    is_variable,
+)
 
 OWN_VARIABLE = "TASK_EXECUTION"
 """The variable that carries our name of an execution: Google gives its own."""
-LARGEST_VARIABLE = 32_000
-"""Bytes; Cloud Run takes no variable of more than 32 KiB."""
 _PROJECT = re.compile(r"[a-z][-a-z0-9.:]{4,61}[a-z0-9]")
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MODEL = Path("/sys/class/dmi/id/product_name")
+_OF_GOOGLE = ("GCE_METADATA_HOST", "K_SERVICE", "CLOUD_RUN_JOB", "KUBERNETES_SERVICE_HOST")
+"""Variables that say that a metadata server may be there."""
 _OWN = ("TASK_SPEC", "TASK_ID", "TASK_ATTEMPT", OWN_VARIABLE)
 
 
@@ -42,7 +49,7 @@ class CloudRun(ExecutorOptions, frozen=True, kw_only=True):
     timeout: float | None = None
     """Seconds after which Google ends each of them; a little more than the task's own timeout if not given."""
 
-    def problems(self) -> list[tuple[str, str]]:
+    def problems(self) -> Problems:
         """Return what types cannot say."""
         found = []
         if not _PROJECT.fullmatch(self.project):
@@ -52,7 +59,7 @@ class CloudRun(ExecutorOptions, frozen=True, kw_only=True):
                 found.append((option, f"expected small letters, digits and -, found {name!r}."))
         for name in self.env:
             is_ours = name in _OWN or (name == OUTPUT_VARIABLE and self.output == "store")
-            if not _VARIABLE.fullmatch(name) or is_ours:
+            if not is_variable(name) or is_ours:
                 found.append(("env", f"{name!r} cannot be the name of a variable here."))
         if self.tasks is not None and not 1 <= self.tasks <= 10_000:
             found.append(("tasks", f"expected a number from 1 to 10,000, found {self.tasks}."))
@@ -70,50 +77,19 @@ class CloudRun(ExecutorOptions, frozen=True, kw_only=True):
         return f"projects/{self.project}/locations/{self.location}/jobs/{self.job}"
 
 
-def overrides(execution: Execution, options: CloudRun, output: str = "") -> dict[str, Any]:
-    """Return what is said to the job when it is run; it leaves its output at an address if there is one."""
-    variables = {
-        **options.env,
-        OWN_VARIABLE: execution.name,
-        "TASK_ID": execution.task_id,
-        "TASK_ATTEMPT": str(execution.attempt),
-        "TASK_SPEC": execution.specification.decode(),
-        **({OUTPUT_VARIABLE: output} if output else {}),
-    }
-    container: dict[str, Any] = {"env": [{"name": name, "value": value} for name, value in variables.items()]}
-    if options.container:
-        container["name"] = options.container
-    if options.args:
-        container["args"] = options.args
-    said: dict[str, Any] = {"containerOverrides": [container]}
-    if options.tasks is not None:
-        said["taskCount"] = options.tasks
-    limit = options.timeout if options.timeout is not None else options.backstop(execution.timeout)
-    if limit is not None:
-        said["timeout"] = f"{limit:.3f}s"
-    return {"overrides": said}
+def _equipment(environ: Mapping[str, str], model: Path = _MODEL) -> list[str]:
+    """Announce it where there is a key, or the machine is one of Google's."""
+    if key := environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+        return ["cloud_run"] if os.access(key, os.R_OK) else []
+    try:
+        is_theirs = "Google" in model.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        is_theirs = False
+    return ["cloud_run"] if is_theirs or any(environ.get(variable) for variable in _OF_GOOGLE) else []
 
 
-def name_of(found: Mapping[str, Any]) -> str:
-    """Return our name of an execution that Google lists; nothing if it is not ours."""
-    for container in found.get("template", {}).get("containers") or ():
-        for variable in container.get("env") or ():
-            if variable.get("name") == OWN_VARIABLE:
-                return str(variable.get("value", ""))
-    return ""
-
-
-def outcome_of(found: Mapping[str, Any]) -> Outcome | None:
-    """Return how an execution ended; None if it has not."""
-    if not found.get("completionTime"):
-        return None
-    completed: Mapping[str, Any] = next(
-        (one for one in found.get("conditions") or () if one.get("type") == "Completed"), {}
-    )
-    if completed.get("state") == "CONDITION_SUCCEEDED":
-        return Finished()
-    if found.get("cancelledCount"):
-        return Broken("ExecutionCancelled", "Somebody has cancelled the execution at Google.", False)
-    why = completed.get("message") or completed.get("executionReason") or "and Google does not say why"
-    count = f"{found.get('failedCount', 0)} of {found.get('taskCount', 1)} tasks failed"
-    return Broken("ExecutionFailed", f"The execution failed: {why} ({count}).", detail=str(found.get("logUri", "")))
+PLUGIN = ExecutorPlugin(
+    options=CloudRun,
+    driver="orchestrator.plugins.executors.cloud_run.driver:CloudRunExecutor",
+    equipment=_equipment,
+)

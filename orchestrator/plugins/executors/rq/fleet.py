@@ -22,7 +22,7 @@ from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 
 from orchestrator.domain.executors.execution import Broken, Execution, Outcome
-from orchestrator.domain.executors.rq import Rq
+from orchestrator.plugins.executors.rq import Rq
 from orchestrator.workers.executors.outputs import finished, raised
 
 _ENDED = frozenset({"finished", "failed", "stopped", "canceled", "lost"})
@@ -34,6 +34,7 @@ _PLAIN = {
 }  # fmt: skip
 _AT_ONCE = 1_000
 _KEEPING = "orchestrator.workers.executors.rq_side.call"
+"""What the fleet calls where prints are wanted: the name that the previous release knows `prints.py` by."""
 _LINES = "orchestrator_lines"
 """Where that leaves them in the `meta` of a job; it is loaded by the fleet's workers, and not here."""
 

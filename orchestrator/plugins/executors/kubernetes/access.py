@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from orchestrator.workers.executors.kubernetes_config import ACCOUNT, has_account, kubeconfig
+from orchestrator.plugins.executors.kubernetes import ACCOUNT, has_account, kubeconfig
 from orchestrator.workers.executors.protocol import Unequipped
 from orchestrator.workers.executors.rest import Api, Token
 

@@ -16,7 +16,7 @@ from rq import Queue
 from rq.exceptions import DeserializationError
 from rq.job import Job
 
-from orchestrator.workers.executors.rq_fleet import SERIALIZERS
+from orchestrator.plugins.executors.rq.fleet import SERIALIZERS
 
 _PAGE = 500
 _TAKE = """

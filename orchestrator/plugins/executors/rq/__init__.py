@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
-from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.options import (
+    ExecutorOptions,
+    ExecutorPlugin,
+    Problems,
+    address_variables,
+    function_problems,
+    variable_problems,
+)
 
-_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SCHEMES = ("redis", "rediss", "unix")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Rq(ExecutorOptions, frozen=True, kw_only=True):
@@ -40,17 +44,13 @@ class Rq(ExecutorOptions, frozen=True, kw_only=True):
         """The variable, where it is said nowhere else: workers say which of them they were given."""
         return self.executor if self.url else f"{self.executor} {self.url_variable}"
 
-    def problems(self) -> list[tuple[str, str]]:
+    def problems(self) -> Problems:
         """Return what types cannot say."""
-        found = []
-        if not _FUNCTION.fullmatch(self.function):
-            found.append(("function", f"expected package.module:function, found {self.function!r}."))
+        found = function_problems(self.function) + variable_problems("url_variable", self.url_variable)
         if not self.queue:
             found.append(("queue", "expected the name of a queue of RQ, found ''."))
         if self.url:
             found += _problems_of_url(self.url)
-        if not _VARIABLE.fullmatch(self.url_variable):
-            found.append(("url_variable", f"expected the name of a variable, found {self.url_variable!r}."))
         if self.job_timeout is not None and not self.job_timeout >= 1:
             found.append(("job_timeout", f"expected 1 second or more, found {self.job_timeout:g}."))
         if not self.result_ttl >= 60:
@@ -58,7 +58,7 @@ class Rq(ExecutorOptions, frozen=True, kw_only=True):
         return found
 
 
-def _problems_of_url(url: str) -> list[tuple[str, str]]:
+def _problems_of_url(url: str) -> Problems:
     """Say what is wrong with an address, without it: it may hold a secret."""
     try:
         parts = urlsplit(url)
@@ -72,3 +72,11 @@ def _problems_of_url(url: str) -> list[tuple[str, str]]:
              "workers' environment, and name that as url_variable.")
         ]  # fmt: skip
     return []
+
+
+PLUGIN = ExecutorPlugin(
+    options=Rq,
+    driver="orchestrator.plugins.executors.rq.driver:RqExecutor",
+    needs=("rq",),
+    equipment=address_variables("rq", *_SCHEMES, or_given=True),
+)

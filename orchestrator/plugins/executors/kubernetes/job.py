@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from orchestrator.domain.executors.execution import Broken, Execution
-from orchestrator.domain.executors.kubernetes import OWN_LABEL, Kubernetes
 from orchestrator.domain.executors.options import OUTPUT_VARIABLE
+from orchestrator.plugins.executors.kubernetes import OWN_LABEL, Kubernetes
 
 CONTAINER = "task"
 LARGEST_VARIABLE = 100_000

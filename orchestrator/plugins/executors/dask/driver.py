@@ -18,12 +18,11 @@ import msgspec
 from distributed import Client, KilledWorker
 from distributed.client import FutureCancelledError
 
-from orchestrator.domain.executors.dask import Dask
 from orchestrator.domain.executors.execution import Broken, Execution, Outcome
-from orchestrator.settings import Settings
-from orchestrator.workers.executors.dask_side import CALL, STOP
+from orchestrator.plugins.executors.dask import Dask
+from orchestrator.plugins.executors.dask.on_cluster import CALL, STOP
 from orchestrator.workers.executors.outputs import finished
-from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher
 
 _CONNECTING = 10.0
 """Seconds that a connection may take at most; the setting executor_timeout may say fewer."""
@@ -37,8 +36,8 @@ class DaskExecutor:
 
     options: ClassVar[type[Dask]] = Dask
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        self._timeout = min(_CONNECTING, (settings or Settings()).executor_timeout)
+    def __init__(self, setup: Setup) -> None:
+        self._timeout = min(_CONNECTING, setup.settings.executor_timeout)
         self._clients: dict[str, Any] = {}
         self._turn = asyncio.Lock()
 

@@ -2,6 +2,9 @@
 
 The name of the Job is that of the execution, so Kubernetes itself refuses to create a second one. What the container
 writes is its log; its last line, or the termination message, is the result.
+
+Kubernetes' own client for Python was weighed. It blocks, so that each watch would need a thread; loading it takes a
+second, twenty times as long as h11; and most of this folder, which decides what a state means, would stay.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, cast
 
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
-from orchestrator.domain.executors.kubernetes import OWN_LABEL, Kubernetes
-from orchestrator.domain.executors.kubernetes_job import (
+from orchestrator.errors import GiveUp
+from orchestrator.plugins.executors.kubernetes import OWN_LABEL, Kubernetes
+from orchestrator.plugins.executors.kubernetes.access import Cluster, find_cluster
+from orchestrator.plugins.executors.kubernetes.job import (
     CONTAINER,
     LARGEST_FILE,
     LARGEST_VARIABLE,
@@ -27,14 +32,11 @@ from orchestrator.domain.executors.kubernetes_job import (
     trouble,
     verdict,
 )
-from orchestrator.errors import GiveUp
-from orchestrator.settings import Settings
+from orchestrator.plugins.executors.kubernetes.watch import Followed, NamespaceWatch, path_of, told
 from orchestrator.workers.executors.asking import Answer, TooLarge
-from orchestrator.workers.executors.kubernetes_access import Cluster, find_cluster
-from orchestrator.workers.executors.kubernetes_watch import Followed, NamespaceWatch, path_of, told
 from orchestrator.workers.executors.left_outputs import LeftOutputs
 from orchestrator.workers.executors.outputs import finished
-from orchestrator.workers.executors.protocol import Gone, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable, Watcher
 from orchestrator.workers.executors.rest import Api
 
 _CREATED = (200, 201, 202)
@@ -66,8 +68,8 @@ class KubernetesExecutor:
 
     options: ClassVar[type[Kubernetes]] = Kubernetes
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        self._settings = settings or Settings()
+    def __init__(self, setup: Setup) -> None:
+        self._settings = setup.settings
         self._left = LeftOutputs(self._settings)
         self._clusters: dict[str, Cluster] = {}
         self._spaces: dict[tuple[str, str], _Space] = {}

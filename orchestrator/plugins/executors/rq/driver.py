@@ -17,12 +17,11 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from orchestrator.domain.executors.execution import Execution, Outcome
-from orchestrator.domain.executors.rq import Rq
-from orchestrator.settings import Settings
+from orchestrator.plugins.executors.rq import Rq
+from orchestrator.plugins.executors.rq import fleet as rq
 from orchestrator.terminal_safe import sentence, without_password
-from orchestrator.workers.executors import rq_fleet
 from orchestrator.workers.executors.looking import Looks
-from orchestrator.workers.executors.protocol import Gone, Unequipped, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher
 
 T = TypeVar("T")
 
@@ -38,15 +37,15 @@ class RqExecutor:
 
     options: ClassVar[type[Rq]] = Rq
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        self._timeout = min(_TIMEOUT, (settings or Settings()).executor_timeout)
+    def __init__(self, setup: Setup) -> None:
+        self._timeout = min(_TIMEOUT, setup.settings.executor_timeout)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="rq")
         self._fleets: dict[str, _Fleet] = {}
 
     async def submit(self, execution: Execution) -> str:
         """Enqueue a job under the execution's name, unless there is one."""
         fleet, options = self._fleet(execution)
-        await fleet.call(rq_fleet.submit, execution, options)
+        await fleet.call(rq.submit, execution, options)
         return execution.name
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
@@ -59,14 +58,14 @@ class RqExecutor:
                 raise Gone(f"RQ has no job {external_id} any more: it was deleted, or its Redis has lost it.")
             if seen.meta != shown:
                 shown = seen.meta
-                if (said := rq_fleet.progress(shown, options.serializer)) is not None:
+                if (said := rq.progress(shown, options.serializer)) is not None:
                     watcher.progress(*said)
             if seen.status == "lost":
-                return rq_fleet.worker_lost(external_id)
+                return rq.worker_lost(external_id)
             if seen.has_ended:
-                if lines := rq_fleet.printed(seen.meta, options.serializer) if options.prints else []:
+                if lines := rq.printed(seen.meta, options.serializer) if options.prints else []:
                     watcher.log("\n".join(lines))
-                outcome = await fleet.call(rq_fleet.collect, external_id, options)
+                outcome = await fleet.call(rq.collect, external_id, options)
                 if outcome is None:
                     raise Gone(f"RQ has no job {external_id} any more: it was deleted, or its Redis has lost it.")
                 return outcome
@@ -75,15 +74,15 @@ class RqExecutor:
         """Take the job out of its queue, or have its worker stop it; return when it has ended."""
         fleet, options = self._fleet(execution)
         while (seen := await fleet.next(execution.name, options)) is not None and not seen.has_ended:
-            await fleet.call(rq_fleet.stop, execution.name, options)
+            await fleet.call(rq.stop, execution.name, options)
 
     async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         """Delete the job and its result."""
-        await self._fleet(execution)[0].call(rq_fleet.delete, execution.name)
+        await self._fleet(execution)[0].call(rq.delete, execution.name)
 
     async def expire(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         """Have Redis delete the job and its result in a minute."""
-        await self._fleet(execution)[0].call(rq_fleet.expire, execution.name)
+        await self._fleet(execution)[0].call(rq.expire, execution.name)
 
     async def close(self) -> None:
         """Close connections; jobs go on."""
@@ -125,7 +124,7 @@ class _Fleet:
         except (RedisError, OSError) as error:
             raise Unreachable(f"The Redis of the RQ fleet, {self._where}: {error}") from error
 
-    async def next(self, name: str, options: Rq) -> rq_fleet.Seen | None:
+    async def next(self, name: str, options: Rq) -> rq.Seen | None:
         """Return what the next look shows of a job."""
         self._queues.add(options.queue)
         return await self._looks.next(name)
@@ -135,6 +134,6 @@ class _Fleet:
         await self._looks.close()
         self._redis.close()
 
-    async def _look(self, names: Collection[str]) -> Mapping[str, rq_fleet.Seen]:
+    async def _look(self, names: Collection[str]) -> Mapping[str, rq.Seen]:
         queues, self._queues = self._queues, set()  # whoever waits for a job of one puts it back
-        return await self.call(rq_fleet.look, queues, names)
+        return await self.call(rq.look, queues, names)

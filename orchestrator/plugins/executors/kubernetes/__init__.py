@@ -1,11 +1,19 @@
-"""What a task says that runs as a Job of Kubernetes."""
+"""The executor `kubernetes`: what a task says that runs as a Job, and whether a worker can get into a cluster.
+
+Every worker looks at its start, and most have neither an account nor a kubeconfig: `yaml` is loaded for those that do.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar, Literal
 
-from orchestrator.domain.executors.options import OUTPUT_VARIABLE, ExecutorOptions
+from orchestrator.domain.executors.options import OUTPUT_VARIABLE, ExecutorOptions, ExecutorPlugin, Problems
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
@@ -66,7 +74,7 @@ class Kubernetes(ExecutorOptions, frozen=True, kw_only=True):
         """The context, if there is one: workers say which of them they know."""
         return f"{self.executor} {self.context}" if self.context else self.executor
 
-    def problems(self) -> list[tuple[str, str]]:
+    def problems(self) -> Problems:
         """Return what types cannot say."""
         found = []
         if not self.image or self.image != self.image.strip():
@@ -91,3 +99,45 @@ class Kubernetes(ExecutorOptions, frozen=True, kw_only=True):
         if not self.image_patience >= 0:
             found.append(("image_patience", f"expected zero or more seconds, found {self.image_patience:g}."))
         return found
+
+
+def has_account(environ: Mapping[str, str], account: Path = ACCOUNT) -> bool:
+    """Say whether this runs in a Pod that has an account."""
+    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and (account / "token").is_file()
+
+
+def _contexts(environ: Mapping[str, str]) -> tuple[bool, list[str]]:
+    """Say whether the kubeconfig names a context of its own, and which it knows; none if it cannot be read."""
+    try:
+        text = kubeconfig(environ).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, RuntimeError):  # also where there is no home
+        return False, []
+    import yaml
+
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return False, []
+    if not isinstance(document, dict) or not isinstance(entries := document.get("contexts"), list):
+        return False, []
+    named = sorted({str(entry["name"]) for entry in entries if isinstance(entry, dict) and entry.get("name")})
+    return document.get("current-context") in named, named
+
+
+def kubeconfig(environ: Mapping[str, str]) -> Path:
+    """Return where the kubeconfig is, or would be."""
+    given = environ.get("KUBECONFIG", "").split(os.pathsep)[0]
+    return Path(given) if given else Path.home() / ".kube" / "config"
+
+
+def _equipment(environ: Mapping[str, str], account: Path = ACCOUNT) -> list[str]:
+    current, named = _contexts(environ)
+    can = current or has_account(environ, account)
+    return [*(["kubernetes"] if can else []), *(f"kubernetes {context}" for context in named)]
+
+
+PLUGIN = ExecutorPlugin(
+    options=Kubernetes,
+    driver="orchestrator.plugins.executors.kubernetes.driver:KubernetesExecutor",
+    equipment=_equipment,
+)

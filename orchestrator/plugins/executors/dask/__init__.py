@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.options import (
+    ExecutorOptions,
+    ExecutorPlugin,
+    Problems,
+    address_variables,
+    function_problems,
+    variable_problems,
+)
 
-_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_ADDRESS = re.compile(r"(tcp|tls|ws|wss|ucx)://[^\s/@]+:\d+")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SCHEMES = ("tcp", "tls", "ucx", "ws", "wss")
+_ADDRESS = re.compile(rf"({'|'.join(_SCHEMES)})://[^\s/@]+:\d+")
 
 
 class Dask(ExecutorOptions, frozen=True, kw_only=True):
@@ -33,16 +39,20 @@ class Dask(ExecutorOptions, frozen=True, kw_only=True):
         """The variable, where it is said nowhere else: workers say which of them they were given."""
         return self.executor if self.address else f"{self.executor} {self.address_variable}"
 
-    def problems(self) -> list[tuple[str, str]]:
+    def problems(self) -> Problems:
         """Return what types cannot say."""
-        found = []
-        if not _FUNCTION.fullmatch(self.function):
-            found.append(("function", f"expected package.module:function, found {self.function!r}."))
+        found = function_problems(self.function) + variable_problems("address_variable", self.address_variable)
         if self.address and not _ADDRESS.fullmatch(self.address):
             found.append(("address", f"expected an address such as tcp://scheduler:8786, found {self.address!r}."))
-        if not _VARIABLE.fullmatch(self.address_variable):
-            found.append(("address_variable", f"expected the name of a variable, found {self.address_variable!r}."))
         for name, amount in self.resources.items():
             if not amount > 0:
                 found.append(("resources", f"{name}: expected more than zero, found {amount:g}."))
         return found
+
+
+PLUGIN = ExecutorPlugin(
+    options=Dask,
+    driver="orchestrator.plugins.executors.dask.driver:DaskExecutor",
+    needs=("distributed",),
+    equipment=address_variables("dask", *_SCHEMES, or_given=True),
+)
