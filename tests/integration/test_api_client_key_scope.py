@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import re
+import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 import msgspec
 import pytest
 
+from orchestrator.api.dashboard.paths import PAGES
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.routes import ROUTES
@@ -276,3 +279,59 @@ def test_who_may_only_enqueue_starts_runs_with_a_signal_and_signals_none_that_is
     assert "to signal one that is there needs the scope operate" in text
     status, text, signals = start(Scope.OPERATE)
     assert (status, signals) == (200, before + 1), text
+
+
+NUMBERS = (str(2**70), "-1", "1e999", "NaN", "x")
+CURSORS = ("x", "-1", str(2**70), "AAAA", "\x00", "0" * 5_000, "[]", base64.b64encode(b"\xff" * 40).decode())
+IS_CURSOR = {"cursor", "after", "before", "position"}
+
+
+def kinds(hint: Any) -> Iterator[Any]:
+    """Yield all that a type is made of."""
+    yield hint
+    for part in get_args(hint):
+        yield from kinds(part)
+
+
+def hostile(struct: Any) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a query or a body that hold numbers or cursors, with what an attacker puts there."""
+    for field in msgspec.structs.fields(struct) if isinstance(struct, type) else ():
+        known = set(kinds(field.type))
+        for value in NUMBERS if known & {int, float} else CURSORS if field.encode_name in IS_CURSOR else ():
+            yield field.encode_name, value
+
+
+NAMES = {"/api/v1/schedules", "/ui/schedules", "/api/v1/client/schedules/page"}
+"""Where a cursor is the name after which a page begins: any text is one."""
+BELOW_ZERO = {"priority", "position", "seconds"}
+"""Numbers that may be negative: priorities, positions, and how old at least a transaction is."""
+
+
+def test_hostile_numbers_and_cursors_are_refused_everywhere(house: House) -> None:
+    whole, words = house.make_key(None, None), {"name": "mail-flow", "workflow": "mail-flow", "number": 1}
+    required = {"text": "a", "task_id": str(house.runs["mail"]), "start": "2026-01-01"}
+    asked = 0
+
+    def refuses(endpoint: Endpoint, name: str, value: str, **sent: Any) -> None:
+        ids = {"id": house.runs["mail"] if "/runs/" in endpoint.path else house.tasks["mail"]}
+        path = re.sub(r"{(\w+)(:path)?}", lambda found: str((words | ids).get(found[1], "default")), endpoint.path)
+        began = time.monotonic()
+        answer = house.send("HEAD" if endpoint.is_live else endpoint.method, path, whole, **sent)
+        may_be = (name in BELOW_ZERO and value == "-1") or (name in IS_CURSOR and endpoint.path in NAMES)
+        assert 400 <= answer.status_code < 500 or (may_be and answer.is_success), (path, name, value, answer.text)
+        assert time.monotonic() - began < 5, (path, name, value)
+
+    for endpoint in (*ROUTES, *PAGES):
+        known = {field.name for field in msgspec.structs.fields(endpoint.query)} if endpoint.query else set()
+        plain = {name: value for name, value in required.items() if name in known}
+        for name, value in hostile(endpoint.query):
+            refuses(endpoint, name, value, params=plain | {name: value})
+            asked += 1
+        if endpoint in PAGES:
+            continue  # which read forms
+        given = body(endpoint, house) if endpoint in CALLS else dict(endpoint.examples[0] if endpoint.examples else {})
+        for name, value in hostile(endpoint.body):
+            raw = msgspec.Raw(value.encode()) if value in NUMBERS[:3] else value
+            refuses(endpoint, name, value, content=msgspec.json.encode(given | {name: raw}))
+            asked += 1
+    assert asked > 600

@@ -102,6 +102,8 @@ class FlowBackend(FlowSignals, FlowCalls):
     ) -> Published:
         """Store a version of a flow, and the schedule in its file; the same body again is a no-op."""
         check_name("flow", name)
+        if version is not None and version < 1:
+            raise InvalidWorkflow(f"Flow {name!r}: expected a version from 1 on, found {version}.")
         if problem := unstorable(graph.schedule or {}):
             raise InvalidWorkflow(f"schedule: {problem}.")
         if graph.schedule is not None:
