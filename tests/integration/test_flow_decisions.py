@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
+from sqlalchemy import Engine
 
 from orchestrator.domain.code.history import SignalReceived
 from orchestrator.domain.runs.changes import RunChanges
@@ -21,7 +24,7 @@ from orchestrator.sdk.flow.handle import FlowHandle
 from orchestrator.store.runs import pending_changes
 from tests.integration.flow_stage import Stage
 from tests.integration.serving import serving
-from tests.integration.stage import System
+from tests.integration.stage import System, fresh_system
 
 ASK = {
     "start": "ask",
@@ -32,6 +35,8 @@ ASK = {
     },
     "edges": [{"from": "ask", "action": "approved", "to": "yes"}, {"from": "ask", "action": "rejected", "to": "no"}],
 }
+TABLES = "SELECT table_name FROM information_schema.tables WHERE table_schema = 'orchestrator'"
+GUIDE = Path(__file__).parents[2] / "docs" / "security.md"
 BELOW = {"start": "legal", "nodes": {"legal": {"kind": "subflow", "subflow": ASK, "post": {"output_key": "legal"}}}}
 
 
@@ -150,6 +155,33 @@ def test_no_signal_writes_over_a_decision_nor_withdraws_it(stage: Stage) -> None
         run.reject(node="ask")
     with pytest.raises(WrongState, match=f"waits for no approval.* Approval 'ask' was {by} To decide"):
         run.reject()
+
+
+def test_with_data_keys_only_the_audit_log_has_the_why_in_clear(
+    engine: Engine, database_url: str, redis_url: str
+) -> None:
+    """As the table in docs/security.md says."""
+    keys = f"first:{base64.b64encode(b'1' * 32).decode()}"
+    with fresh_system(engine, database_url, redis_url, data_keys=keys) as system:
+        stage = Stage(system)
+        system.app.flows.publish("ask", ASK)
+        run = system.app.flows["ask"].start()
+        stage.run(run, 2)
+        run.signal("review.by", "xyzzy-value")
+        run.approve(why="xyzzy-why")
+        tables = [row["table_name"] for row in system.sql(TABLES)]
+
+        def found(word: str) -> set[str]:
+            count = "SELECT count(*) AS n FROM orchestrator.{} t WHERE t::text LIKE :plain OR t::text LIKE :hex"
+            words = {"plain": f"%{word}%", "hex": f"%{word.encode().hex()}%"}
+            return {table for table in tables if system.sql(count.format(table), **words)[0]["n"]}
+
+        assert (found("xyzzy-why"), found("xyzzy-value")) == ({"audit"}, set()), "while the leader has not seen them"
+        stage.run(run, 2)
+        assert run.cursor() == "yes"
+        assert (found("xyzzy-why"), found("xyzzy-value")) == ({"audit"}, set())
+    plain = [line.split("|")[2] for line in GUIDE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    assert any("the audit log, with the `why` of decisions" in cell for cell in plain)
 
 
 def test_a_decision_that_the_run_has_not_been_told_yet_counts(stage: Stage) -> None:
