@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
+from functools import lru_cache
 from json.encoder import encode_basestring
 
 from orchestrator.terminal_safe import indented, one_line, terminal_safe, terminal_safe_json, with_styles
@@ -26,6 +27,10 @@ _BRIEF_ID = 18
 """Of two ids of the same millisecond, so many characters are the same once in four thousand times."""
 
 
+_shown = lru_cache(maxsize=1_000)(one_line)
+"""Names and ids of tasks come again and again."""
+
+
 class TextFormatter(logging.Formatter):
     """Time, level, whose it is, and what; a traceback stands below.
 
@@ -37,6 +42,8 @@ class TextFormatter(logging.Formatter):
         self._id_length = _BRIEF_ID if brief else None
         self._levels = _BRIEF_LEVELS if brief else {}
         self._colours = colours
+        self._clock = -1, ""
+        """The latest second, and how it is shown."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as lines of text."""
@@ -58,7 +65,14 @@ class TextFormatter(logging.Formatter):
 
     def _head(self, record: logging.LogRecord) -> str:
         level = self._paint(self._levels.get(record.levelno, f"{record.levelname:<7}"), _COLOURS.get(record.levelno, 0))
-        return f"{self._paint(self.formatTime(record, self.datefmt), _DIM)} {level} {self._whose(record)}"
+        return f"{self._paint(self._time(record), _DIM)} {level} {self._whose(record)}"
+
+    def _time(self, record: logging.LogRecord) -> str:
+        second, shown = self._clock
+        if second != int(record.created):
+            shown = self.formatTime(record, self.datefmt)
+            self._clock = int(record.created), shown
+        return shown
 
     def _whose(self, record: logging.LogRecord) -> str:
         """Return which task speaks, or which run of a workflow as code."""
@@ -66,11 +80,14 @@ class TextFormatter(logging.Formatter):
         identifier = getattr(record, "task_id", None) or getattr(record, "run_id", None)
         if not name or not identifier:
             return ""
-        shown = one_line(str(identifier))[: self._id_length]
-        return f"{self._paint(one_line(str(name)), _CYAN)}{self._paint(f'[{shown}]', _DIM)} "
+        shown = _shown(str(identifier))[: self._id_length]
+        return f"{self._paint(_shown(str(name)), _CYAN)}{self._paint(f'[{shown}]', _DIM)} "
 
     def _paint(self, text: str, colour: int) -> str:
         return f"\x1b[{colour}m{text}\x1b[0m" if self._colours and colour else text
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
 class JsonFormatter(logging.Formatter):
@@ -101,7 +118,7 @@ class JsonFormatter(logging.Formatter):
             fields.setdefault(name, value)
         if trace := _traceback(self, record):
             fields["exc"] = trace
-        return json.dumps(fields, ensure_ascii=False, default=str)
+        return _encode(fields)
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:

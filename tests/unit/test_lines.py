@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
 
 import pytest
 
@@ -13,6 +11,7 @@ from orchestrator.transport.codec import LogChunk, LogLine, decode
 from orchestrator.workers.reporting import lines as reporting
 from orchestrator.workers.reporting.lines import Lines
 from orchestrator.workers.running.job import Bundle, Job
+from tests.calls import calls_of
 
 
 def new_job() -> Job:
@@ -87,28 +86,12 @@ def test_of_many_short_lines_as_many_are_kept_as_the_limit_says_and_none_is_touc
     lines, job = Lines(1_000_000), new_job()
     block = line("\n".join(["y"] * 125_000))
     calls = calls_of(lambda: [lines.add_many(job, block) for _ in range(16)])
-    assert calls < 10_000, "the cost goes with the blocks, and not with their two million lines"
+    assert calls.total() < 10_000, "the cost goes with the blocks, and not with their two million lines"
     assert lines.end(job)
     said = texts(lines.take().chunks)
     assert len(said) == 100_001
     assert said[80_000] == f"1,900,000 lines (3,800,000 bytes) were dropped here: {why(1_000_000)}"
     assert set(said[:80_000] + said[80_001:]) == {"y"}
-
-
-def calls_of(function: Callable[[], object]) -> int:
-    """Return how many functions of Python and of C a function calls."""
-    calls = 0
-
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return calls
 
 
 def test_blank_lines_are_kept_and_counted() -> None:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -21,9 +17,10 @@ from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.transport.codec import LogLine, decode
 from orchestrator.workers.reporting import printed, task_output
 from orchestrator.workers.reporting.lines import Lines
-from orchestrator.workers.reporting.task_output import TaskOutput, TaskStream, end_lines
+from orchestrator.workers.reporting.task_output import KeptRecords, TaskFields, TaskOutput, TaskStream, end_lines
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.task_runtime import JobRuntime
+from tests.calls import calls_of
 from tests.waiting import eventually
 
 LIMIT = 1_000_000
@@ -83,21 +80,6 @@ def printing(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     printing.close()
 
 
-def calls_of(function: Callable[[], None]) -> Counter[str]:
-    """Return how many functions of Python and of C a function calls."""
-    calls: Counter[str] = Counter()
-
-    def count(_: FrameType, event: str, __: Any) -> None:
-        calls[event] += 1
-
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return calls
-
-
 @pytest.mark.slow
 def test_a_line_costs_its_task_hardly_more_than_two_appends(printing: Printing) -> None:
     def print_lines() -> None:
@@ -108,6 +90,25 @@ def test_a_line_costs_its_task_hardly_more_than_two_appends(printing: Printing) 
         calls = calls_of(print_lines)
         assert calls["call"] < 8 * 10_000, f"{limit} the limit: 2 a line, and a line that comes alone is passed on"
         assert calls["c_call"] < 20 * 10_000, f"{limit} the limit"
+
+
+@pytest.mark.slow
+def test_a_logged_line_costs_its_task_little_more_than_the_handlers_call(printing: Printing) -> None:
+    """Names, ids and times are made once, and not for each line."""
+    print("x", file=printing.stream)
+    printing.handler.addFilter(TaskFields())
+    log = logging.Logger("app")
+    for handler in (printing.handler, KeptRecords()):
+        log.addHandler(handler)
+
+    def log_lines() -> None:
+        for number in range(1_000):
+            log.info("line %d", number)
+
+    log_lines()
+    calls = calls_of(log_lines)
+    assert calls["call"] < 85 * 1_000
+    assert calls["c_call"] < 79 * 1_000
 
 
 @pytest.mark.slow

@@ -84,6 +84,8 @@ class PrintBuffer:
 
     def pass_on(self, *, is_last: bool = False) -> None:
         """Pass on the lines that have ended, and the others too if nothing follows."""
+        if not self.pieces and self.pass_on_at == 1 and not is_last:
+            return  # and nobody else passes on anything at this moment
         with self._lock:
             now = time.monotonic()
             if now >= self._tick_ends and self.pass_on_at == 1:

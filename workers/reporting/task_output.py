@@ -192,7 +192,8 @@ class KeptRecords(logging.Handler):
         if job is None or record.name.partition(".")[0] == LOGGER_NAME:
             return
         try:
-            text = self.format(record)
+            is_plain = not (record.exc_info or record.exc_text or record.stack_info)
+            text = record.getMessage() if is_plain else self.format(record)
         except Exception:  # noqa: BLE001  # what cannot be written is for the other handlers to say
             return
         if (printed := _printed()) is not None:

@@ -48,6 +48,7 @@ class Job:
     """A received task. Whoever moves it on first wins: its runner, the clock, a drain, or an order to stop."""
 
     __slots__ = (
+        "_fields",
         "announced",
         "applied",
         "bundle",
@@ -127,6 +128,7 @@ class Job:
         self.result = b""
         """What the transaction will record."""
         self.trace = dispatch.trace
+        self._fields: tuple[str | None, dict[str, Any]] | None = None
         """The span that its code belongs to, as a traceparent: its own, where this process makes spans."""
         self.span: Any = None
         """Its span, from when it begins until its end is reported."""
@@ -152,6 +154,12 @@ class Job:
     @property
     def fields(self) -> dict[str, Any]:
         """What a line of the log about it knows of it (`log_format.TASK_FIELDS`)."""
+        known = self._fields
+        if known is None or known[0] is not self.trace:
+            known = self._fields = self.trace, self._make_fields()
+        return known[1]
+
+    def _make_fields(self) -> dict[str, Any]:
         task = self.dispatch
         run = "" if task.run_id is None else to_text(task.run_id)
         fields = dict(zip(TASK_FIELDS, (to_text(task.id), task.name, run, task.attempt, task.queue), strict=True))
