@@ -1,5 +1,7 @@
 """How a line of the log looks: text for people, or one JSON object for machines.
 
+A message of ours begins with the stable name of its event, and `key=%s` in it are its fields: "worker.lost worker=%s
+attempts=%d: its attempts run again". Text shows it as it stands; JSON has `event` and the fields beside the message.
 A record may know the attempt that it is about, in the attributes of `TASK_FIELDS`. What others have written is shown
 and not obeyed: it commands no terminal, and in text no line but the first of a record begins at the margin.
 """
@@ -8,6 +10,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from json.encoder import encode_basestring
@@ -21,6 +25,10 @@ _OF_EVERY_RECORD = {*vars(logging.makeLogRecord({})), "message", "asctime", "tas
 _COLOURS = {logging.DEBUG: 2, logging.INFO: 32, logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}
 _A_LINE = "\x00"
 """Stands for a line in the first document of many; no field before it has one."""
+EVENT = re.compile(r"[a-z]+\.[a-z_]+(?=[ :]|$)")
+_OUR_LOGGERS = re.compile(r"orchestrator\.(?!tasks$)[a-z-]+")
+"""Those of the users' own lines are orchestrator.tasks and, for each workflow, orchestrator.workflow.NAME."""
+_PLACEHOLDER = re.compile(r"(?:\b(\w+)=)?%[-+ #0-9.]*[a-z]")
 _DIM, _CYAN = 2, 36
 _BRIEF_LEVELS = {10: "DEBUG", 20: "INFO ", 30: "WARN ", 40: "ERROR", 50: "FATAL"}
 _BRIEF_ID = 18
@@ -114,11 +122,21 @@ class JsonFormatter(logging.Formatter):
         for name, value in vars(record).items():  # whose it is, and what `extra` has given it
             if name not in _OF_EVERY_RECORD and (name not in TASK_FIELDS or value != ""):
                 fields.setdefault(name, value)
-        for name, value in log_fields().items():
+        for name, value in (*log_fields().items(), *event_fields(record)):
             fields.setdefault(name, value)
         if trace := _traceback(self, record):
             fields["exc"] = trace
         return _encode(fields)
+
+
+def event_fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
+    """Yield the name of the event that a message of ours begins with, and its fields; nothing for other messages."""
+    if not _OUR_LOGGERS.fullmatch(str(record.name)) or (event := EVENT.match(str(record.msg))) is None:
+        return
+    yield "event", event[0]
+    if isinstance(record.args, tuple):
+        keys = [placeholder[1] for placeholder in _PLACEHOLDER.finditer(record.msg)]
+        yield from ((key, value) for key, value in zip(keys, record.args, strict=False) if key)
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:

@@ -69,5 +69,5 @@ class Prerequisites:
             return False
         outage.worked()
         if warning:
-            self._log.warning(warning)
+            self._log.warning("service.misconfigured: %s", warning)
         return True

@@ -136,7 +136,11 @@ class Outage:
                 self._calm = min(2 * self._calm, _LONGEST_CALM) if is_soon else self._settled
                 self.lasts, self._began, self._returns = True, began, 0
                 self.begun += 1
-                self._log.warning("%s cannot be used; %s: %s", self._what, self._meanwhile, reason)
+                self._log.warning(
+                    "service.unavailable: %s cannot be used; %s: %s",
+                    *(self._what, self._meanwhile, reason),
+                    extra={"service": self._what},
+                )
             elif self._works_since is not None:
                 self._returns += 1
             self._works_since = None
@@ -153,4 +157,8 @@ class Outage:
                 self.lasts, self._over_at = False, now
                 times = f", in which it worked for a moment {self._returns} times" if self._returns else ""
                 lasted = self._works_since - self._began
-                self._log.warning("%s can be used again, after %.1f s%s", self._what, lasted, times)
+                self._log.warning(
+                    "service.available: %s can be used again, after %.1f s%s",
+                    *(self._what, lasted, times),
+                    extra={"service": self._what},
+                )

@@ -90,13 +90,13 @@ def main(
         end_fork(error.__cause__ or error)
         share_log()  # what it has silenced before it failed comes out all the same
         if first_word.take():
-            log.error("%s", error)
+            log.error("app.not_loaded app=%s error=%s", spec.app, error)
         return Farewell.BROKEN if isinstance(error, ImportFailed) else Farewell.UNUSABLE
     except BaseException as error:  # the user's module fails to import, or ends: show where, once
         end_fork(error)
         share_log()
         if first_word.take():
-            log.error("the application %s cannot be loaded", spec.app, exc_info=error)
+            log.error("app.not_loaded app=%s", spec.app, exc_info=error)
         return Farewell.BROKEN
     end_fork()
     first_word.close()
@@ -175,7 +175,9 @@ class WorkerProcess:
         finished = self._finish()
         self._pool.task_log.summarize(time.monotonic())
         if not finished:
-            log.warning("tasks still run after %g s; they are handed back", self._settings.drain_timeout)
+            log.warning(
+                "worker.drain_timeout seconds=%g: tasks that still run are returned", self._settings.drain_timeout
+            )
             self._pool.send_notes()
         # In an outage a report may need longer. One that never arrives makes its task run again.
         left = min(self._settings.drain_timeout, self._give_up_at - time.monotonic())
@@ -210,7 +212,7 @@ class WorkerProcess:
                 return
             with contextlib.suppress(*UNAVAILABLE):
                 if self._reporter.has_sent_all and not self._receiver.is_led(_LEADERLESS_AFTER):
-                    log.warning("no scheduler leads; the last reports wait in Redis for the next one")
+                    log.warning("worker.no_leader: the last reports wait in Redis for the next leader")
                     return
 
     def drain(self) -> None:
@@ -241,7 +243,7 @@ class WorkerProcess:
 
     def leave_loop(self, why: str) -> None:
         """End because no asynchronous task gets on here; another process runs those that come."""
-        log.error("%s; this process is replaced", why)
+        log.error("process.event_loop_blocked: %s; this process is replaced", why)
         self.retire()
         self._tell_parent(Leaving("its event loop stands still", at_once=True))
 

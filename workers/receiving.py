@@ -122,7 +122,9 @@ class Receiver:
         """Say whether a message fits the table of what is held; if not, no leader has applied a report for long."""
         was_full, self._full = self._full, self._held.room < LARGEST_BUNDLE
         if self._full and not was_full:
-            log.warning("no tasks are received: %d reports wait for a leader, and no more fit", self._held.capacity)
+            log.warning(
+                "worker.reports_full reports=%d: no tasks are received until a leader applies them", self._held.capacity
+            )
         if self._full:
             self._closed.wait(0.2)
         return not self._full
@@ -184,7 +186,7 @@ class Receiver:
             if self._joined:
                 return self._streams.take(self._joined, self._worker, [self._own], _MOST_MESSAGES, 0.001)
         except (StreamsGone, *UNAVAILABLE) as error:
-            log.debug("what was sent to this worker alone is found by the leader: %s", error)
+            log.debug("worker.orders_unreturned error=%s: the leader finds them", error)
         return []
 
     def _receive_executions(self) -> None:

@@ -98,7 +98,7 @@ class Acceptor:
             task.add_done_callback(self._beginning.discard)
 
     def _rest(self, error: OSError) -> None:
-        log.warning("no connection can be accepted for now: %s", error.strerror)
+        log.warning("api.accept_paused error=%s", error.strerror)
         self._loop.remove_reader(self._listener)
         self._resumes = self._loop.call_later(_PAUSE, self._resume)
 

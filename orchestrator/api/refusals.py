@@ -43,7 +43,7 @@ class Refusals:
         path = masked(path)
         left_out, self._left_out = self._left_out, 0
         detail = {"status": status} | ({"left_out": left_out} if left_out else {})
-        log.warning("refused %s %s with %d: %s from %s", method, path, status, *actor)
+        log.warning("api.request_refused method=%s path=%s status=%d actor=%s address=%s", method, path, status, *actor)
         try:
             with self._api.backend.connections.writing("a refusal was noted") as connection:
                 audit.add(
@@ -56,4 +56,4 @@ class Refusals:
                     detail=detail,
                 )
         except Exception as error:  # noqa: BLE001  # whoever was refused is told that, and nothing else
-            log.warning("a refusal could not be written into the audit log: %s", error)
+            log.warning("api.audit_failed error=%s: a refused request is missing from the audit log", error)

@@ -108,7 +108,7 @@ class ApiServer(uvicorn.Server):
             app_state=self.lifespan.state,
         )
         self._acceptors = [Acceptor(one, protocol, self._rate, self.config.ssl) for one in sockets or []]
-        log.info("serving %s/docs, and the dashboard at %s/ui", self._address, self._address)
+        log.info("api.ready docs=%s/docs dashboard=%s/ui", self._address, self._address)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for acceptor in self._acceptors:

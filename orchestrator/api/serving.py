@@ -259,7 +259,7 @@ def explained(error: Exception, request: Request) -> Refused:
     found = of_error(error)
     if found is None:
         log.exception(
-            "%s %s failed, which should not have happened", request.method, masked(request.url.path), exc_info=error
+            "api.request_failed method=%s path=%s: a defect", request.method, masked(request.url.path), exc_info=error
         )
         found = refused(500, "The server has a defect", "This should not have happened; the server's log says more.")
     return found

@@ -134,7 +134,7 @@ class Listener:
         except OSError as error:
             if not self._open_at:
                 self._log.error(
-                    "metrics cannot be served at %s:%d, which is tried again: %s",
+                    "metrics.not_served host=%s port=%d error=%s: the process tries again",
                     self._host,
                     self._port,
                     error.strerror,
@@ -143,7 +143,7 @@ class Listener:
             return
         self._socket = listener
         host = f"[{self._host}]" if ":" in self._host else self._host
-        self._log.info("metrics at http://%s:%d/metrics", host, listener.getsockname()[1])
+        self._log.info("metrics.ready host=%s port=%d path=/metrics", host, listener.getsockname()[1])
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -174,7 +174,7 @@ class Listener:
             connection.sendall(answer)
             connection.shutdown(socket.SHUT_WR)
         except OSError as error:
-            self._log.debug("who asked for metrics is gone: %s", error)
+            self._log.debug("metrics.client_gone error=%s", error)
 
     def _drop(self, connection: socket.socket) -> None:
         del self._open[connection]
@@ -190,7 +190,7 @@ class Listener:
         try:
             found = self._found(target.partition("?")[0], is_near)
         except Exception:  # noqa: BLE001  # monitoring must not end what it watches
-            self._log.exception("metrics could not be told")
+            self._log.exception("metrics.failed")
             found = _response(503, {"error": "metrics could not be told; the log says why"})
         return found if method == "GET" else found[: found.index(b"\r\n\r\n") + 4]
 

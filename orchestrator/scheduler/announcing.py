@@ -67,4 +67,4 @@ class StandbyNotice:
                     standbys.withdraw(self._redis, self._keys, self._name)
                     self._since = None
             except UNAVAILABLE as error:  # it expires by itself; whoever looks learns that Redis is away
-                log.debug("people are not told whether this scheduler stands by: %s", first_line(error))
+                log.debug("scheduler.standby_unannounced error=%s", first_line(error))

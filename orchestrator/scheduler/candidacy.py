@@ -82,7 +82,7 @@ class Candidacy:
         if not self._said and (is_free or idle > leadership.idle_limit):
             self._said = True
             who = "nobody leads" if is_free else "the leader does nothing useful"
-            log.warning("%s, and this scheduler could not do better: %s", who, reason)
+            log.warning("scheduler.not_leading reason=%s: %s", reason, who)
         return lease_view.remaining < -_OTHERS_FIRST * lease and leadership.acquire()
 
     def _is_abandoned(self, expires_at: datetime | None) -> bool:

@@ -79,9 +79,13 @@ def attempt(tx: Transaction, tick: TickResult, what: str, do: Callable[[TickResu
     if is_timeout(error):
         budget.has_timed_out = True
         budget.parts.timed_out(what, statement_of(error))
-        log.warning("part %r took too long and is left out of this tick: statement %s", what, statement_of(error))
+        log.warning(
+            "scheduler.part_skipped part=%r statement=%s: it took too long; the rest of the tick goes on",
+            what,
+            statement_of(error),
+        )
     else:
-        log.error("the scheduler cannot %s; all else goes on", what, exc_info=error)
+        log.error("scheduler.part_failed part=%r: the rest of the tick goes on", what, exc_info=error)
 
 
 def _failure(tx: Transaction, tick: TickResult, do: Callable[[TickResult], object]) -> Exception | None:

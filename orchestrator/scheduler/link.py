@@ -81,7 +81,7 @@ class Link(CommitHooks):
             do()
         except StreamsDamaged as error:
             generation = self.generations.cursor.generation
-            log.error("a stream of generation %s cannot be used: %s", generation, first_line(error))
+            log.error("redis.stream_unusable generation=%s error=%s", generation, first_line(error))
             self.generations.give_up()
             self.changes.interrupted()
             self.watch.due_at = 0.0
@@ -174,5 +174,5 @@ class Link(CommitHooks):
         """Keep what could not be applied, for people to look at."""
         if refused:
             first = refused[0]
-            log.error("set aside: %d events, the first %s: %s", len(refused), first.source, first.error)
+            log.error("event.quarantined events=%d first=%s error=%s", len(refused), first.source, first.error)
             self.streams.set_aside(refused)

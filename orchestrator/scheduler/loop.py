@@ -97,9 +97,9 @@ class Scheduler:
                         self._candidacy.worked()
             except (TermOver, Deposed) as error:
                 if isinstance(error, TermForgotten):
-                    log.warning("Redis has lost its data, and with it who leads; leading anew from what Postgres has")
+                    log.warning("redis.leader_forgotten: Redis has lost its data; the scheduler takes over again")
                 else:
-                    log.warning("another scheduler leads now; standing by")
+                    log.warning("scheduler.deposed: another scheduler leads now; this one stands by")
                 if self._leadership.trouble is not None:
                     self._candidacy.failed()
                 self._stopping.wait(0.1)
@@ -114,7 +114,7 @@ class Scheduler:
                     self._pause = min(2 * self._pause, _LONGEST_PAUSE)
                     continue
                 # A defect: say so loudly, and go on rather than leave the queue alone.
-                log.exception("this should not have happened; starting again from what is committed")
+                log.exception("scheduler.tick_failed: a defect; the scheduler continues from the last commit")
                 self._leadership.trouble = f"its ticks fail: {type(error).__name__}: {first_line(error)}"
                 self._start_again(leads, 2.0)
             finally:
@@ -153,7 +153,7 @@ class Scheduler:
             complaint = sentence(f"The scheduler had more to do at once than it can in its lease: {reason}")
             # Postgres is well: it says why it ended the transaction, or has closed its connection without a word.
             if not self.postgres.is_down and (database.is_out_of_time(error) or database.is_broken_off(error)):
-                log.warning("%s The next ticks do less.", complaint)
+                log.warning("scheduler.tick_too_slow: %s The next ticks do less.", complaint)
                 self._leadership.trouble = f"it had more to do at once than it can: {reason}"
                 self._streams.complain(complaint, self._pause)
                 return
@@ -180,7 +180,7 @@ class Scheduler:
             if self._leadership.term:
                 self._leadership.release()
         except exc.SQLAlchemyError as error:
-            log.warning("could not give the lease up; it expires by itself: %s", first_line(error))
+            log.warning("scheduler.lease_kept error=%s: the lease expires by itself", first_line(error))
         self._leadership.disconnect()
 
     # -- leading

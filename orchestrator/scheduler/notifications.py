@@ -46,5 +46,5 @@ def listen(settings: Settings, keys: Keys, lease_released: Callable[[], None]) -
                     if said - {RELEASED}:
                         nudge(redis, keys)
         except (exc.SQLAlchemyError, psycopg2.Error, OSError) as error:
-            log.debug("notifications interrupted: %s", error)
+            log.debug("postgres.notifications_interrupted error=%s", error)
             pause.wait(1.0)

@@ -42,7 +42,7 @@ def run_scheduler(settings: Settings) -> int:
     )
     redis_url = settings.require_redis()
     redis = connect(redis_url)
-    log.info("scheduler of %s, with Redis at %s", without_password(url), without_password(redis_url))
+    log.info("scheduler.started postgres=%s redis=%s", without_password(url), without_password(redis_url))
     observed = ObservedScheduler(settings)
     serve_metrics(settings.metrics, observed, log)
     prerequisites = Prerequisites(log, [database.awaited(engine), awaited(redis)])
@@ -72,13 +72,13 @@ def run_scheduler(settings: Settings) -> int:
         )
         notice.start()
         _spare_the_collector()
-        log.info("scheduler ready")
+        log.info("scheduler.ready")
         scheduler.run()
         notice.close()
         if spans is not None:
             spans.close(LAST_SPANS)
     engine.dispose()
-    log.info("scheduler stopped")
+    log.info("scheduler.stopped")
     return 0
 
 
@@ -102,7 +102,7 @@ def _stop_on_signal(scheduler: Scheduler, settings: Settings, keys: Keys) -> Non
         scheduler.stop()
         nudge(waker, keys)  # it may be waiting for an event
         threading.Event().wait(settings.lease)
-        log.warning("stopped while something did not answer; the lease was not given up, and expires by itself")
+        log.warning("scheduler.stopped_hard: something did not answer; the lease expires by itself")
         os._exit(0)
 
     def on_signal(*_: object) -> None:

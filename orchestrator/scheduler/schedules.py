@@ -101,7 +101,7 @@ def _fire(
 def _given_up(tx: Transaction, row: DueSchedule, open_runs: Mapping[str, list[bytes]], error: Exception) -> _Firing:
     """Leave out the fires of a schedule whose runs cannot be started; if it cannot even be read, it fires no more."""
     reason = f"Its runs could not be stored: {said(error)}"
-    log.error("schedule %s: %s", row.key, reason)
+    log.error("schedule.failed schedule=%s error=%s", row.key, reason)
     try:
         firing = _decide_fires(tx, row, open_runs.get(row.key, []), _SLICE)
     except Exception as defect:  # noqa: BLE001  # whatever it is, it is this schedule's
@@ -219,7 +219,7 @@ def _extend(tx: Transaction, tick: TickResult, backfill: OpenBackfill, room: int
     except Exception as error:
         if is_about_all(error):
             raise
-        log.error("backfill %d was given up: %s", backfill.id, said(error))
+        log.error("backfill.failed backfill=%d error=%s", backfill.id, said(error))
         backfills.save(tx.connection, backfill.id, None, 0, 0, said(error))
         return
     more = following if following is not None and following < backfill.end else None

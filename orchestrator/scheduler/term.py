@@ -165,7 +165,7 @@ class Term:
             self.fleet.capabilities.crowds = {Crowd.parse(*found) for found in waiting.crowded(connection)}
             self.fleet.capabilities.lacking = set(waiting.lacking(connection))
             self.watch.drains = drains(connection)
-        log.info("leading, term %d", self._leadership.term)
+        log.info("scheduler.leading term=%d", self._leadership.term)
         self.link.talk(self._claim_term)
 
     def _claim_term(self) -> None:
@@ -176,8 +176,8 @@ class Term:
         except Deposed:
             with self._leadership.writing(self._monotonic()):  # which says so if there is a later term
                 log.error(
-                    "Redis holds a later term than %d, which Postgres never issued: the database is new or restored, "
-                    "or another system uses this Redis. Give each system a Redis database of its own.",
+                    "redis.foreign_term term=%d: Redis holds a later term, which Postgres never issued. The database "
+                    "is new or restored, or another system uses this Redis. Give each system its own Redis database.",
                     term,
                 )
             self._streams.terms.claim(term, database, overrule=True)
@@ -204,12 +204,12 @@ class Term:
                 raise
             if is_known:
                 log.warning(
-                    "part %r took too long, and Postgres ended its statement %s; it does less in the next ticks",
+                    "scheduler.statement_cancelled part=%r statement=%s: it took too long; the next ticks do less",
                     self._late_part,
                     statement_of(error),
                 )
             else:
-                log.error("a tick failed, and the next one looks for what is at fault: %s", first_line(error))
+                log.error("scheduler.tick_rolled_back error=%s: the next tick looks for the cause", first_line(error))
             self._is_careful = True
             return
         is_useful = inbound.entries or inbound.fleet_changed or tick.outgoing.ended or self.dispatcher.had_room

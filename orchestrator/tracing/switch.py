@@ -29,12 +29,11 @@ def exporting() -> bool:
     for name in _PROTOCOLS:
         protocol = os.environ.get(name)
         if protocol and protocol != _SPOKEN:
-            log.warning("no spans are exported: %s is %s, and only %s is spoken here", name, protocol, _SPOKEN)
+            log.warning("tracing.off: %s is %s; only %s is supported", name, protocol, _SPOKEN)
             return False
     if not all(map(_is_installed, _PARTS)):
         log.warning(
-            "no spans are exported: %s is set, and the extra otel is not installed: "
-            "pip install 'durable-orchestrator[otel]'",
+            "tracing.off: %s is set, and the extra otel is not installed: pip install 'durable-orchestrator[otel]'",
             endpoint,
         )
         return False

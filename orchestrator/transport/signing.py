@@ -123,7 +123,7 @@ class Signatures(Signing):
             self.refused += 1
             self._unsaid += 1
             if (now := time.monotonic()) >= self._say_at:
-                log.error("refused: %d messages, the last in %s: %s", self._unsaid, place, why)
+                log.error("message.refused messages=%d last=%s reason=%s", self._unsaid, place, why)
                 self._say_at, self._unsaid = now + _SAY_EVERY, 0
         return Forged(f"refused: {why}")
 

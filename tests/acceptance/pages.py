@@ -109,7 +109,7 @@ def dev(folder: Path, app: str, command: Path = COMMAND) -> Iterator[None]:
     with log.open("wb") as output:
         process = subprocess.Popen(words, cwd=folder, stdout=output, stderr=output, env=_clean())
     try:
-        eventually(lambda: "ready:" in log.read_text() or process.poll() is not None, "dev is ready", 120)
+        eventually(lambda: "process.ready" in log.read_text() or process.poll() is not None, "dev is ready", 120)
         assert process.poll() is None, log.read_text()
         yield
     finally:

@@ -98,14 +98,14 @@ class Stack:
     def scheduler(self, *options: str, wait: bool = True) -> Process:
         process = self._start("scheduler", ["scheduler", *options])
         if wait:
-            eventually(lambda: process.logged("scheduler ready"), f"scheduler ready, see {process.log}")
+            eventually(lambda: process.logged("scheduler.ready"), f"scheduler ready, see {process.log}")
         return process
 
     def worker(self, *options: str, processes: int = 1, wait: bool = True, folder: Path = HERE) -> Process:
         count = [] if "--autoscale" in options else ["--processes", str(processes)]
         process = self._start("worker", ["worker", "--app", "project:app", *count, *options], folder)
         if wait:
-            eventually(lambda: process.logged("ready:", processes), f"worker ready, see {process.log}")
+            eventually(lambda: process.logged("process.ready", processes), f"worker ready, see {process.log}")
         return process
 
     def begin_api(self, port: int = 0) -> Process:
@@ -115,8 +115,8 @@ class Stack:
     def api(self, port: int = 0) -> str:
         """Serve the API; return its address."""
         process = self.begin_api(port)
-        eventually(lambda: process.logged("serving "), f"the API is served, see {process.log}")
-        return re.findall(r"serving (\S+)/docs", process.log.read_text())[-1]
+        eventually(lambda: process.logged("api.ready"), f"the API is served, see {process.log}")
+        return re.findall(r"api.ready docs=(\S+)/docs", process.log.read_text())[-1]
 
     def command(self, *words: str, input: str = "") -> Result:
         """Run a command of ours in this process, which has loaded them."""

@@ -88,7 +88,7 @@ def test_the_exit_code_of_a_task_means_nothing(life: Stack, tmp_path: Path, code
     (tmp_path / "go").touch()
     gather(neighbours, timeout=60)
     assert (charges(life, culprit), charges(life, *neighbours)) == ((0, SETTINGS["loss_limit"]), (0, 0))
-    eventually(lambda: worker.logged(f"died (exit code {code})"), "it is told")
+    eventually(lambda: worker.logged(f"reason='exit code {code}'"), "it is told")
     assert worker.is_running()
 
 
@@ -116,7 +116,7 @@ def test_an_attempt_that_timed_out_has_failed_whatever_its_code_returns(life: St
         assert caught.value.kind == "orchestrator.errors.TaskTimeout"
     with pytest.raises(TaskFailed, match="ValueError: something else"):
         handles[1].result(0)
-    assert not worker.logged("is replaced")
+    assert not worker.logged("process.replaced")
 
 
 def test_the_time_of_a_task_begins_with_its_code(life: Stack, tmp_path: Path) -> None:
@@ -214,9 +214,9 @@ def test_an_event_loop_that_a_task_stops_or_empties_goes_on(life: Stack, tmp_pat
     (tmp_path / "go").touch()
     assert gather(neighbours, timeout=60) == [process] * 3
     assert charges(life, *neighbours) == (0, 0)
-    eventually(lambda: worker.logged("task crashing.stops_the_loop stopped the event loop"), "it is told")
+    eventually(lambda: worker.logged("process.event_loop_stopped by='task crashing.stops_the_loop"), "it is told")
     assert crashing.stops_the_loop.options(isolation="process").enqueue().result(60) != process
-    for words in ("cancels_everything tried to cancel crashing.held_async", "SystemExit was raised in the event loop"):
+    for words in ("cancels_everything target=crashing.held_async", "process.event_loop_interrupted error=SystemExit"):
         eventually(partial(worker.logged, words), f"it is told: {words}")
 
 

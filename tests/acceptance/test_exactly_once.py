@@ -99,7 +99,7 @@ def test_what_a_task_raises_after_its_commit_is_only_logged(bank_stack: Stack) -
 def test_a_worker_without_the_database_hands_transfers_on_to_one_that_has_it(bank_stack: Stack, tmp_path: Path) -> None:
     plain = bank_stack.worker("--app", "bank:app")
     handles = bank.app.enqueue_many(bank.transfer, [(str(tmp_path), number, "never") for number in range(5)])
-    eventually(lambda: plain.logged("It is handed back"), "what to do in the worker's log")
+    eventually(lambda: plain.logged("task.returned"), "what to do in the worker's log")
     held = "SELECT count(*) FROM orchestrator.tasks WHERE hold = 'unknown' AND failures = 0"
     eventually(lambda: bank_stack.scalar(held) == len(handles), "tasks that wait for the database")
     with pytest.raises(ResultTimeout, match="which ctx.transaction.. needs .* --queues default --database"):

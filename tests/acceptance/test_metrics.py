@@ -58,8 +58,9 @@ class Scraped:
 
 
 def address(process: Process) -> str:
-    eventually(lambda: process.logged("metrics at "), f"metrics are served, see {process.log}")
-    return re.findall(r"metrics at (\S+)/metrics", process.log.read_text())[-1]
+    eventually(lambda: process.logged("metrics.ready"), f"metrics are served, see {process.log}")
+    host, port = re.findall(r"metrics.ready host=(\S+) port=(\d+)", process.log.read_text())[-1]
+    return f"http://{host}:{port}"
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def test_an_outage_of_the_store_costs_no_try(stack: Stack, is_mount_point: bool)
     if is_mount_point:
         (root / stack.settings.namespace).mkdir(parents=True)
     worker = stack.worker(*WORKER)
-    eventually(lambda: worker.logged("It is handed back, and tried again."), "it is handed back")
+    eventually(lambda: worker.logged("task.returned"), "it is handed back")
     tried = "SELECT 1 FROM orchestrator.tasks WHERE attempt > 1"
     eventually(lambda: len(stack.sql(tried)) == 2, "both are tried again")
     if is_mount_point:
@@ -67,7 +67,7 @@ def test_an_outage_of_the_store_fails_no_workflow(stack: Stack) -> None:
     away = root.with_name("away")
     root.rename(away)
     worker = stack.worker(*WORKER)
-    eventually(lambda: worker.logged("It is handed back, and tried again."), "it is handed back", 60)
+    eventually(lambda: worker.logged("task.returned"), "it is handed back", 60)
     away.rename(root)
     assert courier.result(60) == f"{LARGE}op{LARGE}"
     assert stack.scalar("SELECT max(failures) FROM orchestrator.ended_tasks") == 0

@@ -28,8 +28,8 @@ def test_it_says_that_everything_runs_when_it_does_and_then_ends_in_good_order()
             log = (Path(folder) / ".orchestrator" / "quickstart.log").read_text(encoding="utf-8")
             rest = quickstart.stdout.read()
     assert first.startswith("✓ Postgres, Redis, a scheduler and a worker run"), first + rest
-    assert "leading, term 1" in log
-    assert log.count("ready: queues") == 2
+    assert "scheduler.leading term=1" in log
+    assert log.count("process.ready") == 2
     assert quickstart.returncode == 0, rest
     assert "25,997 primes below 300,000" in rest
     assert "No scheduler leads" not in rest

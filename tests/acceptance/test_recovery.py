@@ -59,9 +59,9 @@ def test_a_killed_process_loses_no_task(stack: Stack, tmp_path: Path) -> None:
     second = started_by(tmp_path / "started", 2)[1]
     (tmp_path / "go").touch()
     assert handle.result(60) == second != first
-    eventually(lambda: worker.logged("with 1 tasks; they will run elsewhere"), "its parent says so")
+    eventually(lambda: worker.logged("tasks=1: its tasks run again"), "its parent says so")
     eventually(
-        lambda: scheduler.logged("its process died: signal 9 (SIGKILL)); attempts that are run again: 1"),
+        lambda: scheduler.logged("its process died: signal 9 (SIGKILL)' attempts=1"),
         "the leader does not wait until it counts as lost",
     )
     assert lost_because(stack).startswith("The process that ran this attempt died: signal 9 (SIGKILL). ")
@@ -80,7 +80,7 @@ def test_a_killed_machine_loses_no_task(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     handle.result(60)
     all_succeed_once(stack, 1)
-    assert scheduler.log.read_text().count("is lost (not heard from for ") == 1
+    assert scheduler.log.read_text().count("reason='not heard from for ") == 1
     assert lost_because(stack).startswith("The worker that had this attempt was not heard from for ")
 
 
@@ -180,12 +180,12 @@ def test_two_schedulers_and_exactly_one_writes(stack: Stack) -> None:
     stack.worker(processes=2)
     run = project.app.start_many(project.noop, [()] * 2_000)
     assert run.wait_ended(60) == "success"
-    assert sum(scheduler.logged("leading, term") for scheduler in schedulers) == 1
+    assert sum(scheduler.logged("scheduler.leading term=") for scheduler in schedulers) == 1
     assert stack.scalar("SELECT term FROM orchestrator.leases") == 1
     standby = next(scheduler for scheduler in schedulers if scheduler is not stack.leader())
     eventually(lambda: standing_by(stack) == [standby.pid], "people see who stands by")
     stack.leader().stop()
-    eventually(lambda: standby.logged("leading, term 2"), "the standby takes over")
+    eventually(lambda: standby.logged("scheduler.leading term=2"), "the standby takes over")
     eventually(lambda: standing_by(stack) == [], "and people see that nobody does")
     assert project.add.enqueue(1, 1).result(60) == 2
 
@@ -200,13 +200,13 @@ class TestLongLease:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["told", "terminal closed"])
     def test_a_leader_that_leaves_wakes_the_standby(self, stack: Stack, number: signal.Signals) -> None:
         first = stack.scheduler()
-        eventually(lambda: first.logged("leading, term 1"), "the first leads")
+        eventually(lambda: first.logged("scheduler.leading term=1"), "the first leads")
         second = stack.scheduler()
         listening = """SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN "orchestrator"'"""
         eventually(lambda: stack.scalar(listening) == 2, "both listen")
         first.signal(number)
         assert first.wait() == 0
-        eventually(lambda: second.logged("leading, term 2"), "the standby takes over")
+        eventually(lambda: second.logged("scheduler.leading term=2"), "the standby takes over")
         assert second.stop() == 0, "and stops in good order"
 
 
@@ -217,10 +217,10 @@ def test_a_leader_that_was_stopped_past_its_lease_steps_down(stack: Stack) -> No
     eventually(lambda: run.progress().counters.success > 300, "some tasks")
     first.signal(signal.SIGSTOP)
     second = stack.scheduler()
-    eventually(lambda: second.logged("leading, term 2"), "the second leads")
+    eventually(lambda: second.logged("scheduler.leading term=2"), "the second leads")
     first.signal(signal.SIGCONT)
     assert run.wait_ended(60) == "success"
-    said = ("standing by", "Postgres cannot be used", "more to do at once")  # by where it was stopped
+    said = ("scheduler.deposed", "Postgres cannot be used", "more to do at once")  # by where it was stopped
     eventually(lambda: any(map(first.logged, said)), "the first stands by")
     all_succeed_once(stack, 3_000)
     assert stack.leader() is second
@@ -286,10 +286,10 @@ def test_a_worker_that_was_stopped_comes_back_humbly(stack: Stack, tmp_path: Pat
     second = stack.worker()
     first.signal_group(signal.SIGSTOP)
     started_by(tmp_path / "started", 2)
-    assert scheduler.log.read_text().count("is lost (not heard from for ") == 1
+    assert scheduler.log.read_text().count("reason='not heard from for ") == 1
     assert lost_because(stack).startswith("The worker that had this attempt was not heard from for ")
     first.signal_group(signal.SIGCONT)
-    eventually(lambda: first.logged("asking which tasks still count"), "it asks")
+    eventually(lambda: first.logged("worker.cut_off"), "it asks")
     (tmp_path / "go").touch()
     handle.result(60)
     assert len(lines(tmp_path / "started")) == 2
@@ -308,7 +308,7 @@ def test_drain_finishes_what_runs_and_hands_back_the_rest(stack: Stack, tmp_path
     eventually(lambda: worker.logged("draining"), "it drains")
     (tmp_path / "go").touch()
     assert worker.wait(60) == 0
-    assert "worker stopped; attempts that it handed back: " in worker.log.read_text().splitlines()[-1]
+    assert "worker.stopped attempts_returned=" in worker.log.read_text().splitlines()[-1]
     eventually(lambda: run.progress().counters.success == 2, "two ended")
     assert stack.scalar("SELECT sum(failures + losses) FROM orchestrator.tasks") == 0
     stack.worker()
@@ -346,7 +346,7 @@ class TestDrainTimeout:
         started_by(tmp_path / "started")
         worker.signal(signal.SIGTERM)
         assert worker.wait(60) == 0
-        assert worker.logged("worker stopped; attempts that it handed back: 1\n")
+        assert worker.logged("worker.stopped attempts_returned=1\n")
         eventually(lambda: handle.status() == "pending", "it is handed back")
         stack.worker()
         started_by(tmp_path / "started", 2)

@@ -127,7 +127,7 @@ def observed(
         for queue in ("default", "other"):
             stack.worker("--app", "traced:app", "--queues", queue, wait=False)
         for process in stack.processes[-2:]:
-            eventually(lambda process=process: process.logged("ready:"), f"worker ready, see {process.log}")  # type: ignore[misc]
+            eventually(lambda process=process: process.logged("process.ready"), f"worker ready, see {process.log}")  # type: ignore[misc]
         definition = stack.folder / "steps.yaml"
         definition.write_text(STEPS)
         command(stack, "workflows", "apply", str(definition))

@@ -106,7 +106,7 @@ def test_code_that_does_not_end_is_left_behind(
     with pytest.raises(TaskFailed, match=r"ran longer than its timeout of 0\.3 s") as caught:
         handle.result(60)
     assert caught.value.kind == "orchestrator.errors.TaskTimeout"
-    eventually(lambda: worker.logged("ready:", 2), "a fresh process stands in")
+    eventually(lambda: worker.logged("process.ready", 2), "a fresh process stands in")
     assert stubborn.pid.enqueue().result(60) != old
     eventually(lambda: states(life, worker) == ["draining", "live"], "the old one drains")
     late = bytes.fromhex(handle.id.replace("-", ""))
@@ -178,7 +178,7 @@ def test_code_that_keeps_the_interpreter_to_itself(life: Stack, tmp_path: Path) 
     with pytest.raises(TaskFailed, match=r"ran longer than its timeout of 0\.3 s") as caught:
         handle.result(60)
     assert caught.value.kind == "orchestrator.errors.TaskTimeout"
-    eventually(lambda: worker.logged("is killed: a task must end"), "it is told")
+    eventually(lambda: worker.logged(": a task must stop"), "it is told")
     pids(tmp_path / "neighbour", 2)
     (tmp_path / "go").touch()
     neighbour.result(60)
@@ -197,11 +197,11 @@ def test_a_worker_ends_although_a_task_keeps_the_interpreter_to_itself(life: Sta
     worker = life.worker(*APP)
     handle = stubborn.keeps_the_interpreter.enqueue(str(tmp_path / "started"))
     pids(tmp_path / "started")
-    eventually(lambda: worker.logged(f"it holds {handle.id}"), "it is told that the process stands still")
+    eventually(lambda: worker.logged(f"tasks={handle.id}"), "it is told that the process stands still")
     still = "SELECT id FROM orchestrator.workers WHERE still_since < now() AND CAST(:id AS uuid) = ANY(holds)"
     eventually(lambda: life.sql(still, id=handle.id), "people are shown so")
     worker.stop()
-    assert worker.logged("is killed: it stands still, and was to end")
+    assert worker.logged(": it was draining and blocked")
     eventually(lambda: handle.status() == "pending", "it is handed back")
     handle.cancel()
     eventually(lambda: handle.status() == "cancelled", "nobody else runs it")
@@ -224,7 +224,7 @@ def test_a_process_that_is_killed_for_a_timeout_obeys_the_policy(
     handle = stubborn.keeps_the_interpreter.options(timeout=0.3, retries=policy).enqueue(str(tmp_path / "started"))
     with pytest.raises(TaskFailed, match=r"ran longer than its timeout of 0\.3 s"):
         handle.result(60)
-    eventually(lambda: worker.logged("is killed: a task must end", tries), "it is told")
+    eventually(lambda: worker.logged(": a task must stop", tries), "it is told")
     assert (len(pids(tmp_path / "started", tries)), charges(life, handle)) == (tries, (tries, 0))
 
 
@@ -282,7 +282,7 @@ def test_processes_are_replaced_after_many_tasks_and_nothing_is_lost(life: Stack
     assert max(served.values()) <= 20
     assert len({handle.result(60) for handle in isolated}) >= 1
     assert charges(life, *handles) == (0, 0)
-    worn, spent, ready = (places(worker, words) for words in ("tasks of 20", "has run 20 tasks", "ready:"))
+    worn, spent, ready = (places(worker, words) for words in ("tasks of 20", "has run 20 tasks", "process.ready"))
     assert worn[0] < spent[0], "a successor is asked for before the last task"
     assert len(ready) >= 5
     eventually(lambda: "live" in states(life, worker), "one is at work")
@@ -296,7 +296,7 @@ def test_a_child_process_runs_as_many_tasks_as_it_may(life: Stack) -> None:
     served = Counter(handle.result(60) for handle in handles)
     assert max(served.values()) == 5
     assert len(served) <= 5, "none but the last ones are ended before they have run all they may"
-    assert len(places(worker, "ready:")) == 1
+    assert len(places(worker, "process.ready")) == 1
     assert not worker.logged("tasks of 5")
 
 
@@ -344,7 +344,7 @@ def test_a_process_that_grows_too_large_is_replaced(life: Stack) -> None:
     first = stubborn.pid.enqueue().result(60)
     assert stubborn.leaks.enqueue(1_000).result(60) == first
     assert stubborn.leaks.enqueue(250_000_000).result(60) == first
-    eventually(lambda: worker.logged("is replaced: it uses"), "it is too large")
+    eventually(lambda: worker.logged("reason='it uses"), "it is too large")
     eventually(lambda: not is_alive(first), "it has ended")
     assert stubborn.pid.enqueue().result(60) != first
 
@@ -354,7 +354,7 @@ def test_autoscale_follows_the_work(life: Stack, tmp_path: Path) -> None:
     go = tmp_path / "go"
     handles = stubborn.app.enqueue_many(stubborn.held, [(str(tmp_path / "started"), str(go))] * 8)
     assert len(set(pids(tmp_path / "started", 6))) == 3, "three processes, two tasks each"
-    assert not worker.logged("ready:", 4)
+    assert not worker.logged("process.ready", 4)
     go.touch()
     assert len({handle.result(60) for handle in handles}) == 3
     eventually(lambda: states(life, worker).count("live") == 1, "calm again, one is enough")
@@ -384,7 +384,7 @@ def test_a_successor_that_cannot_be_loaded_replaces_nobody(life: Stack, tmp_path
     module.write_text("raise RuntimeError('half a deployment')")
     first = stubborn.pid.enqueue().result(60)
     assert stubborn.pid.enqueue().result(60) == first
-    eventually(lambda: worker.logged("cannot be loaded any more; going on"), "its successor fails")
+    eventually(lambda: worker.logged("app.not_loaded: the worker goes on"), "its successor fails")
     assert stubborn.pid.enqueue().result(60) == first
     assert states(life, worker) == ["live"]
 
@@ -436,8 +436,8 @@ def test_reload(life: Stack, tmp_path: Path) -> None:
         worker = life.worker("--app", "shop:app", "--reload", folder=folder, processes=2)
         assert answer.enqueue().result(60) == 1
         write("2", "@app.task", "def added():", "    return 'new'")
-        eventually(lambda: worker.logged("changed: shop.py; starting again"), "it has seen the change")
-        eventually(lambda: worker.logged("ready:", 4), "new processes")
+        eventually(lambda: worker.logged("app.changed files=shop.py"), "it has seen the change")
+        eventually(lambda: worker.logged("process.ready", 4), "new processes")
         assert answer.enqueue().result(60) == 2
         assert added.enqueue().result(60) == "new", "the leader hears what the new code knows, while the old drains"
         write("(")
@@ -458,7 +458,7 @@ def test_a_workflow_that_never_comes_back_is_stuck_and_frees_its_slot(life: Stac
     handle = stubborn.spins.start()
     eventually(lambda: handle.status() == "stuck", "the run is stuck")
     assert stubborn.pid.enqueue().result(60) == old
-    words = f"workflow stubborn.spins, run {handle.id}: its code does not come back: stubborn.py, line"
+    words = f"run.turn_blocked workflow=stubborn.spins run={handle.id} where=stubborn.py, line"
     eventually(lambda: worker.logged(words), "it is told")
     statement = "SELECT stuck FROM orchestrator.runs WHERE id = CAST(:id AS uuid)"
     assert life.sql(statement, id=handle.id)[0][0]["kind"] == "TurnTooLong"
@@ -472,7 +472,7 @@ def test_a_workflow_that_keeps_the_interpreter_to_itself_leaves_others_alone(lif
     old = pids(tmp_path / "neighbour")[0]
     handle = stubborn.keeps_all.start()
     pids(tmp_path / "neighbour", 2)
-    eventually(lambda: worker.logged(f"process {old} is killed: code of a workflow does not come back"), "it is told")
+    eventually(lambda: worker.logged(f"process.killed pid={old}: the code of a workflow"), "it is told")
     (tmp_path / "go").touch()
     neighbour.result(60)
     assert charges(life, neighbour) == (0, 0)

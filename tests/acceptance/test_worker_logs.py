@@ -84,7 +84,7 @@ def test_a_final_failure_is_one_error_with_its_traceback(life: Stack) -> None:
     for task, arguments in ((talking.burns, ("toast",)), (talking.burns_apart, ())):
         handle = task.enqueue(*arguments)
         failure(handle)
-        line = logged(worker, f"{task.name}[{handle.id}] failed")
+        line = logged(worker, f"{task.name}[{handle.id}] task.failed")
         assert " ERROR   " in line
         assert "ValueError: " in line
         record = worker.log.read_text().partition(line)[2]
@@ -98,15 +98,18 @@ def test_a_retry_is_a_warning_that_says_when(life: Stack) -> None:
     worker = life.worker(*APP)
     handle = talking.burns_twice.enqueue()
     failure(handle)
-    first = logged(worker, f"burns_twice[{handle.id}] failed, next try in 300 ms: KeyError: 'yeast' (talking.py:")
+    first = logged(worker, f"burns_twice[{handle.id}] task.retried attempt=1 try=1/2 ")
     assert " WARNING " in first
-    assert first.endswith(", try 1 of 2)")
-    assert " ERROR " in logged(worker, f"burns_twice[{handle.id}] failed: KeyError")
+    assert " delay=300ms at=talking.py:" in first
+    assert first.endswith(" error=KeyError: 'yeast'")
+    assert " ERROR " in logged(worker, f"burns_twice[{handle.id}] task.failed attempt=2 try=2/2 ")
     later = talking.postpones.enqueue()
     later.result(timeout=60)
-    assert " INFO " in logged(worker, f"postpones[{later.id}] asks to be tried again in 200 ms: the oven is cold")
-    assert worker.log.read_text().count(f"[{later.id}] received") == 2
-    assert logged(worker, f"postpones[{later.id}] succeeded in")
+    assert " INFO " in logged(
+        worker, f"[{later.id}] task.retry_requested attempt=1 delay=200ms reason=the oven is cold"
+    )
+    assert worker.log.read_text().count(f"[{later.id}] task.received") == 2
+    assert logged(worker, f"postpones[{later.id}] task.succeeded attempt=2")
 
 
 def test_json_has_every_field_and_a_level_leaves_out_what_is_below(life: Stack) -> None:
@@ -117,17 +120,21 @@ def test_json_has_every_field_and_a_level_leaves_out_what_is_below(life: Stack) 
     run.results(timeout=60)
     logged(worker, "unfinished rye")
     lines = [json.loads(line) for line in worker.log.read_text().splitlines()]
-    failed = next(line for line in lines if line["message"].startswith("failed"))
+    failed = next(line for line in lines if line.get("event") == "task.failed")
     assert set(failed) == {
         "time",
         "level",
         "logger",
         "pid",
         "message",
+        "event",
         "task_id",
         "task_name",
         "attempt",
         "queue",
+        "try",
+        "duration",
+        "error",
         "exc",
     }
     assert (failed["task_id"], failed["task_name"]) == (str(handle.id), "talking.burns")
@@ -155,14 +162,14 @@ def test_a_flood_is_told_in_one_line(life: Stack) -> None:
     def told(kind: str) -> tuple[int, int]:
         """Return how many of a kind had a line each, and how many were counted in those that tell of many."""
         text = worker.log.read_text()
-        counted = re.findall(rf" talking.burns: .*?\b(\d+) {kind}\b.* in the last \d+ s, without a line each", text)
-        return len(re.findall(rf"\] {kind}\b", text)), sum(map(int, counted))
+        counted = re.findall(rf" task.summary task=talking.burns seconds=\d+: .*?\b(\d+) {kind}\b", text)
+        return len(re.findall(rf"\] task.{kind}\b", text)), sum(map(int, counted))
 
     for kind in ("received", "failed"):
         eventually(lambda: sum(told(kind)) == 300, f"each is told or counted, once: {kind}")  # noqa: B023
     assert told("failed")[0] >= 50
     assert told("failed")[1] > 0, "of many at once, most have no line of their own"
-    line = logged(worker, "failed in the last")
+    line = logged(worker, "failed without a line each")
     assert re.search(r"the latest failure, [\da-f-]{36}: ValueError: toast \d+ is burnt$", line)
 
 
@@ -183,7 +190,7 @@ def test_a_run_of_a_workflow_that_fails_is_told_too(life: Stack) -> None:
     worker = life.worker(*APP)
     run = talking.order.start("rye")
     assert logged(worker, f"talking.order[{run.id}] ordered rye")
-    line = logged(worker, f"talking.order[{run.id}] failed: LookupError: no rye left")
+    line = logged(worker, f"talking.order[{run.id}] run.failed error=LookupError: no rye left")
     assert 'talking.py", line' in worker.log.read_text().partition(line)[2]
 
 
@@ -194,7 +201,7 @@ def test_arguments_that_do_not_fit_are_told_without_a_traceback(life: Stack) -> 
     handle = stranger.task(name="talking.naps")(print).enqueue("long")
     failure(handle)
     stranger.close()
-    assert " ERROR " in logged(worker, f"talking.naps[{handle.id}] failed")
+    assert " ERROR " in logged(worker, f"talking.naps[{handle.id}] task.failed")
     assert "Traceback" not in worker.log.read_text()
 
 
@@ -207,7 +214,9 @@ def test_logging_of_the_applications_own_is_left_as_it_is(life: Stack) -> None:
     assert logged(worker, f"INFO    talking.speaks[{handle.id}] printed rye"), (
         "what is printed has no format of its own"
     )
-    assert logged(worker, f"talking.speaks[{handle.id}] succeeded"), "although dictConfig silences who is not named"
+    assert logged(worker, f"talking.speaks[{handle.id}] task.succeeded"), (
+        "although dictConfig silences who is not named"
+    )
     assert "own ||" not in worker.log.read_text().replace("own ||Using selector", ""), "the worker's lines are its own"
 
 
@@ -219,7 +228,7 @@ def test_the_configuration_in_the_guide_takes_all_lines(life: Stack, tmp_path: P
     worker = life.worker("--app", "guided:app", folder=tmp_path)
     handle = talking.speaks.enqueue("rye")
     handle.result(timeout=60)
-    for words in ("received", "printed rye", "logged rye", "unfinished rye", "succeeded in"):
+    for words in ("task.received", "printed rye", "logged rye", "unfinished rye", "task.succeeded"):
         assert logged(worker, f" INFO talking.speaks {handle.id} {words}")
 
 

@@ -318,7 +318,9 @@ def main() -> None:
 async def _measure(
     scene: Scene, part: Callable[[Scene, Any], Awaitable[dict[str, Any]]], options: Any
 ) -> dict[str, Any]:
-    await _until(lambda: "serving " in scene.log.read_text() and "ready:" in scene.log.read_text(), "all are ready")
+    await _until(
+        lambda: "service.ready" in scene.log.read_text() and "process.ready" in scene.log.read_text(), "all are ready"
+    )
     return await part(scene, options)
 
 

@@ -108,7 +108,7 @@ def _turn(
     parts = dict(servers)
     with _stopped_at_the_end() as running:
         for name, words, ready in (
-            ("scheduler", ["scheduler"], "scheduler ready"),
+            ("scheduler", ["scheduler"], "scheduler.ready"),
             ("worker", ["worker", "--app", "application:app", "--processes", "1"], ""),
         ):
             log = folder / f"{name}.log"

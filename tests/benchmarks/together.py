@@ -109,7 +109,7 @@ def _turn(
         "worker": ["worker", "--app", "application:app", "--processes", "1", "--log-level", "warning"],
         "api": ["api", "--port", "0"],
     }
-    ready = {"scheduler": "scheduler ready", "worker": "", "api": r"serving (\S+)/docs"}
+    ready = {"scheduler": "scheduler.ready", "worker": "", "api": r"api.ready docs=(\S+)/docs"}
     subprocess.run([*orchestrator, "db", "upgrade"], env=environment, cwd=folder, check=True, capture_output=True)
     parts = dict(servers)
     address = "-"

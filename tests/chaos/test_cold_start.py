@@ -76,12 +76,12 @@ def test_processes_wait_for_the_servers(stack: Stack, servers: tuple[EmbeddedPos
         process.signal(signal.SIGTERM)
         assert process.wait(60) == 0, "who waits can be stopped"
     redis.start()
-    eventually(lambda: worker.logged("ready:"), "a worker needs no more than Redis")
+    eventually(lambda: worker.logged("process.ready"), "a worker needs no more than Redis")
     eventually(lambda: scheduler.logged("Redis can be used again"), "the scheduler has seen it")
-    assert not scheduler.logged("scheduler ready")
+    assert not scheduler.logged("scheduler.ready")
     server.start()
-    eventually(lambda: scheduler.logged("scheduler ready"), "the scheduler has all that it needs")
-    eventually(lambda: api.logged("serving "), "so has the API")
+    eventually(lambda: scheduler.logged("scheduler.ready"), "the scheduler has all that it needs")
+    eventually(lambda: api.logged("api.ready"), "so has the API")
     assert project.add.enqueue(2, 3).result(60) == 5
     for process in (scheduler, worker):
         assert said(process, "Redis cannot be used;") == 1

@@ -65,7 +65,7 @@ def test_what_tasks_have_enqueued_is_there_after_a_failover_that_lost_it(redis_u
                 primary.stop("immediate")
                 standby.promote()
                 lead_to(standby, link)
-                eventually(lambda: scheduler.logged("Postgres has lost commits"), "it is noticed", 60)
+                eventually(lambda: scheduler.logged("postgres.commits_lost"), "it is noticed", 60)
                 for _, _, end in files:
                     Path(end).touch()
                 for parent in parents:

@@ -105,7 +105,7 @@ def test_ten_minutes_without_redis(database_url: str, redis: EmbeddedRedis, plac
         assert [len(lines(place / name)) for name in ("first", "second")] == [1, 1], "their worker lived"
         eventually(lambda: all(said(process, "can be used again") for process in stack.processes[2:]), "it is over")
         assert is_calm(stack, 3)
-        assert sum(scheduler.logged("leading, term") for scheduler in schedulers) == 1, "nobody stepped down"
+        assert sum(scheduler.logged("scheduler.leading term=") for scheduler in schedulers) == 1, "nobody stepped down"
         assert "redis away" not in trouble(stack)
 
 

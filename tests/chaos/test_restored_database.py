@@ -63,7 +63,7 @@ def test_what_tasks_enqueue_while_commits_are_lost_is_not_lost(redis_url: str) -
         assert len(handle.result(timeout=60)) == 5
         eventually(lambda: sorted(lines(Path(log))) == list("01234"), "all that it enqueued runs")
         assert generation(stack) != forgotten
-        assert third.logged("Postgres has lost commits")
+        assert third.logged("postgres.commits_lost")
         assert stack.redis.get(Keys().database), "an ordinary server tells which life it is in"
         shown = "SELECT status, failures, losses FROM orchestrator.ended_tasks WHERE name = 'project.parent_when'"
         assert stack.sql(shown) == [("success", 0, 0)], "it ran once"

@@ -833,7 +833,7 @@ def test_dev_brings_its_own_services_and_takes_them_away(folder: Path) -> None:
     below.mkdir()
     with Dev(folder) as dev:
         dev.wait_for("✓ ready. Ctrl-C stops everything")
-        assert "leading, term 1" in dev.said.read_text(encoding="utf-8")
+        assert "scheduler.leading term=1" in dev.said.read_text(encoding="utf-8")
         services = json.loads((folder / ".orchestrator" / "services.json").read_text(encoding="utf-8"))
         assert services["pid"] == dev.process.pid
         assert "no application is given" in dev.said.read_text(encoding="utf-8")
@@ -854,7 +854,7 @@ def test_dev_brings_its_own_services_and_takes_them_away(folder: Path) -> None:
         assert dev.process.wait(60) == 0
         said = dev.said.read_text(encoding="utf-8")
         assert (
-            said.index("stopping the scheduler") < said.index("scheduler stopped") < said.index("stopping the services")
+            said.index("stopping the scheduler") < said.index("scheduler.stopped") < said.index("stopping the services")
         )
     assert not (folder / ".orchestrator" / "services.json").exists()
 
@@ -874,11 +874,13 @@ def test_dev_uses_services_that_are_set_and_starts_a_child_again_that_is_killed(
 ) -> None:
     urls = {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}
     with Dev(folder, **urls) as dev:
-        dev.wait_for("leading, term")
+        dev.wait_for("scheduler.leading term=")
         (scheduler,) = (child for child in psutil.Process(dev.process.pid).children() if "scheduler" in child.cmdline())
         scheduler.kill()
         dev.wait_for("the scheduler was killed by signal 9: starting it again")
-        eventually(lambda: dev.said.read_text(encoding="utf-8").count("leading, term") == 2, "the new one leads")
+        eventually(
+            lambda: dev.said.read_text(encoding="utf-8").count("scheduler.leading term=") == 2, "the new one leads"
+        )
         dev.process.send_signal(signal.SIGTERM)
         assert dev.process.wait(60) == 0
     said = dev.said.read_text(encoding="utf-8")
@@ -890,7 +892,7 @@ def test_dev_uses_services_that_are_set_and_starts_a_child_again_that_is_killed(
 def test_what_dev_started_ends_with_it_even_if_it_is_killed(folder: Path, database_url: str, redis_url: str) -> None:
     urls = {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}
     with Dev(folder, **urls) as dev:
-        dev.wait_for("scheduler ready")
+        dev.wait_for("scheduler.ready")
         children = psutil.Process(dev.process.pid).children(recursive=True)
         assert children
         dev.process.kill()

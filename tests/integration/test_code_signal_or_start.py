@@ -316,7 +316,7 @@ def test_a_plain_signal_behind_the_one_that_ends_the_run_is_heard_by_a_reset(
         handle.signal("number", number)
     rest(system, worker, engine_)
     assert (handle.status(), _numbers(handle)) == ("failed", [1, 2, 3])
-    assert caplog.text.count("has ended before signal number reached it") == 1
+    assert caplog.text.count("signal=number: the run had ended") == 1
     refused.clear()
     again = _reset(system, handle, 1)
     rest(system, worker, engine_)

@@ -94,7 +94,7 @@ def project(tmp_path: Path, database_url: str, redis_url: str) -> Project:
 @pytest.mark.long
 def test_it_serves_every_queue_that_is_named(project: Project) -> None:
     with project.dev() as dev:
-        dev.wait_for("ready: queues default, images, mail, 10 at once")
+        dev.wait_for("queues=default,images,mail concurrency=10")
         assert project.run("enqueue", "resize", "a.png", "--wait") == '"A.PNG"\n'
         assert project.run("enqueue", "mail", "ann", "--wait") == '"ann"\n'
 
@@ -104,7 +104,7 @@ def test_it_serves_every_queue_that_is_named(project: Project) -> None:
         project.run("runs", "start", "flow", "--wait")
 
         project.write("shop.py", SHOP.replace('"images"', '"pictures"'))
-        dev.wait_for("ready: queues default, mail, pictures, 10 at once")
+        dev.wait_for("queues=default,mail,pictures concurrency=10")
         assert project.run("enqueue", "resize", "b.png", "--wait") == '"B.PNG"\n'
 
         project.run("enqueue", "resize", "c.png", "--queue", "picturs")
@@ -114,7 +114,7 @@ def test_it_serves_every_queue_that_is_named(project: Project) -> None:
 
         stop(dev)
     with project.dev() as dev:
-        dev.wait_for("ready: queues default, mail, pictures, wide, 10 at once")
+        dev.wait_for("queues=default,mail,pictures,wide concurrency=10")
         stop(dev)
 
 
@@ -124,14 +124,14 @@ def test_schedules_come_and_go_with_the_code_and_a_second_start_gives_no_alarm(t
     with project.dev() as dev:
         dev.wait_for("✓ ready")
         said = dev.said.read_text(encoding="utf-8")
-        [address] = re.findall(r"serving (http://\S+)/docs", said)
+        [address] = re.findall(r"api.ready docs=(http://\S+)/docs", said)
         assert httpx.get(f"{address}/readyz", timeout=5.0).status_code == 200
-        assert "leading, term 1" in said
-        assert "ready: queues" in said
+        assert "scheduler.leading term=1" in said
+        assert "process.ready" in said
         project.write("shop.py", SHOP + SCHEDULED)
         dev.wait_for("shop.nightly: next fire")
         project.write("shop.py", SHOP + "(")
-        dev.wait_for("waiting for the next change of a file")
+        dev.wait_for("the worker waits for the next change of a file")
         project.write("shop.py", SHOP)
         dev.wait_for("shop.nightly/default: no longer in the code of shop:app; deleted.")
         assert "shop.nightly" not in project.run("schedules", "list")
@@ -140,7 +140,7 @@ def test_schedules_come_and_go_with_the_code_and_a_second_start_gives_no_alarm(t
         said = dev.said.read_text(encoding="utf-8")
         assert said.count("SyntaxError") == 1, "the worker says it, and nobody else"
     with project.dev() as dev:
-        dev.wait_for("ready: queues")
+        dev.wait_for("process.ready")
         assert project.run("enqueue", "resize", "a.png", "--wait") == '"A.PNG"\n'
         stop(dev)
         said = dev.said.read_text(encoding="utf-8")
@@ -153,7 +153,7 @@ def test_its_servers_are_started_again(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)  # Postgres may have to run as another user
     project, services = Project(tmp_path), EmbeddedServices(tmp_path / ".orchestrator")
     with project.dev() as dev:
-        dev.wait_for("ready: queues")
+        dev.wait_for("process.ready")
         (redis,) = services.redis._leftovers()
         postgres = int(services.postgres._pid_file.read_text(encoding="utf-8").split()[0])
         for server, title, word in ((redis, "Redis", "a"), (postgres, "Postgres", "b")):
@@ -165,7 +165,7 @@ def test_its_servers_are_started_again(tmp_path: Path) -> None:
 
 def test_a_worker_that_is_drained_is_started_again(project: Project) -> None:
     with project.dev() as dev:
-        dev.wait_for("ready: queues")
+        dev.wait_for("process.ready")
         workers = eventually(lambda: json.loads(project.run("workers", "--json"))["workers"], "it is announced")
         project.run("workers", "drain", workers[0]["id"])
         dev.wait_for("the worker was drained: starting it again")
@@ -192,6 +192,6 @@ def test_a_worker_says_what_it_does_not_serve(project: Project) -> None:
     ) as worker:
         assert worker.stderr is not None
         lines = iter(worker.stderr.readline, "")
-        assert "queues default, 10 at once" in next(line for line in lines if "ready" in line)
-        assert "images, mail, which the application names too" in next(line for line in lines if "not served" in line)
+        assert "queues=default concurrency=10" in next(line for line in lines if "ready" in line)
+        assert "queues=images, mail: " in next(line for line in lines if "worker.queues_not_served" in line)
         worker.terminate()

@@ -131,7 +131,7 @@ def test_a_leader_says_that_it_gets_no_answer_and_when_it_is_back(
     caplog.set_level(logging.INFO, "orchestrator")
     settings = Settings(database_url=line.url, redis_url=redis_url, lease=1.0)
     with _leading(settings, late=1.0, most=60.0):
-        eventually(lambda: "leading, term" in caplog.text, "it leads")
+        eventually(lambda: "scheduler.leading term=" in caplog.text, "it leads")
         away = "Postgres cannot be used; nothing moves, and reports wait: it has not answered for "
         for _ in range(2):  # each time
             for change, words in ((line.hang, away), (line.go_on, "Postgres can be used again")):
@@ -146,7 +146,7 @@ def test_a_leader_gives_up_who_does_not_answer_for_long(
     caplog.set_level(logging.INFO, "orchestrator")
     settings = Settings(database_url=line.url, redis_url=redis_url, lease=1.0)
     with _leading(settings, late=1.0, most=2.0) as scheduler:
-        eventually(lambda: "leading, term" in caplog.text, "it leads")
+        eventually(lambda: "scheduler.leading term=" in caplog.text, "it leads")
         line.hang()
         eventually(lambda: not scheduler.leading.is_set(), "it does not wait for ever")
         line.go_on()

@@ -279,8 +279,8 @@ def test_a_filter_that_does_not_fit_an_event_is_told_with_its_workflow(
     assert system.count("runs") == 0
     name = loads(text).name
     (told,) = [record.getMessage() for record in caplog.records if "filter" in record.getMessage()]
-    assert told.startswith(f"workflow {name} is not started by event ")
-    assert "its filter event.total > 10 does not fit it" in told
+    assert told.startswith(f"workflow.not_triggered workflow={name} event_id=")
+    assert "filter=event.total > 10 error=" in told
 
 
 # -- what is small to write and large to do

@@ -126,13 +126,14 @@ def test_each_lost_worker_is_one_warning_that_says_why(system: System, caplog: p
         dead.report(Lost(task.id, task.attempt, alone=False, reason="exit code 3"))
     dead.report(Lost(tasks[0].id, 1, alone=False, reason="of old"))
     system.tick()
-    warnings = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
+    warnings = [record.getMessage() for record in caplog.records if "worker.lost" in record.getMessage()]
     assert len(warnings) == 2
     assert re.fullmatch(
-        r"worker silent is lost \(not heard from for \d+\.\d s\); attempts that are run again: 3", warnings[0]
+        r"worker.lost worker=silent reason='not heard from for \d+\.\d s' attempts=3: its attempts run again",
+        warnings[0],
     )
     died = "its parent says that its process died: exit code 3"
-    assert warnings[1] == f"worker dead is lost ({died}); attempts that are run again: 3"
+    assert warnings[1] == f"worker.lost worker=dead reason={died!r} attempts=3: its attempts run again"
     errors = [row["error"]["message"] for row in system.sql("SELECT error FROM orchestrator.attempts ORDER BY attempt")]
     assert all(error.startswith("The worker that had this attempt was not heard from for ") for error in errors[:3])
     assert {error.partition(". ")[0] for error in errors[3:]} == {"The process that ran this attempt died: exit code 3"}

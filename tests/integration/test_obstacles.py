@@ -100,7 +100,7 @@ def test_whoever_waits_without_a_limit_finds_it_in_the_log(
     eventually(wait, "it is told")
     with pytest.raises(ResultTimeout):
         gather(handles, timeout=0.3)
-    assert said() == [f"waiting for {handles[0].id}: {NO_LEADER}"], "and once, while it stays so"
+    assert said() == [f"client.waiting id={handles[0].id}: {NO_LEADER}"], "and once, while it stays so"
 
 
 @pytest.mark.parametrize("words", [("enqueue", "far.away", "--wait"), ("runs", "start", "flow", "--watch")])

@@ -114,7 +114,7 @@ def test_it_stays_silent_before_it_could_fill_redis(
         words.mark(task, ProgressMark(1, 0.5))
         words.flush()
     assert journal.read_progress(redis, KEYS, task) is None
-    assert caplog.text.count("Redis is nearly full") == 1
+    assert caplog.text.count("redis.nearly_full") == 1
     redis.config_set("maxmemory", 0)
     words._check_at = 0.0
     words.mark(task, ProgressMark(1, 0.6))

@@ -64,7 +64,7 @@ def served(app: str, folder: Path, *options: str, **environ: str) -> Iterator[tu
         while not url:
             line = process.stderr.readline()
             assert line, "it ended before it served"
-            url = line.rsplit(" at ", 1)[1].strip() if "serving " in line else ""
+            url = line.rsplit(" url=", 1)[1].strip() if "service.ready" in line else ""
         rest = threading.Thread(target=process.stderr.read, daemon=True)
         rest.start()
         yield process, url

@@ -23,5 +23,5 @@ threading.Event().wait()
 def test_a_process_ends_with_a_vital_thread_and_says_why() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], timeout=60, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert "in thread reporter; the process ends" in ended.stderr
+    assert "process.thread_failed thread=reporter" in ended.stderr
     assert "LookupError: nothing foresaw this" in ended.stderr

@@ -169,7 +169,7 @@ def test_an_address_that_is_taken_is_tried_again(
         listener = Listener(str(taken.getsockname()[1]), subject, logging.getLogger("test"))
         thread = listener.in_thread()
         thread.__enter__()
-        assert "metrics cannot be served at 127.0.0.1" in caplog.text
+        assert "metrics.not_served host=127.0.0.1" in caplog.text
     eventually(lambda: listener._socket, "the address is free")
     assert get(listener, "/healthz")[0] == 200
     thread.__exit__(None, None, None)

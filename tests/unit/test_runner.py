@@ -202,7 +202,7 @@ def test_a_worker_without_the_database_hands_back_what_needs_it(caplog: pytest.L
         report = run(function, retries=0)
         assert isinstance(report, Returned)
         assert (report.unknown, report.reason) == ("it", "no database")
-        assert ["`orchestrator worker --database`. It is handed back" in line for line in caplog.messages] == [True]
+        assert ["`orchestrator worker --database`.: the task waits" in line for line in caplog.messages] == [True]
 
 
 def test_what_a_task_makes_of_having_no_database_is_its_own_affair() -> None:

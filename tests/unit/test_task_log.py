@@ -54,30 +54,34 @@ def test_how_each_attempt_ends(lines: pytest.LogCaptureFixture) -> None:
     stopped.completion = b"done"
     log.ended(stopped, Succeeded(b"", 1, 0.25, b""))
     assert told(lines) == [
-        (logging.INFO, "received", False),
-        (logging.INFO, "succeeded in 250 ms", False),
-        (logging.ERROR, "failed: ValueError: burnt (after 500 ms)", True),
+        (logging.INFO, "task.received attempt=1", False),
+        (logging.INFO, "task.succeeded attempt=1 duration=250ms", False),
+        (logging.ERROR, "task.failed attempt=1 try=1/1 duration=500ms error=ValueError: burnt", True),
         (
             logging.WARNING,
-            "failed, next try in about 1 s: ValueError: burnt (tasks.py:7, after 500 ms, try 1 of 4)",
+            "task.retried attempt=1 try=1/4 duration=500ms delay=~1s at=tasks.py:7 error=ValueError: burnt",
             False,
         ),
         (
             logging.WARNING,
-            "failed, next try in 7 s: ValueError: burnt (tasks.py:7, after 500 ms, try 3 of 4)",
+            "task.retried attempt=1 try=3/4 duration=500ms delay=7s at=tasks.py:7 error=ValueError: burnt",
             False,
         ),
-        (logging.ERROR, "failed: ValueError: burnt (after 500 ms, try 1 of 4)", True),
-        (logging.INFO, "asks to be tried again in 2 s: burnt\nblack", False),
-        (logging.ERROR, "failed: ValueError: burnt (after 500 ms)", False),
-        (logging.WARNING, "its process died: killed, out of memory, or crashed", False),
-        (logging.INFO, "stopped after 500 ms: cancelled, or another attempt counts now", False),
+        (logging.ERROR, "task.failed attempt=1 try=1/4 duration=500ms error=ValueError: burnt", True),
+        (logging.INFO, "task.retry_requested attempt=1 delay=2s reason=burnt\nblack", False),
+        (logging.ERROR, "task.failed attempt=1 try=1/1 duration=500ms error=ValueError: burnt", False),
+        (logging.WARNING, "task.lost attempt=1 reason=killed, out of memory, or crashed", False),
         (
             logging.INFO,
-            "ended after 250 ms, and its result is dropped: cancelled, or another attempt counts now",
+            "task.stopped attempt=1 duration=500ms: the task was cancelled, or another attempt counts now",
             False,
         ),
-        (logging.INFO, "succeeded in 250 ms", False),
+        (
+            logging.INFO,
+            "task.result_dropped attempt=1 duration=250ms: the task was cancelled, or another attempt counts now",
+            False,
+        ),
+        (logging.INFO, "task.succeeded attempt=1 duration=250ms", False),
     ]
 
 
@@ -85,7 +89,9 @@ def test_what_succeeded_and_did_not_count_is_told_once(lines: pytest.LogCaptureF
     log, late = TaskLog(), job()
     for _ in range(3):  # the leader repeats itself
         log.dropped(late)
-    assert told(lines) == [(logging.INFO, "its result is dropped: cancelled, or another attempt counts now", False)]
+    assert told(lines) == [
+        (logging.INFO, "task.result_dropped attempt=1: the task was cancelled, or another attempt counts now", False)
+    ]
 
 
 def test_many_of_a_kind_are_counted_and_a_rare_one_is_not_lost_among_them(lines: pytest.LogCaptureFixture) -> None:
@@ -97,7 +103,7 @@ def test_many_of_a_kind_are_counted_and_a_rare_one_is_not_lost_among_them(lines:
     assert len(told(lines)) == 50 + 50 + 1
     log.summarize(log._since + 5.0)
     latest = "the latest failure, 00000000-0000-0000-0000-0000000000c7: ValueError: burnt"
-    counts = "bake: 150 succeeded, 150 failed in the last 5 s, without a line each"
+    counts = "task.summary task=bake seconds=5: 150 succeeded, 150 failed without a line each"
     assert told(lines) == [(logging.ERROR, f"{counts}; {latest}", False)]
 
     for number in range(100):  # as long as it lasts, nothing but the count
@@ -105,11 +111,11 @@ def test_many_of_a_kind_are_counted_and_a_rare_one_is_not_lost_among_them(lines:
     log.ended(job(), failed())
     log.summarize(log._since + 5.0)
     log.summarize(log._since + 5.0)
-    counts = "bake: 100 succeeded, 1 failed in the last 5 s, without a line each"
+    counts = "task.summary task=bake seconds=5: 100 succeeded, 1 failed without a line each"
     assert [line.partition(";")[0] for _, line, _ in told(lines)] == [counts]
 
     log.ended(job(), Succeeded(b"", 1, 0.0, b""))
-    assert told(lines) == [(logging.INFO, "succeeded in 0 ms", False)]
+    assert told(lines) == [(logging.INFO, "task.succeeded attempt=1 duration=0ms", False)]
 
 
 def test_what_is_off_is_not_even_counted(lines: pytest.LogCaptureFixture) -> None:

@@ -91,7 +91,7 @@ class Board:
             try:
                 self._write("running")
             except Exception as error:  # noqa: BLE001  # whatever a place raises; the work goes on
-                log.warning("the heartbeat could not be written: %s; it is tried again", error)
+                log.warning("container.heartbeat_failed error=%s: it is tried again", error)
 
     def _write(self, status: str) -> None:
         with self._turn:
@@ -111,7 +111,7 @@ class Board:
             except Exception as error:
                 if number == _TRIES:
                     raise
-                log.warning("%s could not be written: %s; it is tried again", file, error)
+                log.warning("container.write_failed file=%s error=%s: it is tried again", file, error)
                 time.sleep(_PAUSE * number)
 
 

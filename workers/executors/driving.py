@@ -281,7 +281,11 @@ class Driver:
         """Let another worker have it: this one was not given what it needs, nor were others like it."""
         call = job.options.executor
         assert call is not None
-        log.error("%s It is handed back, and waits for a worker that was given it.", reason, extra=job.fields)
+        log.error(
+            "task.returned reason=%r: the task waits for a worker that has what its executor needs",
+            reason,
+            extra=job.fields,
+        )
         task = job.dispatch
         self._end(job, Returned(task.id, task.attempt, "its executor lacks something here", _LATER, call.means))
 
@@ -311,7 +315,7 @@ class Driver:
                 if time.monotonic() - began > self._a_while:
                     pause = first  # it was there for a while
                 if pause == first:
-                    log.warning("executor cannot be reached: %s; it is tried again", error, extra=watched.job.fields)
+                    log.warning("executor.unavailable error=%s: it is tried again", error, extra=watched.job.fields)
                 await asyncio.sleep(pause * random.uniform(0.75, 1.25))
                 pause = min(2 * pause, self._longest_pause)
 
@@ -330,7 +334,7 @@ class Driver:
                 if watched.listener is not None and isinstance(executor, Telling):
                     await executor.tell_rest(execution, watched.external_id, watched.listener)
         except Exception as error:  # noqa: BLE001  # whatever an executor raises; nobody waits for this
-            log.error("its execution %s could not be cancelled: %r", execution.name, error, extra=watched.job.fields)
+            log.error("execution.not_cancelled execution=%s error=%r", execution.name, error, extra=watched.job.fields)
 
     # -- reports
 
@@ -391,7 +395,9 @@ class Driver:
         try:
             await clearing
         except Exception as error:  # noqa: BLE001  # what is left there is cleared away by others, or by time
-            log.info("execution %s is not cleared away: %r", watched.execution.name, error, extra=watched.job.fields)
+            log.info(
+                "execution.not_deleted execution=%s error=%r", watched.execution.name, error, extra=watched.job.fields
+            )
 
 
 def _ignore(_: Any) -> None:

@@ -57,7 +57,10 @@ class Beating:
         """Let nothing be started until the leader has said which attempts still count."""
         if now >= self._say_unheard_at:
             self._say_unheard_at = now + _SAY_UNHEARD
-            log.warning("unheard for %.1f s; asking which tasks still count", unheard)
+            log.warning(
+                "worker.cut_off seconds=%.1f: no heartbeat got through; the worker asks which of its tasks still count",
+                unheard,
+            )
         for child in ready:
             if not child.doubtful:  # once: one that stands still would not read it
                 child.doubtful = True

@@ -117,7 +117,7 @@ class Child:
         try:
             self.pipe.send_bytes(encode(command))
         except OSError:
-            log.debug("process %d is gone", self.pid)
+            log.debug("process.gone pid=%d", self.pid)
 
     def stop(self, attempts: list[Attempt], now: float, moved: list[Attempt] | None = None) -> None:
         """Have it stop attempts, of which some have moved to others."""
@@ -248,7 +248,7 @@ class Child:
 def _timed_out(limit: Limit, now: float) -> Failed:
     error: TaskError = describe(TaskTimeout(f"ran longer than its timeout of {limit.timeout:g} s"))
     whose = {"task_id": to_text(limit.id), "attempt": limit.attempt}
-    log.error("task %s %s, and was killed with its process", whose["task_id"], error.message, extra=whose)
+    log.error("task.killed error=%s: its process was killed with it", error.message, extra=whose)
     return Failed(limit.id, limit.attempt, now - limit.deadline + limit.timeout, error, limit.retryable)
 
 
@@ -270,7 +270,7 @@ def start_child(spec: WorkerSpec, settings: Settings, after_fork: Callable[[], N
             watch_forks()
             farewell = run_process(spec, settings, worker, held, theirs, first_word)
         except BaseException:
-            log.exception("worker process failed")
+            log.exception("process.failed")
         finally:
             close_output()
             held.say(farewell)

@@ -55,7 +55,7 @@ _LOOK_AT_FILES = 0.5
 def run_worker(spec: WorkerSpec, settings: Settings) -> int:
     """Run a worker until it is told to stop; return the exit code."""
     url = settings.require_redis()
-    log.info("worker of %s, with Redis at %s", spec.app, without_password(url))
+    log.info("worker.started app=%s redis=%s", spec.app, without_password(url))
     prerequisites = Prerequisites(log, [awaited(connect(url))])
     supervisor = Supervisor(spec, settings)
     with supervisor.observed.served_by_thread():  # which is gone before anything is forked
@@ -127,7 +127,7 @@ class Supervisor:
             except UNAVAILABLE as error:
                 self._redis.failed(describe(error))
                 self._sleep(min(0.5, self._settings.heartbeat))
-        log.info("worker stopped; attempts that it handed back: %d", self.observed.handed_back)
+        log.info("worker.stopped attempts_returned=%d", self.observed.handed_back)
         return self._exit_code
 
     def _step(self, now: float) -> None:
@@ -183,7 +183,7 @@ class Supervisor:
         wanted = self._autoscaler.wanted if self._is_proven else 1
         start, retire = plan([child.state for child in children], wanted, most_processes(self._autoscaler.wanted))
         for place in retire:
-            log.info("process %d is no longer needed; it finishes what it runs", children[place].pid)
+            log.info("process.retiring pid=%d: it finishes the tasks that it runs", children[place].pid)
             children[place].leave(Command("retire"))
             self._has_news = True
         if start and now >= self._start_after:
@@ -227,14 +227,19 @@ class Supervisor:
             if old.spent and not old.draining:
                 old.leave(Command("retire"))
                 break
-        log.info("process %d ready: queues %s, %d at once", child.pid, ", ".join(child.queues), self._spec.concurrency)
+        log.info(
+            "process.ready pid=%d queues=%s concurrency=%d", child.pid, ",".join(child.queues), self._spec.concurrency
+        )
         if hello.unserved and hello.unserved != self._unserved:
             others = ", ".join(hello.unserved)
-            log.warning("not served: %s, which the application names too. Choose with --queues; '*' is all", others)
+            log.warning(
+                "worker.queues_not_served queues=%s: the application names them. Choose with --queues; '*' is all",
+                others,
+            )
         self._unserved = hello.unserved
 
     def _replace(self, child: Child, leaving: Leaving) -> None:
-        log.info("process %d is replaced: %s", child.pid, leaving.reason)
+        log.info("process.replaced pid=%d reason=%r", child.pid, leaving.reason)
         self.observed.replaced += 1
         if not leaving.at_once:
             child.worn = True
@@ -253,7 +258,7 @@ class Supervisor:
             if child.names is None or child.dismissed:
                 continue
             if child.is_somebody_else():
-                log.error("process %d is killed: a task has closed its files, or made another program of it", child.pid)
+                log.error("process.killed pid=%d: a task closed its files, or replaced its program", child.pid)
                 child.kill()
                 continue
             if limit is not None and child.memory > limit and child.state is ChildState.WORKING:
@@ -262,21 +267,21 @@ class Supervisor:
             if heard and child.stands_still(now, grace):
                 held = ", ".join(to_text(id) for id, _ in child.held.unended()[:3])
                 log.warning(
-                    "process %d has stood still for %g s: code of a task keeps it from all else, or somebody "
-                    "has stopped it; it holds %s",
-                    *(child.pid, grace, held or "nothing"),
+                    "process.blocked pid=%d seconds=%g tasks=%s: a task blocks it, or the process was paused",
+                    *(child.pid, grace, held or "none"),
                 )
             if heard and child.is_beyond_drain(now, self._settings.drain_timeout + grace):
-                log.error("process %d is killed: it stands still, and was to end; its tasks are handed back", child.pid)
+                log.error("process.killed pid=%d: it was draining and blocked; its tasks are returned", child.pid)
                 child.dismissed = True
                 child.kill()
             elif heard and child.is_beyond_help(now, grace):
-                log.error("process %d is killed: a task must end, and holds up the whole process", child.pid)
+                log.error("process.killed pid=%d: a task must stop, and blocks the whole process", child.pid)
                 child.dismissed = True
                 child.kill()
             elif heard and child.is_kept_by_a_turn():
                 log.error(
-                    "process %d is killed: code of a workflow does not come back, and holds up all else", child.pid
+                    "process.killed pid=%d: the code of a workflow does not return, and blocks the whole process",
+                    child.pid,
                 )
                 child.dismissed = True
                 child.kill()
@@ -303,7 +308,7 @@ class Supervisor:
                 self._cannot_load(now, mendable=farewell is Farewell.BROKEN or self._was_loaded)
             elif not in_order and not child.dismissed:
                 self.observed.deaths += 1
-                log.error("process %d died (%s) with %d tasks; they will run elsewhere", pid, died_of, len(reports))
+                log.error("process.died pid=%d reason=%r tasks=%d: its tasks run again", pid, died_of, len(reports))
                 self._start_after = max(self._start_after, self._died_at + _BREATHER)
                 self._died_at = max(now, self._start_after)
 
@@ -311,10 +316,10 @@ class Supervisor:
         """Decide what to do without the application; what is wrong with it has been printed."""
         if self._changes is not None and mendable:
             self._awaits_change = True
-            log.error("the application cannot be loaded; waiting for the next change of a file")
+            log.error("app.not_loaded: the worker waits for the next change of a file")
         elif any(child.names is not None and not child.draining for child in self._children.values()):  # spent ones too
             self._start_after = self._broken_until = now + _TRY_LOADING_AGAIN
-            log.error("the application cannot be loaded any more; going on with the processes that have loaded it")
+            log.error("app.not_loaded: the worker goes on with the processes that have loaded it before")
         else:
             self._exit_code = 1
             self._signals = max(1, self._signals)
@@ -332,7 +337,7 @@ class Supervisor:
         if not changed:
             return
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        log.info("changed: %s%s; starting again", ", ".join(changed[:3]), more)
+        log.info("app.changed files=%s%s: the worker starts again", ",".join(changed[:3]), more)
         self._awaits_change = self._is_proven = False
         for child in self._children.values():
             if child.names is None:
@@ -366,7 +371,7 @@ class Supervisor:
             self._is_closing = True  # the queues are empty
             child.leave(Command("drain"))
         if order.end and not self._told_to_end:
-            log.info("somebody has told this worker to drain, and to end")
+            log.info("worker.drain_ordered: it finishes its tasks and ends")
             self._told_to_end = True
         if order.work_waits:
             self._scale(work_waits=True)
@@ -379,7 +384,7 @@ class Supervisor:
         load = sum(child.held.pulse()[1] for child in working)
         before = self._autoscaler.wanted
         if self._autoscaler.note(len(working), load, time.monotonic(), work_waits=work_waits):
-            log.info("scaling from %d to %d processes", before, self._autoscaler.wanted)
+            log.info("worker.scaling from=%d to=%d", before, self._autoscaler.wanted)
         return working[0] if self._autoscaler.could_use_more(len(working), load) else None
 
     # -- the end
@@ -388,7 +393,7 @@ class Supervisor:
         if (self._signals or self._told_to_end) and not self._drain_told:
             if any(not child.dismissed for child in self._children.values()):
                 limit, how = self._settings.drain_timeout, "again" if self._signals else "SIGTERM twice"
-                log.info("draining: finishing what runs, up to %g s (%s to stop at once)", limit, how)
+                log.info("worker.draining timeout=%gs: it finishes its tasks (%s to stop at once)", limit, how)
             self._is_closing = self._drain_told = True
             for child in self._children.values():
                 child.leave(Command("drain"))

@@ -90,7 +90,7 @@ class Journal:
                     sent = journal.send_lines(self._redis, self._keys, taken.chunks)
         except journal.LOSSES as error:
             why = "Redis could not be used"
-            log.debug("progress and logs are lost: %s", error)
+            log.debug("worker.logs_dropped error=%s", error)
         self._lines.lose(taken, sent, why)
 
     def _wake(self) -> None:
@@ -115,5 +115,5 @@ class Journal:
             self._check_at = now + _LOOK_EVERY
             was, self._full = self._full, journal.is_full(self._redis)
             if self._full and not was:
-                log.warning("Redis is nearly full; progress and logs of tasks are not written")
+                log.warning("redis.nearly_full: progress and logs of tasks are not written")
         return self._full

@@ -271,13 +271,11 @@ class Reporter:
             self._unapplied.clear()
             if rewind_of(generation) != rewind_of(self.generation):
                 if self._kept.lacks_some:
-                    log.error(
-                        "Postgres has lost commits, and too much was reported here within the last minute to keep it"
-                    )
+                    log.error("worker.reports_lost: Postgres has lost commits, and there were too many reports to keep")
                 kept = [PendingReport(report) for report in self._kept.recall(self.jobs())]
                 lost, batch = ([_without_completion(item) for item in items] for items in (lost, batch))
         again = [*kept, *lost, *batch]
-        log.warning("generation %s has begun; %d reports are sent again", generation, len(again))
+        log.warning("worker.reports_resent generation=%s reports=%d", generation, len(again))
         self.generation = generation
         return again
 

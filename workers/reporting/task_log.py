@@ -1,4 +1,4 @@
-"""The lines of a worker's log about its tasks: received, succeeded, tried again, failed.
+"""The lines of a worker's log about its tasks: received, succeeded, retried, failed.
 
 One line each, as long as they are few. Of a task that has more than `_MOST` of a kind in `_WINDOW` seconds, the rest is
 counted and told in one line; as long as that lasts, it gets no others.
@@ -29,10 +29,10 @@ log = get_logger("worker")
 
 _WINDOW = 5.0
 _MOST = 50
-_KINDS = ("received", "succeeded", "tried again", "failed")
+_KINDS = ("received", "succeeded", "retried", "failed")
 _RECEIVED, _SUCCEEDED, _RETRIED, _FAILED = range(len(_KINDS))
 _LEVELS = (logging.INFO, logging.INFO, logging.WARNING, logging.ERROR)
-_REVOKED = "cancelled, or another attempt counts now"
+_REVOKED = "the task was cancelled, or another attempt counts now"
 _PLACE = re.compile(r'^[ |]*File "(.*)", line (\d+)', re.MULTILINE)
 _OURS = f"{Path(telemetry.__file__).parent}/"
 
@@ -77,48 +77,68 @@ class TaskLog:
         if self._tells_all:
             for job in jobs:
                 if self._has_room(job.dispatch.name, _RECEIVED) and not job.dispatch.is_turn_task:
-                    _log(job, logging.INFO, "received")
+                    _log(job, logging.INFO, "task.received attempt=%d", job.dispatch.attempt)
 
     def ended(self, job: Job, report: AttemptReport) -> None:
         """Tell how an attempt has ended."""
         if isinstance(report, Succeeded):
             if self._tells_all and self._has_room(job.dispatch.name, _SUCCEEDED):
-                _log(job, logging.INFO, _returned(job, _long(report.duration)))
+                self._succeeded(job, _long(report.duration))
         elif isinstance(report, Failed):
             self._failed(job, report)
         elif isinstance(report, Lost):
-            _log(job, logging.WARNING, f"its process died: {report.reason or 'killed, out of memory, or crashed'}")
+            reason = report.reason or "killed, out of memory, or crashed"
+            _log(job, logging.WARNING, "task.lost attempt=%d reason=%s", report.attempt, reason)
         elif isinstance(report, Activated):
             for command in report.commands:
                 if isinstance(command, FailRun) and self._may_tell(job, _FAILED, command.error):
-                    _log(job, logging.ERROR, f"failed: {_said(command.error)}", command.error)
+                    _log(job, logging.ERROR, "run.failed error=%s", _said(command.error), error=command.error)
 
     def dropped(self, job: Job) -> None:
         """Tell, once, that an attempt that has succeeded did not count any more."""
         if self._tells_all and job.completion is None and not _is_revoked(job):
             job.interrupted_by = TaskAborted
-            _log(job, logging.INFO, f"its result is dropped: {_REVOKED}")
+            _log(job, logging.INFO, "task.result_dropped attempt=%d: %s", job.dispatch.attempt, _REVOKED)
+
+    def _succeeded(self, job: Job, took: str) -> None:
+        if job.completion is None and _is_revoked(job):  # one that has committed its transaction counts in any case
+            _log(
+                job,
+                logging.INFO,
+                "task.result_dropped attempt=%d duration=%s: %s",
+                job.dispatch.attempt,
+                took,
+                _REVOKED,
+            )
+        else:
+            _log(job, logging.INFO, "task.succeeded attempt=%d duration=%s", job.dispatch.attempt, took)
 
     def _failed(self, job: Job, report: Failed) -> None:
-        error = report.error
+        error, attempt, took = report.error, job.dispatch.attempt, _long(report.duration)
         if _is_revoked(job):
-            _log(job, logging.INFO, f"stopped after {_long(report.duration)}: {_REVOKED}")
+            _log(job, logging.INFO, "task.stopped attempt=%d duration=%s: %s", attempt, took, _REVOKED)
             return
         policy, failures = job.options.retry, job.dispatch.failures
         decision = after_failure(report, policy, failures, 0.5)
-        tries = f", try {failures + 1} of {policy.max + 1}" if policy.max else ""
-        ran = f"after {_long(report.duration)}{tries}"
+        tried = f"{failures + 1}/{policy.max + 1}"
         if not isinstance(decision, RetryTask):
             if self._may_tell(job, _FAILED, error):
-                _log(job, logging.ERROR, f"failed: {_said(error)} ({ran})", error)
+                values = attempt, tried, took, _said(error)
+                _log(job, logging.ERROR, "task.failed attempt=%d try=%s duration=%s error=%s", *values, error=error)
         elif not report.charged:
             if self._tells_all and self._has_room(job.dispatch.name, _RETRIED):
-                _log(job, logging.INFO, f"asks to be tried again in {_long(decision.delay)}: {error.message}")
+                asked = attempt, _long(decision.delay), error.message
+                _log(job, logging.INFO, "task.retry_requested attempt=%d delay=%s reason=%s", *asked)
         elif self._may_tell(job, _RETRIED, error):
-            about = "about " if report.delay is None and policy.jitter else ""
-            when = f"next try in {about}{_long(decision.delay)}"
+            about = "~" if report.delay is None and policy.jitter else ""
             shown = error if log.isEnabledFor(logging.DEBUG) else None
-            _log(job, logging.WARNING, f"failed, {when}: {_said(error)} ({_place(error)}{ran})", shown)
+            _log(
+                job,
+                logging.WARNING,
+                "task.retried attempt=%d try=%s duration=%s delay=%s at=%s error=%s",
+                *(attempt, tried, took, about + _long(decision.delay), _place(error), _said(error)),
+                error=shown,
+            )
 
     # -- many
 
@@ -158,13 +178,13 @@ def _summarize(name: str, hidden: Sequence[int], latest: tuple[Job, TaskError] |
     if latest is not None:
         job, error = latest
         last = f"; the latest failure, {to_text(job.dispatch.id)}: {_said(error)}"
-    log.log(level, "%s: %s in the last %.0f s, without a line each%s", name, counts, seconds, last)
+    log.log(level, "task.summary task=%s seconds=%.0f: %s without a line each%s", name, seconds, counts, last)
 
 
-def _log(job: Job, level: int, text: str, error: TaskError | None = None) -> None:
+def _log(job: Job, level: int, text: str, *values: object, error: TaskError | None = None) -> None:
     if not log.isEnabledFor(level):
         return
-    record = log.makeRecord(log.name, level, "", 0, text, (), None)
+    record = log.makeRecord(log.name, level, "", 0, text, values, None)
     if error is not None and not _is_ours(error.traceback):
         record.exc_text = error.traceback.rstrip()
     add_fields(record, job)
@@ -177,27 +197,20 @@ def _is_revoked(job: Job) -> bool:
     return job.interrupted_by is not None and issubclass(job.interrupted_by, TaskAborted)
 
 
-def _returned(job: Job, took: str) -> str:
-    """Return what became of an attempt that returned; one that has committed its transaction counts in any case."""
-    if job.completion is None and _is_revoked(job):
-        return f"ended after {took}, and its result is dropped: {_REVOKED}"
-    return f"succeeded in {took}"
-
-
 def _said(error: TaskError) -> str:
     """Return an error in one line."""
     return f"{error.kind.removeprefix('orchestrator.errors.')}: {error.message}".split("\n", 1)[0]
 
 
 def _place(error: TaskError) -> str:
-    """Return where it was raised, for a list."""
+    """Return the file and line that raised an error."""
     places = _PLACE.findall(error.traceback)
-    return f"{places[-1][0].rpartition('/')[2]}:{places[-1][1]}, " if places else ""
+    return f"{places[-1][0].rpartition('/')[2]}:{places[-1][1]}" if places else "?"
 
 
 def _long(seconds: float) -> str:
     """Return a length of time."""
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
+    return f"{1000 * seconds:.3g}ms" if seconds < 1 else f"{seconds:.3g}s" if seconds < 100 else f"{seconds:.0f}s"
 
 
 def _is_ours(traceback: str) -> bool:

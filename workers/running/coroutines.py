@@ -46,7 +46,11 @@ class _JobTask(asyncio.Task[None]):
         if other is None or other is self.job:
             return super().cancel(msg)
         names = other.dispatch.name, self.job.dispatch.name
-        log.error("task %s tried to cancel %s, which runs beside it", *names, extra=other.fields)
+        log.error(
+            "task.cancel_refused task=%s target=%s: a task cannot cancel another one's coroutine",
+            *names,
+            extra=other.fields,
+        )
         return False
 
 
@@ -145,13 +149,13 @@ class Coroutines:
             try:
                 loop.run_forever()
                 if not is_fork():
-                    log.error("%s stopped the event loop of this process, which goes on", self._stopped_by)
+                    log.error("process.event_loop_stopped by=%r: the loop goes on", self._stopped_by)
             except (SystemExit, KeyboardInterrupt) as error:
                 if not is_fork():
-                    log.error("%s was raised in the event loop of this process, which goes on", type(error).__name__)
+                    log.error("process.event_loop_interrupted error=%s: the loop goes on", type(error).__name__)
             except BaseException:
                 if not is_fork():
-                    log.exception("the event loop of this process is broken")
+                    log.exception("process.event_loop_failed")
                     self._is_dead = True
             if is_fork():
                 _end_copy()

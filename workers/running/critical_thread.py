@@ -22,7 +22,7 @@ def start_critical_thread(name: str, run: Callable[[], None]) -> None:
         try:
             run()
         except BaseException:
-            log.exception("this should not have happened in thread %s; the process ends, and is started again", name)
+            log.exception("process.thread_failed thread=%s: a defect; the process is replaced", name)
             os._exit(1)
 
     threading.Thread(target=guarded, name=name, daemon=True).start()

@@ -216,7 +216,7 @@ class Isolation:
             raise interruption(job, reason)
         if job.starting:
             why = str(error) or "it ended before it was ready"
-            log.error("a process for it could not be started: %s", why, extra=job.fields)
+            log.error("task.process_not_started error=%s", why, extra=job.fields)
             return Returned(dispatch.id, dispatch.attempt, "its process could not be started", _START_AGAIN)
         threading.Event().wait(_DYING_TOGETHER)
         return Lost(dispatch.id, dispatch.attempt, alone=True, reason=ending(code))

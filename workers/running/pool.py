@@ -341,7 +341,9 @@ class Pool:
         self.task_log.ended(job, report)
         self._reporter.report(report, job)
         self._freed.set()
-        log.warning("it was stopped and goes on all the same; this process is replaced", extra=job.fields)
+        log.warning(
+            "task.still_running: the task was told to stop and goes on; this process is replaced", extra=job.fields
+        )
         self._on_stuck(job.dispatch.name)
 
     def _measure(self, now: float) -> None:

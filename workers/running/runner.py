@@ -155,7 +155,7 @@ class Runner:
             try:
                 events += decode(list[Event], page or b"")
             except Malformed:
-                log.warning("page %d of its history is gone; it is sent again", number, extra=job.fields)
+                log.warning("run.history_page_gone page=%d: it is sent again", number, extra=job.fields)
                 return None
         return msgspec.structs.replace(activation, events=events, pages=0)
 
@@ -225,7 +225,10 @@ class Runner:
             data = encode_value(value, task._signature.result_words, self._large.limit)
         if job.completion is not None:
             if value is not None and data != job.completion and not is_reference(job.completion):
-                log.warning("it returned another result than ctx.complete() was given", extra=job.fields)
+                log.warning(
+                    "task.result_ignored: the task returned another result than it gave to ctx.complete()",
+                    extra=job.fields,
+                )
             return completed(job, job.completion)
         if job.interrupted_by is not None and _timed_out(job, ended_at):  # and returned all the same
             return self._failed(job, interruption(job, TaskTimeout))
@@ -243,7 +246,7 @@ class Runner:
         if job.output is not None:
             job.output.abandon()
         if job.completion is not None:
-            log.warning("it had completed when it failed", exc_info=error, extra=job.fields)
+            log.warning("task.failed_after_complete: the task counts as completed", exc_info=error, extra=job.fields)
             return completed(job, job.completion)
         reason = job.interrupted_by
         if reason is not None and isinstance(error, (reason, asyncio.CancelledError)):
@@ -254,14 +257,16 @@ class Runner:
         elif isinstance(error, Sealed) and error.is_missing and not _frames(error):
             if error.key not in self._keys_told:
                 self._keys_told.add(error.key)
-                log.error("%s It is handed back, and waits for a worker with that key.", error, extra=job.fields)
+                log.error("task.returned error=%s: the task waits for a worker with that key", error, extra=job.fields)
             return Returned(job.dispatch.id, job.dispatch.attempt, "no data key", _UNKNOWN_DELAY, data_key=error.key)
         elif isinstance(error, (NoStore, Unavailable)) and (error is job.store_failure or not _frames(error)):
             return self._handed_back(job, error)
         elif isinstance(error, NoDatabase):
             if job.dispatch.name not in self._told:
                 self._told.add(job.dispatch.name)
-                log.error("%s It is handed back, and waits for a worker that was started so.", error, extra=job.fields)
+                log.error(
+                    "task.returned error=%s: the task waits for a worker with a database", error, extra=job.fields
+                )
             return unknown(job, "no database")
         return self._failed(job, error)
 
@@ -270,7 +275,7 @@ class Runner:
         task, kind = job.dispatch, type(error).__name__
         if kind not in self._keys_told:
             self._keys_told.add(kind)
-            log.error("%s It is handed back, and tried again.", error, extra=job.fields)
+            log.error("task.returned error=%s: it is tried again", error, extra=job.fields)
         if isinstance(error, NoStore):
             return Returned(task.id, task.attempt, "no payload store", _UNKNOWN_DELAY, data_key=MEANS)
         return Returned(task.id, task.attempt, "payload store away", _STORE_DELAY)
@@ -298,7 +303,9 @@ class Runner:
         task = job.dispatch
         if task.name not in self._told:
             self._told.add(task.name)
-            log.info("it was enqueued by its name alone, and goes to its executor %s", call.name, extra=job.fields)
+            log.info(
+                "task.redirected executor=%s: the task was enqueued by its name alone", call.name, extra=job.fields
+            )
         return Returned(task.id, task.attempt, "an executor does it", _UNKNOWN_DELAY, executor=call)
 
     def call(self, job: Job) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -357,7 +364,7 @@ class Runner:
         try:
             return min(max(0.0, float(retries.backoff(job.dispatch.failures + 1))), retries.cap)
         except Exception:
-            log.exception("its backoff function failed; it waits as by default", extra=job.fields)
+            log.exception("task.backoff_failed: the task waits for the default time", extra=job.fields)
             return None
 
 

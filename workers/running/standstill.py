@@ -61,7 +61,7 @@ class Standstill:
             self._is_given_up = True
             self._on_standstill(self._coroutines.standstill())
         elif standing > BLOCKED_AFTER and not self._is_slow:
-            log.warning("%s; all other asynchronous tasks wait", self._coroutines.standstill())
+            log.warning("process.event_loop_slow: %s; all other async tasks wait", self._coroutines.standstill())
         self._is_slow = standing > BLOCKED_AFTER
 
     def rest(self) -> None:

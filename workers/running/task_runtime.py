@@ -110,7 +110,7 @@ class ProcessOutbox:
         try:
             return self._pages.read(job.dispatch.id, job.dispatch.attempt, number)
         except UNAVAILABLE as error:
-            log.warning("a page of its history cannot be read: %s", describe(error), extra=job.fields)
+            log.warning("run.history_page_unreadable error=%s", describe(error), extra=job.fields)
             return None
 
 

@@ -62,7 +62,9 @@ class Turns:
         commander = running.commander
         name = commander.workflow
         whose = name, to_text(job.dispatch.id)
-        log.error("workflow %s, run %s: its code does not come back: %s", *whose, where, extra=job.fields)
+        log.error(
+            "run.turn_blocked workflow=%s run=%s where=%s: the code does not return", *whose, where, extra=job.fields
+        )
         error = TurnTooLong(
             f"The code of workflow {name!r} ran for {self._limit:g} s without waiting for anything: {where}. "
             f"A workflow decides what is to be done, and tasks do it; if it must take so long, raise the setting "
@@ -82,7 +84,7 @@ class Turns:
             return
         name = job.dispatch.name
         whose = name, to_text(job.dispatch.id)
-        log.error("workflow %s, run %s: its code does not come back", *whose, extra=job.fields)
+        log.error("run.turn_blocked workflow=%s run=%s: the code does not return", *whose, extra=job.fields)
         text = f"The code of workflow {name!r} ran for {limit:g} s in a process of its own, and did not come back."
         self._verdicts[id(job)] = Violation(0, TurnTooLong.__name__, text)
         job.stop_with(EndTurn, now)

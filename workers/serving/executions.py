@@ -114,7 +114,7 @@ class Executions:
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure
-                log.warning("%s failed: %r", task.name, error)
+                log.warning("task.failed task=%s error=%r", task.name, error)
                 return _failed(error, retryable=not isinstance(error, GiveUp))
 
     async def _in_thread(self, call: Callable[[], Any], key: tuple[str, str]) -> Any:

@@ -68,7 +68,7 @@ class Registration:
         plain = [name for name in self._services if _PLAIN.fullmatch(name)]
         if not self._is_refused or plain == self._services:
             return False
-        log.warning("it is told of the other %d: %s", len(plain), ", ".join(plain))
+        log.warning("service.registered_in_part tasks=%d names=%s", len(plain), ",".join(plain))
         return self._ask("register", services=plain)
 
     def _post(self, path: str, body: bytes) -> Reply:
@@ -89,9 +89,11 @@ class Registration:
         except (Unreached, Broken, OrchestratorError) as error:
             problem, is_forgotten = str(error), False
         if problem and not is_forgotten and not self._has_failed:
-            log.warning("the registry at %s did not take a %s: %s; it is tried again", self._http.url, what, problem)
+            log.warning(
+                "service.not_registered url=%s call=%s error=%s: it is tried again", self._http.url, what, problem
+            )
         elif not problem and (self._has_failed or (what == "register" and self._services == more.get("services"))):
-            log.info("registered at %s as %s", self._http.url, self._id)
+            log.info("service.registered url=%s id=%s", self._http.url, self._id)
         self._has_failed = bool(problem) and not is_forgotten
         if problem and not is_forgotten and what == "heartbeat":
             return True  # it is known there, for all we know

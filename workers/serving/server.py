@@ -60,7 +60,7 @@ def serve(app: Orchestrator, serving: Serving) -> None:
         ws="none",
         timeout_graceful_shutdown=_LAST_REQUESTS,
     )
-    log.info("serving %s at %s", ", ".join(sorted(tasks)), url)
+    log.info("service.ready tasks=%s url=%s", ",".join(sorted(tasks)), url)
     registration = None
     if serving.registry:
         settings = dataclasses.replace(settings, api_url=serving.registry)
@@ -94,7 +94,7 @@ def _served(app: Orchestrator, services: tuple[str, ...]) -> dict[str, Task[...,
     if not tasks:
         raise ConfigurationError("The application has no tasks to serve, but such that have an executor at most.")
     if left_out:
-        log.info("not served, because executors do them: %s", ", ".join(left_out))
+        log.info("service.tasks_left_out tasks=%s: their executors run them", ",".join(left_out))
     return tasks
 
 

@@ -63,7 +63,7 @@ class Following:
                     self._follow(loop, Follower(redis, self._keys), outage)
                 except Exception:  # a defect: say so loudly, and go on rather than leave everybody deaf
                     if not loop.is_closed():
-                        log.exception("this should not have happened; listeners go on from what there is")
+                        log.exception("api.live_events_failed: a defect; listeners continue with the current state")
         finally:
             redis.close()
 

@@ -163,7 +163,7 @@ class Hub:
                 state = await self._states.get(listener.subject)
                 break
             except OrchestratorError as error:
-                log.debug("a snapshot could not be read: %s", error)
+                log.debug("api.snapshot_failed error=%s", error)
                 await asyncio.sleep(_TRY_AGAIN)
         if listener.turn != turn or listener.is_closed or listener.is_ending:
             return

@@ -20,7 +20,7 @@ from orchestrator.terminal_safe import with_styles
 
 _COLOURS = {"dev": "green", "scheduler": "magenta", "worker": "cyan", "schedules": "magenta"}
 _WIDTH = max(map(len, _COLOURS))
-_SERVES = "serving http"
+_SERVES = "api.ready "
 """What `orchestrator api` logs once it accepts requests."""
 _HURRY = 3.0
 """Seconds that a child has left when its end is urgent."""

@@ -120,6 +120,9 @@ class Paging(CommitHooks):
         """Send no more of a turn. The attempt is nowhere then, so it will be made again, in some seconds."""
         whose = about_run(turn[0])
         log.error(
-            "run %s: Redis has no room for its history of %d bytes", *whose.values(), self._sizes[turn], extra=whose
+            "run.history_too_large run=%s bytes=%d: Redis has no room for it",
+            *whose.values(),
+            self._sizes[turn],
+            extra=whose,
         )
         del self._unsent[turn], self._sizes[turn]

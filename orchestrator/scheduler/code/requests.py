@@ -76,7 +76,7 @@ def begin_with(tx: Transaction, tick: TickResult, late: Mapping[bytes, Sequence[
                 by_key[one.otherwise.key].append((one.otherwise, one))
                 continue
             whose = about_run(run)
-            log.warning("run %s has ended before signal %s reached it", *whose.values(), one.name, extra=whose)
+            log.warning("run.signal_late run=%s signal=%s: the run had ended", *whose.values(), one.name, extra=whose)
     if by_key:
         _start_with(tx, tick, by_key)
 
@@ -91,8 +91,12 @@ def pass_on_signals(tx: Transaction, signals: Sequence[tuple[bytes, history.Sign
     for run, fact in signals:
         if latest[run] not in heard:
             whose = about_run(run)
-            said = "run %s has ended, or never was, and signal %s does not reach it"
-            log.warning(said, *whose.values(), fact.name, extra=whose)
+            log.warning(
+                "run.signal_late run=%s signal=%s: the run has ended or does not exist",
+                *whose.values(),
+                fact.name,
+                extra=whose,
+            )
 
 
 def _start_with(

@@ -96,7 +96,7 @@ def reset_runs(tx: Transaction, tick: TickResult, runs: Runs, items: Sequence[Re
         planned.append(_Planned(head, new, begins, head.timeout or _time_it_had(events)))
         answers.append(Answered(_request(item), msgspec.msgpack.encode(to_text(new))))
         whose, as_what = about_run(run), (to, to_text(new), reason or "no reason")
-        log.info("run %s is reset to event %d, as run %s: %s", *whose.values(), *as_what, extra=whose)
+        log.info("run.reset run=%s history_event=%d new_run=%s reason=%s", *whose.values(), *as_what, extra=whose)
     if planned:
         ending = [plan.head.id for plan in planned if plan.head.open]
         kept = resolutions.of_runs(tx.connection, ending)

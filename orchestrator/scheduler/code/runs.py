@@ -290,7 +290,7 @@ def mark_stuck(tx: Transaction, tick: TickResult, reasons: Sequence[tuple[bytes,
     tick.note(moved, by_worker=True)
     messages = {run: violation.message for run, _, violation in reasons}
     for task in moved:
-        log.error("run %s is stuck: %s", to_text(task.id), messages[task.id], extra=about_run(task.id))
+        log.error("run.stuck run=%s error=%s", to_text(task.id), messages[task.id], extra=about_run(task.id))
 
 
 def json_text(known: Violation | WaitingPlaces) -> str:

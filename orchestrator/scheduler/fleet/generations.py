@@ -92,7 +92,7 @@ class Generations:
         if state.claimed is not None and not self._leadership.has_claimed(state.claimed.id, state.claimed.attempt):
             return False
         if state.generation is not None:
-            log.info("Postgres is another server now, or was restored, and has all commits that Redis knows of")
+            log.info("postgres.changed: it is another server or was restored, and has every commit that Redis knows of")
             self._streams.terms.accept_database()
         return True
 
@@ -116,18 +116,18 @@ class Generations:
                 self._leadership.raise_fence(writing, _LEAP + secrets.randbelow(_LEAP))
         if rewound:
             log.error(
-                "Postgres has lost commits that Redis knows of: a backup was restored, or a standby took over that had "
-                "not received them. Generation %s begins; tasks that had run since may run again",
+                "postgres.commits_lost generation=%s: Redis knows of commits that Postgres does not have. A backup was "
+                "restored, or a standby took over that had not received them. Tasks that ran since then may run again.",
                 generation,
             )
         elif affected and not is_first:
             log.warning(
-                "Redis has restarted, or lost or damaged data, with %s tasks under way; generation %s begins",
-                f"{affected:,}",
+                "redis.data_lost generation=%s tasks_in_flight=%d: Redis restarted, or lost or damaged data",
                 generation,
+                affected,
             )
         else:
-            log.info("%sgeneration %s begins", "" if is_first else "Redis has restarted; ", generation)
+            log.info("redis.generation_began generation=%s%s", generation, "" if is_first else ": Redis restarted")
         self._has_lost_commits = False
         self.is_rewound = rewound
         self._tidy = False

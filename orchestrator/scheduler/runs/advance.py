@@ -286,7 +286,10 @@ class Runs:
         def leave_out(row: RunRow, error: Exception) -> None:
             whose = {"run_id": to_text(row.id)}
             log.error(
-                "run %s has ended, and what is to follow it is left out", *whose.values(), exc_info=error, extra=whose
+                "run.followers_skipped run=%s: the run has ended; its hooks and callbacks failed and are skipped",
+                *whose.values(),
+                exc_info=error,
+                extra=whose,
             )
             self.follow_ends(tx, tick, [row], hooks=False, silent=silent)
 

@@ -120,7 +120,7 @@ class Backlog(CommitHooks):
     def freed(self, tick: TickResult, runs: Sequence[bytes]) -> None:
         """Take note that stuck runs may go on."""
         if runs:
-            log.info("%d stuck runs try again", len(runs))
+            log.info("run.stuck_retried runs=%d", len(runs))
             self._forget()
             tick.outgoing.counted += runs
             tick.wakeups.has_requests = True
@@ -144,7 +144,7 @@ class Backlog(CommitHooks):
         reason = {"event": 0, "kind": type(error).__name__, "message": said(error), "difference": ""}
         reason |= {"release": orchestrator.__version__}
         told = "".join(traceback.format_exception(error))
-        log.error("run %s is stuck, and nobody waits for it: %s", to_text(run), told, extra=about_run(run))
+        log.error("run.stuck run=%s error=%s: nobody waits for this run", to_text(run), told, extra=about_run(run))
         stuck.set_aside(tx.connection, [(run, msgspec.json.encode(reason).decode().replace("\\u0000", " "))])
         self._note(wait=[run])
         tick.outgoing.counted.append(run)

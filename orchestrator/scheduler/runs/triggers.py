@@ -168,7 +168,7 @@ class Triggers:
         full = full_trees(tx, started, self._nesting)
         for run in started:
             if run.root in full:
-                log.warning("%s", self._nesting.too_many(run.name))
+                log.warning("workflow.nested_too_deeply workflow=%s: %s", run.name, self._nesting.too_many(run.name))
         return [run for run in started if run.root not in full]
 
     def _refresh(self, tx: Transaction) -> None:
@@ -183,7 +183,7 @@ def _readable(found: Iterable[Triggered]) -> Iterable[Listener]:
         try:
             triggers = _triggers.decode(workflow.triggers)
         except REFUSALS as error:  # of another release; whatever ends is not to blame
-            log.error("what starts workflow %s cannot be read, so nothing does: %s", workflow.name, error)
+            log.error("workflow.triggers_unreadable workflow=%s error=%s: no event starts it", workflow.name, error)
         else:
             for place, trigger in enumerate(triggers):
                 yield Listener(workflow.name, workflow.version, place, trigger)
@@ -198,7 +198,7 @@ def _lets_through(listener: Listener, event: Posted, names: Scope) -> bool:
     except (InvalidWorkflow, *REFUSALS) as error:
         whose = {"workflow": listener.workflow, "event_id": to_text(event.id)}
         log.warning(
-            "workflow %s is not started by event %s: its filter %s does not fit it: %s",
+            "workflow.not_triggered workflow=%s event_id=%s filter=%s error=%s",
             *(*whose.values(), wanted, error),
             extra=whose,
         )
@@ -207,14 +207,14 @@ def _lets_through(listener: Listener, event: Posted, names: Scope) -> bool:
 
 def _warn(event: Posted, listener: Listener, error: object) -> None:
     whose = {"workflow": listener.workflow, "event_id": to_text(event.id)}
-    log.warning("workflow %s cannot be started by event %s: %s", *whose.values(), error, extra=whose)
+    log.warning("workflow.not_triggered workflow=%s event_id=%s error=%s", *whose.values(), error, extra=whose)
 
 
 def _leave_out(pair: tuple[Posted, Listener], error: Exception) -> None:
     """Go on without a listener with which the scheduler fails."""
     event, listener = pair
     whose = {"workflow": listener.workflow, "event_id": to_text(event.id)}
-    log.error("workflow %s cannot be started by event %s", *whose.values(), exc_info=error, extra=whose)
+    log.error("workflow.trigger_failed workflow=%s event_id=%s: a defect", *whose.values(), exc_info=error, extra=whose)
 
 
 def _after(item: Request) -> Position | None:

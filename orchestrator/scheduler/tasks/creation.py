@@ -105,5 +105,5 @@ def log_failed(tx: Transaction, errors: Mapping[bytes, TaskError]) -> None:
     for task, error in errors.items():
         others = f", and {len(errors) - 1:,} others likewise" if len(errors) > 1 else ""
         whose = {"task_id": to_text(task), "task_name": results.name_of(tx.connection, task)}
-        log.error("failed%s: %s: %s", others, error.kind, error.message, extra=whose)
+        log.error("task.failed error=%s: %s%s", error.kind, error.message, others, extra=whose)
         return

@@ -31,8 +31,8 @@ def remove_duplicates(tx: Transaction, tick: TickResult, error: Exception) -> bo
     tick.note(removed)
     tick.outgoing.revoked.extend(double for double in removed if double.before in IN_FLIGHT_STATES)
     log.error(
-        "tasks that had ended stood among the open ones, too, and could not end again: %d of them are removed there, "
-        "and what they came to stays: %s%s",
+        "task.duplicates_removed tasks=%d: tasks that had ended were open as well and could not end again. The open "
+        "rows are removed, the results stay: %s%s",
         len(removed),
         ", ".join(to_text(double.id) for double in removed[:_NAMED]),
         " …" if len(removed) > _NAMED else "",

@@ -311,7 +311,7 @@ def _log_lost(unhappy: Sequence[tuple[str, Failed | Lost]], repeated: Sequence[M
         said = f"its parent says that its process died: {_died_of(report)}"
         counts[worker, f"not heard from for {report.unheard:.1f} s" if report.unheard else said] += 1
     for (worker, why), count in counts.items():
-        log.warning("worker %s is lost (%s); attempts that are run again: %d", worker, why, count)
+        log.warning("worker.lost worker=%s reason=%r attempts=%d: its attempts run again", worker, why, count)
 
 
 def _refused(report: Succeeded | Failed | Activated, error: Exception) -> Failed:

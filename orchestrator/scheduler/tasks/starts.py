@@ -123,7 +123,7 @@ def _start_steps(
 
 
 def _refused(run: bytes, error: Exception) -> KeyHolder:
-    log.warning("run %s was not started for a task: %s", to_text(run), error, extra=about_run(run))
+    log.warning("run.not_started run=%s error=%s", to_text(run), error, extra=about_run(run))
     return KeyHolder(run, error=TaskError(type(error).__name__, str(error)))
 
 

@@ -56,7 +56,7 @@ class PayloadCollection:
             left += number
             yield 0.0
         if left:
-            log.info("deleted what %s executions have left that are over", f"{left:,}")
+            log.info("execution.deleted executions=%d: they have ended", left)
         collector = Collector(
             store.store,
             grace,
@@ -72,4 +72,4 @@ class PayloadCollection:
         for number in collector.delete():
             deleted += number
             yield 0.0
-        log.info("deleted %s stored payloads that nothing names any more", f"{deleted:,}")
+        log.info("payload.deleted payloads=%d: nothing refers to them any more", deleted)

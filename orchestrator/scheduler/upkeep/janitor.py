@@ -66,10 +66,10 @@ class Janitor:
             try:
                 with self._engine.connect() as connection:
                     for table in sorted(suspect.union(statistics.misleading(connection))):
-                        log.info("taking new statistics of table %s", table)
+                        log.info("upkeep.analyzing table=%s", table)
                         connection.exec_driver_sql(f"ANALYZE orchestrator.{table}")
                     if is_due:
                         connection.exec_driver_sql(VACUUM)
             except exc.SQLAlchemyError as error:
-                log.debug("vacuum put off: %s", error)
+                log.debug("upkeep.postponed work=vacuum error=%s", error)
             pause.wait(max(_AT_LEAST, 9 * (time.monotonic() - began)))

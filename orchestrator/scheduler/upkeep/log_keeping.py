@@ -53,7 +53,7 @@ class LogKeeping:
                 is_put_off = False
             except (exc.SQLAlchemyError, *journal.LOSSES) as error:
                 if not is_put_off:
-                    log.warning("storing the lines of tasks put off: %s", first_line(error))
+                    log.warning("upkeep.postponed work=%r error=%s", "task logs", first_line(error))
                 is_put_off = True
                 pause.wait(_PUT_OFF)
                 continue

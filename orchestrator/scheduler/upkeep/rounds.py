@@ -54,7 +54,7 @@ class Rounds:
                 with self._engine.connect() as connection:
                     self._make_round(connection, pause)
             except (exc.SQLAlchemyError, Unavailable) as error:
-                log.warning("%s put off: %s", self._what, first_line(error))
+                log.warning("upkeep.postponed work=%r error=%s", self._what, first_line(error))
                 self._start_over()
             pause.wait(self._every)
 

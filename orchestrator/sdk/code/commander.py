@@ -187,7 +187,13 @@ class Commander:
 
     def report(self, message: str, error: BaseException | None) -> None:
         if not self.replaying:
-            logger.error("%s, run %s: %s", self.workflow, to_text(self.run_id), message, exc_info=error)
+            logger.error(
+                "workflow.code_error workflow=%s run=%s: %s",
+                self.workflow,
+                to_text(self.run_id),
+                message,
+                exc_info=error,
+            )
 
     # -- from the history
 

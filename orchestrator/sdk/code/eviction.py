@@ -59,5 +59,5 @@ def _throw_into(waiting: Coroutine[Any, Any, Any]) -> None:
             waiting.throw(Evicted())
         except BaseException:  # noqa: BLE001  # it has ended; how concerns nobody any more
             return
-    logger.warning("%r cannot be ended: it catches BaseException in a loop, and waits again.", waiting)
+    logger.warning("workflow.not_evicted coroutine=%r: it catches BaseException in a loop and waits again", waiting)
     _stubborn.append(waiting)

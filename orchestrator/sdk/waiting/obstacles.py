@@ -36,5 +36,5 @@ class ObstacleLog:
         with contextlib.suppress(Unavailable):
             for obstacle in self._find(identifier):
                 if now - self._told.get(obstacle, -_SAY_AGAIN) >= _SAY_AGAIN:
-                    log.warning("waiting for %s: %s", to_text(identifier), obstacle)
+                    log.warning("client.waiting id=%s: %s", to_text(identifier), obstacle)
                     self._told[obstacle] = now

@@ -168,7 +168,7 @@ def _wait_until_ready(arena: Arena) -> float:
     deadline = time.monotonic() + READY_TIMEOUT
     while not all(
         member.log.exists()
-        and any(word in member.log.read_text() for word in ("scheduler ready", " ready: queues", "serving"))
+        and any(word in member.log.read_text() for word in ("scheduler.ready", "process.ready", "api.ready"))
         for member in arena.members
     ):
         if time.monotonic() > deadline:

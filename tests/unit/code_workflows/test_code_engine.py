@@ -198,7 +198,7 @@ def test_a_coroutine_that_cannot_be_ended_is_reported_and_kept(caplog: pytest.Lo
     leader = MemoryLeader(engine, app.code_workflows.find, 0.0)
     leader.activate(begin(leader, "stubborn"))
     engine.close()
-    assert "cannot be ended" in caplog.text
+    assert "workflow.not_evicted" in caplog.text
     stop.set()
 
 

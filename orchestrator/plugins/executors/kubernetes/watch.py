@@ -120,7 +120,7 @@ class NamespaceWatch:
                 version = ""
             except Exception as error:  # noqa: BLE001  # it is for those who wait
                 if not isinstance(error, Unreachable):
-                    log.warning("the watch of %s in %s failed: %r", kind, self._namespace, error)
+                    log.warning("kubernetes.watch_failed kind=%s namespace=%s error=%r", kind, self._namespace, error)
                 for name in list(self._followed):
                     for one in self._followed[name]:
                         one.fail(Unreachable(f"Kubernetes: {error}"))

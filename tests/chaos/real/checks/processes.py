@@ -11,7 +11,7 @@ import psutil
 
 from tests.chaos.real.arena import Arena
 
-_DEFECTS = ("this should not have happened", "Traceback (most recent call last)", "set aside:")
+_DEFECTS = (": a defect", "Traceback (most recent call last)", "event.quarantined")
 _RECORD = re.compile(r"^(?=\d{4}-\d\d-\d\d )", re.MULTILINE)
 _FAILED_TASK = re.compile(r"\[[\da-f-]{36}\] failed")
 """Tasks fail here on purpose, and their tracebacks are no defects."""

@@ -1,0 +1,97 @@
+"""Every line that the product logs begins with the name of an event, and docs/logs.md lists them all.
+
+After a change: `python -m tests.unit.test_log_events` writes the table anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestrator.log_format import EVENT, JsonFormatter
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs/logs.md"
+LEVELS = ("debug", "info", "warning", "error")
+PASS_LINES_OF_USERS_ON = {"context.py", "task_output.py", "children.py", "redis.py"}
+HEAD = "| event | level | fields | meaning |\n|---|---|---|---|\n"
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Yield every call that logs something, and where it stands."""
+    for folder in ("orchestrator", "workers"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path.name not in PASS_LINES_OF_USERS_ON:
+                for call in ast.walk(ast.parse(path.read_text())):
+                    if isinstance(call, ast.Call) and _logs(call.func):
+                        yield f"{path.relative_to(ROOT)}:{call.lineno}", call
+
+
+def _logs(function: ast.expr) -> bool:
+    if isinstance(function, ast.Name):
+        return function.id == "_log"  # of workers/reporting/task_log.py
+    is_method = isinstance(function, ast.Attribute) and function.attr in (*LEVELS, "exception", "log")
+    return is_method and ast.unparse(function.value).endswith(("log", "logger"))
+
+
+def _text(call: ast.Call) -> str:
+    texts = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return next((text for text in texts if EVENT.match(text)), "")
+
+
+def _level(call: ast.Call) -> str:
+    name = (
+        call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.args[1]).partition(".")[2].lower()
+    )
+    return {"exception": "error", "log": "info"}.get(name, name)
+
+
+def table() -> str:
+    """Return the table of all events, as the documentation has it."""
+    levels, fields, meanings = defaultdict(set), defaultdict(list), defaultdict(list)
+    for _, call in calls():
+        text = _text(call)
+        head, _, meaning = text.partition(": ")
+        event = EVENT.match(text)
+        assert event is not None, ast.unparse(call)
+        levels[event[0]].add(_level(call))
+        fields[event[0]] += [key for key in re.findall(r"(\w+)=", head) if key not in fields[event[0]]]
+        if (said := re.sub(r"%[-.\d]*[a-z]", "…", meaning).strip("…")) and said not in meanings[event[0]]:
+            meanings[event[0]].append(said)
+    rows = [
+        f"| `{event}` | {', '.join(level for level in LEVELS if level in levels[event])} "
+        f"| {' '.join(f'`{key}`' for key in fields[event])} | {'; or: '.join(meanings[event])} |\n"
+        for event in sorted(levels)
+    ]
+    return HEAD + "".join(rows)
+
+
+def test_each_line_has_the_name_of_an_event() -> None:
+    found = list(calls())
+    assert len(found) > 100
+    assert [place for place, call in found if not _text(call)] == []
+
+
+def test_the_documentation_lists_every_event() -> None:
+    assert table() in PAGE.read_text(), "python -m tests.unit.test_log_events"
+
+
+def test_json_has_the_event_and_its_fields_beside_the_message() -> None:
+    text = "worker.lost worker=%s reason=%r attempts=%d after %s s: its attempts run again"
+    record = logging.LogRecord("orchestrator.scheduler", 30, "", 0, text, ("w1", "silent", 3, 5), None)
+    line = json.loads(JsonFormatter().format(record))
+    assert (line["event"], line["worker"], line["reason"], line["attempts"]) == ("worker.lost", "w1", "silent", 3)
+
+
+def test_a_line_that_a_task_prints_is_no_event_of_ours() -> None:
+    record = logging.LogRecord("orchestrator.tasks", 20, "", 0, "shop.sold item=%s", ("bun",), None)
+    assert "event" not in json.loads(JsonFormatter().format(record))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(PAGE.read_text().partition(HEAD)[0] + table())
