@@ -1,25 +1,31 @@
-"""What the Python client asks for: each call that the SDK declares, as it is; and ends, for many who wait."""
+"""Routes made of the calls that the SDK declares: one each for the Python client, and plain ones where `rest=` says so.
+
+The client's own route takes the arguments of a call as its body. A plain route has what the call is about in its path.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import anyio.to_thread
 import msgspec
+from msgspec import Meta
 
 from orchestrator.api.bodies import LARGEST_BODY, LARGEST_QUESTION, ONE_VALUE
 from orchestrator.api.client_access import keep, narrow, subject
 from orchestrator.api.client_checks import check_new_task, checks_of
-from orchestrator.api.context import Api
+from orchestrator.api.context import LARGEST, Api, Asked, Done
 from orchestrator.api.endpoints import Endpoint, Routes, largest_body
+from orchestrator.api.key_scope import BACKFILL, QUEUE, RUN, TASK, WHOLE, WITHIN, WORKFLOW
 from orchestrator.api.problems import refused
 from orchestrator.api.redacting import hides_answer, value_shown
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.errors import OrchestratorError
-from orchestrator.sdk.calls.declaring import REPEATED, Body, Declared, Kind, declared
+from orchestrator.sdk.calls.declaring import REPEATED, Body, Declared, Kind, Rest, declared
 from orchestrator.sdk.calls.interface import PARTS
 from orchestrator.sdk.calls.waits import PATH, End, Ends, Waiting
 from orchestrator.sdk.waiting.steps import Pause, Steps
@@ -87,15 +93,11 @@ def _by_kind(finders: dict[bytes, Find]) -> Find:
     return find
 
 
-def _endpoint(call: Declared) -> Endpoint:
+def _made(call: Declared) -> Callable[[Api, KeyScope, dict[str, Any]], Any]:
+    """Return what makes a call for somebody, confined to their key scope and checked."""
     rules, check = call.rules, checks_of(call)
-    if rules.redacts:
-        hides_answer(call.answer)(partial(_hide_result, rules.redacts))
 
-    def answer(api: Api, body: Any, key_scope: KeyScope) -> Any:
-        given = {name: getattr(body, name) for name in call.arguments}
-        if rules.assume_repeated:
-            given[REPEATED] = True
+    def make(api: Api, key_scope: KeyScope, given: dict[str, Any]) -> Any:
         if key_scope.is_bound:
             narrow(rules, api, key_scope, given)
         check(api.settings, given)
@@ -105,8 +107,19 @@ def _endpoint(call: Declared) -> Endpoint:
             done = getattr(getattr(api.backend, call.part), call.name)(**given)
         except msgspec.MsgspecError as error:
             raise OrchestratorError(f"What is stored cannot be read by this release: {error}.") from error
-        if key_scope.is_bound:
-            done = keep(rules, key_scope, done)
+        return keep(rules, key_scope, done) if key_scope.is_bound else done
+
+    return make
+
+
+def _endpoint(call: Declared) -> Endpoint:
+    rules, make = call.rules, _made(call)
+    if rules.redacts:
+        hides_answer(call.answer)(partial(_hide_result, rules.redacts))
+
+    def answer(api: Api, body: Any, key_scope: KeyScope) -> Any:
+        given = {name: getattr(body, name) for name in call.arguments}
+        done = make(api, key_scope, given | ({REPEATED: True} if rules.assume_repeated else {}))
         return _wait_for(call, done) if call.waits else call.answer(done)
 
     is_async = (call.part, call.name) == ("tasks", "enqueue")
@@ -152,4 +165,55 @@ def _hide_result(argument: str, api: Api, found: Any, asked: Any) -> Any:
     return msgspec.structs.replace(found, result=value_shown(hidden, found.result))
 
 
-routes.found.extend(_endpoint(call) for name, part in PARTS.items() for call in declared(name, part).values())
+_PATH_PARAMS = {"id": UUID, "workflow": str, "name": str, "number": Annotated[int, Meta(ge=1, le=LARGEST)]}
+_SUBJECTS = {
+    **{Kind.TASK: TASK, Kind.RUN: RUN, Kind.QUEUE: QUEUE, Kind.BACKFILL: BACKFILL},
+    **{Kind.WORKFLOW: WORKFLOW, Kind.SCHEDULE: WORKFLOW},
+}
+
+
+def _plain(call: Declared, rest: Rest) -> Endpoint:
+    rules, make = call.rules, _made(call)
+    kind, argument = next(iter((rules.about or {}).items()), (None, ""))
+    method, path = rest.route.split()
+    result = msgspec.structs.fields(call.answer)[0].type
+    listing = _listing(rest.answer, result) if rest.answer else None
+
+    def perform(api: Api, key_scope: KeyScope, **named: Any) -> Any:
+        first = next(iter(named.values()), None)
+        value = "/".join(named.values()) if len(named) > 1 else first
+        if isinstance(first, UUID) and call.arguments[argument] is not UUID:
+            value = first.bytes
+        done = make(api, key_scope, {argument: value} if argument else {})
+        if rest.done:
+            return Asked(first, rest.done) if isinstance(first, UUID) else Done(rest.done)
+        return done if listing is None else listing(done)
+
+    perform.__name__ = rest.name or (call.name if kind and call.name.endswith(kind) else f"{call.name}_{kind}")
+    return Endpoint(
+        method=method,
+        path=f"/api/v1{path}",
+        call=perform,
+        scope=rules.scope,
+        about=WITHIN if rules.about is None else _SUBJECTS[kind] if kind else WHOLE,
+        takes_key_scope=True,
+        tag=rest.tag or call.part,
+        status=rest.status,
+        summary=rest.summary or call.summary,
+        path_params={name: _PATH_PARAMS[name] for name in re.findall(r"{(\w+)", path)},
+        answer=(Asked if "{id}" in path else Done) if rest.done else listing or result,
+        is_expensive=rules.expensive,
+        largest_body=largest_body(rules.scope),
+    )
+
+
+def _listing(declared: str, result: Any) -> type[msgspec.Struct]:
+    """Return the type of an answer whose one field is the result of a call."""
+    name, text = declared.split(": ", 1)
+    kind, field = name.split(".")
+    return msgspec.defstruct(kind, [(field, result)], frozen=True, namespace={"__doc__": text})
+
+
+_CALLS = [call for name, part in PARTS.items() for call in declared(name, part).values()]
+routes.found.extend(map(_endpoint, _CALLS))
+routes.found.extend(_plain(call, call.rules.rest) for call in _CALLS if call.rules.rest is not None)

@@ -180,13 +180,6 @@ def update_run(api: Api, id: UUID, name: str, body: Question) -> Steps[Answer]:
     return _answer(api, id, (yield from api.backend.code.update(id.bytes, name, payload, body.timeout)))
 
 
-@routes.post("/{id}/terminate", about=RUN, status=202)
-def terminate(api: Api, id: UUID) -> Asked:
-    """End a run without asking its code."""
-    api.backend.code.terminate(id.bytes)
-    return Asked(id, "terminate")
-
-
 @routes.post("/{id}/reset", about=RUN, status=201, examples=[{"to": 12, "reason": "the address was wrong"}])
 def reset(api: Api, id: UUID, body: ResetTo) -> Steps[Started]:
     """Start a run that repeats this one up to an event, and goes on by itself from there."""

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.sdk.calls.fleet import Drained
-from orchestrator.store.insights import WorkerView
 
 routes = Routes("workers", "/api/v1/workers")
 
 WorkerName = Annotated[str, Meta(min_length=1, max_length=300, examples=["web1-812"])]
-
-
-class Workers(msgspec.Struct, frozen=True):
-    """The fleet, as the leader last saw it."""
-
-    workers: list[WorkerView]
-
-
-@routes.get("", about=WHOLE)
-def workers(api: Api) -> Workers:
-    """Show the fleet."""
-    return Workers(api.backend.insights.list_workers())
 
 
 @routes.post("/{id}/drain", about=WHOLE, status=202)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.bodies import LARGEST_BODY
-from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked, answer_of, fields_of
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import RUN, WITHIN, WORKFLOW, check_flow, check_workflow
 from orchestrator.api.problems import refused
@@ -25,6 +25,7 @@ from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.dag.registered import functions_hiding
 from orchestrator.sdk.flow import reading
 from orchestrator.sdk.ids import new_id
+from orchestrator.store.flow.definitions import FlowName
 from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
 
 routes = Routes("flows", "/api/v1")
@@ -33,13 +34,8 @@ _EXAMPLE = {"start": "a", "nodes": {"a": {"kind": "executor", "service": "transf
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
-class FlowSummary(msgspec.Struct, frozen=True):
+class FlowSummary(fields_of(FlowName)):  # type: ignore[misc]
     """One flow."""
-
-    name: str
-    version: int
-    """The newest that is published; 0 if none is."""
-    created_at: datetime
 
 
 class FlowList(msgspec.Struct, frozen=True):
@@ -107,38 +103,8 @@ class FlowRunsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: Annotated[int, Meta(ge=0, le=100_000)] = 0
 
 
-class FlowRun(msgspec.Struct, frozen=True, kw_only=True):
+class FlowRun(fields_of(FlowRunView, "redact")):  # type: ignore[misc]
     """A run of a flow."""
-
-    id: UUID
-    flow: str
-    version: int
-    status: str
-    cancelling: bool
-    params: Any
-    shared: Any
-    """The shared state; of a run that has ended, the last one."""
-    cursor: str
-    """The node at which it stands, behind those above it; empty before the first and after the last."""
-    last_action: str
-    steps: int
-    waits: str
-    """What it waits for: tasks, timer, signal, or nothing."""
-    key: str
-    """Of a signal or approval: what it is called."""
-    due: datetime | None
-    open_calls: int
-    reason: str | None
-    request_id: str | None
-    """The key that it was started under."""
-    created_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
-
-    @classmethod
-    def of(cls, view: FlowRunView) -> FlowRun:
-        """Return a run as it is answered."""
-        return cls(**{name: getattr(view, name) for name in cls.__struct_fields__})
 
 
 class FlowRuns(msgspec.Struct, frozen=True):
@@ -155,30 +121,8 @@ class NodesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = LARGEST_PAGE
 
 
-class NodeRun(msgspec.Struct, frozen=True, kw_only=True):
+class NodeRun(fields_of(NodeRunView, "redact", "run")):  # type: ignore[misc]
     """One attempt at a node, or at a branch of it."""
-
-    number: int
-    """Which visit."""
-    node: str
-    kind: str
-    branch: int | None
-    """Of a parallel or foreach: which; null for the node as a whole."""
-    attempt: int
-    status: str
-    action: str
-    error: str | None
-    input: Any
-    output: Any
-    worker: str | None
-    task: UUID | None
-    started_at: datetime | None
-    ended_at: datetime
-
-    @classmethod
-    def of(cls, view: NodeRunView) -> NodeRun:
-        """Return an attempt as it is answered."""
-        return cls(**{name: getattr(view, name) for name in cls.__struct_fields__})
 
 
 class NodeRuns(msgspec.Struct, frozen=True):
@@ -233,7 +177,7 @@ def hiding(api: Api, flow: Flow) -> Flow:
 def list_flows(api: Api, key_scope: KeyScope) -> FlowList:
     """List flows."""
     found = [one for one in api.backend.flows.names() if key_scope.has_workflow(one.name)]
-    return FlowList([FlowSummary(one.name, one.version, one.created_at) for one in found])
+    return FlowList([answer_of(FlowSummary, one) for one in found])
 
 
 @routes.post("/flows/validate", about=WITHIN, scope=Scope.READ, examples=[{"definition": _EXAMPLE}], is_expensive=True)
@@ -285,19 +229,19 @@ def list_flow_runs(api: Api, name: str, query: FlowRunsQuery) -> FlowRuns:
     """List runs of a flow, newest first."""
     wanted = FlowRunFilter(name, None, None if query.state is None else (str(query.state),))
     found = api.backend.flows.list_page(wanted, limit=query.limit, offset=query.offset)
-    return FlowRuns([FlowRun.of(hidden(api, view)) for view in found])
+    return FlowRuns([answer_of(FlowRun, hidden(api, view)) for view in found])
 
 
 @routes.get("/runs/{id}/flow", about=RUN)
 def show_flow_run(api: Api, id: UUID) -> FlowRun:
     """Show where a run of a flow stands: its cursor, its shared state, and what it waits for."""
-    return FlowRun.of(hidden(api, api.backend.flows.show(id.bytes)))
+    return answer_of(FlowRun, hidden(api, api.backend.flows.show(id.bytes)))
 
 
 @routes.get("/runs/{id}/nodes", about=RUN)
 def list_node_runs(api: Api, id: UUID, query: NodesQuery) -> NodeRuns:
     """List the visits of a run of a flow to its nodes, with each attempt."""
-    found = [NodeRun.of(view) for view in node_runs(api, id, query.after, query.limit)]
+    found = [answer_of(NodeRun, view) for view in node_runs(api, id, query.after, query.limit)]
     return NodeRuns(found, found[-1].number if found else None)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import Api
+from orchestrator.api.context import Api, answer_of, fields_of
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.domain.access import Scope
@@ -27,20 +26,8 @@ class QuarantineQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     limit: Annotated[int, Meta(ge=1, le=CAP)] = 50
 
 
-class MessageView(msgspec.Struct, frozen=True):
+class MessageView(fields_of(SetAside)):  # type: ignore[misc]
     """A message that could not be understood or applied."""
-
-    id: str
-    at: datetime
-    """When it was set aside."""
-    source: str
-    """Where it stood."""
-    error: str
-    """Why it was refused."""
-    size: int
-    """How many bytes it had."""
-    body: bytes
-    """The first of them, in base 64."""
 
 
 class Messages(msgspec.Struct, frozen=True):
@@ -49,16 +36,10 @@ class Messages(msgspec.Struct, frozen=True):
     messages: list[MessageView]
 
 
-class Cleared(msgspec.Struct, frozen=True):
-    """How many were dropped."""
-
-    messages: int
-
-
 @routes.get("", about=WHOLE, scope=Scope.OPERATE)
 def list_quarantine(api: Api, query: QuarantineQuery) -> Messages:
     """List messages that could not be understood or applied. Nothing waits for them."""
-    return Messages([_view(message) for message in api.backend.quarantine.newest(query.limit)])
+    return Messages([answer_of(MessageView, one) for one in api.backend.quarantine.newest(query.limit)])
 
 
 @routes.get("/{id}", about=WHOLE, scope=Scope.OPERATE)
@@ -67,14 +48,4 @@ def show_quarantined(api: Api, id: EntryId) -> MessageView:
     found = api.backend.quarantine.find(id)
     if found is None:
         raise NotFound(f"Nothing was set aside under {id}. It may have been cleared, or made room for later ones.")
-    return _view(found)
-
-
-@routes.delete("", about=WHOLE)
-def clear_quarantine(api: Api) -> Cleared:
-    """Drop everything that was set aside."""
-    return Cleared(api.backend.quarantine.clear())
-
-
-def _view(message: SetAside) -> MessageView:
-    return MessageView(message.id, message.at, message.source, message.error, message.size, message.body)
+    return answer_of(MessageView, found)

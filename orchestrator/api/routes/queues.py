@@ -9,20 +9,11 @@ from msgspec import Meta
 
 from orchestrator.api.context import LARGEST, Api, Done
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.key_scope import QUEUE, WITHIN
-from orchestrator.domain.access import KeyScope
+from orchestrator.api.key_scope import QUEUE
 from orchestrator.sdk.checks import check_name, check_rate, check_retention
 from orchestrator.sdk.queue import refuse_unnamed
-from orchestrator.store import insights
-from orchestrator.store.insights import QueueCounts
 
 routes = Routes("queues", "/api/v1/queues")
-
-
-class Queues(msgspec.Struct, frozen=True):
-    """Every queue that has open tasks, workers or settings."""
-
-    queues: list[QueueCounts]
 
 
 class QueueLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,13 +45,6 @@ def _named(api: Api, name: str, query: QueueQuery | None = None) -> str:
     if query is None or not query.new:
         refuse_unnamed(name, api.backend.queues.named(), if_new="" if query is None else "?new=true")
     return name
-
-
-@routes.get("", about=WITHIN)
-def list_queues(api: Api, key_scope: KeyScope) -> Queues:
-    """Show what stands in each queue."""
-    with api.reading() as connection:
-        return Queues(insights.list_queues(connection, key_scope.queues))
 
 
 @routes.post("/{name}/pause", about=QUEUE)

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, answer_of
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes.workflows import Started
@@ -98,22 +98,7 @@ class NewBackfill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def view(stored: StoredSchedule) -> ScheduleView:
     """Return a schedule as it is shown."""
-    return ScheduleView(
-        stored.workflow,
-        stored.name,
-        stored.schedule.words(),
-        stored.paused,
-        stored.declared,
-        stored.next_fire,
-        stored.last_fire,
-        stored.last_run,
-        stored.last_state,
-        stored.fired,
-        stored.skipped,
-        stored.error,
-        stored.flow,
-        stored.flow_version,
-    )
+    return answer_of(ScheduleView, stored, when=stored.schedule.words(), version=stored.flow_version)
 
 
 @routes.get("", about=WITHIN)

@@ -14,7 +14,7 @@ from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api, Page
 from orchestrator.api.endpoints import Endpoint, Routes, of_name
 from orchestrator.api.key_scope import RUN, WITHIN, WORKFLOW
-from orchestrator.api.routes import derived, runs, tasks, workflows
+from orchestrator.api.routes import client, runs, tasks, workflows
 from orchestrator.api.routes.tasks import Log, LogQuery
 from orchestrator.api.routes.workflows import Applied, Document, NewRunOf, Started, WorkflowAnswer, hash_of
 from orchestrator.domain.access import KeyScope, Scope
@@ -130,8 +130,8 @@ def trigger_run(api: Api, name: str, body: NewRunOf, key: str | None, key_scope:
 
 _alias("/runs", of_name("list_runs", runs.routes), "List runs")
 _alias("/runs/{id}", of_name("show_run", runs.routes), "Get the details of a run")
-_alias("/runs/{id}/cancel", of_name("cancel_run", derived.routes), "Cancel a run")
-_alias("/runs/{id}/retry", of_name("retry_run", derived.routes), "Retry the failed tasks of a run")
+_alias("/runs/{id}/cancel", of_name("cancel_run", client.routes), "Cancel a run")
+_alias("/runs/{id}/retry", of_name("retry_run", client.routes), "Retry the failed tasks of a run")
 
 
 @routes.get("/runs/{id}/tasks", about=RUN)

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Page
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.key_scope import TASK, WITHIN, has_run, lineage_within
+from orchestrator.api.key_scope import TASK, WITHIN, has_run
 from orchestrator.api.redacting import attempts_shown, error_shown
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.patterns import whole
@@ -24,7 +24,7 @@ from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.values.display import as_json, call_of, stored_value
 from orchestrator.sdk.waiting.steps import Steps
-from orchestrator.store.insights import AttemptView, ErrorView, Lineage, TaskDetail, TaskFilter, TaskView
+from orchestrator.store.insights import AttemptView, ErrorView, TaskDetail, TaskFilter, TaskView
 from orchestrator.time_limits import TimeLimit
 
 routes = Routes("tasks", "/api/v1/tasks")
@@ -171,12 +171,6 @@ def stored_at(id: UUID, data: bytes | None, what: str) -> Stored | None:
     """Return where a value of a task, or a run of code, is that a reference stands for; None if it is here."""
     reference = None if data is None else whole_reference(data)
     return None if reference is None else Stored(reference.size, f"/api/v1/tasks/{id}/{what}")
-
-
-@routes.get("/{id}/lineage", about=TASK)
-def task_lineage(api: Api, id: UUID, key_scope: KeyScope) -> Lineage:
-    """Show what enqueued a task, and what it enqueued: the first of it, by each of its last attempts."""
-    return lineage_within(key_scope, api.backend.insights.lineage(id))
 
 
 class LogEntry(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from orchestrator.domain.code import history
 from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.domain.tasks.task import Id
 from orchestrator.sdk.calls.checked import EncodedTags, Reason, RunKey, SignalName, Timeout, encoded_call, encoded_value
-from orchestrator.sdk.calls.declaring import Body, Kind, call
+from orchestrator.sdk.calls.declaring import Body, Kind, Rest, call
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store.code.signals import Sent
@@ -67,7 +67,11 @@ class CodeCalls(Protocol):
     def cancel(self, run: Id) -> None:
         """Ask the run, or the one in which it goes on, to cancel itself; one that has been cancelled stays so."""
 
-    @call(Scope.OPERATE, about={Kind.RUN: "run"})
+    @call(
+        Scope.OPERATE,
+        about={Kind.RUN: "run"},
+        rest=Rest("POST /runs/{id}/terminate", "terminate", 202, name="terminate", tag="workflows as code"),
+    )
     def terminate(self, run: Id) -> None:
         """End a run without asking its code."""
 

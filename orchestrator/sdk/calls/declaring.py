@@ -61,13 +61,21 @@ class Body(StrEnum):
 
 
 class Rest(NamedTuple):
-    """A plain HTTP route of a call about one thing. The path names the thing."""
+    """A plain HTTP route of a call about one thing, which the path names, or of a list."""
 
     route: str
     """Method and path: `POST /runs/{id}/cancel`."""
     done: str = ""
     """Said in the answer; empty if the result is the answer."""
     status: int = 200
+    name: str = ""
+    """Of the operation in the OpenAPI document, if it is not made of those of the call and of what it is about."""
+    tag: str = ""
+    """There, too: the subject, if it is not that of the call."""
+    answer: str = ""
+    """The type of an answer that has the result as its one field: `Queues.queues: Every queue.`"""
+    summary: str = ""
+    """If it is not that of the call."""
 
 
 About = Mapping[Kind, str]

@@ -12,7 +12,7 @@ from msgspec import Meta
 from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.patterns import whole
-from orchestrator.sdk.calls.declaring import SYSTEM, Kind, call
+from orchestrator.sdk.calls.declaring import SYSTEM, Kind, Rest, call
 from orchestrator.store.audit import AuditEntry, AuditFilter
 from orchestrator.store.code.keys import KeyedRun
 from orchestrator.store.insights import (
@@ -58,7 +58,16 @@ class InsightCalls(Protocol):
     def show_task(self, task: UUID) -> TaskDetail | None:
         """Show all that is known of one task."""
 
-    @call(about={Kind.TASK: "task"}, keeps={Kind.LINEAGE: ""})
+    @call(
+        about={Kind.TASK: "task"},
+        keeps={Kind.LINEAGE: ""},
+        rest=Rest(
+            "GET /tasks/{id}/lineage",
+            name="task_lineage",
+            tag="tasks",
+            summary="Show what enqueued a task, and what it enqueued: the first of it, by each of its last attempts",
+        ),
+    )
     def lineage(self, task: UUID) -> Lineage:
         """Show what enqueued a task, and what it enqueued."""
 
@@ -82,11 +91,27 @@ class InsightCalls(Protocol):
     def show_code(self, run: UUID) -> CodeView | None:
         """Show what a run of a workflow as code was given, waits for, and came to."""
 
-    @call(keeps={Kind.QUEUE: "queue"})
+    @call(
+        within={"within": Kind.QUEUE},
+        rest=Rest(
+            "GET /queues",
+            name="list_queues",
+            tag="queues",
+            answer="Queues.queues: Every queue that has open tasks, workers or settings.",
+        ),
+    )
     def list_queues(self) -> list[QueueCounts]:
         """Show what stands in each queue."""
 
-    @call(about=SYSTEM)
+    @call(
+        about=SYSTEM,
+        rest=Rest(
+            "GET /workers",
+            name="workers",
+            tag="workers",
+            answer="Workers.workers: The fleet, as the leader last saw it.",
+        ),
+    )
     def list_workers(self) -> list[WorkerView]:
         """Show the fleet."""
 

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from orchestrator.domain.access import Scope
 from orchestrator.domain.patterns import whole
-from orchestrator.sdk.calls.declaring import SYSTEM, call
+from orchestrator.sdk.calls.declaring import SYSTEM, Rest, call
 from orchestrator.transport.quarantine import CAP, SetAside
 
 Limit = Annotated[int, Meta(ge=1, le=CAP)]
@@ -26,6 +26,15 @@ class QuarantineCalls(Protocol):
     def find(self, entry: EntryId) -> SetAside | None:
         """Return one message."""
 
-    @call(Scope.OPERATE, about=SYSTEM)
+    @call(
+        Scope.OPERATE,
+        about=SYSTEM,
+        rest=Rest(
+            "DELETE /quarantine",
+            name="clear_quarantine",
+            answer="Cleared.messages: How many were dropped.",
+            summary="Drop everything that was set aside",
+        ),
+    )
     def clear(self) -> int:
         """Drop everything; return how much that was."""

@@ -10,7 +10,6 @@ from orchestrator.api.context import Api
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WHOLE
-from orchestrator.api.routes import fleet as fleet_routes
 from orchestrator.api.routes import system
 from orchestrator.api.routes import tasks as task_routes
 from orchestrator.domain.access import KeyScope
@@ -31,7 +30,7 @@ def list_workers(api: Api) -> Response:
     for task in task_routes.list_tasks(api, query, KeyScope()).items:
         if task.worker is not None:
             running.setdefault(task.worker, []).append(task)
-    workers = fleet_routes.workers(api).workers
+    workers = api.backend.insights.list_workers()
     there = [worker for worker in workers if worker.state not in _GONE]
     parents = {worker.parent: worker.parent_memory or 0 for worker in there}
     return page(

@@ -13,13 +13,12 @@ from orchestrator.api.dashboard.charts import Hour, hour
 from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN
-from orchestrator.api.routes import queues as queue_routes
 from orchestrator.api.routes import system
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.monitoring import trouble
 from orchestrator.monitoring.trouble import Trouble
-from orchestrator.store.insights import Overview, QueueCounts
+from orchestrator.store.insights import Overview, QueueCounts, list_queues
 from orchestrator.store.insights import overview as overview_of
 from orchestrator.store.insights.failures import MOST_LOOKED_AT, Failures, latest_failures
 from orchestrator.store.insights.system import Ends
@@ -68,7 +67,12 @@ def read_whole(api: Api) -> Whole:
 
 def read_queues(api: Api, key_scope: KeyScope) -> list[QueueCounts]:
     """Return the queues, as all who look within a second see them."""
-    return api.recent.get(("queues", key_scope), _RECENT, lambda: queue_routes.list_queues(api, key_scope).queues)
+
+    def read() -> list[QueueCounts]:
+        with api.reading() as connection:
+            return list_queues(connection, key_scope.queues)
+
+    return api.recent.get(("queues", key_scope), _RECENT, read)
 
 
 def read_minutes(api: Api, key_scope: KeyScope) -> list[Throughput]:

@@ -15,9 +15,9 @@ from orchestrator.api.dashboard.rendering import HTML, page
 from orchestrator.api.dashboard.timeline import timeline
 from orchestrator.api.dashboard.visit import key_scope_of_visitor
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.key_scope import TASK, WITHIN
+from orchestrator.api.key_scope import TASK, WITHIN, lineage_within
 from orchestrator.api.problems import refused
-from orchestrator.api.routes import cancels as cancel_routes
+from orchestrator.api.routes import bulk
 from orchestrator.api.routes import tasks as task_routes
 from orchestrator.api.routes.tasks import LogQuery
 from orchestrator.domain.access import KeyScope, Scope
@@ -88,7 +88,7 @@ def preview_cancel(api: Api, query: OpenQuery, key_scope: KeyScope) -> Response:
     groups = []
     if query != OpenQuery():
         wanted = OpenFilter(statuses=query.status, queue=query.queue, name=query.name, run=query.run, until=until)
-        groups = cancel_routes.find(api, wanted, key_scope)
+        groups = bulk.open_tasks(api, wanted, key_scope)
     total = sum(group.tasks for group in groups)
     return page(
         "cancel.html",
@@ -152,7 +152,7 @@ def show_task(api: Api, id: UUID) -> Response:
         lines=_lines(api, id),
         obstacles=_obstacles(api, found.task),
         timeline=timeline(found.task, found.attempts),
-        lineage=task_routes.task_lineage(api, id, key_scope_of_visitor()),
+        lineage=lineage_within(key_scope_of_visitor(), api.backend.insights.lineage(id)),
         most_shown=_MOST_CHILDREN,
     )
 

@@ -1,0 +1,132 @@
+"""Tasks by the thousand: open ones cancelled, failed ones tried again, after a look at how many that is."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from orchestrator.api.context import Api, answer_of, fields_of
+from orchestrator.api.endpoints import Routes
+from orchestrator.api.key_scope import WITHIN
+from orchestrator.api.problems import refused
+from orchestrator.domain.access import KeyScope
+from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
+from orchestrator.store.tasks import cancels
+from orchestrator.store.tasks.cancels import MOST_AT_ONCE, OpenFilter, OpenGroup
+from orchestrator.store.tasks.redrive import FailedFilter, Group
+
+routes = Routes("tasks", "/api/v1/tasks")
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which open tasks are cancelled; what is not given does not matter."""
+
+    status: tuple[TaskState, ...] = ()
+    """Any of these states: pending, dispatched, running."""
+    queue: str | None = None
+    name: str | None = None
+    run: UUID | None = None
+    until: datetime | None = None
+    """Enqueued up to this moment."""
+    dry_run: bool = False
+    """Only say which."""
+
+
+class TaskGroup(fields_of(OpenGroup)):  # type: ignore[misc]
+    """Open tasks of one name in one queue and state."""
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """Open tasks that match."""
+
+    tasks: int
+    """At most ten thousand: ask again for the rest."""
+    groups: list[TaskGroup]
+    asked: bool
+    """Whether they are being cancelled, or this was only a look."""
+    more: bool
+    """There may be more of them."""
+
+
+def open_tasks(api: Api, wanted: OpenFilter, key_scope: KeyScope) -> list[OpenGroup]:
+    """Return which tasks would be cancelled."""
+    if any(state in ENDED_TASK_STATES for state in wanted.statuses):
+        raise refused(422, "The request does not fit", "Expected states of open tasks: pending, dispatched, running.")
+    with api.reading() as connection:
+        return cancels.preview(connection, wanted, key_scope.queues)
+
+
+@routes.post(
+    "/cancel",
+    about=WITHIN,
+    status=202,
+    examples=[{"queue": "mail", "status": ["pending"], "dry_run": True}],
+    is_expensive=True,
+)
+def cancel_tasks(api: Api, body: Cancel, key_scope: KeyScope) -> Cancelled:
+    """Cancel open tasks by the thousand: those of a queue, a name, a run or a state."""
+    wanted = OpenFilter(statuses=body.status, queue=body.queue, name=body.name, run=body.run, until=body.until)
+    if (body.status, body.queue, body.name, body.run) == ((), None, None, None):
+        raise refused(422, "The request does not fit", "Say which: status, queue, name or run.")
+    groups = open_tasks(api, wanted, key_scope)
+    count, asked = sum(group.tasks for group in groups), not body.dry_run and bool(groups)
+    if asked:
+        connections = api.backend.connections
+        with connections.writing("the request to cancel tasks was stored", transaction=True) as connection:
+            count = cancels.ask(connection, wanted, key_scope.queues)
+            said = {"name": body.name, "status": ", ".join(body.status), "run": body.run and str(body.run)}
+            detail = {name: value for name, value in said.items() if value}
+            connections.record(connection, "cancel", "open tasks", body.queue or "", tasks=count, **detail)
+        connections.nudge()
+    return Cancelled(count, [answer_of(TaskGroup, one) for one in groups], asked, count == MOST_AT_ONCE)
+
+
+class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which failed tasks are opened again; what is not given does not matter."""
+
+    queue: str | None = None
+    name: str | None = None
+    error: str | None = None
+    """Part of the error's type or message."""
+    kind: str | None = None
+    """The error's type, and nothing else."""
+    since: datetime | None = None
+    until: datetime | None = None
+    dry_run: bool = False
+    """Only say which."""
+
+
+class FailureGroup(fields_of(Group)):  # type: ignore[misc]
+    """Failed tasks of one name with one kind of error."""
+
+
+class Redriven(msgspec.Struct, frozen=True):
+    """Failed tasks that match."""
+
+    tasks: int
+    groups: list[FailureGroup]
+    asked: bool
+    """Whether they are opened again, or this was only a look."""
+
+
+@routes.post(
+    "/retry",
+    about=WITHIN,
+    status=202,
+    examples=[{"queue": "mail", "error": "ConnectionError", "dry_run": True}],
+    is_expensive=True,
+)
+def retry_failed(api: Api, body: Redrive, key_scope: KeyScope) -> Redriven:
+    """Open failed tasks again by the thousand: those of a queue, a name, an error or a time."""
+    given = msgspec.structs.asdict(body)
+    del given["dry_run"]
+    wanted = FailedFilter(**given)
+    if wanted == FailedFilter():
+        raise refused(422, "The request does not fit", "Say which: queue, name, error, kind, since or until.")
+    groups = api.backend.tasks.preview_retry(wanted, key_scope.queues)
+    asked = not body.dry_run and bool(groups)
+    if asked:
+        api.backend.tasks.retry_failed(wanted, key_scope.queues)
+    return Redriven(sum(group.tasks for group in groups), [answer_of(FailureGroup, one) for one in groups], asked)
