@@ -16,10 +16,9 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from orchestrator.api.context import Api
-from orchestrator.api.guard import check_sender
 from orchestrator.api.login_limits import LoginLimits
 from orchestrator.api.problems import Problem, Refused
-from orchestrator.api.proxies import Proxies, User
+from orchestrator.api.proxies import Proxies, User, check_sender
 from orchestrator.domain.access import Key, KeyScope, Scope, Secret, Ticket, parse
 from orchestrator.domain.quotas import DEFAULTS, Quotas
 from orchestrator.sdk.acting import Actor

@@ -1,11 +1,16 @@
-"""Applies the rules that the Python client's calls declare, for keys that are bound to some queues and workflows."""
+"""Applies the rules that the Python client's calls declare, for keys that are bound to some queues and workflows.
+
+A key with the scope `enqueue` brings no executors: their options can be any command, image or function. They are left
+out of its tasks. A task that is declared with an executor is done by it nevertheless: the worker that knows the task
+has its declaration, and the leader writes that into the row.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -26,9 +31,9 @@ from orchestrator.api.key_scope import (
     has_run,
     lineage_within,
 )
-from orchestrator.domain.access import KeyScope
+from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
-from orchestrator.domain.tasks.task import NewTask
+from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, NewTask, TaskOptions
 from orchestrator.errors import NotFound
 from orchestrator.sdk.calls.declaring import About, Kind, Rules
 
@@ -126,3 +131,52 @@ _CHECKS: Mapping[Kind, Callable[[Api, KeyScope, Any], None]] = {
     Kind.DEFINITION: lambda _, key_scope, definition: check_definition(key_scope, definition),
     Kind.FLOW: lambda _, key_scope, flow: check_flow(key_scope, *flow),
 }
+
+
+NEEDED = Scope.OPERATE
+"""Which is what applying a workflow takes."""
+
+T = TypeVar("T", NewTask, Callback)
+_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
+"""What is wrong with a text that the checks of calls refuse."""
+
+
+def without_executors(body: Any) -> Any:
+    """Return the body of a call of the Python client without the executors of its tasks, and of what follows them."""
+    changed: dict[str, Any] = {}
+    task, tasks = getattr(body, "task", None), getattr(body, "tasks", None)
+    if isinstance(task, NewTask):
+        changed["task"] = _without(task)
+    if isinstance(tasks, list):
+        changed["tasks"] = [_without(one) if isinstance(one, NewTask) else one for one in tasks]
+    return msgspec.structs.replace(body, **changed) if changed else body
+
+
+def _without(task: T) -> T:
+    options, callbacks = _changed(task.options, _plain_options), _changed(task.callbacks, _plain_callbacks)
+    if (options, callbacks) == (task.options, task.callbacks):
+        return task
+    return msgspec.structs.replace(task, options=options, callbacks=callbacks)
+
+
+def _changed(text: str | None, change: Callable[[str], str | None]) -> str | None:
+    try:
+        return None if text is None else change(text)
+    except _UNREADABLE:
+        return text  # it is refused for that
+
+
+def _plain_options(text: str) -> str | None:
+    options = msgspec.json.decode(text, type=TaskOptions)
+    if options.executor is None:
+        return text
+    plain = msgspec.structs.replace(options, executor=None)
+    return None if plain == DEFAULT_OPTIONS else msgspec.json.encode(plain).decode()
+
+
+def _plain_callbacks(text: str) -> str:
+    known = msgspec.json.decode(text, type=Callbacks)
+    success, failure = tuple(map(_without, known.success)), tuple(map(_without, known.failure))
+    if (success, failure) == (known.success, known.failure):
+        return text
+    return msgspec.json.encode(msgspec.structs.replace(known, success=success, failure=failure)).decode()

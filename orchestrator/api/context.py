@@ -15,10 +15,11 @@ from orchestrator.api.known_names import KnownNames
 from orchestrator.api.observed import ObservedApi
 from orchestrator.api.pull_waiters import PullWaiters
 from orchestrator.api.readiness import Readiness
-from orchestrator.api.recent import Past, Recent
+from orchestrator.api.recent import Recent
 from orchestrator.domain import redaction
 from orchestrator.domain.redaction import Redaction
 from orchestrator.sdk.backend import Backend
+from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
 from orchestrator.store import insights
 from orchestrator.store.insights import TaskDetail
@@ -83,13 +84,13 @@ class Api:
         """What is not shown of anything."""
         self.observed = ObservedApi(settings)
         self.readiness = Readiness(settings, self.backend.connections)
-        self.pull_waiters = PullWaiters(self.backend.connections)
+        self.pull_waiters = PerProcess(lambda: PullWaiters(self.backend.connections))
         self.recent = Recent()
         """What pages read, which many may have open."""
         self.names = KnownNames(self._kinds_of_names)
         """What names stand for that are enqueued."""
-        self.past = Past()
-        """Minutes that are over, counted."""
+        self.past = Recent()
+        """Minutes that are over, counted. Nothing that somebody does changes them."""
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -126,7 +127,8 @@ class Api:
 
     def close(self) -> None:
         """Close every connection."""
-        self.pull_waiters.close()
+        if (pull_waiters := self.pull_waiters.take()) is not None:
+            pull_waiters.close()
         self.readiness.close()
         self.backend.close()
         self.observed.system.close()

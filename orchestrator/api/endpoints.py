@@ -23,8 +23,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from orchestrator.api.bodies import LARGEST_QUESTION, ONE_VALUE
-from orchestrator.api.decoding import decoder
+from orchestrator.api.bodies import LARGEST_QUESTION, ONE_VALUE, decoder
 from orchestrator.api.key_scope import NOTHING, TASK, WITHIN, WORKFLOW, Subject
 from orchestrator.api.problems import misfit, refused
 from orchestrator.domain.access import Scope
@@ -177,6 +176,8 @@ class Routes:
     tag: str
     """What they are about."""
     prefix: str = ""
+    media_type: str = JSON
+    """Of what routes answer that look at something."""
     found: list[Endpoint] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Endpoint]:
@@ -184,7 +185,7 @@ class Routes:
 
     def get(self, path: str, *, about: Subject, **options: Unpack[Options]) -> Callable[[F], F]:
         """Declare a route that looks at something."""
-        return self._add("GET", path, about, {"scope": Scope.READ, **options})
+        return self._add("GET", path, about, {"scope": Scope.READ, "media_type": self.media_type, **options})
 
     def live(self, path: str, *, about: Subject) -> Callable[[F], F]:
         """Declare a route that sends events as they happen."""

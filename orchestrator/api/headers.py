@@ -1,12 +1,16 @@
-"""Headers that every answer has: nothing is guessed, framed, or kept on the way; and what no request may say twice."""
+"""Headers: those that make every answer safe, those that no request may repeat, and conditions (RFC 9110, 13)."""
 
 from __future__ import annotations
 
+import re
+
 import msgspec
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message, Scope, Send
 
-from orchestrator.api.problems import MEDIA_TYPE, Problem
+from orchestrator.api.problems import MEDIA_TYPE, Problem, refused
+from orchestrator.domain.dag.conditions import ANY, Condition
 
 _SAFE = (
     (b"x-content-type-options", b"nosniff"),
@@ -69,3 +73,35 @@ def fault(scope: Scope) -> Response | None:
 def _refusal(status: int, title: str, detail: str) -> Response:
     data = msgspec.json.encode(Problem(title=title, status=status, detail=detail))
     return Response(data, status, headers={"Connection": "close"}, media_type=MEDIA_TYPE)
+
+
+_TAG = r'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"'
+_LIST = re.compile(rf"\s*{_TAG}\s*(?:,\s*{_TAG}\s*)*")
+
+
+def is_known(tag: str, given: str | None) -> bool:
+    """Say whether somebody who has all of these has this one."""
+    if given is None:
+        return False
+    return given.strip() == ANY or tag.strip('"') in (found for _, found in re.findall(_TAG, given))
+
+
+def condition_of(headers: Headers) -> Condition:
+    """Return what must be true of what is to be replaced; a weak tag in If-Match is like no other (RFC 9110, 8.8.3)."""
+    return Condition(one_of=_tags(headers, "If-Match", weak=False), none_of=_tags(headers, "If-None-Match", weak=True))
+
+
+def _tags(headers: Headers, name: str, *, weak: bool) -> frozenset[str] | None:
+    lines = headers.getlist(name)
+    if not lines:
+        return None
+    given = ", ".join(lines)
+    if given.strip() == ANY:
+        return frozenset([ANY])
+    if not _LIST.fullmatch(given):
+        raise refused(
+            400,
+            "The condition cannot be understood",
+            f'{name}: expected tags as an ETag has them, such as "0a1b2c", by comma, or *; found {given!r:.100}.',
+        )
+    return frozenset(tag for is_weak, tag in re.findall(_TAG, given) if weak or not is_weak)

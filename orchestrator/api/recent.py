@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
-from datetime import datetime
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -41,25 +40,3 @@ class Recent:
         """Have everything read again: somebody has changed something, and looks what came of it."""
         with self._lock:
             self._found.clear()
-
-
-class Past:
-    """What does not change any more: it is read once, and again when the moment up to which it goes has moved."""
-
-    def __init__(self) -> None:
-        self._found: dict[Hashable, tuple[datetime, Any]] = {}
-        self._lock = threading.Lock()
-
-    def get(self, key: Hashable, until: datetime, read: Callable[[], T]) -> T:
-        """Return what was read up to the same moment; else read. Those who come meanwhile read, too."""
-        with self._lock:
-            found = self._found.get(key)
-        if found is not None and found[0] == until:
-            answer: T = found[1]
-            return answer
-        answer = read()
-        with self._lock:
-            if len(self._found) >= _MOST_KEPT:
-                self._found.clear()
-            self._found[key] = until, answer
-        return answer

@@ -19,9 +19,8 @@ from orchestrator.api.accepting import Acceptor, ConnectionRate
 from orchestrator.api.access import Doorkeeper
 from orchestrator.api.app import create_app
 from orchestrator.api.context import Api
-from orchestrator.api.guard import check_address, is_loopback
 from orchestrator.api.http_protocol import Connections, TimedProtocol
-from orchestrator.api.proxies import Proxies
+from orchestrator.api.proxies import Proxies, check_address, is_loopback
 from orchestrator.errors import ConfigurationError
 from orchestrator.prerequisites import Prerequisites
 from orchestrator.settings import Settings

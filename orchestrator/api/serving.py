@@ -17,11 +17,10 @@ from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.access import Caller, Doorkeeper
 from orchestrator.api.bodies import SMALL, most_bytes, read_body
-from orchestrator.api.brought_executors import NEEDED, without_executors
-from orchestrator.api.client_access import check_names
-from orchestrator.api.conditions import condition_of, is_known
+from orchestrator.api.client_access import NEEDED, check_names, without_executors
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import CLIENTS, Endpoint
+from orchestrator.api.headers import condition_of, is_known
 from orchestrator.api.key_scope import WHOLE, OutOfKeyScope
 from orchestrator.api.live.answer import Admit
 from orchestrator.api.live.answer import answer as live

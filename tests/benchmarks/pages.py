@@ -300,6 +300,7 @@ async def measure(
     begin = Recent.__init__
     Recent.__init__ = lambda self: (begin(self), recents.append(self))[0]  # type: ignore[method-assign]
     app = create_app(load_settings(environ=environ))
+    del recents[1::2]  # minutes that are over stay known
     found: list[Spent] = []
     transport, headers = httpx.ASGITransport(app), {"Authorization": f"Bearer {_KEY}"}
     async with httpx.AsyncClient(

@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 
 from orchestrator.api import access, login_limits
 from orchestrator.api.app import create_app
-from orchestrator.api.guard import check_address
+from orchestrator.api.proxies import check_address
 from orchestrator.api.routes import ROUTES, pull
 from orchestrator.cli import main
 from orchestrator.domain.access import Scope, Secret, parse

@@ -12,9 +12,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import msgspec
 import pytest
 
-from orchestrator.api import bodies, decoding
-from orchestrator.api.bodies import check_shape
-from orchestrator.api.decoding import Decoder
+from orchestrator.api import bodies
+from orchestrator.api.bodies import Decoder, check_shape
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.problems import Refused
 from orchestrator.api.routes import ROUTES
@@ -112,7 +111,7 @@ def _tasks(endpoint: Endpoint, *last: Any) -> bytes:
 def test_the_items_of_a_long_list_are_decoded_one_by_one(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     data = _tasks(endpoint)
     assert endpoint.read_body(data)["body"] == msgspec.json.decode(data, type=endpoint.body)
-    monkeypatch.setattr(decoding, "SMALL", len(data))
+    monkeypatch.setattr(bodies, "SMALL", len(data))
     monkeypatch.setattr(Decoder, "_one", None)  # it is not asked for few
     assert len(endpoint.read_body(data)["body"].tasks) == 2_000
 
@@ -124,7 +123,7 @@ def test_a_misfit_in_a_long_list_is_told_as_in_a_short_one(
 ) -> None:
     data, told = _tasks(endpoint, bad), []
     for small in (0, len(data)):
-        monkeypatch.setattr(decoding, "SMALL", small)
+        monkeypatch.setattr(bodies, "SMALL", small)
         with pytest.raises(Refused) as refused:
             endpoint.read_body(data)
         told.append(refused.value.problem)
@@ -136,14 +135,14 @@ def test_large_bodies_are_decoded_one_at_a_time_with_a_pause_after_each(monkeypa
     endpoint, paused = _MANY[0], []
 
     def sleep(seconds: float) -> None:
-        assert decoding._large.locked()
+        assert bodies._large.locked()
         paused.append(seconds)
 
     monkeypatch.setattr(time, "sleep", sleep)
     endpoint.read_body(_tasks(endpoint))
     with pytest.raises(Refused):
         endpoint.read_body(_tasks(endpoint, 5))
-    assert (len(paused), min(paused) > 0, decoding._large.locked()) == (2, True, False)
+    assert (len(paused), min(paused) > 0, bodies._large.locked()) == (2, True, False)
     endpoint.read_body(b'{"tasks": []}')
     assert len(paused) == 2
 

@@ -1,19 +1,22 @@
-"""Templates, made into pages: everything in them is escaped, and nothing that a browser would run stands in them."""
+"""Templates made into pages for a visitor. Everything is escaped, and pages contain no scripts or styles."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from orchestrator.api.dashboard import words
-from orchestrator.api.dashboard.visit import current, prefix
+from orchestrator.api.endpoints import Routes
 from orchestrator.api.problems import Problem
+from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.sealing import describe_json
 
 HTML = "text/html"
@@ -64,6 +67,11 @@ def page(template: str, status: int = 200, **values: Any) -> Response:
     return HTMLResponse(describe_json(text.encode()), status, headers=_HEADERS)
 
 
+def pages(prefix: str) -> Routes:
+    """Return the routes of pages about one subject."""
+    return Routes("dashboard", prefix, HTML)
+
+
 def go(to: str) -> Response:
     """Lead to another page of the dashboard."""
     return RedirectResponse(f"{prefix.get()}{to}", 303)
@@ -74,3 +82,55 @@ def refusal(problem: Problem, headers: dict[str, str]) -> Response:
     answer = page("problem.html", problem.status, problem=problem)
     answer.headers.update(headers)
     return answer
+
+
+class Said(NamedTuple):
+    """What became of what somebody did on the page before."""
+
+    text: str
+    is_error: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """One look at a page."""
+
+    who: str
+    scope: Scope
+    key_scope: KeyScope
+    path: str
+    """The page, as its address has it."""
+    query: str
+    token: str
+    """What a form has to send along."""
+    said: Said | None = None
+    has_key: bool = False
+    """They have logged in with a key, and can log out."""
+
+    @property
+    def here(self) -> str:
+        """The address of the page itself, to come back to."""
+        return f"{self.path}?{self.query}" if self.query else self.path
+
+    def may(self, scope: str) -> bool:
+        """Say whether something is offered."""
+        return self.scope.includes(Scope(scope))
+
+    @property
+    def sees_all(self) -> bool:
+        """Say whether the system as a whole is shown."""
+        return not self.key_scope.is_bound
+
+
+current: ContextVar[Visit | None] = ContextVar("orchestrator_visit", default=None)
+"""Set while a page is made."""
+
+prefix: ContextVar[str] = ContextVar("orchestrator_prefix", default="")
+"""What stands before the address of every page in the browser of who looks; a proxy has cut it off."""
+
+
+def key_scope_of_visitor() -> KeyScope:
+    """Return what who looks at the page may have to do with."""
+    visit = current.get()
+    assert visit is not None, "a page is being made"
+    return visit.key_scope

@@ -14,10 +14,8 @@ from starlette.responses import Response
 
 from orchestrator.api.access import Caller
 from orchestrator.api.bodies import LARGEST_QUESTION, SMALL, check_shape, read_body
-from orchestrator.api.dashboard import log_ins
-from orchestrator.api.dashboard.rendering import go, page, refusal
-from orchestrator.api.dashboard.session import Session, headers_with_key, place, ticket_of
-from orchestrator.api.dashboard.visit import Said, Visit, current, prefix
+from orchestrator.api.dashboard.rendering import Said, Visit, current, go, page, prefix, refusal
+from orchestrator.api.dashboard.session import Session, begin_session, end_session, headers_with_key, place, ticket_of
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.problems import MEDIA_TYPE, Refused, misfit, refused
@@ -108,13 +106,13 @@ class PagePath(ServedPath):
             return session.finish(page("login.html", error.problem.status, to=to, wrong=error.problem))
         if caller.key is None:  # nobody is asked who they are
             return session.finish(go(to))
-        begin = partial(log_ins.begin, self._api, caller.key, caller.actor, session.ticket)
+        begin = partial(begin_session, self._api, caller.key, caller.actor, session.ticket)
         return session.enter(go(to), await self._slots.run(begin, caller))
 
     async def _log_out(self, session: Session, caller: Caller) -> Response:
         """End a session here and at every other server."""
         if session.ticket is not None:
-            await self._slots.run(partial(log_ins.end, self._api, session.ticket), caller)
+            await self._slots.run(partial(end_session, self._api, session.ticket), caller)
             self._door.forget(session.ticket)
         return session.leave(go(LOG_IN))
 

@@ -1,4 +1,6 @@
-"""Cookies of the dashboard: the ticket of who has logged in, what forms prove, and what was said last.
+"""Sessions of the dashboard, and its cookies: the ticket of a session, the token of forms, and the last message.
+
+Sessions are rows in Postgres, so every server knows them and a restart ends none.
 
 A ticket is random and stands for a session, which Postgres knows by its hash: the browser never keeps a key. Scripts
 cannot read it, and it is sent under `/ui` only, behind the prefix of a proxy. The API takes no cookies.
@@ -16,9 +18,12 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from orchestrator.api.dashboard.visit import Said
+from orchestrator.api.context import Api
+from orchestrator.api.dashboard.rendering import Said
 from orchestrator.api.problems import refused
 from orchestrator.domain.access import Ticket, parse_ticket
+from orchestrator.sdk.acting import Actor
+from orchestrator.store import audit, sessions
 
 ROOT = "/ui"
 _TICKET = "orchestrator_session"
@@ -143,3 +148,20 @@ def _read(cookie: str | None) -> Said | None:
     except (ValueError, msgspec.MsgspecError):
         return None
     return Said(text, is_error)
+
+
+def begin_session(api: Api, key: str, actor: Actor, before: Ticket | None) -> Ticket:
+    """Begin a session of who has shown a key, by its id, in place of the one that the browser had before."""
+    ticket = Ticket(secrets.token_urlsafe(32))
+    with api.backend.connections.writing("the session was begun", transaction=True) as connection:
+        if before is not None:
+            sessions.end(connection, before)
+        sessions.add(connection, ticket, key, api.settings.session_lifetime)
+        audit.add(connection, who=actor.who, origin=actor.origin, act="log in", kind="key", target=key, detail={})
+    return ticket
+
+
+def end_session(api: Api, ticket: Ticket) -> None:
+    """End a session, if it has not ended yet."""
+    with api.backend.connections.writing("the session was ended") as connection:
+        sessions.end(connection, ticket)

@@ -1,8 +1,7 @@
 """What happens, as it happens: server-sent events for one task, run or queue, and for the whole system.
 
     subjects   what can be listened to, and what is told of it
-    places     where a listener stands, which is the id of an event
-    listener   one who listens, with a buffer that has an end
+    listener   one who listens, with a cursor, which is the id of an event, and a buffer that has an end
     batches    many who want to know something are answered by one read
     reads      what a listener begins with, and what it has missed
     following  the thread that follows Redis, once for all

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from redis import Redis
 
-from orchestrator.api.live.cursors import Cursor
+from orchestrator.api.live.listener import Cursor
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.changes import Follower, Heard
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe

@@ -9,9 +9,8 @@ from uuid import UUID
 
 from orchestrator.api.context import Api
 from orchestrator.api.live.batches import Batches
-from orchestrator.api.live.cursors import END, Cursor, parse
 from orchestrator.api.live.following import Following
-from orchestrator.api.live.listener import Listener
+from orchestrator.api.live.listener import END, Cursor, Listener, parse
 from orchestrator.api.live.reads import Heard, Missed, Past, Reads
 from orchestrator.api.live.subjects import (
     SYSTEM,

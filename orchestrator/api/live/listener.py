@@ -7,8 +7,9 @@ when it reads again it is given a snapshot, and goes on from there.
 from __future__ import annotations
 
 import asyncio
+import re
+from typing import NamedTuple
 
-from orchestrator.api.live.cursors import Cursor
 from orchestrator.api.live.subjects import Subject
 from orchestrator.transport.changes import NOWHERE
 from orchestrator.transport.codec import ProgressMark
@@ -17,6 +18,36 @@ _MOST_BYTES = 1_000_000
 """That may wait for one listener; those who listen to the same share them."""
 _MOST_HELD = 4 * _MOST_BYTES
 """While it is read what it begins with: who comes back with thousands of others waits for a while."""
+
+
+END = "end"
+_ENTRY = r"[0-9]{1,19}-[0-9]{1,19}"
+_CURSOR = re.compile(rf"([0-9a-z-]{{1,80}}):({_ENTRY})(?:~({_ENTRY}))?")
+
+
+class Cursor(NamedTuple):
+    """Where a listener stands: the id of the last event that it has got.
+
+        12-1-9f86d081:1731720000000-0~1731719999000-2
+
+    is the generation of the stream of changes, the entry in it, and, for a task that has said something, the entry in
+    its log. The last event of all has the id `end`.
+    """
+
+    generation: str
+    entry: str
+    log: str = NOWHERE
+
+    def __str__(self) -> str:
+        if self.entry == NOWHERE:
+            return ""  # there is nothing to go on from
+        return f"{self.generation}:{self.entry}" + (f"~{self.log}" if self.log != NOWHERE else "")
+
+
+def parse(text: str) -> Cursor | None:
+    """Return the cursor that an id of an event says, or None if it says none."""
+    found = _CURSOR.fullmatch(text)
+    return Cursor(found[1], found[2], found[3] or NOWHERE) if found else None
 
 
 class Listener:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple, cast
 
 from orchestrator.api.context import Api
-from orchestrator.api.live.cursors import Cursor
+from orchestrator.api.live.listener import Cursor
 from orchestrator.api.live.subjects import SYSTEM, Kind, State, Subject, missed
 from orchestrator.sdk.backend.logs import read_many, read_run
 from orchestrator.sdk.tasks.logs import LogEntry

@@ -107,9 +107,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 def poll_queue(api: Api, body: Poll) -> Steps[Work | None]:
     """Ask for work: answered when there is some, or with 204 when there was none."""
     services, deadline, pause = list(dict.fromkeys(body.services)), time.monotonic() + body.wait, Pause()
-    with api.pull_waiters.offers.listening(services, pause.ring):
+    with api.pull_waiters().offers.listening(services, pause.ring):
         while True:
-            taken = api.pull_waiters.pulls.take(body.worker_id, services)
+            taken = api.pull_waiters().pulls.take(body.worker_id, services)
             left = deadline - time.monotonic()
             if taken is not None or left <= 0:
                 return None if taken is None else _answer(api, taken)
@@ -120,7 +120,7 @@ def poll_queue(api: Api, body: Poll) -> Steps[Work | None]:
 @routes.post("/heartbeat", about=WHOLE)
 def queue_heartbeat(api: Api, body: Beat) -> Ok:
     """Say that somebody still works on something; refused with 409 where that is in vain."""
-    state = api.pull_waiters.pulls.beat(body.queue_id)
+    state = api.pull_waiters().pulls.beat(body.queue_id)
     if state == "unknown":
         _refuse_unless_open(api, body.queue_id)
         raise refused(503, "It is not known yet", f"{_LOST}: go on, and send it again.")
@@ -143,7 +143,7 @@ def complete_work(api: Api, body: Completion) -> Steps[Ok]:
     pause, deadline, is_kept = Pause(), time.monotonic() + _APPLYING, False
     with _told(api, body.queue_id, pause) as task:
         while True:
-            state = api.pull_waiters.pulls.complete(body.queue_id, said, same)
+            state = api.pull_waiters().pulls.complete(body.queue_id, said, same)
             if state not in ("done", "again", "ended", "unknown"):
                 raise _refusal(state, body.queue_id)
             is_kept |= state != "unknown"
@@ -163,7 +163,7 @@ def complete_work(api: Api, body: Completion) -> Steps[Ok]:
 @contextmanager
 def _told(api: Api, queue_id: str, pause: Pause) -> Iterator[bytes | None]:
     """End pauses when the end of a task is announced, or who watches an execution lets go of it; yield the task."""
-    found = api.pull_waiters.pulls.task_of(queue_id)
+    found = api.pull_waiters().pulls.task_of(queue_id)
     task = task_of(queue_id.rpartition("~")[0]) if found is None else UUID(found).bytes
     if task is None:
         yield None
@@ -175,7 +175,7 @@ def _told(api: Api, queue_id: str, pause: Pause) -> Iterator[bytes | None]:
     announcements = api.backend.waiting.announcements
     announcements.listen(task, wake)
     try:
-        with api.pull_waiters.ends.listening([let_go(queue_id.rpartition("~")[0])], pause.ring):
+        with api.pull_waiters().ends.listening([let_go(queue_id.rpartition("~")[0])], pause.ring):
             yield task
     finally:
         announcements.forget(task, wake)
@@ -230,7 +230,7 @@ def _answer(api: Api, taken: Leased) -> Any:
     try:
         body = read_encoded(stored)
     except (NoStore, Unavailable):
-        api.pull_waiters.pulls.leave(taken)
+        api.pull_waiters().pulls.leave(taken)
         raise
     return Response(msgspec.json.encode(_work(taken, body)), media_type=JSON)
 

@@ -105,7 +105,7 @@ def read_minutes(api: Api, key_scope: KeyScope, queue: str | None = None, *, eac
 
     if each or queue is not None:
         return read(since)
-    return [*api.past.get(("minutes", key_scope.queues), over, lambda: read(since, over)), *read(over)]
+    return [*api.past.get((key_scope.queues, over), 60.0, lambda: read(since, over)), *read(over)]
 
 
 @routes.post(

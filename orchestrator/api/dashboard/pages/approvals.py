@@ -10,8 +10,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.context import Api, Asked
-from orchestrator.api.dashboard.rendering import HTML, page
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.dashboard.rendering import page, pages
 from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.problems import refused
 from orchestrator.api.routes import approvals as approval_routes
@@ -20,7 +19,7 @@ from orchestrator.domain.access import KeyScope
 from orchestrator.domain.tasks.obstacles import NO_LEADER
 from orchestrator.store import audit, insights
 
-routes = Routes("dashboard", "/ui/approvals")
+routes = pages("/ui/approvals")
 
 
 class ApprovalsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +73,7 @@ def _check_place(api: Api, run: UUID, node: str) -> None:
         raise refused(409, "It is decided already", detail)
 
 
-@routes.get("", about=WITHIN, media_type=HTML)
+@routes.get("", about=WITHIN)
 def list_approvals(api: Api, query: ApprovalsQuery, key_scope: KeyScope) -> Response:
     """Show what waits for a person."""
     wanted = approval_routes.ApprovalsQuery(cursor=query.cursor)

@@ -6,13 +6,12 @@ import msgspec
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.rendering import HTML, STATIC, page
+from orchestrator.api.dashboard.rendering import STATIC, page, pages
 from orchestrator.api.dashboard.session import place
-from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import NOTHING
 from orchestrator.api.problems import refused
 
-routes = Routes("dashboard", "/ui")
+routes = pages("/ui")
 
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
@@ -23,7 +22,7 @@ class LogInQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     to: str = ""
 
 
-@routes.get("/login", about=NOTHING, scope=None, media_type=HTML)
+@routes.get("/login", about=NOTHING, scope=None)
 def log_in(api: Api, query: LogInQuery) -> Response:
     """Ask for a key."""
     del api
@@ -58,7 +57,7 @@ def static_file(api: Api, name: str) -> Response:
 _FILES = {file.name: file.read_bytes() for file in STATIC.iterdir() if file.suffix[1:] in _TYPES}
 
 
-@routes.get("/{anything}", about=NOTHING, media_type=HTML)
+@routes.get("/{anything}", about=NOTHING)
 def nothing(api: Api, anything: str) -> Response:
     """Say that there is no such page."""
     del api

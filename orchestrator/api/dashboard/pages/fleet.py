@@ -7,8 +7,7 @@ from collections import Counter
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.rendering import HTML, page
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.dashboard.rendering import page, pages
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.routes import system
 from orchestrator.api.routes import tasks as task_routes
@@ -16,13 +15,13 @@ from orchestrator.domain.access import KeyScope
 from orchestrator.domain.states import TaskState
 from orchestrator.store.insights import TaskView
 
-routes = Routes("dashboard", "/ui/workers")
+routes = pages("/ui/workers")
 
 _MOST_TASKS = 500
 _GONE = ("dead", "stopped")
 
 
-@routes.get("", about=WHOLE, media_type=HTML)
+@routes.get("", about=WHOLE)
 def list_workers(api: Api) -> Response:
     """Show the fleet."""
     query = task_routes.TaskQuery(status=(TaskState.RUNNING, TaskState.DISPATCHED), limit=_MOST_TASKS)

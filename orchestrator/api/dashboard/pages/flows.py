@@ -12,8 +12,7 @@ from starlette.responses import Response
 from orchestrator.api.context import LARGEST, Api
 from orchestrator.api.dashboard.flow_graph import gantt_of_visits, graphs, walk
 from orchestrator.api.dashboard.pages.workflows import last_runs, squares
-from orchestrator.api.dashboard.rendering import HTML, page
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.dashboard.rendering import page, pages
 from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes import flows as flow_routes
 from orchestrator.domain.access import KeyScope
@@ -21,7 +20,7 @@ from orchestrator.domain.flow.definition import body_of
 from orchestrator.monitoring.times import present
 from orchestrator.store.insights import find_node
 
-routes = Routes("dashboard", "/ui/flows")
+routes = pages("/ui/flows")
 
 _MOST_FLOWS = 100
 """Of which the last runs are shown."""
@@ -34,14 +33,14 @@ class FlowQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     version: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
 
 
-@routes.get("", about=WITHIN, media_type=HTML)
+@routes.get("", about=WITHIN)
 def list_flows(api: Api, key_scope: KeyScope) -> Response:
     """List flows."""
     found = flow_routes.list_flows(api, key_scope).flows
     return page("flows.html", flows=found, last=squares(api, [one.name for one in found[:_MOST_FLOWS]]))
 
 
-@routes.get("/{name}", about=WORKFLOW, media_type=HTML)
+@routes.get("/{name}", about=WORKFLOW)
 def show_flow(api: Api, name: str, query: FlowQuery, key_scope: KeyScope) -> Response:
     """Show a version of a flow, the newest if none is named."""
     flows = api.backend.flows

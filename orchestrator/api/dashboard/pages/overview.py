@@ -1,30 +1,34 @@
-"""The first page: is anything wrong, what is under way, how long do tasks wait?"""
+"""The first page, the pulse that every open page asks for, and failures by task and error."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
+from typing import Literal
 
+import msgspec
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.charts import Hour, hour
-from orchestrator.api.dashboard.rendering import HTML, page
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.dashboard.rendering import page, pages
+from orchestrator.api.endpoints import JSON
 from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.routes import system
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.states import ENDED_TASK_STATES
+from orchestrator.errors import Unavailable
 from orchestrator.monitoring import trouble
 from orchestrator.monitoring.trouble import Trouble
+from orchestrator.store import insights
 from orchestrator.store.insights import Overview, QueueCounts, list_queues
 from orchestrator.store.insights import overview as overview_of
 from orchestrator.store.insights.failures import MOST_LOOKED_AT, Failures, latest_failures
 from orchestrator.store.insights.system import Ends
 from orchestrator.store.throughput import Throughput
 
-routes = Routes("dashboard", "/ui")
+routes = pages("/ui")
 
 _RECENT = 1.0
 """Seconds for which open pages share what was read."""
@@ -104,7 +108,7 @@ def read_failures(api: Api, key_scope: KeyScope, since: timedelta, most: int = M
     return api.recent.get(("failures", key_scope, since, most), 5 * _RECENT, read)
 
 
-@routes.get("", about=WITHIN, media_type=HTML)
+@routes.get("", about=WITHIN)
 def overview(api: Api, key_scope: KeyScope) -> Response:
     """Show how the system is doing."""
     whole = None if key_scope.is_bound else api.recent.get(("whole",), _RECENT, lambda: read_whole(api))
@@ -117,4 +121,81 @@ def overview(api: Api, key_scope: KeyScope) -> Response:
         failures=failures.groups[:_MOST_GROUPS],
         more_failures=max(0, len(failures.groups) - _MOST_GROUPS),
         failures_looked_at=failures.looked_at,
+    )
+
+
+_PULSE = 3.0
+"""Seconds for which all pages of this process share whether it works, also that nothing could be read."""
+_OUTAGES = {
+    "redis away": "Redis is away",
+    "redis full": "Redis is full",
+    "redis refuses writes": "Redis refuses writes",
+    "no leader": "no scheduler leads",
+    "leader in trouble": "the scheduler is in trouble",
+}
+"""Troubles that stop everything, and what every page says of them, causes first; the overview says more."""
+
+
+class Pulse(msgspec.Struct, frozen=True):
+    """How the system is, in a word."""
+
+    outage: str
+    """Why nothing moves; empty while something does."""
+    troubles: str = ""
+    """A mark of all that needs a person, for those who see all."""
+
+
+@routes.get("/pulse", about=WITHIN)
+def pulse(api: Api, key_scope: KeyScope) -> Response:
+    """Say whether the system works. Neither the scheduler nor a worker is asked."""
+
+    def read() -> Whole | None:
+        try:
+            return api.recent.get(("whole",), _PULSE, lambda: read_whole(api))
+        except Unavailable:
+            return None
+
+    whole = api.recent.get(("pulse",), _PULSE, read)
+    if whole is None:
+        return _answer(Pulse("Postgres is away"), 503)
+    kinds = {one.kind for one in whole.troubles}
+    found = next((text for kind, text in _OUTAGES.items() if kind in kinds), "")
+    return _answer(Pulse(found, "" if key_scope.is_bound else whole.mark))
+
+
+def _answer(found: Pulse, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(found), status, media_type=JSON, headers={"Cache-Control": "no-store"})
+
+
+_PARTS = 24
+"""Bars of each group, over the time that is shown."""
+RANGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
+
+
+class FailuresQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of when."""
+
+    within: Literal["1h", "24h", "7d"] = "24h"
+
+
+@routes.get("/failures", about=WITHIN)
+def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Response:
+    """Show failed tasks by task and error."""
+    now = datetime.now(UTC)
+    since = now - RANGES[query.within]
+    failures = read_failures(api, key_scope, RANGES[query.within])
+
+    def read_spread() -> dict[insights.GroupKey, list[int]]:
+        with api.reading() as connection:
+            return insights.spread_of_failures(connection, since, now, _PARTS, key_scope.queues)
+
+    return page(
+        "failures.html",
+        groups=failures.groups,
+        looked_at=failures.looked_at,
+        within=query.within,
+        ranges=list(RANGES),
+        since=since.isoformat(timespec="seconds"),
+        hour=read_hour(api, key_scope),
+        spread=api.recent.get(("spread", key_scope, query.within), 5.0, read_spread),
     )

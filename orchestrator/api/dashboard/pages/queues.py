@@ -9,9 +9,7 @@ from starlette.responses import Response
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.charts import hour, outline
 from orchestrator.api.dashboard.pages.overview import read_queues
-from orchestrator.api.dashboard.rendering import HTML, page
-from orchestrator.api.dashboard.visit import key_scope_of_visitor
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.dashboard.rendering import key_scope_of_visitor, page, pages
 from orchestrator.api.key_scope import QUEUE, WITHIN
 from orchestrator.api.routes import system
 from orchestrator.api.routes import tasks as task_routes
@@ -22,10 +20,10 @@ from orchestrator.store.insights import empty_queue
 from orchestrator.store.limits.queues import of_workflows
 from orchestrator.store.throughput import Throughput
 
-routes = Routes("dashboard", "/ui/queues")
+routes = pages("/ui/queues")
 
 
-@routes.get("", about=WITHIN, media_type=HTML)
+@routes.get("", about=WITHIN)
 def list_queues(api: Api, key_scope: KeyScope) -> Response:
     """Show every queue."""
     now = datetime.now(UTC)
@@ -36,7 +34,7 @@ def list_queues(api: Api, key_scope: KeyScope) -> Response:
     return page("queues.html", queues=read_queues(api, key_scope), hours=hours)
 
 
-@routes.get("/{name}", about=QUEUE, media_type=HTML)
+@routes.get("/{name}", about=QUEUE)
 def show_queue(api: Api, name: str) -> Response:
     """Show one queue: its numbers, its limits, and what stands in it."""
     key_scope = key_scope_of_visitor()

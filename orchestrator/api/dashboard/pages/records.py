@@ -11,8 +11,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.context import Api, Done
-from orchestrator.api.dashboard.rendering import HTML, page
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.dashboard.rendering import page, pages
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.redacting import shown
 from orchestrator.api.routes import audit as audit_routes
@@ -24,17 +23,17 @@ from orchestrator.sdk.checks import check_label, check_name
 from orchestrator.sdk.quotas import parse_quotas
 from orchestrator.store import keys
 
-routes = Routes("dashboard", "/ui")
+routes = pages("/ui")
 
 
-@routes.get("/audit", about=WHOLE, scope=Scope.ADMIN, media_type=HTML)
+@routes.get("/audit", about=WHOLE, scope=Scope.ADMIN)
 def show_audit(api: Api, query: audit_routes.WantedLines) -> Response:
     """Show who did what."""
     found = shown(api, audit_routes.list_audit(api, audit_routes.AuditQuery(**msgspec.structs.asdict(query))))
     return page("audit.html", query=query, found=found)
 
 
-@routes.get("/keys", about=WHOLE, scope=Scope.ADMIN, media_type=HTML)
+@routes.get("/keys", about=WHOLE, scope=Scope.ADMIN)
 def show_keys(api: Api) -> Response:
     """Show the keys that there are, and what they may do."""
     return _keys(api)

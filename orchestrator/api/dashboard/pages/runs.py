@@ -1,44 +1,45 @@
-"""Runs of any kind: the graph and its times, what a run of code waits for, and the tasks of many."""
+"""Runs of any kind: the graph and its times, what a run of code waits for, the tasks of many, and resets."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
+from msgspec import Meta
 from starlette.responses import Response
 
-from orchestrator.api.context import Api
+from orchestrator.api.context import LARGEST, Api
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
 from orchestrator.api.dashboard.graph import critical_path, draw
 from orchestrator.api.dashboard.pages import flows as flow_pages
-from orchestrator.api.dashboard.rendering import HTML, page
-from orchestrator.api.dashboard.story import story
-from orchestrator.api.dashboard.visit import key_scope_of_visitor
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.dashboard.rendering import key_scope_of_visitor, page, pages
+from orchestrator.api.dashboard.story import Sentence, story
 from orchestrator.api.key_scope import RUN, WITHIN, is_within
+from orchestrator.api.routes import code as code_routes
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import tasks as task_routes
-from orchestrator.domain.access import KeyScope
+from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.code.resets import allowed
 from orchestrator.domain.states import RunState
+from orchestrator.errors import WrongState
 from orchestrator.monitoring.times import present
 from orchestrator.store.insights import Relative, RunDetail, StepView, find_relative
 
-routes = Routes("dashboard", "/ui/runs")
+routes = pages("/ui/runs")
 
 _MOST_TASKS = 50
 _MOST_EVENTS = 300
 
 
-@routes.get("", about=WITHIN, media_type=HTML)
+@routes.get("", about=WITHIN)
 def list_runs(api: Api, query: run_routes.WantedRuns, key_scope: KeyScope) -> Response:
     """List runs."""
     found = run_routes.list_page(api, run_routes.RunQuery(**msgspec.structs.asdict(query)), key_scope)
     return page("runs.html", query=query, found=found, states=list(RunState))
 
 
-@routes.get("/{id}", about=RUN, media_type=HTML)
+@routes.get("/{id}", about=RUN)
 def show_run(api: Api, id: UUID) -> Response:
     """Show one run."""
     key_scope = key_scope_of_visitor()
@@ -95,3 +96,39 @@ def _of_code(api: Api, run: RunDetail) -> dict[str, Any]:
         "gantt": gantt_of_events(run, events, present()),
         "places": frozenset(allowed(recording.events)),
     }
+
+
+class ResetQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far the run would be repeated."""
+
+    to: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
+
+
+@routes.get("/{id}/reset", about=RUN, scope=Scope.OPERATE)
+def preview_reset(api: Api, id: UUID, query: ResetQuery) -> Response:
+    """Say what a reset would do, before it is done."""
+    run = run_routes.find(api, id).run
+    if query.to is None:
+        return _shown(run)
+    try:
+        lines = code_routes.preview_reset(api, id, code_routes.ResetQuery(query.to)).lines
+    except WrongState as error:
+        return _shown(run, query.to, wrong=str(error), status=409)
+    return _shown(run, query.to, lines, _sentence(api, id, query.to))
+
+
+def _shown(
+    run: RunDetail,
+    to: int | None = None,
+    lines: list[code_routes.ResetLine] | None = None,
+    event: Sentence | None = None,
+    wrong: str = "",
+    status: int = 200,
+) -> Response:
+    return page("reset.html", status, run=run, to=to, lines=lines, event=event, wrong=wrong)
+
+
+def _sentence(api: Api, id: UUID, number: int) -> Sentence | None:
+    """Return what the last event says that would be kept; None if it says nothing to people."""
+    events = msgspec.json.decode(api.backend.code.history(id.bytes).to_json(api.redaction_of_run(id)))["events"]
+    return next((one for one in story(events[:number]) if one.number == number), None)

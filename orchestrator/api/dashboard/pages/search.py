@@ -9,13 +9,12 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.rendering import HTML, go, page
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.dashboard.rendering import go, page, pages
 from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.routes import system
 from orchestrator.domain.access import KeyScope
 
-routes = Routes("dashboard", "/ui/search")
+routes = pages("/ui/search")
 
 
 class TextQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,7 +23,7 @@ class TextQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     text: Annotated[str, Meta(max_length=500)] = ""
 
 
-@routes.get("", about=WITHIN, media_type=HTML)
+@routes.get("", about=WITHIN)
 def search(api: Api, query: TextQuery, key_scope: KeyScope) -> Response:
     """Find tasks and runs."""
     text = query.text.strip()

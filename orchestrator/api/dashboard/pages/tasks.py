@@ -11,10 +11,8 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.rendering import HTML, page
-from orchestrator.api.dashboard.timeline import timeline
-from orchestrator.api.dashboard.visit import key_scope_of_visitor
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.dashboard.gantt import timeline
+from orchestrator.api.dashboard.rendering import key_scope_of_visitor, page, pages
 from orchestrator.api.key_scope import TASK, WITHIN, lineage_within
 from orchestrator.api.problems import refused
 from orchestrator.api.routes import bulk
@@ -28,7 +26,7 @@ from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.cancels import MOST_AT_ONCE, OpenFilter
 from orchestrator.store.tasks.redrive import FailedFilter
 
-routes = Routes("dashboard", "/ui/tasks")
+routes = pages("/ui/tasks")
 
 _MOST_AT_ONCE = 200
 """Tasks that are cancelled or tried again by one form."""
@@ -38,7 +36,7 @@ _MOST_CHILDREN = 50
 """Tasks and runs that are listed of those that a task enqueued."""
 
 
-@routes.get("", about=WITHIN, media_type=HTML)
+@routes.get("", about=WITHIN)
 def list_tasks(api: Api, query: task_routes.WantedTasks, key_scope: KeyScope) -> Response:
     """List tasks."""
     found = task_routes.list_tasks(api, task_routes.TaskQuery(**msgspec.structs.asdict(query)), key_scope)
@@ -58,7 +56,7 @@ class FailedQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     until: datetime | None = None
 
 
-@routes.get("/retry", about=WITHIN, media_type=HTML, scope=Scope.OPERATE)
+@routes.get("/retry", about=WITHIN, scope=Scope.OPERATE)
 def preview_retry(api: Api, query: FailedQuery, key_scope: KeyScope) -> Response:
     """Say how many failed tasks would be tried again, before they are."""
     wanted = FailedFilter(**{name: getattr(query, name) for name in query.__struct_fields__})
@@ -81,7 +79,7 @@ class OpenQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     run: UUID | None = None
 
 
-@routes.get("/cancel", about=WITHIN, media_type=HTML, scope=Scope.OPERATE)
+@routes.get("/cancel", about=WITHIN, scope=Scope.OPERATE)
 def preview_cancel(api: Api, query: OpenQuery, key_scope: KeyScope) -> Response:
     """Say how many open tasks would be cancelled, before they are."""
     until = datetime.now(UTC)
@@ -141,7 +139,7 @@ def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Counted:
     return act_on_chosen(api, body.id, key_scope, "retry")
 
 
-@routes.get("/{id}", about=TASK, media_type=HTML)
+@routes.get("/{id}", about=TASK)
 def show_task(api: Api, id: UUID) -> Response:
     """Show all that is known of one task."""
     found = task_routes.shown_task(api, id)

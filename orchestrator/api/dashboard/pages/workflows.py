@@ -10,9 +10,8 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.graph import draw
-from orchestrator.api.dashboard.rendering import HTML, go, page
+from orchestrator.api.dashboard.rendering import go, page, pages
 from orchestrator.api.dashboard.words import address
-from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import workflows as workflow_routes
@@ -22,14 +21,14 @@ from orchestrator.errors import NotFound
 from orchestrator.store import insights
 from orchestrator.store.insights import LastRun, StepView
 
-routes = Routes("dashboard", "/ui/workflows")
+routes = pages("/ui/workflows")
 
 _LAST_RUNS = 20
 _MOST_SHOWN = 100
 """Workflows of which the last runs are shown."""
 
 
-@routes.get("", about=WITHIN, media_type=HTML)
+@routes.get("", about=WITHIN)
 def list_workflows(api: Api, key_scope: KeyScope) -> Response:
     """List workflows of both kinds."""
     found = workflow_routes.list_workflows(api, key_scope)
@@ -58,7 +57,7 @@ def last_runs(api: Api, workflow: str, key_scope: KeyScope, limit: int = _LAST_R
     )
 
 
-@routes.get("/{name}", about=WORKFLOW, media_type=HTML)
+@routes.get("/{name}", about=WORKFLOW)
 def show_workflow(api: Api, name: str, key_scope: KeyScope) -> Response:
     """Show one workflow."""
     listed = workflow_routes.list_workflows(api, key_scope)
