@@ -8,47 +8,17 @@ has its declaration, and the leader writes that into the row.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from operator import attrgetter
+from collections.abc import Callable
 from typing import Any, TypeVar
-from uuid import UUID
 
 import msgspec
 
 from orchestrator.api.context import Api
-from orchestrator.api.key_scope import (
-    BACKFILL,
-    WHOLE,
-    WITHIN,
-    Subject,
-    check_definition,
-    check_flow,
-    check_queue,
-    check_runs,
-    check_task_name,
-    check_tasks,
-    check_workflow,
-    has_run,
-    lineage_within,
-)
+from orchestrator.api.key_scope import check_task_name, has_run, lineage_within, with_followers
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, NewTask, TaskOptions
-from orchestrator.errors import NotFound
-from orchestrator.sdk.calls.declaring import About, Kind, Rules
-
-
-def subject(name: str, about: About | None) -> Subject:
-    """Return the check that a call's rules ask for."""
-    if not about:
-        return WITHIN if about is None else WHOLE
-    checks = [(_CHECKS[kind], attrgetter(*arguments.split())) for kind, arguments in about.items()]
-
-    def check_body(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
-        for check, value in checks:
-            check(api, key_scope, value(given["body"]))
-
-    return Subject(name, check_body)
+from orchestrator.sdk.calls.declaring import Kind, Rules
 
 
 def narrow(rules: Rules, api: Api, key_scope: KeyScope, given: dict[str, Any]) -> None:
@@ -80,57 +50,6 @@ def check_names(key_scope: KeyScope, body: Any) -> None:
     given = [task] if isinstance(task, NewTask) else [one for one in tasks or () if isinstance(one, NewTask)]
     for name in sorted({one.name for one in with_followers(given)}):
         check_task_name(key_scope, name)
-
-
-def with_followers(tasks: Iterable[NewTask | Callback]) -> Iterator[NewTask | Callback]:
-    """Yield tasks, and those that follow them."""
-    for task in tasks:
-        yield task
-        if task.callbacks is not None:
-            try:
-                followers = msgspec.json.decode(task.callbacks, type=Callbacks)
-            except (msgspec.DecodeError, UnicodeError, RecursionError):
-                continue  # it is refused for that
-            yield from with_followers((*followers.success, *followers.failure))
-
-
-def _check_new_tasks(_: Api, key_scope: KeyScope, tasks: Any) -> None:
-    for queue in sorted({one.queue for one in with_followers(tasks if isinstance(tasks, list) else [tasks])}):
-        check_queue(key_scope, queue)
-
-
-def _check_task_or_run(api: Api, key_scope: KeyScope, target: bytes) -> None:
-    if not has_run(api, key_scope, UUID(bytes=target)):
-        check_tasks(api, key_scope, _ids(target))
-
-
-def _check_schedule(api: Api, key_scope: KeyScope, key: str) -> None:
-    try:
-        workflow = api.backend.schedules.find(key).workflow
-    except NotFound:
-        workflow = key
-    check_workflow(key_scope, workflow)
-
-
-def _ids(value: Any) -> set[UUID]:
-    """Return the ids that stand in an argument, or in some."""
-    if isinstance(value, (list, tuple)):
-        return {identifier for one in value for identifier in _ids(one)}
-    return {value if isinstance(value, UUID) else UUID(bytes=value)}
-
-
-_CHECKS: Mapping[Kind, Callable[[Api, KeyScope, Any], None]] = {
-    Kind.TASK: lambda api, key_scope, tasks: check_tasks(api, key_scope, found) if (found := _ids(tasks)) else None,
-    Kind.RUN: lambda api, key_scope, runs: check_runs(api, key_scope, found) if (found := _ids(runs)) else None,
-    Kind.TASK_OR_RUN: _check_task_or_run,
-    Kind.QUEUE: lambda _, key_scope, name: None if name is None else check_queue(key_scope, name),
-    Kind.WORKFLOW: lambda _, key_scope, name: check_workflow(key_scope, name),
-    Kind.SCHEDULE: _check_schedule,
-    Kind.BACKFILL: lambda api, key_scope, number: BACKFILL.check(api, key_scope, {"number": number}),
-    Kind.NEW_TASKS: _check_new_tasks,
-    Kind.DEFINITION: lambda _, key_scope, definition: check_definition(key_scope, definition),
-    Kind.FLOW: lambda _, key_scope, flow: check_flow(key_scope, *flow),
-}
 
 
 NEEDED = Scope.OPERATE

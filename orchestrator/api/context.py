@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Generic, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -56,21 +56,6 @@ class Done(msgspec.Struct, frozen=True):
     """Something that has been done."""
 
     done: str
-
-
-def fields_of(view: type, *without: str) -> Any:
-    """Return a base class for answers with the fields of a view.
-
-    An answer is an object with a name of its own in the OpenAPI document; a view may be a tuple.
-    """
-    fields = [(name, kind) for name, kind in get_type_hints(view).items() if name not in without]
-    return msgspec.defstruct(f"{view.__name__}Fields", fields, frozen=True, kw_only=True)
-
-
-def answer_of(kind: Callable[..., T], view: Any, **more: Any) -> T:
-    """Return an answer with the values of a view, and more."""
-    names: Sequence[str] = getattr(kind, "__struct_fields__", ())
-    return kind(**{name: getattr(view, name) for name in names if name not in more} | more)
 
 
 class Api:

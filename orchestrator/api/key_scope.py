@@ -8,10 +8,13 @@ exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
+
+import msgspec
 
 from orchestrator.api.context import Api
 from orchestrator.api.problems import Refused, refused
@@ -19,8 +22,11 @@ from orchestrator.domain.access import BUILT_IN, KeyScope
 from orchestrator.domain.dag.definition import Definition, named_queues
 from orchestrator.domain.flow.definition import Flow, named_flows
 from orchestrator.domain.flow.definition import named_queues as flow_queues
+from orchestrator.domain.tasks.callbacks import Callback, Callbacks
+from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import NotFound
 from orchestrator.sdk.acting import may_operate
+from orchestrator.sdk.calls.declaring import About, Kind
 from orchestrator.store import insights
 from orchestrator.store.insights import Lineage, Relative
 
@@ -112,18 +118,6 @@ def is_within(key_scope: KeyScope, one: Relative) -> bool:
     return key_scope.has_workflow(one.workflow) if one.kind == "run" else key_scope.has_queue(one.queue or "")
 
 
-def _queue(_: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
-    check_queue(key_scope, given["name"])
-
-
-def _workflow(_: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
-    check_workflow(key_scope, given["workflow"] if "workflow" in given else given["name"])
-
-
-def _task(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
-    check_tasks(api, key_scope, {given["id"]})
-
-
 def check_tasks(api: Api, key_scope: KeyScope, tasks: Collection[UUID]) -> None:
     """Refuse tasks of which one does not exist, or is outside the key scope."""
     with api.reading() as connection:
@@ -136,17 +130,13 @@ def check_tasks(api: Api, key_scope: KeyScope, tasks: Collection[UUID]) -> None:
             raise OutOfKeyScope.by_id("task", str(task))
 
 
-def has_run(api: Api, key_scope: KeyScope, run: Any) -> bool:
+def has_run(api: Api, key_scope: KeyScope, run: UUID) -> bool:
     """Say whether a run exists and is within the key scope."""
     try:
-        _run(api, key_scope, {"id": run})
+        check_runs(api, key_scope, {run})
     except NotFound:
         return False
     return True
-
-
-def _run(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
-    check_runs(api, key_scope, {given["id"]})
 
 
 def check_runs(api: Api, key_scope: KeyScope, runs: Collection[UUID]) -> None:
@@ -160,33 +150,104 @@ def check_runs(api: Api, key_scope: KeyScope, runs: Collection[UUID]) -> None:
             raise OutOfKeyScope.by_id("run", str(run))
 
 
-def _backfill(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
-    if not key_scope.has_workflow(api.backend.schedules.show_backfill(given["number"]).workflow):
-        raise OutOfKeyScope(f"There is no backfill {given['number']}.")
+def with_followers(tasks: Iterable[NewTask | Callback]) -> Iterator[NewTask | Callback]:
+    """Yield tasks, and those that follow them."""
+    for task in tasks:
+        yield task
+        if task.callbacks is not None:
+            try:
+                followers = msgspec.json.decode(task.callbacks, type=Callbacks)
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
+                continue  # it is refused for that
+            yield from with_followers((*followers.success, *followers.failure))
 
 
-def _whole(_: Api, __: KeyScope, ___: Mapping[str, Any]) -> None:
+def _check_new_tasks(_: Api, key_scope: KeyScope, tasks: Any) -> None:
+    for queue in sorted({one.queue for one in with_followers(tasks if isinstance(tasks, list) else [tasks])}):
+        check_queue(key_scope, queue)
+
+
+def _check_task_or_run(api: Api, key_scope: KeyScope, target: bytes) -> None:
+    if not has_run(api, key_scope, UUID(bytes=target)):
+        check_tasks(api, key_scope, _ids(target))
+
+
+def _check_schedule(api: Api, key_scope: KeyScope, key: str) -> None:
+    try:
+        workflow = api.backend.schedules.find(key).workflow
+    except NotFound:
+        workflow = key
+    check_workflow(key_scope, workflow)
+
+
+def _check_backfill(api: Api, key_scope: KeyScope, number: int) -> None:
+    if not key_scope.has_workflow(api.backend.schedules.show_backfill(number).workflow):
+        raise OutOfKeyScope(f"There is no backfill {number}.")
+
+
+def _ids(value: Any) -> set[UUID]:
+    """Return the ids that stand in an argument, or in some."""
+    if isinstance(value, (list, tuple)):
+        return {identifier for one in value for identifier in _ids(one)}
+    return {value if isinstance(value, UUID) else UUID(bytes=value)}
+
+
+_CHECKS: Mapping[Kind, Callable[[Api, KeyScope, Any], None]] = {
+    Kind.TASK: lambda api, key_scope, tasks: check_tasks(api, key_scope, found) if (found := _ids(tasks)) else None,
+    Kind.RUN: lambda api, key_scope, runs: check_runs(api, key_scope, found) if (found := _ids(runs)) else None,
+    Kind.TASK_OR_RUN: _check_task_or_run,
+    Kind.QUEUE: lambda _, key_scope, name: None if name is None else check_queue(key_scope, name),
+    Kind.WORKFLOW: lambda _, key_scope, name: check_workflow(key_scope, name),
+    Kind.SCHEDULE: _check_schedule,
+    Kind.BACKFILL: _check_backfill,
+    Kind.NEW_TASKS: _check_new_tasks,
+    Kind.DEFINITION: lambda _, key_scope, definition: check_definition(key_scope, definition),
+    Kind.FLOW: lambda _, key_scope, flow: check_flow(key_scope, *flow),
+}
+
+
+def subject(name: str, about: About | None, part: str = "body") -> Subject:
+    """Return what a route is about that has it in its body, or in another part of the request."""
+    if not about:
+        return WITHIN if about is None else WHOLE
+    checks = [(_CHECKS[kind], attrgetter(*arguments.split())) for kind, arguments in about.items()]
+
+    def check(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
+        for check_value, value in checks:
+            check_value(api, key_scope, value(given[part]))
+
+    return Subject(name, check)
+
+
+def _in_path(kind: Kind, *names: str) -> Subject:
+    """Return what a route is about that has it in its path, under the first of these names."""
+
+    def check(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
+        _CHECKS[kind](api, key_scope, next(given[name] for name in names if name in given))
+
+    return Subject(str(kind), check)
+
+
+def _refuse(_: Api, __: KeyScope, ___: Mapping[str, Any]) -> None:
     detail = "This is about the whole system, and the key is for some queues or workflows only."
     raise refused(403, "The key is for others", detail)
 
 
-def _nothing(_: Api, __: KeyScope, ___: Mapping[str, Any]) -> None:
+def _admit(_: Api, __: KeyScope, ___: Mapping[str, Any]) -> None:
     """Let everybody in."""
 
 
-QUEUE = Subject("queue", _queue)
-"""The queue in the path."""
-WORKFLOW = Subject("workflow", _workflow)
-"""The workflow in the path."""
-TASK = Subject("task", _task)
-"""The task in the path: its queue, or the workflow of its run."""
-RUN = Subject("run", _run)
-"""The run in the path: its workflow."""
-BACKFILL = Subject("backfill", _backfill)
-"""The backfill in the path: its workflow."""
-WITHIN = Subject("within", _nothing)
+QUEUE = _in_path(Kind.QUEUE, "name")
+WORKFLOW = _in_path(Kind.WORKFLOW, "workflow", "name")
+TASK = _in_path(Kind.TASK, "id")
+"""Its queue, or the workflow of its run."""
+RUN = _in_path(Kind.RUN, "id")
+"""Its workflow."""
+BACKFILL = _in_path(Kind.BACKFILL, "number")
+"""Its workflow."""
+WITHIN = Subject("within", _admit)
 """The function is given the `key_scope`, and keeps to it: lists, and what is named in a body."""
-WHOLE = Subject("whole", _whole)
+WHOLE = Subject("whole", _refuse)
 """The system as a whole: for nobody who is bound to a part."""
-NOTHING = Subject("nothing", _nothing)
+NOTHING = Subject("nothing", _admit)
 """Nothing that is anybody's."""

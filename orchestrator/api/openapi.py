@@ -15,6 +15,7 @@ from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.problems import MEDIA_TYPE, Problem
 
 _REF = "#/components/schemas/{name}"
+_TAG = r'^("[0-9a-f]+"|\*)$'
 _PROBLEMS = {
     400: "The body is no JSON, or this cannot be done.",
     401: "There are keys, and none was sent that opens this.",
@@ -125,25 +126,7 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
     ]
     if endpoint.query is not None:
         parameters += _query(known[id(endpoint.query)], components)
-    if endpoint.takes_key:
-        parameters.append(
-            {
-                "name": "Idempotency-Key",
-                "in": "header",
-                "schema": {"type": "string"},
-                "description": "The same key does it once, however often it is tried.",
-            }
-        )
-    if endpoint.is_live:
-        parameters.append(
-            {
-                "name": "Last-Event-ID",
-                "in": "header",
-                "schema": {"type": "string"},
-                "description": "The `id` of the last event that was received: the stream goes on behind it.",
-            }
-        )
-    parameters += [_tag_header(*header) for header in _tag_headers(endpoint)]
+    parameters += [_header(*header) for header in _headers(endpoint)]
     found: dict[str, Any] = {
         "operationId": endpoint.call.__name__ if endpoint.path.startswith("/api") else f"root_{endpoint.call.__name__}",
         "summary": endpoint.summary,
@@ -195,17 +178,22 @@ def _is_read_again(endpoint: Endpoint) -> bool:
     return endpoint.etag is not None and endpoint.method == "GET"
 
 
-def _tag_headers(endpoint: Endpoint) -> Iterable[tuple[str, str]]:
-    """Yield the headers with a condition, and what they do."""
+def _headers(endpoint: Endpoint) -> Iterable[tuple[str, str, str]]:
+    """Yield the headers that a route reads, what they do, and the pattern of their values."""
+    if endpoint.takes_key:
+        yield "Idempotency-Key", "The same key does it once, however often it is tried.", ""
+    if endpoint.is_live:
+        yield "Last-Event-ID", "The `id` of the last event that was received: the stream goes on behind it.", ""
     if _is_read_again(endpoint):
-        yield "If-None-Match", "Answer 304, without a body, where this is still the `ETag`."
+        yield "If-None-Match", "Answer 304, without a body, where this is still the `ETag`.", _TAG
     if endpoint.takes_match:
-        yield "If-Match", "Change nothing, and answer 412, where this is no longer the `ETag`; `*` stands for any."
-        yield "If-None-Match", "Change nothing, and answer 412, where this is the `ETag`; `*` stands for any."
+        undone = "Change nothing, and answer 412, where this is {} the `ETag`; `*` stands for any."
+        yield "If-Match", undone.format("no longer"), _TAG
+        yield "If-None-Match", undone.replace("{} ", ""), _TAG
 
 
-def _tag_header(name: str, description: str) -> dict[str, Any]:
-    schema = {"type": "string", "pattern": r'^("[0-9a-f]+"|\*)$'}
+def _header(name: str, description: str, pattern: str) -> dict[str, Any]:
+    schema = {"type": "string"} | ({"pattern": pattern} if pattern else {})
     return {"name": name, "in": "header", "schema": schema, "description": description}
 
 

@@ -19,8 +19,8 @@ import msgspec
 from starlette.types import Message, Receive
 
 from orchestrator.api.access import Caller
-from orchestrator.api.client_access import with_followers
 from orchestrator.api.context import Api
+from orchestrator.api.key_scope import with_followers
 from orchestrator.api.problems import Problem, Refused, refused
 from orchestrator.domain.quotas import LOOK, Exceeded, Usage
 from orchestrator.domain.tasks.task import NewTask

@@ -41,8 +41,11 @@ class AuditFilter:
     who: str | None = None
     """Begins so."""
     act: str | None = None
+    """cancel, retry, pause, apply, refused, …"""
     kind: str | None = None
+    """Of what it was done to: task, run, queue, schedule, workflow, key."""
     target: str | None = None
+    """An id or a name."""
     since: datetime | None = None
     until: datetime | None = None
 

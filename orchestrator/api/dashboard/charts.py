@@ -74,15 +74,27 @@ class Outline:
 
 def outline(buckets: Sequence[Throughput], now: datetime) -> Outline:
     """Return the shape of the last hour."""
-    begin = now.replace(second=0, microsecond=0) - timedelta(minutes=MINUTES - 1)
-    ends, failed = [0] * MINUTES, [0] * MINUTES
-    for bucket in buckets:
-        place = int((bucket.bucket - begin).total_seconds() // 60)
-        if 0 <= place < MINUTES:
-            ends[place] += _ends(bucket)
-            failed[place] += bucket.failed
+    minutes = _by_minute(buckets, _first_minute(now))
+    ends, failed = [sum(map(_ends, minute)) for minute in minutes], [_failed(minute) for minute in minutes]
     most = max(*ends, 1)
     return Outline(_shape(ends, most, 1.0), _shape(failed, most, 1.5), sum(ends), sum(failed))
+
+
+def _first_minute(now: datetime) -> datetime:
+    return now.replace(second=0, microsecond=0) - timedelta(minutes=MINUTES - 1)
+
+
+def _by_minute(buckets: Sequence[Throughput], begin: datetime) -> list[list[Throughput]]:
+    minutes: list[list[Throughput]] = [[] for _ in range(MINUTES)]
+    for bucket in buckets:
+        offset = int((bucket.bucket - begin).total_seconds() // 60)
+        if 0 <= offset < MINUTES:
+            minutes[offset].append(bucket)
+    return minutes
+
+
+def _failed(buckets: Sequence[Throughput]) -> int:
+    return sum(one.failed for one in buckets)
 
 
 def _shape(counts: Sequence[int], most: int, least: float) -> str:
@@ -97,27 +109,22 @@ def _shape(counts: Sequence[int], most: int, least: float) -> str:
 
 def hour(buckets: Sequence[Throughput], now: datetime) -> Hour:
     """Return what the minutes of the last hour come to."""
-    begin = now.replace(second=0, microsecond=0) - timedelta(minutes=MINUTES - 1)
-    by_minute: list[list[Throughput]] = [[] for _ in range(MINUTES)]
-    for bucket in buckets:
-        place = int((bucket.bucket - begin).total_seconds() // 60)
-        if 0 <= place < MINUTES:
-            by_minute[place].append(bucket)
-    ends = [sum(_ends(one) for one in minute) for minute in by_minute]
-    failed = [sum(one.failed for one in minute) for minute in by_minute]
+    begin = _first_minute(now)
+    minutes = _by_minute(buckets, begin)
+    ends, failed = [sum(map(_ends, minute)) for minute in minutes], [_failed(minute) for minute in minutes]
     lately = now.replace(second=0, microsecond=0) - timedelta(minutes=4)
     recent = [one for one in buckets if one.bucket >= lately]
     return Hour(
         bars=_bars(ends, failed, begin),
         most=max(ends),
         success=sum(one.success for one in buckets),
-        failed=sum(one.failed for one in buckets),
+        failed=_failed(buckets),
         other=sum(one.cancelled + one.skipped for one in buckets),
         retried=sum(one.retried for one in buckets),
         lost=sum(one.lost for one in buckets),
         per_second=sum(map(_ends, recent)) / (now - lately).total_seconds(),
-        queue_latency=_percentiles(SECONDS, [[one.waits for one in minute] for minute in by_minute]),
-        run_time=_percentiles(SECONDS, [[one.runs for one in minute] for minute in by_minute]),
+        queue_latency=_percentiles(SECONDS, [[one.waits for one in minute] for minute in minutes]),
+        run_time=_percentiles(SECONDS, [[one.runs for one in minute] for minute in minutes]),
     )
 
 

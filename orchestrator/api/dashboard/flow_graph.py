@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from orchestrator.api.dashboard.gantt import Gantt, row
-from orchestrator.api.dashboard.graph import HEIGHT, WIDTH, Edge, Graph, Node, draw
+from orchestrator.api.dashboard.graph import HEIGHT, WIDTH, Edge, Graph, Node, draw, planned_step
 from orchestrator.domain.flow.definition import DEFAULT, Edges, Flow
 from orchestrator.store.flow.reads import FlowRunView, NodeRunView
-from orchestrator.store.insights import StepView
 
 _BETWEEN = 112
 """Between two layers, where the names of actions stand."""
@@ -80,20 +79,15 @@ def _drawn(flow: Flow, walked: Walked) -> Graph:
             labels.setdefault((edge.source, edge.to), []).append(edge.action or DEFAULT)
     back = _leading_back(flow, labels)
     steps = [
-        StepView(
+        planned_step(
             name=key,
             kind=node.kind,
             calls=node.func or node.service or node.exec_type,
             state=walked.states.get(key, "waiting"),
-            fan_out=False,
             total=walked.visits[key],
             ended=walked.visits[key],
-            failed=0,
             reason=node.description or None,
             depends_on=tuple(source for source, to in labels if to == key and (source, to) not in back),
-            started_at=None,
-            ended_at=None,
-            error=None,
         )
         for key, node in flow.nodes.items()
     ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from typing import Any
 
 from orchestrator.store.insights import StepView
 
@@ -16,13 +17,13 @@ _LONGEST_NAME = 19
 _SWEEPS = 6
 _BEND = 12
 """The height of a line that passes a layer by."""
-_Place = str | tuple[str, str, int]
-"""A step, or where the line between two of them passes a layer."""
+_Slot = str | tuple[str, str, int]
+"""Of a layer: a step, or where the line between two of them passes it."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A step and its place."""
+    """A step and its position."""
 
     step: StepView
     x: float
@@ -70,17 +71,23 @@ class Graph:
     """Room to the left of it, for lines that come in from there."""
 
 
+def planned_step(**known: Any) -> StepView:
+    """Return a step that has not begun, as it is drawn."""
+    fields: dict[str, Any] = {"state": "waiting", "fan_out": False, "total": None, "ended": 0, "failed": 0}
+    return StepView(**fields | dict.fromkeys(("reason", "started_at", "ended_at", "error")) | known)
+
+
 def draw(steps: Sequence[StepView], critical: frozenset[str], between: int = _BETWEEN) -> Graph:
-    """Return where each step stands, and the lines between them; a long line has a place of its own in each layer."""
+    """Return where each step stands, and the lines between them; a long line has a slot of its own in each layer."""
     by_name = {step.name: step for step in steps}
     layers = _layers(steps)
-    depths: dict[_Place, int] = {name: depth for depth, layer in enumerate(layers) for name in layer}
-    columns: list[list[_Place]] = [[*layer] for layer in layers]
-    above: dict[_Place, list[_Place]] = {name: [] for name in depths}
-    lines: list[tuple[str, str, list[_Place]]] = []
+    depths: dict[_Slot, int] = {name: depth for depth, layer in enumerate(layers) for name in layer}
+    columns: list[list[_Slot]] = [[*layer] for layer in layers]
+    above: dict[_Slot, list[_Slot]] = {name: [] for name in depths}
+    lines: list[tuple[str, str, list[_Slot]]] = []
     for step in steps:
         for upper in (name for name in step.depends_on if name in by_name):
-            bends: list[_Place] = [(upper, step.name, depth) for depth in range(depths[upper] + 1, depths[step.name])]
+            bends: list[_Slot] = [(upper, step.name, depth) for depth in range(depths[upper] + 1, depths[step.name])]
             for depth, bend in enumerate(bends, depths[upper] + 1):
                 columns[depth].append(bend)
             for start, end in pairwise((upper, *bends, step.name)):
@@ -89,21 +96,21 @@ def draw(steps: Sequence[StepView], critical: frozenset[str], between: int = _BE
     columns = _ordered(columns, above)
     heights = [sum(map(_height, column)) + _ABOVE * (len(column) - 1) for column in columns]
     tallest = max(heights, default=0.0)
-    places: dict[_Place, tuple[float, float]] = {}
+    positions: dict[_Slot, tuple[float, float]] = {}
     for depth, (column, height) in enumerate(zip(columns, heights, strict=True)):
         y = _MARGIN + (tallest - height) / 2
-        for place in column:
-            places[place] = (_MARGIN + depth * (WIDTH + between), y)
-            y += _height(place) + _ABOVE
-    nodes = [Node(step, *places[step.name], step.name in critical) for step in steps]
+        for slot in column:
+            positions[slot] = (_MARGIN + depth * (WIDTH + between), y)
+            y += _height(slot) + _ABOVE
+    nodes = [Node(step, *positions[step.name], step.name in critical) for step in steps]
     edges = [
         Edge(
-            _curve(places[upper], [places[bend] for bend in bends], places[lower]),
+            _curve(positions[upper], [positions[bend] for bend in bends], positions[lower]),
             upper in critical and lower in critical,
             by_name[upper].state == "success",
             upper,
             lower,
-            at=_middle(places[upper], places[bends[0] if bends else lower], _BEND if bends else HEIGHT),
+            at=_middle(positions[upper], positions[bends[0] if bends else lower], _BEND if bends else HEIGHT),
         )
         for upper, lower, bends in lines
     ]
@@ -114,8 +121,8 @@ def _middle(start: tuple[float, float], end: tuple[float, float], height: float)
     return (start[0] + WIDTH + end[0]) / 2, (start[1] + HEIGHT / 2 + end[1] + height / 2) / 2
 
 
-def _height(place: _Place) -> float:
-    return HEIGHT if isinstance(place, str) else _BEND
+def _height(slot: _Slot) -> float:
+    return HEIGHT if isinstance(slot, str) else _BEND
 
 
 def _layers(steps: Sequence[StepView]) -> list[list[str]]:
@@ -138,25 +145,25 @@ def _layers(steps: Sequence[StepView]) -> list[list[str]]:
     return found
 
 
-def _ordered(columns: list[list[_Place]], above: Mapping[_Place, Sequence[_Place]]) -> list[list[_Place]]:
-    """Return the layers, each sorted by where the neighbours of its places stand on average."""
-    below: dict[_Place, list[_Place]] = {}
-    for place, uppers in above.items():
+def _ordered(columns: list[list[_Slot]], above: Mapping[_Slot, Sequence[_Slot]]) -> list[list[_Slot]]:
+    """Return the layers, each sorted by where the neighbours of its positions stand on average."""
+    below: dict[_Slot, list[_Slot]] = {}
+    for slot, uppers in above.items():
         for upper in uppers:
-            below.setdefault(upper, []).append(place)
+            below.setdefault(upper, []).append(slot)
     for sweep in range(_SWEEPS):
-        neighbours: Mapping[_Place, Sequence[_Place]] = above if sweep % 2 == 0 else below
-        rows = {place: row / len(column) for column in columns for row, place in enumerate(column)}
+        neighbours: Mapping[_Slot, Sequence[_Slot]] = above if sweep % 2 == 0 else below
+        rows = {slot: row / len(column) for column in columns for row, slot in enumerate(column)}
         for column in columns if sweep % 2 == 0 else reversed(columns):
-            averages = {place: _average(place, neighbours, rows) for place in column}
+            averages = {slot: _average(slot, neighbours, rows) for slot in column}
             column.sort(key=averages.__getitem__)
-            rows.update((place, row / len(column)) for row, place in enumerate(column))
+            rows.update((slot, row / len(column)) for row, slot in enumerate(column))
     return columns
 
 
-def _average(place: _Place, neighbours: Mapping[_Place, Sequence[_Place]], rows: Mapping[_Place, float]) -> float:
-    found = [rows[one] for one in neighbours.get(place, ())]
-    return sum(found) / len(found) if found else rows[place]
+def _average(slot: _Slot, neighbours: Mapping[_Slot, Sequence[_Slot]], rows: Mapping[_Slot, float]) -> float:
+    found = [rows[one] for one in neighbours.get(slot, ())]
+    return sum(found) / len(found) if found else rows[slot]
 
 
 def _curve(start: tuple[float, float], bends: Sequence[tuple[float, float]], end: tuple[float, float]) -> str:

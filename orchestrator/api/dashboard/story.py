@@ -63,61 +63,47 @@ def _sentence(event: Mapping[str, Any], names: Mapping[str, str]) -> Sentence:
     )
 
 
+_TEXTS = {
+    "run_started": "The run began with version {version} of {workflow}.",
+    "task_scheduled": "It asked for the task {quoted}.",
+    "timer_started": "It went to sleep for {seconds}{named}.",
+    "timer_fired": "It woke up{named}.",
+    "promise_created": "It waits for somebody to resolve {quoted}.",
+    "promise_resolved": "Somebody resolved {quoted}.",
+    "promise_rejected": "Somebody rejected {quoted}.",
+    "child_started": "It started the workflow {quoted}.",
+    "signal_received": "The signal “{name}” came.",
+    "signal_sent": "It sent the signal “{name}”.",
+    "update_requested": "It was asked for the update “{name}”.",
+    "update_answered": "It answered the update.",
+    "state_set": "It set “{key}”.",
+    "state_cleared": "It cleared “{key}”.",
+    "operation_recorded": "It did “{name}” and noted what came of it.",
+    "patch_recorded": "It took the new branch of “{name}”.",
+    "run_reset": "It repeats another run up to event {to}{because}",
+    "run_completed": "The run returned.",
+    "run_failed": "The run failed.",
+    "run_cancelled": "The run was cancelled.",
+    "run_continued": "It goes on in a new run.",
+    "run_cancel_requested": "Somebody asked it to cancel itself.",
+    "reopened": "What was open is asked for again: {what}.",
+}
+_VERBS = {"completed": "returned", "failed": "failed", "cancelled": "was cancelled", "requested": "is asked to stop"}
+
+
 def _text(kind: str, event: Mapping[str, Any], name: str) -> str:
     quoted = f"“{name}”" if name else ""
-    match kind:
-        case "run_started":
-            return f"The run began with version {event['version']} of {event['workflow']}."
-        case "task_scheduled":
-            return f"It asked for the task {quoted}."
-        case "timer_started":
-            return f"It went to sleep for {duration(event['seconds'])}{f': {quoted}' if quoted else ''}."
-        case "timer_fired":
-            return f"It woke up{f': {quoted}' if quoted else ''}."
-        case "promise_created":
-            return f"It waits for somebody to resolve {quoted}."
-        case "promise_resolved":
-            return f"Somebody resolved {quoted}."
-        case "promise_rejected":
-            return f"Somebody rejected {quoted}."
-        case "child_started":
-            return f"It started the workflow {quoted}."
-        case "signal_received":
-            return f"The signal “{event['name']}” came."
-        case "signal_sent":
-            return f"It sent the signal “{event['name']}”."
-        case "update_requested":
-            return f"It was asked for the update “{event['name']}”."
-        case "update_answered":
-            return "It answered the update."
-        case "state_set":
-            return f"It set “{event['key']}”."
-        case "state_cleared":
-            return f"It cleared “{event['key']}”."
-        case "operation_recorded":
-            return f"It did “{event['name']}” and noted what came of it."
-        case "patch_recorded":
-            return f"It took the new branch of “{event['name']}”."
-        case "run_reset":
-            reason = f": {event['reason']}" if event.get("reason") else "."
-            return f"It repeats another run up to event {event['to']}{reason}"
-        case "run_completed":
-            return "The run returned."
-        case "run_failed":
-            return "The run failed."
-        case "run_cancelled":
-            return "The run was cancelled."
-        case "run_continued":
-            return "It goes on in a new run."
-        case "run_cancel_requested":
-            return "Somebody asked it to cancel itself."
-        case "reopened":
-            return f"What was open is asked for again: {event['what']}."
+    if kind in _TEXTS:
+        more = {
+            "quoted": quoted,
+            "named": f": {quoted}" if quoted else "",
+            "seconds": duration(event.get("seconds")),
+            "because": f": {event['reason']}" if event.get("reason") else ".",
+        }
+        return _TEXTS[kind].format_map({**event, **more})
     subject, _, verb = kind.rpartition("_")
-    words = {"completed": "returned", "failed": "failed", "cancelled": "was cancelled", "requested": "is asked to stop"}
-    return f"The {subject.removesuffix('_cancel').replace('_', ' ')} {quoted} {words.get(verb, verb)}.".replace(
-        "  ", " "
-    )
+    what = subject.removesuffix("_cancel").replace("_", " ")
+    return f"The {what} {quoted} {_VERBS.get(verb, verb)}.".replace("  ", " ")
 
 
 def _link(kind: str, event: Mapping[str, Any]) -> str:

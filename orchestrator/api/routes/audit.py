@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 import msgspec
@@ -11,6 +10,7 @@ from msgspec import Meta
 from orchestrator.api.context import LARGEST_PAGE, PAGE, Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WHOLE
+from orchestrator.api.shapes import filter_fields, made_from
 from orchestrator.domain.access import Scope
 from orchestrator.store import audit
 from orchestrator.store.audit import AuditEntry, AuditFilter
@@ -18,26 +18,11 @@ from orchestrator.store.audit import AuditEntry, AuditFilter
 routes = Routes("audit", "/api/v1/audit")
 
 
-class WantedLines(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which lines to show."""
-
-    who: str | None = None
-    """Only of those whose names begin so."""
-    act: str | None = None
-    """Only this: cancel, retry, pause, apply, refused, …"""
-    kind: str | None = None
-    """Only to this kind of thing: task, run, queue, schedule, workflow, key."""
-    target: str | None = None
-    """Only to this one: an id or a name."""
-    since: datetime | None = None
-    until: datetime | None = None
-    cursor: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
-    """`next` of the page before."""
-
-
-class AuditQuery(WantedLines, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AuditQuery(filter_fields(AuditFilter)):  # type: ignore[misc]
     """Which lines to show, and how many."""
 
+    cursor: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    """`next` of the page before."""
     limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
 
 
@@ -58,7 +43,6 @@ def list_audit(api: Api, query: AuditQuery) -> AuditPage:
 
     Enqueueing tasks, starting runs and posting events is not in it.
     """
-    wanted = AuditFilter(**{name: getattr(query, name) for name in AuditFilter.__dataclass_fields__})
     with api.reading() as connection:
-        found = audit.page(connection, wanted, limit=query.limit, before=query.cursor)
+        found = audit.page(connection, made_from(AuditFilter, query), limit=query.limit, before=query.cursor)
     return AuditPage(found.lines, found.next)

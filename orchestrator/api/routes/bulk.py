@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from uuid import UUID
-
 import msgspec
 
-from orchestrator.api.context import Api, answer_of, fields_of
+from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.problems import refused
+from orchestrator.api.shapes import filter_fields, made_from, view_fields
 from orchestrator.domain.access import KeyScope
-from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
+from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.store.tasks import cancels
 from orchestrator.store.tasks.cancels import MOST_AT_ONCE, OpenFilter, OpenGroup
 from orchestrator.store.tasks.redrive import FailedFilter, Group
@@ -20,21 +18,14 @@ from orchestrator.store.tasks.redrive import FailedFilter, Group
 routes = Routes("tasks", "/api/v1/tasks")
 
 
-class Cancel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Cancel(filter_fields(OpenFilter)):  # type: ignore[misc]
     """Which open tasks are cancelled; what is not given does not matter."""
 
-    status: tuple[TaskState, ...] = ()
-    """Any of these states: pending, dispatched, running."""
-    queue: str | None = None
-    name: str | None = None
-    run: UUID | None = None
-    until: datetime | None = None
-    """Enqueued up to this moment."""
     dry_run: bool = False
     """Only say which."""
 
 
-class TaskGroup(fields_of(OpenGroup)):  # type: ignore[misc]
+class TaskGroup(view_fields(OpenGroup)):  # type: ignore[misc]
     """Open tasks of one name in one queue and state."""
 
 
@@ -67,8 +58,8 @@ def open_tasks(api: Api, wanted: OpenFilter, key_scope: KeyScope) -> list[OpenGr
 )
 def cancel_tasks(api: Api, body: Cancel, key_scope: KeyScope) -> Cancelled:
     """Cancel open tasks by the thousand: those of a queue, a name, a run or a state."""
-    wanted = OpenFilter(statuses=body.status, queue=body.queue, name=body.name, run=body.run, until=body.until)
-    if (body.status, body.queue, body.name, body.run) == ((), None, None, None):
+    wanted = made_from(OpenFilter, body)
+    if (body.statuses, body.queue, body.name, body.run) == ((), None, None, None):
         raise refused(422, "The request does not fit", "Say which: status, queue, name or run.")
     groups = open_tasks(api, wanted, key_scope)
     count, asked = sum(group.tasks for group in groups), not body.dry_run and bool(groups)
@@ -76,29 +67,21 @@ def cancel_tasks(api: Api, body: Cancel, key_scope: KeyScope) -> Cancelled:
         connections = api.backend.connections
         with connections.writing("the request to cancel tasks was stored", transaction=True) as connection:
             count = cancels.ask(connection, wanted, key_scope.queues)
-            said = {"name": body.name, "status": ", ".join(body.status), "run": body.run and str(body.run)}
+            said = {"name": body.name, "status": ", ".join(body.statuses), "run": body.run and str(body.run)}
             detail = {name: value for name, value in said.items() if value}
             connections.record(connection, "cancel", "open tasks", body.queue or "", tasks=count, **detail)
         connections.nudge()
-    return Cancelled(count, [answer_of(TaskGroup, one) for one in groups], asked, count == MOST_AT_ONCE)
+    return Cancelled(count, [made_from(TaskGroup, one) for one in groups], asked, count == MOST_AT_ONCE)
 
 
-class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Redrive(filter_fields(FailedFilter)):  # type: ignore[misc]
     """Which failed tasks are opened again; what is not given does not matter."""
 
-    queue: str | None = None
-    name: str | None = None
-    error: str | None = None
-    """Part of the error's type or message."""
-    kind: str | None = None
-    """The error's type, and nothing else."""
-    since: datetime | None = None
-    until: datetime | None = None
     dry_run: bool = False
     """Only say which."""
 
 
-class FailureGroup(fields_of(Group)):  # type: ignore[misc]
+class FailureGroup(view_fields(Group)):  # type: ignore[misc]
     """Failed tasks of one name with one kind of error."""
 
 
@@ -120,13 +103,11 @@ class Redriven(msgspec.Struct, frozen=True):
 )
 def retry_failed(api: Api, body: Redrive, key_scope: KeyScope) -> Redriven:
     """Open failed tasks again by the thousand: those of a queue, a name, an error or a time."""
-    given = msgspec.structs.asdict(body)
-    del given["dry_run"]
-    wanted = FailedFilter(**given)
+    wanted = made_from(FailedFilter, body)
     if wanted == FailedFilter():
         raise refused(422, "The request does not fit", "Say which: queue, name, error, kind, since or until.")
     groups = api.backend.tasks.preview_retry(wanted, key_scope.queues)
     asked = not body.dry_run and bool(groups)
     if asked:
         api.backend.tasks.retry_failed(wanted, key_scope.queues)
-    return Redriven(sum(group.tasks for group in groups), [answer_of(FailureGroup, one) for one in groups], asked)
+    return Redriven(sum(group.tasks for group in groups), [made_from(FailureGroup, one) for one in groups], asked)

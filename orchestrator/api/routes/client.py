@@ -16,11 +16,11 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.bodies import LARGEST_BODY, LARGEST_QUESTION, ONE_VALUE
-from orchestrator.api.client_access import keep, narrow, subject
+from orchestrator.api.client_access import keep, narrow
 from orchestrator.api.client_checks import check_new_task, checks_of
 from orchestrator.api.context import LARGEST, Api, Asked, Done
 from orchestrator.api.endpoints import Endpoint, Routes, largest_body
-from orchestrator.api.key_scope import BACKFILL, QUEUE, RUN, TASK, WHOLE, WITHIN, WORKFLOW
+from orchestrator.api.key_scope import BACKFILL, QUEUE, RUN, TASK, WHOLE, WITHIN, WORKFLOW, subject
 from orchestrator.api.problems import refused
 from orchestrator.api.redacting import hides_answer, value_shown
 from orchestrator.domain.access import KeyScope, Scope

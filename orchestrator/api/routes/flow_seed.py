@@ -18,12 +18,13 @@ from msgspec import Meta
 from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.key_scope import RUN, WITHIN, Subject, check_flow, check_workflow
+from orchestrator.api.key_scope import WITHIN, check_flow, check_workflow, subject
 from orchestrator.api.problems import Refused, refused
 from orchestrator.api.routes import flows
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.flow.definition import DEFAULT
 from orchestrator.errors import NotFound
+from orchestrator.sdk.calls.declaring import Kind
 from orchestrator.sdk.checks import check_label, check_name
 from orchestrator.sdk.flow import reading
 from orchestrator.sdk.ids import new_id
@@ -162,20 +163,9 @@ class TaskSignal(msgspec.Struct, frozen=True):
     value: Any = True
 
 
-def _in_query(name: str) -> Subject:
-    def check(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
-        RUN.check(api, key_scope, {"id": getattr(given["query"], name)})
-
-    return Subject(f"run in ?{name}", check)
-
-
-def _in_body(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
-    RUN.check(api, key_scope, {"id": given["body"].task_id})
-
-
-_OF_ID = _in_query("id")
-_OF_TASK_ID = _in_query("task_id")
-_SIGNALLED = Subject("run in the body", _in_body)
+_OF_ID = subject("run in ?id", {Kind.RUN: "id"}, "query")
+_OF_TASK_ID = subject("run in ?task_id", {Kind.RUN: "task_id"}, "query")
+_SIGNALLED = subject("run in the body", {Kind.RUN: "task_id"})
 
 # -- flows
 

@@ -10,12 +10,13 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.bodies import LARGEST_BODY
-from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked, answer_of, fields_of
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import RUN, WITHIN, WORKFLOW, check_flow, check_workflow
 from orchestrator.api.problems import refused
 from orchestrator.api.redacting import shown
 from orchestrator.api.routes.workflows import Started
+from orchestrator.api.shapes import made_from, view_fields
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.flow.definition import DEFAULT, Flow, body_of, content_hash, functions_of, named_flows
@@ -34,7 +35,7 @@ _EXAMPLE = {"start": "a", "nodes": {"a": {"kind": "executor", "service": "transf
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
-class FlowSummary(fields_of(FlowName)):  # type: ignore[misc]
+class FlowSummary(view_fields(FlowName)):  # type: ignore[misc]
     """One flow."""
 
 
@@ -103,7 +104,7 @@ class FlowRunsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: Annotated[int, Meta(ge=0, le=100_000)] = 0
 
 
-class FlowRun(fields_of(FlowRunView, "redact")):  # type: ignore[misc]
+class FlowRun(view_fields(FlowRunView, "redact")):  # type: ignore[misc]
     """A run of a flow."""
 
 
@@ -121,7 +122,7 @@ class NodesQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = LARGEST_PAGE
 
 
-class NodeRun(fields_of(NodeRunView, "redact", "run")):  # type: ignore[misc]
+class NodeRun(view_fields(NodeRunView, "redact", "run")):  # type: ignore[misc]
     """One attempt at a node, or at a branch of it."""
 
 
@@ -177,7 +178,7 @@ def hiding(api: Api, flow: Flow) -> Flow:
 def list_flows(api: Api, key_scope: KeyScope) -> FlowList:
     """List flows."""
     found = [one for one in api.backend.flows.names() if key_scope.has_workflow(one.name)]
-    return FlowList([answer_of(FlowSummary, one) for one in found])
+    return FlowList([made_from(FlowSummary, one) for one in found])
 
 
 @routes.post("/flows/validate", about=WITHIN, scope=Scope.READ, examples=[{"definition": _EXAMPLE}], is_expensive=True)
@@ -229,19 +230,19 @@ def list_flow_runs(api: Api, name: str, query: FlowRunsQuery) -> FlowRuns:
     """List runs of a flow, newest first."""
     wanted = FlowRunFilter(name, None, None if query.state is None else (str(query.state),))
     found = api.backend.flows.list_page(wanted, limit=query.limit, offset=query.offset)
-    return FlowRuns([answer_of(FlowRun, hidden(api, view)) for view in found])
+    return FlowRuns([made_from(FlowRun, hidden(api, view)) for view in found])
 
 
 @routes.get("/runs/{id}/flow", about=RUN)
 def show_flow_run(api: Api, id: UUID) -> FlowRun:
     """Show where a run of a flow stands: its cursor, its shared state, and what it waits for."""
-    return answer_of(FlowRun, hidden(api, api.backend.flows.show(id.bytes)))
+    return made_from(FlowRun, hidden(api, api.backend.flows.show(id.bytes)))
 
 
 @routes.get("/runs/{id}/nodes", about=RUN)
 def list_node_runs(api: Api, id: UUID, query: NodesQuery) -> NodeRuns:
     """List the visits of a run of a flow to its nodes, with each attempt."""
-    found = [answer_of(NodeRun, view) for view in node_runs(api, id, query.after, query.limit)]
+    found = [made_from(NodeRun, view) for view in node_runs(api, id, query.after, query.limit)]
     return NodeRuns(found, found[-1].number if found else None)
 
 

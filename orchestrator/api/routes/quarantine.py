@@ -7,9 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import Api, answer_of, fields_of
+from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WHOLE
+from orchestrator.api.shapes import made_from, view_fields
 from orchestrator.domain.access import Scope
 from orchestrator.domain.patterns import whole
 from orchestrator.errors import NotFound
@@ -26,7 +27,7 @@ class QuarantineQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     limit: Annotated[int, Meta(ge=1, le=CAP)] = 50
 
 
-class MessageView(fields_of(SetAside)):  # type: ignore[misc]
+class MessageView(view_fields(SetAside)):  # type: ignore[misc]
     """A message that could not be understood or applied."""
 
 
@@ -39,7 +40,7 @@ class Messages(msgspec.Struct, frozen=True):
 @routes.get("", about=WHOLE, scope=Scope.OPERATE)
 def list_quarantine(api: Api, query: QuarantineQuery) -> Messages:
     """List messages that could not be understood or applied. Nothing waits for them."""
-    return Messages([answer_of(MessageView, one) for one in api.backend.quarantine.newest(query.limit)])
+    return Messages([made_from(MessageView, one) for one in api.backend.quarantine.newest(query.limit)])
 
 
 @routes.get("/{id}", about=WHOLE, scope=Scope.OPERATE)
@@ -48,4 +49,4 @@ def show_quarantined(api: Api, id: EntryId) -> MessageView:
     found = api.backend.quarantine.find(id)
     if found is None:
         raise NotFound(f"Nothing was set aside under {id}. It may have been cleared, or made room for later ones.")
-    return answer_of(MessageView, found)
+    return made_from(MessageView, found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -16,10 +15,10 @@ from orchestrator.api.key_scope import RUN, WITHIN
 from orchestrator.api.redacting import error_shown, shown
 from orchestrator.api.routes.tasks import Log, Stored, shown_log, stored_at
 from orchestrator.api.routes.workflows import Started
+from orchestrator.api.shapes import filter_fields, made_from
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.patterns import whole
 from orchestrator.domain.redaction import Redaction
-from orchestrator.domain.states import RunState
 from orchestrator.errors import NotFound
 from orchestrator.references import RESULT, Reference
 from orchestrator.sdk.ids import new_id
@@ -33,28 +32,11 @@ LARGEST_OUTPUTS = 16_000_000
 """Bytes from the payload store that one answer has of all outputs together: more is read task by task."""
 
 
-class WantedRuns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which runs to list."""
-
-    status: tuple[RunState, ...] = ()
-    """Any of these states; may be repeated."""
-    workflow: str | None = None
-    name: str | None = None
-    tag: tuple[str, ...] = ()
-    """With all of these tags; may be repeated."""
-    parent: UUID | None = None
-    """Started by this run."""
-    stuck: bool = False
-    """Only those that cannot go on."""
-    since: datetime | None = None
-    until: datetime | None = None
-    cursor: UUID | None = None
-    """`next` of the page before."""
-
-
-class RunQuery(WantedRuns, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RunQuery(filter_fields(RunFilter, "within", "part")):  # type: ignore[misc]
     """Which runs to list, and how many."""
 
+    cursor: UUID | None = None
+    """`next` of the page before."""
     limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
 
 
@@ -118,17 +100,7 @@ class Rerun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def list_page(api: Api, query: RunQuery, key_scope: KeyScope) -> Page[RunView]:
     """Return a page of runs."""
-    wanted = RunFilter(
-        statuses=query.status,
-        name=query.name,
-        workflow=query.workflow,
-        tags=query.tag,
-        parent=query.parent,
-        stuck=query.stuck,
-        since=query.since,
-        until=query.until,
-        within=key_scope.workflows,
-    )
+    wanted = made_from(RunFilter, query, within=key_scope.workflows)
     return Page(*api.backend.insights.page_of_runs(wanted, limit=query.limit, before=query.cursor))
 
 
@@ -147,20 +119,16 @@ def find(api: Api, id: UUID) -> RunAnswer:
 def _of_code(id: UUID, code: CodeView, hidden: Redaction) -> CodeAnswer:
     given, returned = stored_at(id, code.payload, "arguments"), stored_at(id, code.result, "result")
     arguments, keywords = ([], {}) if given else hidden.call_shown(*call_of(code.payload))
-    return CodeAnswer(
-        as_json(arguments),
-        as_json(keywords),
-        None if code.result is None or returned else as_json(hidden.shown(stored_value(code.result))),
-        error_shown(hidden, code.error),
-        as_json(hidden.shown({name: stored_value(value) for name, value in code.state.items()})),
-        code.turn,
-        list(code.places),
-        list(code.signals),
-        list(code.updates),
-        list(code.waits_for),
-        code.more,
-        returned,
-        given,
+    return made_from(
+        CodeAnswer,
+        code,
+        args=as_json(arguments),
+        kwargs=as_json(keywords),
+        result=None if code.result is None or returned else as_json(hidden.shown(stored_value(code.result))),
+        error=error_shown(hidden, code.error),
+        state=as_json(hidden.shown({name: stored_value(value) for name, value in code.state.items()})),
+        result_stored=returned,
+        args_stored=given,
     )
 
 

@@ -9,10 +9,11 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, answer_of
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes.workflows import Started
+from orchestrator.api.shapes import made_from
 from orchestrator.domain.access import KeyScope
 from orchestrator.sdk.ids import new_id
 from orchestrator.store.schedules.backfills import BackfillView
@@ -98,7 +99,7 @@ class NewBackfill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def view(stored: StoredSchedule) -> ScheduleView:
     """Return a schedule as it is shown."""
-    return answer_of(ScheduleView, stored, when=stored.schedule.words(), version=stored.flow_version)
+    return made_from(ScheduleView, stored, when=stored.schedule.words(), version=stored.flow_version)
 
 
 @routes.get("", about=WITHIN)

@@ -14,9 +14,9 @@ from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import TASK, WITHIN, has_run
 from orchestrator.api.redacting import attempts_shown, error_shown
+from orchestrator.api.shapes import filter_fields, made_from
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.patterns import whole
-from orchestrator.domain.states import TaskState
 from orchestrator.errors import NotFound, OrchestratorError
 from orchestrator.references import whole_reference
 from orchestrator.sdk.backend.logs import read_last
@@ -29,7 +29,6 @@ from orchestrator.time_limits import TimeLimit
 
 routes = Routes("tasks", "/api/v1/tasks")
 
-Limit = Annotated[int, Meta(ge=1, le=LARGEST_PAGE)]
 _LONGEST_WAIT = 60
 """Seconds for which one may ask to wait: proxies in between do not wait much longer."""
 
@@ -67,28 +66,12 @@ class TaskAnswer(msgspec.Struct, frozen=True):
     """The task that enqueued it while it ran, or that it follows."""
 
 
-class WantedTasks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which tasks to list."""
-
-    status: tuple[TaskState, ...] = ()
-    """Any of these states; may be repeated."""
-    queue: str | None = None
-    name: str | None = None
-    run: UUID | None = None
-    since: datetime | None = None
-    """Ended at this time or later."""
-    until: datetime | None = None
-    """Ended before this time."""
-    error: str | None = None
-    """Part of the error's type or message, in any case."""
-    cursor: UUID | None = None
-    """`next` of the page before."""
-
-
-class TaskQuery(WantedTasks, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TaskQuery(filter_fields(TaskFilter, "within", "part")):  # type: ignore[misc]
     """Which tasks to list, and how many."""
 
-    limit: Limit = PAGE
+    cursor: UUID | None = None
+    """`next` of the page before."""
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
 
 
 @routes.get("", about=WITHIN)
@@ -98,16 +81,7 @@ def list_tasks(api: Api, query: TaskQuery, key_scope: KeyScope) -> Page[TaskView
     With `since`, `until`, `error`, or only states of tasks that did not succeed, it is about the ends of tasks.
     """
     is_own_run = query.run is not None and key_scope.is_bound and has_run(api, key_scope, query.run)
-    wanted = TaskFilter(
-        statuses=query.status,
-        queue=query.queue,
-        name=query.name,
-        run=query.run,
-        since=query.since,
-        until=query.until,
-        error=query.error,
-        within="" if is_own_run else key_scope.queues,
-    )
+    wanted = made_from(TaskFilter, query, within="" if is_own_run else key_scope.queues)
     return Page(*api.backend.insights.page_of_tasks(wanted, limit=query.limit, before=query.cursor))
 
 
@@ -151,9 +125,8 @@ def _answer(api: Api, task: TaskDetail, progress: TaskProgress | None) -> TaskAn
     given = stored_at(task.id, task.payload, "arguments")
     returned = stored_at(task.id, task.result, "result")
     arguments, keywords = ([], {}) if given else hidden.call_shown(*call_of(task.payload))
-    view = TaskView(**{name: getattr(task, name) for name in TaskView.__dataclass_fields__})
     return TaskAnswer(
-        view,
+        made_from(TaskView, task),
         as_json(arguments),
         as_json(keywords),
         dict(task.options),
@@ -221,8 +194,5 @@ def log_of(api: Api, task: bytes, query: LogQuery) -> Log:
 
 def shown_log(page: LogPage) -> Log:
     """Return lines as they are answered."""
-    lines = [
-        LogEntry(line.at, line.attempt, line.level, line.text, line.source, UUID(line.task), line.step)
-        for line in page.lines
-    ]
+    lines = [made_from(LogEntry, line, task=UUID(line.task)) for line in page.lines]
     return Log(lines, page.last if lines and page.last else None)

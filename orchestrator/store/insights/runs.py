@@ -93,10 +93,10 @@ class RunFilter:
 
     statuses: tuple[RunState, ...] = ()
     """Any of these states."""
-    name: str | None = None
-    """This name."""
     workflow: str | None = None
     """Of this workflow."""
+    name: str | None = None
+    """This name."""
     tags: tuple[str, ...] = ()
     """With all of these tags."""
     parent: UUID | None = None

@@ -24,7 +24,7 @@ _GONE = ("dead", "stopped")
 @routes.get("", about=WHOLE)
 def list_workers(api: Api) -> Response:
     """Show the fleet."""
-    query = task_routes.TaskQuery(status=(TaskState.RUNNING, TaskState.DISPATCHED), limit=_MOST_TASKS)
+    query = task_routes.TaskQuery(statuses=(TaskState.RUNNING, TaskState.DISPATCHED), limit=_MOST_TASKS)
     running: dict[str, list[TaskView]] = {}
     for task in task_routes.list_tasks(api, query, KeyScope()).items:
         if task.worker is not None:

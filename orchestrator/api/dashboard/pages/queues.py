@@ -41,7 +41,7 @@ def show_queue(api: Api, name: str) -> Response:
     queues = read_queues(api, key_scope)
     found = next((queue for queue in queues if queue.queue == name), None)
     open_states = (TaskState.RUNNING, TaskState.DISPATCHED, TaskState.PENDING)
-    listed = task_routes.list_tasks(api, task_routes.TaskQuery(queue=name, status=open_states, limit=20), key_scope)
+    listed = task_routes.list_tasks(api, task_routes.TaskQuery(queue=name, statuses=open_states, limit=20), key_scope)
     minutes = system.read_minutes(api, key_scope, name)
     if found is None and not (minutes or listed.items or _has_ended_tasks(api, name, key_scope)):
         with api.reading() as connection:

@@ -27,9 +27,9 @@ routes = pages("/ui")
 
 
 @routes.get("/audit", about=WHOLE, scope=Scope.ADMIN)
-def show_audit(api: Api, query: audit_routes.WantedLines) -> Response:
+def show_audit(api: Api, query: audit_routes.AuditQuery) -> Response:
     """Show who did what."""
-    found = shown(api, audit_routes.list_audit(api, audit_routes.AuditQuery(**msgspec.structs.asdict(query))))
+    found = shown(api, audit_routes.list_audit(api, query))
     return page("audit.html", query=query, found=found)
 
 

@@ -33,9 +33,9 @@ _MOST_EVENTS = 300
 
 
 @routes.get("", about=WITHIN)
-def list_runs(api: Api, query: run_routes.WantedRuns, key_scope: KeyScope) -> Response:
+def list_runs(api: Api, query: run_routes.RunQuery, key_scope: KeyScope) -> Response:
     """List runs."""
-    found = run_routes.list_page(api, run_routes.RunQuery(**msgspec.structs.asdict(query)), key_scope)
+    found = run_routes.list_page(api, query, key_scope)
     return page("runs.html", query=query, found=found, states=list(RunState))
 
 
@@ -82,7 +82,7 @@ def _of_steps(api: Api, run: RunDetail, steps: list[StepView], key_scope: KeySco
 
 def _run_before(api: Api, run: RunDetail, key_scope: KeyScope) -> UUID | None:
     """Return the last run of the same workflow before this one that succeeded."""
-    query = run_routes.RunQuery(workflow=run.workflow, status=(RunState.SUCCESS,), limit=1, cursor=run.id)
+    query = run_routes.RunQuery(workflow=run.workflow, statuses=(RunState.SUCCESS,), limit=1, cursor=run.id)
     found = run_routes.list_page(api, query, key_scope).items
     return found[0].id if found else None
 

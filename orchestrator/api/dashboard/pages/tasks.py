@@ -18,6 +18,7 @@ from orchestrator.api.problems import refused
 from orchestrator.api.routes import bulk
 from orchestrator.api.routes import tasks as task_routes
 from orchestrator.api.routes.tasks import LogQuery
+from orchestrator.api.shapes import filter_fields, made_from
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.states import OPEN_TASK_STATES, TaskState
 from orchestrator.errors import OrchestratorError
@@ -37,29 +38,22 @@ _MOST_CHILDREN = 50
 
 
 @routes.get("", about=WITHIN)
-def list_tasks(api: Api, query: task_routes.WantedTasks, key_scope: KeyScope) -> Response:
+def list_tasks(api: Api, query: task_routes.TaskQuery, key_scope: KeyScope) -> Response:
     """List tasks."""
-    found = task_routes.list_tasks(api, task_routes.TaskQuery(**msgspec.structs.asdict(query)), key_scope)
-    open_states = [state for state in query.status if state in OPEN_TASK_STATES]
-    is_open = len(open_states) == len(query.status) and (query.since, query.until, query.error) == (None, None, None)
+    found = task_routes.list_tasks(api, query, key_scope)
+    open_states = [state for state in query.statuses if state in OPEN_TASK_STATES]
+    is_open = len(open_states) == len(query.statuses) and (query.since, query.until, query.error) == (None, None, None)
     return page("tasks.html", query=query, found=found, states=list(TaskState), is_open=is_open)
 
 
-class FailedQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FailedQuery(filter_fields(FailedFilter)):  # type: ignore[misc]
     """Which failed tasks are meant."""
-
-    queue: str | None = None
-    name: str | None = None
-    error: str | None = None
-    kind: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
 
 
 @routes.get("/retry", about=WITHIN, scope=Scope.OPERATE)
 def preview_retry(api: Api, query: FailedQuery, key_scope: KeyScope) -> Response:
     """Say how many failed tasks would be tried again, before they are."""
-    wanted = FailedFilter(**{name: getattr(query, name) for name in query.__struct_fields__})
+    wanted = made_from(FailedFilter, query)
     groups: list[redrive.Group] = []
     is_part = False
     if wanted != FailedFilter():
@@ -70,13 +64,8 @@ def preview_retry(api: Api, query: FailedQuery, key_scope: KeyScope) -> Response
     return page("retry.html", query=query, groups=groups, total=total, looked_at=looked_at)
 
 
-class OpenQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OpenQuery(filter_fields(OpenFilter, "until")):  # type: ignore[misc]
     """Which open tasks are meant."""
-
-    status: tuple[TaskState, ...] = ()
-    queue: str | None = None
-    name: str | None = None
-    run: UUID | None = None
 
 
 @routes.get("/cancel", about=WITHIN, scope=Scope.OPERATE)
@@ -85,8 +74,7 @@ def preview_cancel(api: Api, query: OpenQuery, key_scope: KeyScope) -> Response:
     until = datetime.now(UTC)
     groups = []
     if query != OpenQuery():
-        wanted = OpenFilter(statuses=query.status, queue=query.queue, name=query.name, run=query.run, until=until)
-        groups = bulk.open_tasks(api, wanted, key_scope)
+        groups = bulk.open_tasks(api, made_from(OpenFilter, query, until=until), key_scope)
     total = sum(group.tasks for group in groups)
     return page(
         "cancel.html",

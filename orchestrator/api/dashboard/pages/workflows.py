@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.graph import draw
+from orchestrator.api.dashboard.graph import draw, planned_step
 from orchestrator.api.dashboard.rendering import go, page, pages
 from orchestrator.api.dashboard.words import address
 from orchestrator.api.key_scope import WITHIN, WORKFLOW
@@ -86,20 +86,11 @@ def show_workflow(api: Api, name: str, key_scope: KeyScope) -> Response:
 def _steps(definition: Definition) -> list[StepView]:
     """Return the steps of a definition, as one draws those of a run that has not begun."""
     return [
-        StepView(
+        planned_step(
             name=step.name,
             kind="workflow" if step.workflow else "task",
             calls=step.workflow or step.task or "",
-            state="waiting",
-            fan_out=False,
-            total=None,
-            ended=0,
-            failed=0,
-            reason=None,
             depends_on=tuple(step.depends_on),
-            started_at=None,
-            ended_at=None,
-            error=None,
         )
         for step in definition.steps
     ]
