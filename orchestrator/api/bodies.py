@@ -19,7 +19,7 @@ import msgspec
 from starlette.requests import Request
 
 from orchestrator.api.http_protocol import LONGEST_BODY
-from orchestrator.api.problems import Problem, Refused, refused
+from orchestrator.api.problems import Problem, Refused, refused, unfit
 from orchestrator.domain.plain import MOST_LEVELS
 
 LARGEST_BODY = 32_000_000
@@ -89,7 +89,7 @@ def check_shape(data: bytes) -> None:
         levels = list(accumulate(map(_STEPS.__getitem__, brackets), initial=level))
         level = levels[-1]
         if max(levels) > MOST_LEVELS:
-            raise refused(422, "The request does not fit", f"The body has more than {MOST_LEVELS} levels.")
+            raise unfit(f"The body has more than {MOST_LEVELS} levels.")
         if values > MOST_VALUES or containers > MOST_CONTAINERS:
             detail = f"It holds more than {MOST_VALUES:,} values, or more than {MOST_CONTAINERS:,} lists and objects."
             raise refused(413, "The body is too large", f"{detail} Send it in parts, or what is large as one text.")

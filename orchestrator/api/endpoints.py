@@ -25,7 +25,7 @@ import msgspec
 
 from orchestrator.api.bodies import LARGEST_QUESTION, ONE_VALUE, decoder
 from orchestrator.api.key_scope import NOTHING, TASK, WITHIN, WORKFLOW, Subject
-from orchestrator.api.problems import misfit, refused
+from orchestrator.api.problems import misfit, refused, unfit
 from orchestrator.domain.access import Scope
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -110,12 +110,12 @@ class Endpoint:
             if name in self.repeated:
                 given.setdefault(name, []).append(value)
             elif name in given:
-                raise refused(422, "The request does not fit", f"?{name} is given twice.")
+                raise unfit(f"?{name} is given twice.")
             else:
                 given[name] = value
         if self.query is None:
             if given:
-                raise refused(422, "The request does not fit", f"?{next(iter(given))}: this route takes no options.")
+                raise unfit(f"?{next(iter(given))}: this route takes no options.")
             return {}
         try:
             return {"query": msgspec.convert(given, self.query, strict=False)}
@@ -141,7 +141,7 @@ class Endpoint:
         except msgspec.ValidationError as error:
             raise misfit(error) from error
         except RecursionError:
-            raise refused(422, "The request does not fit", "The body has too many levels within each other.") from None
+            raise unfit("The body has too many levels within each other.") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             marked = data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
             detail = "It begins with a byte order mark: send UTF-8 without one." if marked else str(error)

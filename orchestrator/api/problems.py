@@ -74,6 +74,11 @@ def refused(status: int, title: str, detail: str = "", **fields: Any) -> Refused
     return Refused(Problem(title=title, status=status, detail=detail, **fields), headers)
 
 
+def unfit(detail: str, **fields: Any) -> Refused:
+    """Return a refusal of a request that does not fit."""
+    return refused(422, "The request does not fit", detail, **fields)
+
+
 def at(pointer: str, error: Exception) -> Refused:
     """Return what to say of one part of a request that something is wrong with."""
     found = of_error(error)
@@ -97,7 +102,7 @@ def misfit(error: msgspec.ValidationError, mark: str = "#/") -> Refused:
     if unknown:
         path.append(unknown[1] or unknown[2])
     pointer = f"{mark}{'/'.join(path)}"
-    return refused(422, "The request does not fit", f"{pointer}: {detail}", errors=[FieldError(pointer, detail)])
+    return unfit(f"{pointer}: {detail}", errors=[FieldError(pointer, detail)])
 
 
 _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
@@ -131,7 +136,5 @@ def of_error(error: Exception) -> Refused | None:
     if isinstance(error, transport.UNAVAILABLE):
         return refused(503, "Redis cannot be used now", transport.describe(error))
     if isinstance(error, exc.DataError) or "cannot contain NUL" in str(error):
-        return refused(
-            422, "The request does not fit", f"A value cannot be stored or looked for: {database.said(error)}"
-        )
+        return unfit(f"A value cannot be stored or looked for: {database.said(error)}")
     return None

@@ -25,7 +25,7 @@ from orchestrator.api.key_scope import WHOLE, OutOfKeyScope
 from orchestrator.api.live.answer import Admit
 from orchestrator.api.live.answer import answer as live
 from orchestrator.api.live.hub import Hub
-from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, refused
+from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, refused, unfit
 from orchestrator.api.quotas import Meter, Received
 from orchestrator.api.redacting import shown
 from orchestrator.api.refusals import Refusals
@@ -158,7 +158,7 @@ async def _answer(
     if caller.key_scope.is_bound and endpoint.about is WHOLE:
         endpoint.about.check(api, caller.key_scope, {})
     if endpoint.method == "POST" and not endpoint.takes_key and "idempotency-key" in request.headers:
-        raise refused(422, "The request does not fit", "Idempotency-Key: this route takes none, and would do it again.")
+        raise unfit("Idempotency-Key: this route takes none, and would do it again.")
     given = endpoint.read_path(request.path_params) | endpoint.read_query(query_of(request))
     if endpoint.takes_key:
         given["key"] = request.headers.get("Idempotency-Key")

@@ -7,7 +7,7 @@ import msgspec
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN
-from orchestrator.api.problems import refused
+from orchestrator.api.problems import unfit
 from orchestrator.api.shapes import filter_fields, made_from, view_fields
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.states import ENDED_TASK_STATES
@@ -44,7 +44,7 @@ class Cancelled(msgspec.Struct, frozen=True):
 def open_tasks(api: Api, wanted: OpenFilter, key_scope: KeyScope) -> list[OpenGroup]:
     """Return which tasks would be cancelled."""
     if any(state in ENDED_TASK_STATES for state in wanted.statuses):
-        raise refused(422, "The request does not fit", "Expected states of open tasks: pending, dispatched, running.")
+        raise unfit("Expected states of open tasks: pending, dispatched, running.")
     with api.reading() as connection:
         return cancels.preview(connection, wanted, key_scope.queues)
 
@@ -60,7 +60,7 @@ def cancel_tasks(api: Api, body: Cancel, key_scope: KeyScope) -> Cancelled:
     """Cancel open tasks by the thousand: those of a queue, a name, a run or a state."""
     wanted = made_from(OpenFilter, body)
     if (body.statuses, body.queue, body.name, body.run) == ((), None, None, None):
-        raise refused(422, "The request does not fit", "Say which: status, queue, name or run.")
+        raise unfit("Say which: status, queue, name or run.")
     groups = open_tasks(api, wanted, key_scope)
     count, asked = sum(group.tasks for group in groups), not body.dry_run and bool(groups)
     if asked:
@@ -105,7 +105,7 @@ def retry_failed(api: Api, body: Redrive, key_scope: KeyScope) -> Redriven:
     """Open failed tasks again by the thousand: those of a queue, a name, an error or a time."""
     wanted = made_from(FailedFilter, body)
     if wanted == FailedFilter():
-        raise refused(422, "The request does not fit", "Say which: queue, name, error, kind, since or until.")
+        raise unfit("Say which: queue, name, error, kind, since or until.")
     groups = api.backend.tasks.preview_retry(wanted, key_scope.queues)
     asked = not body.dry_run and bool(groups)
     if asked:

@@ -21,7 +21,7 @@ from orchestrator.api.client_checks import check_new_task, checks_of
 from orchestrator.api.context import LARGEST, Api, Asked, Done
 from orchestrator.api.endpoints import Endpoint, Routes, largest_body
 from orchestrator.api.key_scope import BACKFILL, QUEUE, RUN, TASK, WHOLE, WITHIN, WORKFLOW, subject
-from orchestrator.api.problems import refused
+from orchestrator.api.problems import unfit
 from orchestrator.api.redacting import hides_answer, value_shown
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.errors import OrchestratorError
@@ -61,7 +61,7 @@ def wait_for_ends(api: Api, body: Waiting) -> Steps[Ends]:
     )
     finders: dict[bytes, Find] = {identifier: find for ids, find in kinds for identifier in ids}
     if len(finders) < sum(len({*ids}) for ids, _ in kinds):
-        raise refused(422, "The request does not fit", "An id is given twice, as that of different things.")
+        raise unfit("An id is given twice, as that of different things.")
     ended: list[End] = []
     stream = api.backend.waiting.each(list(finders), _by_kind(finders), TimeLimit(body.timeout))
     has_lingered = len(finders) <= _FEW

@@ -13,7 +13,7 @@ from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN, check_queue, check_task_name
-from orchestrator.api.problems import Refused, at, refused
+from orchestrator.api.problems import Refused, at, unfit
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask, UniqueKey
 from orchestrator.errors import InvalidTask
@@ -95,7 +95,7 @@ def new_task(api: Api, call: NewCall, key_scope: KeyScope, key: str | None = Non
     """Return a task as it is stored; raises what a caller should know."""
     given = call.options()
     if key is not None and given.setdefault("idempotency_key", key) != key:
-        raise refused(422, "The request does not fit", "Idempotency-Key and idempotency_key differ.")
+        raise unfit("Idempotency-Key and idempotency_key differ.")
     task = call_by_name(api.settings, call.name, call.args, call.kwargs, options=given, queue=DEFAULT_QUEUE)
     check_queue(key_scope, task.queue)
     check_task_name(key_scope, task.name)
@@ -166,15 +166,13 @@ def _enqueue_once(api: Api, tasks: list[NewTask], key: str, key_scope: KeyScope)
     """Enqueue tasks under one key, of which each has a part: it is no name's own, so that other names meet it, too."""
     if len(tasks) > _MOST_UNDER_A_KEY:
         found = f"found {len(tasks):,}. Send them in parts, each with a key of its own."
-        raise refused(
-            422, "The request does not fit", f"#/tasks: expected at most {_MOST_UNDER_A_KEY:,} with a key; {found}"
-        )
+        raise unfit(f"#/tasks: expected at most {_MOST_UNDER_A_KEY:,} with a key; {found}")
     period = api.settings.idempotency_period
     keyed = []
     for index, task in enumerate(tasks):
         if task.unique is None:
             task = _with_key(task, once("", f"{key}/{index}", period))
         elif not task.unique.same_call:
-            raise refused(422, "The request does not fit", f"#/tasks/{index}: {_ONE_KEY}")
+            raise unfit(f"#/tasks/{index}: {_ONE_KEY}")
         keyed.append(task)
     return api.backend.tasks.enqueue_once(keyed, once("", f"{key}/{len(tasks)}", period).key, key_scope.queues)

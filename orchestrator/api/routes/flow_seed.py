@@ -19,14 +19,13 @@ from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN, check_flow, check_workflow, subject
-from orchestrator.api.problems import Refused, refused
+from orchestrator.api.problems import unfit
 from orchestrator.api.routes import flows
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.flow.definition import DEFAULT
 from orchestrator.errors import NotFound
 from orchestrator.sdk.calls.declaring import Kind
 from orchestrator.sdk.checks import check_label, check_name
-from orchestrator.sdk.flow import reading
 from orchestrator.sdk.ids import new_id
 from orchestrator.store.flow.definitions import StoredFlow
 from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
@@ -198,17 +197,13 @@ def create_version(api: Api, body: dict[str, Any], key_scope: KeyScope) -> Creat
     name = check_name("flow", str(_given(body, "flow_id", "flow", "name")))
     check_workflow(key_scope, name)
     source = _given(body, "definition_json", "definition")
-    find = flows.find_flow(api, key_scope)
-    if isinstance(source, str):
-        flow = reading.loads(source, "definition_json", find=find)
-    else:
-        flow = reading.from_data(source, "definition", find=find)
+    called = "definition_json" if isinstance(source, str) else "definition"
+    flow = flows.read_source(api, source, called, key_scope)
     check_flow(key_scope, name, flow)
-    flow = flows.hiding(api, flow)
     version = _whole(_given(body, "version", otherwise=0), "version")
     status = str(_given(body, "status", otherwise="") or "published")
     if status not in ("published", "draft"):
-        raise _misfit(f"There is no status {status!r:.60} of a version. Expected published or draft.")
+        raise unfit(f"There is no status {status!r:.60} of a version. Expected published or draft.")
     done = api.backend.flows.publish(name, flow, version or None, published=status == "published", rule=DEFAULT)
     return Created(f"{name}@{done.version}")
 
@@ -243,7 +238,7 @@ def create_task(api: Api, body: dict[str, Any], key: str | None, key_scope: KeyS
     version = _whole(_given(body, "version", otherwise=0), "version")
     request = _given(body, "request_id", otherwise="") or key or ""
     if key is not None and request != key:
-        raise _misfit("request_id and the header Idempotency-Key differ: give one of them.")
+        raise unfit("request_id and the header Idempotency-Key differ: give one of them.")
     key = check_label("request_id", str(request)) if request else None
     run = api.backend.flows.start(name, params, new_id(), version=version or None, key=key, shared=shared)
     return Created(str(UUID(bytes=run)))
@@ -254,7 +249,7 @@ def list_flow_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> list[Fl
     """List runs of flows, newest first."""
     status = query.status
     if status and status not in _ALL:
-        raise _misfit(f"There is no status {status!r:.60}. Expected one of {', '.join(_ALL)}.")
+        raise unfit(f"There is no status {status!r:.60}. Expected one of {', '.join(_ALL)}.")
     states: tuple[str, ...] | None = (_STATES.get(status, status),) if status else None
     cancelling = True if status == "canceling" else False if status in ("pending", "running") else None
     if status == "canceling":
@@ -284,11 +279,11 @@ def cancel_task(api: Api, query: TaskQuery) -> Ok:
 def list_node_runs(api: Api, query: RunsQuery) -> list[NodeRunItem]:
     """List the attempts of a run of a flow at its nodes, in order."""
     found = flows.node_runs(api, query.task_id, query.after, query.limit)
-    places: Counter[int] = Counter()
+    attempts: Counter[int] = Counter()
     items = []
     for view in found:
-        places[view.number] += 1
-        items.append(_node_run(query.task_id, f"{view.number}-{places[view.number]}", view))
+        attempts[view.number] += 1
+        items.append(_node_run(query.task_id, f"{view.number}-{attempts[view.number]}", view))
     return items
 
 
@@ -313,7 +308,7 @@ def _given(body: Mapping[str, Any], *names: str, otherwise: Any = _NOTHING) -> A
         if value is not None:
             return value
     if otherwise is _NOTHING:
-        raise _misfit(f"{names[0]} is missing.")
+        raise unfit(f"{names[0]} is missing.")
     return otherwise
 
 
@@ -324,19 +319,15 @@ def _mapping(body: Mapping[str, Any], *names: str) -> dict[str, Any]:
         try:
             found = msgspec.json.decode(found) if found else {}
         except msgspec.DecodeError as error:
-            raise _misfit(f"{names[0]} is not JSON: {error}") from None
+            raise unfit(f"{names[0]} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise _misfit(f"{names[0]} is a mapping.")
+        raise unfit(f"{names[0]} is a mapping.")
     return found
-
-
-def _misfit(detail: str) -> Refused:
-    return refused(422, "The request does not fit", detail)
 
 
 def _whole(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**31 or value != int(value):
-        raise _misfit(f"{name} is a whole number; found {value!r:.60}.")
+        raise unfit(f"{name} is a whole number; found {value!r:.60}.")
     return int(value)
 
 

@@ -13,7 +13,7 @@ from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import RUN, WITHIN, WORKFLOW, check_flow, check_workflow
-from orchestrator.api.problems import refused
+from orchestrator.api.problems import unfit
 from orchestrator.api.redacting import shown
 from orchestrator.api.routes.workflows import Started
 from orchestrator.api.shapes import made_from, view_fields
@@ -162,14 +162,16 @@ def find_flow(api: Api, key_scope: KeyScope) -> reading.Find:
 def read_flow(api: Api, document: FlowDocument, key_scope: KeyScope) -> Flow:
     """Return the flow of a document, or say what is wrong with it."""
     if (document.definition is None) == (document.text is None):
-        raise refused(422, "The request does not fit", "Expected either `definition` or `text`.")
-    if document.text is not None:
-        return hiding(api, reading.loads(document.text, "text", find=find_flow(api, key_scope)))
-    return hiding(api, reading.from_data(document.definition, find=find_flow(api, key_scope)))
+        raise unfit("Expected either `definition` or `text`.")
+    if document.text is None:
+        return read_source(api, document.definition, "flow", key_scope)
+    return read_source(api, document.text, "text", key_scope)
 
 
-def hiding(api: Api, flow: Flow) -> Flow:
-    """Return a flow whose functions hide what the workers' tasks do not want shown."""
+def read_source(api: Api, source: Any, name: str, key_scope: KeyScope) -> Flow:
+    """Return the flow of a text or of data; `name` is what messages call it. Its functions hide what their tasks do."""
+    read = reading.loads if isinstance(source, str) else reading.from_data
+    flow = read(source, name, find=find_flow(api, key_scope))
     names = functions_of(flow)
     return msgspec.structs.replace(flow, functions=functions_hiding(names, api.names.redacted(names)))
 

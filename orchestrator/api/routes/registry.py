@@ -16,7 +16,7 @@ from msgspec import Meta
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WHOLE
-from orchestrator.api.problems import refused
+from orchestrator.api.problems import refused, unfit
 from orchestrator.domain.executors.services import SERVICE_NAME, ServiceWorker, address_problem, in_order
 from orchestrator.domain.patterns import whole
 from orchestrator.errors import NotFound, did_you_mean
@@ -94,7 +94,7 @@ def register_worker(api: Api, body: Registration) -> Ok:
     Tasks with the executor `http` are then sent to it, for as long as it sends heartbeats.
     """
     if problem := address_problem(body.url):
-        raise refused(422, "The request does not fit", f"url: {problem}, found {body.url!r:.200}.")
+        raise unfit(f"url: {problem}, found {body.url!r:.200}.")
     connections = api.backend.connections
     if not services.make_room(connections.redis, connections.keys, body.id):
         raise refused(429, "There are too many service workers", f"{services.MOST:,} are registered already.")

@@ -13,7 +13,7 @@ from orchestrator.api.bodies import LARGEST_BODY
 from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Done
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import NOTHING, WITHIN, WORKFLOW, check_definition, check_queue, check_workflow
-from orchestrator.api.problems import refused
+from orchestrator.api.problems import refused, unfit
 from orchestrator.domain import redaction
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.code.history import RunStarted
@@ -197,9 +197,7 @@ def start(api: Api, name: str, given: NewRunOf, key: str | None, key_scope: KeyS
     if code is not None:
         return _start_code(api, name, given, code, key_scope, key, tags)
     if is_data and (given.args or given.kwargs or given.queue or given.timeout or given.pinned):
-        raise refused(
-            422,
-            "The request does not fit",
+        raise unfit(
             f"Workflow {name!r} is a definition: its runs take `params`, `key` and `tags`, and nothing else.",
         )
     return UUID(bytes=api.backend.workflows.start(name, given.params, new_id(), key=key, tags=tags))
@@ -210,7 +208,7 @@ def _start_code(
 ) -> UUID:
     """Start a run of a workflow as code; whether its arguments fit is for the worker to say, who has it."""
     if twice := given.params.keys() & given.kwargs.keys():
-        raise refused(422, "The request does not fit", f"{min(twice)!r} stands in `params` and in `kwargs`.")
+        raise unfit(f"{min(twice)!r} stands in `params` and in `kwargs`.")
     queue = code.queue if given.queue is None else check_name("queue", given.queue)
     check_queue(key_scope, queue)
     payload = encode_call(name, given.args, {**given.params, **given.kwargs}, api.settings.max_payload)
