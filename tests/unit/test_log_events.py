@@ -53,7 +53,9 @@ def _level(call: ast.Call) -> str:
 
 def table() -> str:
     """Return the table of all events, as the documentation has it."""
-    levels, fields, meanings = defaultdict(set), defaultdict(list), defaultdict(list)
+    levels: defaultdict[str, set[str]] = defaultdict(set)
+    fields: defaultdict[str, list[str]] = defaultdict(list)
+    meanings: defaultdict[str, list[str]] = defaultdict(list)
     for _, call in calls():
         text = _text(call)
         head, _, meaning = text.partition(": ")
