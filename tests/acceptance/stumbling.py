@@ -7,8 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from project import app
-
+from orchestrator.testing.executor_tasks import app
 from orchestrator.workers.executors import registry
 
 __all__ = ["app"]

@@ -36,6 +36,7 @@ from orchestrator.references import (
 )
 from orchestrator.scheduler.flow.plans import _events
 from orchestrator.sealing import Vault
+from orchestrator.testing.payload_stores import PayloadStoreConformance
 from orchestrator.workers.container.folders import folder_of
 
 TASK = bytes(range(16))
@@ -51,6 +52,21 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 @pytest.fixture(params=[None, VAULT], ids=["plain", "sealed"])
 def payloads(request: pytest.FixtureRequest, store: Store) -> PayloadStore:
     return PayloadStore(store, 1_000, request.param)
+
+
+class TestFolder(PayloadStoreConformance):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return open_store(str(tmp_path), "space")
+
+
+class TestFsspec(PayloadStoreConformance):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return open_store(f"memory://{tmp_path}", "space")
+
+    def test_an_object_appears_when_it_is_complete(self, store: Store) -> None:  # noqa: ARG002
+        pytest.skip("fsspec's memory shows what is being written; buckets do not")
 
 
 def stored(data: bytes) -> Reference:

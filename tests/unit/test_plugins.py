@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -15,6 +16,7 @@ from orchestrator import entry_points, executors
 from orchestrator.domain.executors.registry import all_built_in, executor_names, plugin_of
 from orchestrator.entry_points import EXECUTORS, own_plugins, plugins
 from orchestrator.errors import ConfigurationError
+from orchestrator.payloads.stores import open_store
 from orchestrator.workers.executors.protocol import Setup
 from orchestrator.workers.executors.registry import create, equipment
 
@@ -129,3 +131,30 @@ def test_no_package_replaces_an_executor_of_ours(installed: Path) -> None:
         "orchestrator.plugins.executors.rq:PLUGIN",
         "orchestrator.settings:Settings",
     )
+
+
+_STORE = """
+from pathlib import Path
+from urllib.parse import urlsplit
+from orchestrator.payloads.stores import Folder
+
+class MyStore(Folder):
+    def __init__(self, url):
+        super().__init__(Path(urlsplit(url).path))
+"""
+
+
+@pytest.mark.slow
+def test_a_payload_store_of_ones_own_is_opened_and_tested_as_the_page_says(installed: Path) -> None:
+    folder = installed.parents[1]
+    page = (Path(__file__).parents[2] / "docs" / "payloads.md").read_text().partition("### Your own store")[2]
+    points, suite = re.findall(r"```(?:toml|python)\n(.*?)```", page, re.DOTALL)[:2]
+    (folder / "my_package.py").write_text(_STORE)
+    (folder / "test_my_store.py").write_text(suite)
+    installed.write_text(re.sub(r'project.entry-points.|"', "", points))
+    invalidate_caches()
+    store = open_store("mine:///somewhere", "space")
+    assert (type(store).__name__, store.place) == ("MyStore", "/somewhere/space")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_store.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert "8 passed" in done.stdout, done.stdout

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.domain.executors.options import ExecutorOptions
-from tests.acceptance.executors.harness import BehindDoor
-from tests.acceptance.stack import Stack
+from tests.acceptance.executors.harness import BehindDoor, Services
 from tests.doors import Door
 
 PLUGIN = Path(__file__).parent / "bureau"
@@ -48,9 +47,9 @@ class BureauHarness(BehindDoor):
         self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0))
         self.door = Door(self._server.sockets[0].getsockname()[1])
 
-    def prepare(self, stack: Stack) -> None:
+    def prepare(self, services: Services) -> None:
         path = [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
-        stack.environment["PYTHONPATH"] = os.pathsep.join(path)
+        services.environment["PYTHONPATH"] = os.pathsep.join(path)
 
     def options(self) -> ExecutorOptions:
         options: ExecutorOptions = import_module("bureau").Bureau(port=self.door.port)

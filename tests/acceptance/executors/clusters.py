@@ -16,8 +16,7 @@ from rq.job import Job
 
 from orchestrator.executors import ExecutorOptions, Kubernetes, Rq
 from tests.acceptance.executors.doing import FOLDER, Marks
-from tests.acceptance.executors.harness import BehindDoor
-from tests.acceptance.stack import Stack
+from tests.acceptance.executors.harness import BehindDoor, Services
 from tests.doors import Door
 from tests.integration.fake_kubernetes import FakeKubernetes
 
@@ -63,14 +62,14 @@ class KubernetesHarness(Marking):
         self.server = FakeKubernetes()
         self.door = Door(self.server.server_port)
 
-    def prepare(self, stack: Stack) -> None:
+    def prepare(self, services: Services) -> None:
         document = {
             "current-context": "here",
             "contexts": [{"name": "here", "context": {"cluster": "c", "namespace": "jobs"}}],
             "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{self.door.port}"}}],
         }
         (self.folder / "kubeconfig").write_text(yaml.safe_dump(document), encoding="utf-8")
-        stack.environment["KUBECONFIG"] = str(self.folder / "kubeconfig")
+        services.environment["KUBECONFIG"] = str(self.folder / "kubeconfig")
 
     def options(self) -> ExecutorOptions:
         command = [sys.executable, str(HERE / "doing.py")]
@@ -103,11 +102,11 @@ class RqHarness(Marking):
     name = "rq"
     without = TESTED_ALONE | {"test_many_at_once_need_no_slots"}  # each worker of RQ does one job at a time
 
-    def prepare(self, stack: Stack) -> None:
-        path = stack.settings.redis_url.removeprefix("unix://")
+    def prepare(self, services: Services) -> None:
+        path = services.settings.redis_url.removeprefix("unix://")
         self._url = f"unix://{path}?db=7"
         self.door = Door(path)
-        stack.environment["RQ_REDIS_URL"] = f"redis://127.0.0.1:{self.door.port}/7"
+        services.environment["RQ_REDIS_URL"] = f"redis://127.0.0.1:{self.door.port}/7"
         environ = {**os.environ, FOLDER: str(self.folder)}
         command = [sys.executable, "-m", "rq.cli", "worker", "--url", self._url, "--path", str(HERE), "--quiet", "work"]
         with (self.folder / "rq.log").open("wb") as log:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from orchestrator.testing import executor_stage
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.executors.bureaus import BureauHarness
 from tests.acceptance.executors.clusters import KubernetesHarness, RqHarness
@@ -27,7 +28,6 @@ HARNESSES: list[type[Harness]] = [
     RqHarness,
 ]
 """The executors that the suite is run over: add yours."""
-_IMPATIENT = {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0, "executor_timeout": 3.0, "executor_pause": 1.0}
 
 
 @pytest.fixture(scope="module", params=HARNESSES, ids=lambda kind: kind.name)
@@ -46,9 +46,11 @@ def house(
 ) -> Iterator[Stage]:
     """A scheduler, and whoever works."""
     folder = tmp_path_factory.mktemp("stack")
-    with fresh_stack(database_url, redis_url, folder, **_IMPATIENT, **harness.settings()) as stack:
+    with fresh_stack(database_url, redis_url, folder, **executor_stage.SETTINGS, **harness.settings()) as stack:
         harness.prepare(stack)
-        yield Stage(stack, harness)
+        stage = Stage(stack, harness)
+        yield stage
+        stage.close()
 
 
 @pytest.fixture

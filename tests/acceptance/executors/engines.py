@@ -13,7 +13,7 @@ import pytest
 from orchestrator.executors import CloudRun, Dask, ExecutorOptions, Ray
 from tests.acceptance.executors.clusters import HERE, TESTED_ALONE, Marking
 from tests.acceptance.executors.doing import FOLDER
-from tests.acceptance.stack import Stack
+from tests.acceptance.executors.harness import Services
 from tests.doors import Door
 from tests.integration.dask_cluster import Cluster
 from tests.integration.fake_cloud_run import FakeCloudRun
@@ -39,12 +39,12 @@ class CloudRunHarness(Marking):
     def settings(self) -> dict[str, str]:
         return {"payload_store": str(self.folder / "store")}
 
-    def prepare(self, stack: Stack) -> None:
-        stack.environment |= {
+    def prepare(self, services: Services) -> None:
+        services.environment |= {
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_RUN": f"http://127.0.0.1:{self.door.port}/",
             "GCE_METADATA_HOST": self.server.host,
         }
-        stack.environment.pop("GOOGLE_APPLICATION_CREDENTIALS", None)
+        services.environment.pop("GOOGLE_APPLICATION_CREDENTIALS", None)
 
     def options(self) -> ExecutorOptions:
         env = {FOLDER: str(self.folder), "PYTHONPATH": f"{HERE}:{_REPOSITORY}"}
@@ -71,8 +71,8 @@ class RayHarness(Marking):
         self.server = FakeRay()
         self.door = Door(self.server.server_port)
 
-    def prepare(self, stack: Stack) -> None:
-        stack.environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{self.door.port}"
+    def prepare(self, services: Services) -> None:
+        services.environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{self.door.port}"
 
     def options(self) -> ExecutorOptions:
         variables = {FOLDER: str(self.folder), "PYTHONPATH": str(HERE)}
@@ -116,8 +116,8 @@ class DaskHarness(Marking):
         self._tell(_PRESENT)
         self.door = Door(urlsplit(self.cluster.address).port or 0)
 
-    def prepare(self, stack: Stack) -> None:
-        stack.environment["DASK_SCHEDULER_ADDRESS"] = f"tcp://127.0.0.1:{self.door.port}"
+    def prepare(self, services: Services) -> None:
+        services.environment["DASK_SCHEDULER_ADDRESS"] = f"tcp://127.0.0.1:{self.door.port}"
 
     def options(self) -> ExecutorOptions:
         return Dask(function="doing:work")

@@ -11,11 +11,10 @@ from typing import Any
 from orchestrator.domain.executors.http import Http
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.services import ServiceWorker
-from orchestrator.transport import services
+from orchestrator.transport import services as registry
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
-from tests.acceptance.executors.harness import BehindDoor
-from tests.acceptance.stack import Stack
+from tests.acceptance.executors.harness import BehindDoor, Services
 from tests.doors import Door
 
 
@@ -44,12 +43,12 @@ class HttpHarness(BehindDoor):
         self._server = self._call(asyncio.start_server(self._serve, "127.0.0.1", 0))
         self.door = Door(self._server.sockets[0].getsockname()[1])
 
-    def prepare(self, stack: Stack) -> None:
-        redis, keys = connect(stack.settings.redis_url), Keys.of(stack.settings)
-        _, now = services.find(redis, keys, "w")
+    def prepare(self, services: Services) -> None:
+        redis, keys = connect(services.settings.redis_url), Keys.of(services.settings)
+        _, now = registry.find(redis, keys, "w")
         url = f"http://127.0.0.1:{self.door.port}"
         for_long = now + 1_000  # its heartbeats are not what is tested here
-        services.write(redis, keys, ServiceWorker(id="w", url=url, services=("work",), heard_at=for_long))
+        registry.write(redis, keys, ServiceWorker(id="w", url=url, services=("work",), heard_at=for_long))
         redis.close()
 
     def options(self) -> ExecutorOptions:

@@ -10,7 +10,7 @@ import httpx
 
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.pull import Pull
-from tests.acceptance.executors.harness import AWAY, Harness
+from tests.acceptance.executors.harness import AWAY, Harness, Services
 from tests.acceptance.stack import Stack
 
 
@@ -38,8 +38,9 @@ class PullHarness(Harness):
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def prepare(self, stack: Stack) -> None:
-        self._http = httpx.Client(base_url=stack.api(), timeout=40, limits=httpx.Limits(max_connections=None))
+    def prepare(self, services: Services) -> None:
+        assert isinstance(services, Stack)
+        self._http = httpx.Client(base_url=services.api(), timeout=40, limits=httpx.Limits(max_connections=None))
         for number in range(2):
             self._begin(self._poll, f"p-{number}")
 

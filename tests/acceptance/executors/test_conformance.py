@@ -1,216 +1,24 @@
-"""What every executor promises: one suite, run over each. `harness.py` says how to join."""
+"""What every executor promises: the suite of the package, run over each executor of it."""
 
 from __future__ import annotations
 
-import time
-
-import project
 import pytest
-from click.testing import CliRunner
 
-from orchestrator import TaskCancelled, TaskFailed
-from orchestrator.cli import main
-from tests.acceptance.executors.harness import Stage
-from tests.waiting import eventually
+from orchestrator.testing.executors import ExecutorConformance, Stage
 
-pytestmark = pytest.mark.long_for(
-    "cloud_run", "dask", "kubernetes", "pull", "ray", "rq"
-)  # these have tests of their own
-
-
-def test_work_succeeds_or_fails(stage: Stage) -> None:
-    stage.usual()
-    value = {"text": "grüße", "numbers": [1, 2.5, None]}
-    good, first = stage.enqueue("return", value=value)
-    bad, second = stage.enqueue("fail", message="no such thing")
-    assert good.result(60) == value
-    with pytest.raises(TaskFailed, match="no such thing"):
-        bad.result(60)
-    assert (stage.harness.started(first), stage.harness.started(second)) == (1, 1)
+_LONG = (
+    ExecutorConformance.test_a_remote_side_that_is_away_for_minutes_is_asked_again_until_it_is_back,
+    ExecutorConformance.test_time_runs_while_the_remote_side_is_away,
+)
+for _test in _LONG:
+    pytest.mark.long(_test)
 
 
-def test_what_fails_is_tried_again_from_the_start(stage: Stage) -> None:
-    stage.usual()
-    bad, id = stage.enqueue("fail", {"retries": [0.1, 0.1]}, message="not this time")
-    with pytest.raises(TaskFailed, match="not this time"):
-        bad.result(60)
-    assert stage.harness.started(id) == 3
+@pytest.mark.long_for("cloud_run", "dask", "kubernetes", "pull", "ray", "rq")  # these have tests of their own
+class TestConformance(ExecutorConformance):
+    """The executors of `HARNESSES`."""
 
-
-def test_work_that_takes_too_long_is_ended(stage: Stage) -> None:
-    stage.usual()
-    soon = stage.harness.soon
-    for limit in (soon, 4 * soon, 16 * soon):  # on a busy machine, the first may pass before it has begun
-        slow, id = stage.enqueue("hold", {"timeout": limit})
-        with pytest.raises(TaskFailed, match=f"ran longer than its timeout of {limit:g} s"):
-            slow.result(90)
-        eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")  # noqa: B023
-        if stage.harness.started(id):
-            break
-    assert stage.harness.started(id) == 1
-
-
-def test_cancelled_work_is_ended(stage: Stage) -> None:
-    stage.usual()
-    held, id = stage.hold()
-    held.cancel()
-    with pytest.raises(TaskCancelled):
-        held.result(60)
-    eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")
-
-
-def test_a_large_result_arrives_and_one_that_is_too_large_fails_with_a_reason(stage: Stage) -> None:
-    stage.usual()
-    large, _ = stage.enqueue("large", bytes=200_000)
-    assert large.result(60) == "x" * 200_000
-    too_large, _ = stage.enqueue("large", bytes=stage.stack.settings.max_payload + 1)
-    with pytest.raises(TaskFailed, match="bytes, and at most"):
-        too_large.result(60)
-
-
-def test_what_the_work_says_is_in_the_log_of_its_task(stage: Stage) -> None:
-    stage.usual()
-    talking, _ = stage.enqueue("say", lines=20)
-    assert talking.result(60) == 20
-
-    def said() -> str:
-        return CliRunner(env=stage.stack.environment).invoke(main, ["tasks", "logs", talking.id]).output
-
-    eventually(lambda: "line 19" in said(), "the last line is there")
-    assert [f"line {number}" in said() for number in range(20)] == [True] * 20
-
-
-def test_garbage_is_a_failure_and_stops_nobody(stage: Stage) -> None:
-    stage.usual()
-    garbage, _ = stage.enqueue("garbage")
-    good, _ = stage.enqueue("return", value=1)
-    with pytest.raises(TaskFailed):
-        garbage.result(60)
-    assert good.result(60) == 1
-
-
-def test_work_that_is_gone_is_a_failure_that_is_tried_again(stage: Stage) -> None:
-    stage.usual()
-    held, id = stage.hold(retries=[0.1])
-    stage.harness.lose(id)
-    eventually(lambda: stage.harness.started(id) == 2, "it is begun once more")
-    stage.harness.let_go(id, "second")
-    assert held.result(60) == "second"
-
-
-def test_a_remote_side_that_is_away_is_waited_for(stage: Stage) -> None:
-    worker = stage.usual()
-    held, id = stage.hold()
-    stage.harness.go_down()
-    waiting, other = stage.enqueue("return", value=2)
-    eventually(lambda: worker.logged("cannot be reached"), "it is said")
-    stage.harness.come_back()
-    stage.harness.let_go(id, 1)
-    assert held.result(60) == 1
-    assert waiting.result(60) == 2
-    assert (stage.harness.started(id), stage.harness.started(other)) == (1, 1)
-
-
-@pytest.mark.long
-def test_a_remote_side_that_is_away_for_minutes_is_asked_again_until_it_is_back(stage: Stage) -> None:
-    """The limits of time are shortened by settings, so that what takes minutes takes seconds."""
-    worker, settings = stage.worker(), stage.stack.settings
-    held, id = stage.hold()
-    stage.harness.hang()
-    waiting, other = stage.enqueue("return", value=2)
-    _pass(2 * settings.executor_timeout)  # and whoever asks has no answer
-    stage.harness.go_down()
-    eventually(lambda: worker.logged("cannot be reached"), "it is said")
-    stage.harness.let_go(id, 1)  # so it ends while nobody can see that
-    _pass(4 * settings.executor_pause)
-    assert held.status() == "running"
-    assert waiting.status() in ("dispatched", "running")
-    stage.harness.come_back()
-    assert held.result(60) == 1
-    assert waiting.result(60) == 2
-    assert (stage.harness.started(id), stage.harness.started(other)) == (1, 1)
-    assert (stage.failures(held), stage.failures(waiting)) == (0, 0)
-
-
-@pytest.mark.long
-def test_time_runs_while_the_remote_side_is_away(stage: Stage) -> None:
-    stage.worker()
-    began = time.monotonic()
-    held, id = stage.hold(timeout=30.0)
-    stage.harness.go_down()
-    eventually(lambda: time.monotonic() - began > 30.0, "its time is up")
-    assert stage.harness.is_running(id), "nobody could end it"
-    stage.harness.come_back()
-    with pytest.raises(TaskFailed, match="ran longer than its timeout of 30 s"):
-        held.result(60)
-    eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")
-    assert stage.harness.started(id) == 1
-
-
-def _pass(seconds: float) -> None:
-    """Let time pass, which is what this is about."""
-    began = time.monotonic()
-    eventually(lambda: time.monotonic() - began > seconds, "time passes")
-
-
-def test_many_at_once_need_no_slots(stage: Stage) -> None:
-    stage.worker("--concurrency", "1")
-    held = stage.hold_many(12)
-    assert project.add.enqueue(1, 2).result(60) == 3, "and plain tasks go on beside them"
-    for place, (handle, id) in enumerate(held):
-        stage.harness.let_go(id, place)
-        assert handle.result(60) == place
-
-
-def test_a_worker_that_stops_leaves_the_work_alone_and_another_goes_on(stage: Stage) -> None:
-    first = stage.worker()
-    held, id = stage.hold()
-    assert first.stop() == 0
-    assert stage.harness.is_running(id)
-    stage.worker()
-    stage.is_watched(held)
-    stage.harness.let_go(id, "done")
-    assert held.result(60) == "done"
-    assert stage.harness.started(id) == 1
-    assert stage.failures(held) == 0
-
-
-def test_a_watcher_that_is_killed_is_replaced_and_the_work_goes_on(stage: Stage) -> None:
-    first = stage.worker()
-    held, id = stage.hold(timeout=60.0)
-    first.kill()
-    stage.worker()
-    eventually(lambda: stage.attempt(held) == 2, "another attempt watches it")
-    stage.is_watched(held)
-    stage.harness.let_go(id, "done")
-    assert held.result(60) == "done"
-    assert stage.harness.started(id) == 1
-    assert stage.failures(held) == 0
-
-
-def test_time_runs_from_the_start_and_not_from_the_last_watcher(stage: Stage) -> None:
-    first = stage.worker()
-    began = time.monotonic()
-    held, id = stage.hold(timeout=6.0)
-    first.kill()
-    eventually(lambda: time.monotonic() - began > 2.0, "a part of its time has passed")
-    stage.worker()
-    with pytest.raises(TaskFailed, match="timeout"):
-        held.result(60)
-    ran = "SELECT ended_at - started_at < interval '6 s' FROM orchestrator.ended_tasks WHERE id = :id"
-    assert stage.stack.scalar(ran, id=held.id), "who watched it last did not give it the whole of its time once more"
-    eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")
-
-
-def test_work_that_is_cancelled_while_nobody_watches_is_ended_by_the_next_worker(stage: Stage) -> None:
-    first = stage.worker()
-    held, id = stage.hold()
-    assert first.stop() == 0
-    eventually(lambda: held.status() == "pending", "it is handed back")
-    held.cancel()
-    with pytest.raises(TaskCancelled):
-        held.result(60)
-    assert stage.harness.is_running(id)
-    stage.worker()
-    eventually(lambda: not stage.harness.is_running(id), "the remote side has ended it")
-    assert stage.harness.started(id) == 1
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shared_stage(cls, house: Stage) -> Stage:
+        return house

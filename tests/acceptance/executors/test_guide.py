@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -47,8 +48,9 @@ def blocks(section: str, language: str) -> list[str]:
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder from which Python imports: the page's programs, and its executor with the entry point."""
     folder = tmp_path_factory.mktemp("packages")
-    [own], [points] = blocks(OWN, "python"), blocks(OWN, "toml")
+    (own, suite), [points] = blocks(OWN, "python"), blocks(OWN, "toml")
     (folder / "hot_folder.py").write_text(own, encoding="utf-8")
+    (folder / "test_hot_folder.py").write_text(suite, encoding="utf-8")
     group, point = re.match(r'\[project\.entry-points\."([\w.]+)"\]\n(.*)\n', points).groups()  # type: ignore[union-attr]
     installed = folder / "hot_folder-1.0.dist-info"
     installed.mkdir()
@@ -180,7 +182,7 @@ def test_one_of_ones_own(stack: Stack, packages: Path, tmp_path: Path) -> None: 
     eventually(requests, "it is asked for")
     [request] = requests()
     assert json.loads(request.read_bytes()) == {"page": 7}
-    request.with_suffix(".new").write_text('{"text": "grüße"}', encoding="utf-8")
+    request.with_suffix(".new").write_text('{"result": {"text": "grüße"}}', encoding="utf-8")
     request.with_suffix(".new").rename(request.with_suffix(".answer"))
     assert done.result(60) == {"text": "grüße"}
     eventually(lambda: not list(tmp_path.iterdir()), "it is cleared away")
@@ -193,7 +195,7 @@ def test_one_of_ones_own(stack: Stack, packages: Path, tmp_path: Path) -> None: 
 
 
 def test_one_of_ones_own_has_forty_lines() -> None:
-    [own] = blocks(OWN, "python")
+    own, _ = blocks(OWN, "python")
     assert len([line for line in own.splitlines() if line.strip()]) <= 40
 
 
@@ -207,6 +209,18 @@ def test_the_table_of_executors_shows_what_the_page_does() -> None:
             continue
         assert link == f"#{name}"
         if PAGE.count(shown) == 1:  # the example is YAML, which has more
-            options, on_page = eval(shown, vars(executors).copy()), example(name)[0]  # our own page
+            options, on_page = (
+                eval(shown, {one: getattr(executors, one) for one in executors.__all__}),
+                example(name)[0],
+            )  # our own page
             said, more = msgspec.to_builtins(options), msgspec.to_builtins(on_page)
             assert said == {key: more[key] if f"{key}=" in shown else said[key] for key in said}
+
+
+@pytest.mark.slow
+def test_the_conformance_suite_runs_over_it(stack: Stack, packages: Path) -> None:
+    some = "succeeds or killed"  # all of them take a minute
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_hot_folder.py", "-k", some]
+    done = subprocess.run(command, cwd=packages, env=stack.environment, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stdout[-5_000:]
+    assert "2 passed" in done.stdout

@@ -35,7 +35,9 @@ def scene(
     folder: Path = tmp_path_factory.mktemp("stack")
     with fresh_stack(database_url, redis_url, folder, **_IMPATIENT) as stack:
         bureau.prepare(stack)
-        yield Stage(stack, bureau)
+        stage = Stage(stack, bureau)
+        yield stage
+        stage.close()
 
 
 @pytest.mark.parametrize("moment", ["before submit", "submit", "watch", "end"])
@@ -147,7 +149,7 @@ def test_a_full_worker_receives_executions_after_redis_has_lost_everything(
     scene: Stage, bureau: BureauHarness, tmp_path: Path
 ) -> None:
     """They have a queue of their own, since both kinds would stand in one line before the leader."""
-    scene.worker("--concurrency", "1", "--queues", "default,outside")
+    scene.worker("--app", "project:app", "--concurrency", "1", "--queues", "default,outside")
     try:
         full = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
         eventually(lambda: full.status() == "running", "the only slot is taken")

@@ -1,0 +1,1 @@
+"""Payload stores other than a folder."""

@@ -1,0 +1,311 @@
+"""What the conformance suite of executors runs on: a scheduler and workers as processes, and the remote side."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+from uuid import UUID, uuid4
+
+from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.embedded import EmbeddedServices
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.tasks.handle import Handle
+from orchestrator.settings import Settings, load_settings
+from orchestrator.store.database import engine_for, upgrade
+from orchestrator.store.insights.tasks import TaskDetail, show_task
+from orchestrator.testing.executor_tasks import APP, declare
+
+T = TypeVar("T")
+SETTINGS = {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0, "executor_timeout": 3.0, "executor_pause": 1.0}
+"""What makes the suite impatient."""
+AWAY = frozenset(
+    {
+        "test_a_remote_side_that_is_away_is_waited_for",
+        "test_a_remote_side_that_is_away_for_minutes_is_asked_again_until_it_is_back",
+        "test_time_runs_while_the_remote_side_is_away",
+    }
+)
+"""Tests of a remote side that can be away while workers are not."""
+
+
+class Program(Protocol):
+    """A scheduler or worker that runs."""
+
+    def logged(self, words: str) -> bool:
+        """Say whether its log has these words."""
+
+    def stop(self) -> int:
+        """Have it end, and return its exit code."""
+
+    def kill(self) -> None:
+        """Kill it with all its processes."""
+
+
+class Services(Protocol):
+    """Where schedulers and workers are started."""
+
+    settings: Settings
+    environment: dict[str, str]
+    """Of programs that are started from now on."""
+
+    def scheduler(self) -> Program:
+        """Start a scheduler, and return when it is ready."""
+
+    def worker(self, *options: str) -> Program:
+        """Start a worker of one process, and return when it is ready."""
+
+
+class ExecutorHarness(ABC):
+    """One executor and its remote side, which counts how often it has begun each task: the suite trusts that."""
+
+    name: ClassVar[str]
+    without: ClassVar[frozenset[str]] = frozenset()
+    """Tests that make no sense for it, by name; its documentation says why."""
+    soon: ClassVar[float] = 1.0
+    """Seconds within which work has surely begun, on a busy machine too."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def settings(self) -> dict[str, str]:
+        """Return what schedulers, workers and clients have set for it."""
+        return {}
+
+    def prepare(self, services: Services) -> None:  # noqa: B027
+        """Change the environment of processes that are started from now on."""
+
+    def worker_options(self) -> list[str]:
+        """Return what a worker is started with."""
+        return []
+
+    @abstractmethod
+    def options(self) -> ExecutorOptions:
+        """Return what a task says to the executor.
+
+        Its input says what to do: {"do": "return", "value": …}, {"do": "fail", "message": …}, {"do": "hold"} until
+        `let_go`, {"do": "say", "lines": n}, {"do": "large", "bytes": n}, {"do": "garbage"}; and "id", a word by which
+        the remote side counts.
+        """
+
+    @abstractmethod
+    def started(self, id: str) -> int:
+        """Return how often the work of a task was begun at the remote side."""
+
+    @abstractmethod
+    def is_running(self, id: str) -> bool:
+        """Say whether the remote side does that work now."""
+
+    @abstractmethod
+    def let_go(self, id: str, value: Any = None) -> None:
+        """Let work that is held return this value, also where it begins only now, or once more.
+
+        A task that is `running` is watched; a service may be asked, or may ask, a moment after that.
+        """
+
+    def go_down(self) -> None:
+        """Make the remote side unreachable; what it does goes on."""
+        raise NotImplementedError
+
+    def hang(self) -> None:
+        """Make the remote side refuse nobody and answer nobody; what it does goes on."""
+        raise NotImplementedError
+
+    def come_back(self) -> None:
+        """Make it reachable again."""
+        raise NotImplementedError
+
+    def lose(self, id: str) -> None:
+        """Make the remote side forget that work, which has begun and ends."""
+        raise NotImplementedError
+
+    def close(self) -> None:  # noqa: B027
+        """Stop the remote side."""
+
+
+class LocalServices:
+    """Programs of this machine, each with a log in a folder."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.settings = load_settings(**settings)
+        self.environment = {
+            **os.environ,
+            **{f"ORCHESTRATOR_{name.upper()}": str(value) for name, value in settings.items()},
+        }
+        self._folder = folder
+        self._programs: list[LocalProgram] = []
+
+    def scheduler(self) -> LocalProgram:
+        """Start a scheduler, and return when it is ready."""
+        return self._start("scheduler ready", "scheduler")
+
+    def worker(self, *options: str) -> LocalProgram:
+        """Start a worker of one process, and return when it is ready."""
+        return self._start("ready:", "worker", "--processes", "1", *options)
+
+    def close(self) -> None:
+        """Stop all programs, workers first."""
+        for program in reversed(self._programs):
+            program.stop()
+
+    def _start(self, ready: str, *words: str) -> LocalProgram:
+        log = self._folder / f"{len(self._programs)}-{words[0]}.log"
+        program = LocalProgram(words, self.environment, log)
+        self._programs.append(program)
+        eventually(lambda: program.logged(ready), f"{words[0]} is ready, see {log}")
+        return program
+
+
+class LocalProgram:
+    """A command of ours, in a process group of its own."""
+
+    def __init__(self, words: tuple[str, ...], environment: dict[str, str], log: Path) -> None:
+        self._log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "orchestrator", *words],
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def logged(self, words: str) -> bool:
+        """Say whether its log has these words."""
+        return words in self._log.read_text(encoding="utf-8", errors="replace")
+
+    def stop(self) -> int:
+        """Have it end, and return its exit code."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        return self._process.wait(60)
+
+    def kill(self) -> None:
+        """Kill it with all its processes."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(60)
+
+
+@contextmanager
+def local_services(folder: Path, **settings: Any) -> Iterator[LocalServices]:
+    """Yield services on the servers that the settings name, or else on servers that are started for them."""
+    known = load_settings()
+    if known.database_url and known.redis_url:
+        namespace = f"conformance_{uuid4().hex[:8]}"
+        upgrade(known.database_url, namespace=namespace)
+        yield from _started(folder, namespace=namespace, **settings)
+        return
+    with EmbeddedServices(folder / "servers") as servers:
+        upgrade(servers.database_url)
+        yield from _started(folder, database_url=servers.database_url, redis_url=servers.redis_url, **settings)
+
+
+def _started(folder: Path, **settings: Any) -> Iterator[LocalServices]:
+    services = LocalServices(folder, **settings)
+    try:
+        yield services
+    finally:
+        services.close()
+
+
+class Stage:
+    """A scheduler, workers, and tasks that the executor of a harness does."""
+
+    def __init__(self, services: Services, harness: ExecutorHarness) -> None:
+        self.services = services
+        self.harness = harness
+        self._shared: Program | None = None
+        self._own: list[Program] = []
+        self.app = Orchestrator(services.settings)
+        self._work, self.add = declare(self.app)
+        settings = services.settings
+        self._engine = engine_for(settings.require_database(), autocommit=True, namespace=settings.namespace)
+        services.scheduler()
+
+    def usual(self) -> Program:
+        """Return the worker that all have who disturb nothing."""
+        if self._shared is None:
+            self._shared = self._worker()
+        return self._shared
+
+    def worker(self, *options: str) -> Program:
+        """Start a worker of this test's own, which is then the only one, but for others of its own."""
+        if self._shared is not None:
+            self._shared.stop()
+            self._shared = None
+        self._own.append(self._worker(*options))
+        return self._own[-1]
+
+    def leave(self) -> None:
+        """Stop what a test has started."""
+        for process in self._own:
+            process.stop()
+        self._own = []
+
+    def _worker(self, *options: str) -> Program:
+        return self.services.worker("--app", APP, *self.harness.worker_options(), *options)
+
+    def enqueue(self, do: str, options: dict[str, Any] | None = None, **more: Any) -> tuple[Handle[Any], str]:
+        """Enqueue work; return its handle, and the word by which the remote side counts it."""
+        id = uuid4().hex[:8]
+        task = self._work.options(executor=self.harness.options(), **(options or {}))
+        return task.enqueue(do=do, id=id, **more), id
+
+    def hold(self, **options: Any) -> tuple[Handle[Any], str]:
+        """Enqueue work that is held; return once it is begun and watched."""
+        ((handle, id),) = self.hold_many(1, **options)
+        return handle, id
+
+    def hold_many(self, count: int, **options: Any) -> list[tuple[Handle[Any], str]]:
+        """Enqueue work that is held, all at once; return when all of it is begun and watched."""
+        held = [self.enqueue("hold", options) for _ in range(count)]
+        for handle, id in held:
+            self.is_begun(id)
+            self.is_watched(handle)
+        return held
+
+    def is_begun(self, id: str) -> None:
+        eventually(lambda: self.harness.started(id) >= 1, f"{id} is begun")
+
+    def is_watched(self, handle: Handle[Any]) -> None:
+        eventually(lambda: handle.status() == "running", f"{handle.id} runs")
+
+    def close(self) -> None:
+        """Close connections."""
+        self.app.close()
+        self._engine.dispose()
+
+    def shown(self, handle: Handle[Any]) -> TaskDetail:
+        """Return what is stored of a task."""
+        with self._engine.connect() as connection:
+            found = show_task(connection, UUID(handle.id))
+        assert found is not None
+        return found
+
+    def attempt(self, handle: Handle[Any]) -> int:
+        """Return the attempt that is running, or 0."""
+        found = self.shown(handle)
+        return found.attempt if found.status == "running" else 0
+
+    def failures(self, handle: Handle[Any]) -> int:
+        """Return how often a task has failed."""
+        return self.shown(handle).failures
+
+
+def eventually(
+    condition: Callable[[], T | None], what: str = "what was waited for", timeout: float = 60.0, *, every: float = 0.01
+) -> T:
+    """Return the condition's first true value; fail if there is none in `timeout` seconds, saying what never came."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {timeout:g} s; the last value was {value!r}")
+        time.sleep(every)
+    return value
