@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack,
 from uuid import UUID
 
 from orchestrator.domain.tasks.starts import StartMany, as_task
-from orchestrator.errors import InvalidTask, NotFound
+from orchestrator.errors import InvalidTask
 from orchestrator.sdk.checks import check_name, shown
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.context import WorkflowContext
@@ -23,10 +23,11 @@ from orchestrator.sdk.code.workflow import (
 )
 from orchestrator.sdk.dag.workflows import Workflows
 from orchestrator.sdk.flow.flows import Flows
-from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.ids import new_id, parse_id
 from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.queue import Queue
-from orchestrator.sdk.schedules import Schedules, T, Times
+from orchestrator.sdk.schedule_declarations import T, Times
+from orchestrator.sdk.schedules import Schedules
 from orchestrator.sdk.tasks.context import TaskContext, current_runtime
 from orchestrator.sdk.tasks.handle import Handle, RunHandle
 from orchestrator.sdk.tasks.many import Call, new_tasks
@@ -320,11 +321,3 @@ class _Decorator(Protocol):
 def _code(function: Callable[..., Any]) -> object:
     """Return what two functions share of which one is the other, imported again."""
     return getattr(function, "__code__", function)
-
-
-def parse_id(what: str, value: str | UUID) -> bytes:
-    """Return an id as bytes, or say that this is none."""
-    try:
-        return (value if isinstance(value, UUID) else UUID(value)).bytes
-    except (ValueError, TypeError, AttributeError):
-        raise NotFound(f"{shown(value)} is not the id of a {what}: expected a UUID.") from None

@@ -9,8 +9,8 @@ from orchestrator.domain.limits.buckets import Rate
 from orchestrator.errors import InvalidTask, NotFound, ResultTimeout, did_you_mean
 from orchestrator.sdk.checks import check_name, check_rate, check_retention
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.waiting.async_variants import async_variant
-from orchestrator.sdk.waiting.steps import Pause, Steps, complete, time_limit
+from orchestrator.sdk.waiting.async_variants import async_variant, blocking
+from orchestrator.sdk.waiting.steps import Pause, Steps, time_limit
 
 _LOOK_AGAIN = 0.25
 
@@ -72,11 +72,9 @@ class Queue:
         """Return how many of its tasks have not ended."""
         return self._client.backend.queues.open_tasks(self.name)
 
-    def drain(self, timeout: float | None = None, *, show: Callable[[int], None] = lambda _: None) -> None:
+    @blocking
+    def drain(self, timeout: float | None = None, *, show: Callable[[int], None] = lambda _: None) -> Steps[None]:
         """Wait until all of its tasks have ended; `show` is called with how many are still open."""
-        return complete(self._drain(timeout, show=show))
-
-    def _drain(self, timeout: float | None = None, *, show: Callable[[int], None] = lambda _: None) -> Steps[None]:
         limit = time_limit(timeout)
         while True:
             with limit:
@@ -103,4 +101,4 @@ class Queue:
     aretain = async_variant(retain)
     apurge = async_variant(purge)
     aopen = async_variant(open)
-    adrain = async_variant(drain, _drain)
+    adrain = async_variant(drain)

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 from orchestrator import Orchestrator, Settings
 from orchestrator.cli import main
 from orchestrator.cli.schedules import commands
-from orchestrator.sdk import schedule_pages
+from orchestrator.sdk import schedules as sdk_schedules
 from orchestrator.store.schedules import definitions
 from tests.integration.test_api_names import Server
 
@@ -44,7 +44,7 @@ def test_in_a_program(stored: list[str], database_url: str, redis_url: str, monk
         second = app.schedules.page(limit=5, after=first.next)
         assert ([one.key for one in second.schedules], second.next) == (stored[3:], stored[7])
         assert app.schedules.page(limit=5, after=second.next) == ([], None)
-        monkeypatch.setattr(schedule_pages, "_AT_ONCE", 3)
+        monkeypatch.setattr(sdk_schedules, "_PAGE", 3)
         read: list[int] = []
         page = definitions.page
 

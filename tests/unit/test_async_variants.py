@@ -12,7 +12,7 @@ import pytest
 from orchestrator import NotDeterministic, Orchestrator, Settings, WorkflowContext, agather, as_completed
 from orchestrator.domain.code import history
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.waiting.async_variants import async_variant
+from orchestrator.sdk.waiting.async_variants import async_variant, blocking
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, complete, iterate
 from orchestrator.sdk.waiting.threads import Threads
 from orchestrator.testing import WorkflowTest
@@ -33,10 +33,8 @@ class Door:
 
     aknock = async_variant(knock)
 
-    def wait(self, value: int = 1) -> int:
-        return complete(self._wait(value))
-
-    def _wait(self, value: int = 1) -> Steps[int]:
+    @blocking
+    def wait(self, value: int = 1) -> Steps[int]:
         self.threads.add(threading.current_thread().name)
         try:
             yield self.bell
@@ -44,7 +42,7 @@ class Door:
         finally:
             self.seen.append("closed")
 
-    await_ = async_variant(wait, _wait)
+    await_ = async_variant(wait)
 
     def each(self, count: int) -> Iterator[int]:
         return iterate(self._each(count))

@@ -30,7 +30,7 @@ from orchestrator.sdk.dag import definitions, document, fields
 from orchestrator.sdk.dag.builder import Defaults, StepOptions, WorkflowOptions
 from orchestrator.sdk.dag.definitions import from_data, load, loads
 from orchestrator.sdk.dag.writing import to_yaml
-from orchestrator.sdk.schedules import Times
+from orchestrator.sdk.schedule_declarations import Times
 
 NIGHTLY = """\
 name: nightly

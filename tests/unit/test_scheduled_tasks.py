@@ -13,7 +13,7 @@ import pytest
 from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, Retry, UnknownOption, WorkflowContext
 from orchestrator.domain.dag.definition import Definition, Registered
 from orchestrator.domain.tasks.task import TaskOptions
-from orchestrator.sdk.schedules import Declaration
+from orchestrator.sdk.schedule_declarations import TaskDeclaration
 
 
 def declare(app: Orchestrator, name: str | None = None, params: dict[str, Any] | None = None, **times: Any) -> Any:
@@ -27,7 +27,7 @@ def declare(app: Orchestrator, name: str | None = None, params: dict[str, Any] |
 def defined(app: Orchestrator, name: str) -> Definition:
     """Return the workflow that a scheduled task is."""
     declared = app.schedules._declared[name]
-    assert isinstance(declared, Declaration)
+    assert isinstance(declared, TaskDeclaration)
     return declared.definition()
 
 

@@ -27,7 +27,7 @@ from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.dag import definitions, writing
 from orchestrator.sdk.dag.registered import take_over
-from orchestrator.sdk.schedule_pages import pages
+from orchestrator.sdk.schedules import pages
 from orchestrator.settings import load_settings
 from orchestrator.store.dag.workflows import Stored
 from orchestrator.store.insights import CodeWorkflowView

@@ -24,7 +24,7 @@ from orchestrator.domain.schedules.schedule import Overlap, Schedule, from_data
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.backend.schedules import upcoming
 from orchestrator.sdk.dag.schedule_fields import checked_schedule
-from orchestrator.sdk.schedule_pages import pages
+from orchestrator.sdk.schedules import pages
 from orchestrator.settings import load_settings
 from orchestrator.store.schedules.definitions import StoredSchedule
 from orchestrator.workers.functions.loading import load_app

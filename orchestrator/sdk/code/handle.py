@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from orchestrator.domain.code.commands import SignalRun
@@ -18,8 +19,8 @@ from orchestrator.sdk.code.known_updates import WorkflowSignature
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import refuse_inside_task
 from orchestrator.sdk.values.payload import decode_value, digest_call, encode_call, encode_value
-from orchestrator.sdk.waiting.async_variants import async_variant
-from orchestrator.sdk.waiting.steps import Steps, check_timeout, complete, time_limit
+from orchestrator.sdk.waiting.async_variants import async_variant, blocking
+from orchestrator.sdk.waiting.steps import Steps, check_timeout, time_limit
 from orchestrator.sealing import legible
 from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
@@ -66,11 +67,9 @@ class WorkflowHandle(Generic[R]):
 
     # -- its end
 
-    def result(self, timeout: float | None = None) -> R:
+    @blocking
+    def result(self, timeout: float | None = None) -> Steps[R]:
         """Wait for the result and return it; raise RunFailed if it failed or was cancelled, else ResultTimeout."""
-        return complete(self._result(timeout))
-
-    def _result(self, timeout: float | None = None) -> Steps[R]:
         refuse_inside_task("a workflow")
         limit = time_limit(timeout)
         code = self._client.backend.code
@@ -101,48 +100,42 @@ class WorkflowHandle(Generic[R]):
         ordinal, _ = commander.next("signal")
         commander.issue(SignalRun(ordinal, self._id, name, data, digest_call([value], {})))
 
-    def resolve(self, promise: str, value: Any = None) -> None:
+    @blocking
+    def resolve(self, promise: str, value: Any = None) -> Steps[None]:
         """Resolve the oldest open promise of a name, or the first that there will be; WrongState if it is settled."""
-        return complete(self._resolve(promise, value))
-
-    def _resolve(self, promise: str, value: Any = None) -> Steps[None]:
         data = encode_value(value, f"Promise {promise!r}", self._client.settings.max_payload)
         yield from self._client.backend.code.resolve(self._run, promise, data)
 
-    def reject(self, promise: str, reason: str) -> None:
+    @blocking
+    def reject(self, promise: str, reason: str) -> Steps[None]:
         """Reject the oldest open promise of a name, or the first that there will be; WrongState if it is settled."""
-        return complete(self._reject(promise, reason))
-
-    def _reject(self, promise: str, reason: str) -> Steps[None]:
         yield from self._client.backend.code.reject(self._run, promise, reason)
 
-    def query(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any:
+    @blocking
+    def query(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Steps[Any]:
         """Ask the code something, and return its answer."""
-        return complete(self._query(name, *args, timeout=timeout, **kwargs))
-
-    def _query(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Steps[Any]:
-        refuse_inside_task("a workflow")
-        check_timeout(timeout)
-        payload = encode_call(name, args, kwargs, self._client.settings.max_payload)
-        with TimeLimit(timeout):
-            run = self._run
+        run, payload = self._question(name, args, kwargs, timeout)
         answer = self._client.backend.code.query(run, name, payload, timeout)
         return decode_value((yield from _legibly(answer)))
 
-    def update(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any:
+    @blocking
+    def update(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Steps[Any]:
         """Ask the code to do something, and return its answer."""
-        return complete(self._update(name, *args, timeout=timeout, **kwargs))
-
-    def _update(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Steps[Any]:
-        refuse_inside_task("a workflow")
-        check_timeout(timeout)
         if self._signature is not None:
             self._signature.check_update(name)
-        payload = encode_call(name, args, kwargs, self._client.settings.max_payload)
-        with TimeLimit(timeout):
-            run = self._run
+        run, payload = self._question(name, args, kwargs, timeout)
         answer = self._client.backend.code.update(run, name, payload, timeout)
         return decode_value((yield from _legibly(answer)))
+
+    def _question(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
+    ) -> tuple[bytes, bytes]:
+        """Check a query or update; return the run that is asked, and the arguments as data."""
+        refuse_inside_task("a workflow")
+        check_timeout(timeout)
+        payload = encode_call(name, args, kwargs, self._client.settings.max_payload)
+        with TimeLimit(timeout):
+            return self._run, payload
 
     def cancel(self) -> None:
         """Ask the run to cancel itself: its code is told, and may tidy up."""
@@ -152,15 +145,13 @@ class WorkflowHandle(Generic[R]):
         """End the run at once, without asking its code."""
         self._client.backend.code.terminate(self._run)
 
-    def reset(self, *, to: int, reason: str = "") -> WorkflowHandle[R]:
+    @blocking
+    def reset(self, *, to: int, reason: str = "") -> Steps[WorkflowHandle[R]]:
         """Start a run that repeats this one up to event `to` of its history; return it.
 
         What had ended by then is kept, and all else is done again. If this run is open, it ends, and whoever holds or
         waits for it is led to the new one. WrongState if `to` is no event that a run can be reset to.
         """
-        return complete(self._reset(to=to, reason=reason))
-
-    def _reset(self, *, to: int, reason: str = "") -> Steps[WorkflowHandle[R]]:
         refuse_inside_task("a workflow")
         checked = reason and check_label("reason", reason)
         new = yield from self._client.backend.code.reset(self._id, to, checked)
@@ -181,16 +172,16 @@ class WorkflowHandle(Generic[R]):
         """Return everything that has happened so far."""
         return self._client.backend.code.history(self._run)
 
-    aresult = async_variant(result, _result)
+    aresult = async_variant(result)
     astatus = async_variant(status)
     asignal = async_variant(signal)
-    aresolve = async_variant(resolve, _resolve)
-    areject = async_variant(reject, _reject)
-    aquery = async_variant(query, _query)
-    aupdate = async_variant(update, _update)
+    aresolve = async_variant(resolve)
+    areject = async_variant(reject)
+    aquery = async_variant(query)
+    aupdate = async_variant(update)
     acancel = async_variant(cancel)
     aterminate = async_variant(terminate)
-    areset = async_variant(reset, _reset)
+    areset = async_variant(reset)
     aretry = async_variant(retry)
     arerun = async_variant(rerun)
     ahistory = async_variant(history)

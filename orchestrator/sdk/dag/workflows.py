@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.tasks.starts import StartSteps
+from orchestrator.sdk.catalogue import Catalogue, start_run
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.code.workflow import Registry
 from orchestrator.sdk.dag.registered import take_over
-from orchestrator.sdk.dag.starting import start_in_task
-from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.waiting.async_variants import async_variant
-from orchestrator.tracing.entry import sending
 
 if TYPE_CHECKING:
     from orchestrator.sdk.dag.builder import Workflow
 
 
-class Workflows(Mapping[str, "StoredWorkflow"]):
+class Workflows(Catalogue["StoredWorkflow"]):
     """`app.workflows`: the workflows that have been applied, by name."""
-
-    def __init__(self, client: Client, registry: Registry) -> None:
-        self._client = client
-        self._registry = registry
 
     def __getitem__(self, name: str) -> StoredWorkflow:
         return StoredWorkflow(self._client, check_name("workflow", name))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names())
-
-    def __len__(self) -> int:
-        return len(self.names())
 
     def names(self) -> list[str]:
         """Return the names of all that have been applied."""
@@ -69,32 +51,26 @@ class Workflows(Mapping[str, "StoredWorkflow"]):
     aapply = async_variant(apply)
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """How a run is started."""
-
-    key: str | None = None
-    """An idempotency key: a second start with the same key returns the first run."""
-    tags: tuple[str, ...] = ()
-    """Added to the definition's own tags."""
-
-
 class StoredWorkflow:
     """One workflow, by name; the newest version counts when a run is started."""
 
-    def __init__(self, client: Client, name: str, options: RunOptions | None = None) -> None:
+    def __init__(self, client: Client, name: str, key: str | None = None, tags: tuple[str, ...] = ()) -> None:
         self._client = client
         self.name = name
         """What it is called."""
-        self._options = options or RunOptions()
+        self._key = key
+        self._tags = tags
 
     def __repr__(self) -> str:
         return f"<Workflow {self.name}>"
 
     def options(self, *, key: str | None = None, tags: tuple[str, ...] | list[str] = ()) -> StoredWorkflow:
-        """Return this workflow with an idempotency key or tags for the runs that follow."""
+        """Return this workflow with an idempotency key, and tags beside its own, for the runs that follow.
+
+        A second start with the same key returns the first run.
+        """
         key = None if key is None else check_label("key", key)
-        return StoredWorkflow(self._client, self.name, replace(self._options, key=key, tags=check_tags(tags)))
+        return StoredWorkflow(self._client, self.name, key, check_tags(tags))
 
     def definition(self) -> Definition:
         """Return the newest version."""
@@ -102,16 +78,12 @@ class StoredWorkflow:
 
     def start(self, /, **params: Any) -> RunHandle[Any]:
         """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
-        runtime = current_runtime()
-        with sending("start", self.name) as sent:
-            if runtime is not None:
-                start = StartSteps(self.name, key=self._options.key, tags=tuple(self._options.tags))
-                run_id = start_in_task(self._client, runtime, start, params)
-            else:
-                run_id = self._client.backend.workflows.start(
-                    self.name, params, new_id(), key=self._options.key, tags=self._options.tags
-                )
-            sent.created(run_id)
+        key, tags = self._key, self._tags
+
+        def create(run_id: bytes) -> bytes:
+            return self._client.backend.workflows.start(self.name, params, run_id, key=key, tags=tags)
+
+        run_id = start_run(self._client, StartSteps(self.name, key=key, tags=tags), params, create)
         return RunHandle(self._client, run_id)
 
     def delete(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -14,39 +14,24 @@ from orchestrator.domain.flow.checks import Known
 from orchestrator.domain.flow.definition import Flow, body_of, functions_of
 from orchestrator.domain.tasks.starts import StartSteps
 from orchestrator.errors import NotFound, WrongState
-from orchestrator.sdk.checks import check_label, check_name, check_tags, shown
+from orchestrator.sdk.catalogue import Catalogue, start_run
+from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.code.workflow import Registry
 from orchestrator.sdk.dag.registered import hiding_alike, of_function
-from orchestrator.sdk.dag.starting import start_in_task
 from orchestrator.sdk.flow.handle import FlowHandle
-from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.ids import parse_id
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.waiting.async_variants import async_variant
-from orchestrator.tracing.entry import sending
 
 if TYPE_CHECKING:
     from orchestrator.sdk.flow.builder import FlowGraph
 
 
-class Flows(Mapping[str, "StartableFlow"]):
+class Flows(Catalogue["StartableFlow"]):
     """`app.flows`: the flow graphs that have been published, by name."""
-
-    def __init__(self, client: Client, registry: Registry) -> None:
-        self._client = client
-        self._registry = registry
 
     def __getitem__(self, name: str) -> StartableFlow:
         return StartableFlow(self._client, check_name("flow", name))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names())
-
-    def __len__(self) -> int:
-        return len(self.names())
 
     def names(self) -> list[str]:
         """Return the names of all that have been published."""
@@ -90,18 +75,10 @@ class Flows(Mapping[str, "StartableFlow"]):
 
     def run(self, run_id: str | UUID) -> FlowHandle:
         """Return a handle to a run that was started elsewhere."""
-        return _handle(self._client, run_id)
+        return FlowHandle(self._client, parse_id("run", run_id))
 
     anames = async_variant(names)
     apublish = async_variant(publish)
-
-
-def _handle(client: Client, run_id: str | UUID) -> FlowHandle:
-    try:
-        identifier = run_id if isinstance(run_id, UUID) else UUID(run_id)
-    except (ValueError, TypeError, AttributeError):
-        raise NotFound(f"{shown(run_id)} is not the id of a run: expected a UUID.") from None
-    return FlowHandle(client, identifier.bytes)
 
 
 class StartableFlow:
@@ -145,40 +122,34 @@ class StartableFlow:
 
     def start(self, /, **params: Any) -> FlowHandle:
         """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
-        runtime = current_runtime()
-        with sending("start", self.name) as sent:
-            if runtime is not None and self._shared:
-                raise WrongState(
-                    f"Flow {self.name!r} cannot be started inside a task with an initial shared state: give it "
-                    f"parameters, and let its first node write them."
-                )
-            if runtime is not None:
-                start = StartSteps(self.name, key=self._key, tags=self._tags, flow=True, version=self._version)
-                run_id = start_in_task(self._client, runtime, start, params)
-            else:
-                run_id = self._client.backend.flows.start(
-                    self.name,
-                    params,
-                    new_id(),
-                    version=self._version,
-                    key=self._key,
-                    tags=self._tags,
-                    shared=self._shared,
-                )
-            sent.created(run_id)
-        return FlowHandle(self._client, run_id)
+        key, tags, version, shared = self._key, self._tags, self._version, self._shared
+        if shared and current_runtime() is not None:
+            raise WrongState(
+                f"Flow {self.name!r} cannot be started inside a task with an initial shared state: give it "
+                f"parameters, and let its first node write them."
+            )
+
+        def create(run_id: bytes) -> bytes:
+            flows = self._client.backend.flows
+            return flows.start(self.name, params, run_id, version=version, key=key, tags=tags, shared=shared)
+
+        start = StartSteps(self.name, key=key, tags=tags, flow=True, version=version)
+        return FlowHandle(self._client, start_run(self._client, start, params, create))
 
     def signal(self, run_id: str | UUID, key: str, value: Any = True, *, why: str = "") -> None:
         """Send a value to a run under a key."""
-        _handle(self._client, run_id).signal(key, value, why=why)
+        self._run(run_id).signal(key, value, why=why)
 
     def approve(self, run_id: str | UUID, *, why: str = "", node: str | None = None) -> None:
         """Approve what a run waits for."""
-        _handle(self._client, run_id).approve(why=why, node=node)
+        self._run(run_id).approve(why=why, node=node)
 
     def reject(self, run_id: str | UUID, *, why: str = "", node: str | None = None) -> None:
         """Reject what a run waits for."""
-        _handle(self._client, run_id).reject(why=why, node=node)
+        self._run(run_id).reject(why=why, node=node)
+
+    def _run(self, run_id: str | UUID) -> FlowHandle:
+        return FlowHandle(self._client, parse_id("run", run_id))
 
     adefinition = async_variant(definition)
     astart = async_variant(start)

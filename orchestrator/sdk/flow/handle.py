@@ -7,27 +7,21 @@ from uuid import UUID
 
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.errors import RunFailed, WrongState
-from orchestrator.sdk.client import Client
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.handle import RunHandle
-from orchestrator.sdk.waiting.async_variants import async_variant
-from orchestrator.sdk.waiting.steps import Steps, complete
+from orchestrator.sdk.waiting.async_variants import async_variant, blocking
+from orchestrator.sdk.waiting.steps import Steps
 
 
 class FlowHandle(RunHandle[Any]):
     """One run of a flow. What it comes to is its shared state: `results` and `outputs` of other runs refuse here."""
 
-    def __init__(self, client: Client, identifier: bytes) -> None:
-        super().__init__(client, identifier)
-
     def __repr__(self) -> str:
         return f"<FlowHandle {UUID(bytes=self._id)}>"
 
-    def result(self, timeout: float | None = None) -> dict[str, Any]:
+    @blocking
+    def result(self, timeout: float | None = None) -> Steps[dict[str, Any]]:
         """Wait for the end and return the shared state; raise RunFailed if it did not succeed."""
-        return complete(self._shared_at_end(timeout))
-
-    def _shared_at_end(self, timeout: float | None = None) -> Steps[dict[str, Any]]:
         state = yield from self._wait_ended(timeout)
         if state != "success":
             view = self._client.backend.flows.show(self._id)
@@ -70,13 +64,13 @@ class FlowHandle(RunHandle[Any]):
         """Refuse: what a flow comes to is its shared state, and no list of results."""
         raise self._no_list()
 
-    def _outputs(self, *_: object) -> NoReturn:
+    def outputs(self, timeout: float | None = None) -> NoReturn:  # noqa: ARG002
         """Refuse: a node may be visited many times, and has an output for each."""
         raise self._no_list()
 
     async def aoutputs(self, timeout: float | None = None) -> NoReturn:
         """Refuse, as `outputs` does."""
-        self._outputs(timeout)
+        self.outputs(timeout)
 
     def _no_list(self) -> WrongState:
         return WrongState(
@@ -85,7 +79,7 @@ class FlowHandle(RunHandle[Any]):
             f"--json` for each visit to a node."
         )
 
-    aresult = async_variant(result, _shared_at_end)
+    aresult = async_variant(result)
     ashared = async_variant(shared)
     acursor = async_variant(cursor)
     asignal = async_variant(signal)

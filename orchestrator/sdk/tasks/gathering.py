@@ -118,11 +118,11 @@ def _gather(
         if isinstance(ended, Pause):
             yield ended
         elif not return_exceptions:
-            yield from ended._result(limit.left)
+            ended._value((yield from ended._ended(limit.left)))
     results: list[R | OrchestratorError] = []
     for handle in handles:
         try:
-            results.append((yield from handle._result(limit.left)))
+            results.append(handle._value((yield from handle._ended(limit.left))))
         except OrchestratorError as error:
             if not return_exceptions:
                 raise

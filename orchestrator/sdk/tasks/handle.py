@@ -31,7 +31,7 @@ from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.values.stored import Payload
-from orchestrator.sdk.waiting.async_variants import async_variant
+from orchestrator.sdk.waiting.async_variants import async_variant, blocking
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, complete, iterate, time_limit
 from orchestrator.transport.codec import Ended
 
@@ -66,11 +66,9 @@ class Handle(Generic[R]):
     def __hash__(self) -> int:
         return hash(self._id)
 
-    def result(self, timeout: float | None = None) -> R:
+    @blocking
+    def result(self, timeout: float | None = None) -> Steps[R]:
         """Wait for the result and return it; raise TaskFailed, TaskCancelled, TaskSkipped or ResultTimeout."""
-        return complete(self._result(timeout))
-
-    def _result(self, timeout: float | None = None) -> Steps[R]:
         return self._value((yield from self._ended(timeout)))
 
     def _ended(self, timeout: float | None) -> Steps[Ended]:
@@ -86,11 +84,9 @@ class Handle(Generic[R]):
             )
         return ended
 
-    def open_result(self, timeout: float | None = None) -> IO[bytes]:
+    @blocking
+    def open_result(self, timeout: float | None = None) -> Steps[IO[bytes]]:
         """Wait for a result that is bytes and return it as a file, of which about a megabyte is in memory at a time."""
-        return complete(self._open_result(timeout))
-
-    def _open_result(self, timeout: float | None = None) -> Steps[IO[bytes]]:
         ended = yield from self._ended(timeout)
         stored = whole_reference(ended.result) if ended.state == TaskState.SUCCESS and ended.result else None
         if stored is not None and stored.form == BYTES:
@@ -119,8 +115,8 @@ class Handle(Generic[R]):
         """Open it again if it has failed."""
         self._client.backend.tasks.retry(self._id)
 
-    aresult = async_variant(result, _result)
-    aopen_result = async_variant(open_result, _open_result)
+    aresult = async_variant(result)
+    aopen_result = async_variant(open_result)
     astatus = async_variant(status)
     aprogress = async_variant(progress)
     alogs = async_variant(logs)
@@ -202,11 +198,12 @@ class RunHandle(Generic[R]):
         """Return what the tasks of the run have said, printed and logged so far."""
         return all_lines(lambda after: self._client.backend.runs.log(self._id, after))
 
-    def wait_ended(self, timeout: float | None = None) -> str:
+    @blocking
+    def wait_ended(self, timeout: float | None = None) -> Steps[str]:
         """Wait until the run has ended and return its state: success, failed or cancelled."""
-        return complete(self._wait_ended(timeout))
+        return (yield from self._wait_ended(timeout))
 
-    def _wait_ended(self, timeout: float | None = None) -> Steps[str]:
+    def _wait_ended(self, timeout: float | None) -> Steps[str]:
         refuse_inside_task("another task")
         limit = time_limit(timeout)
         ended = yield from self._client.backend.runs.wait(self._id, limit)
@@ -299,15 +296,13 @@ class RunHandle(Generic[R]):
                 result = error
             yield result
 
-    def outputs(self, timeout: float | None = None) -> dict[str, Any]:
+    @blocking
+    def outputs(self, timeout: float | None = None) -> Steps[dict[str, Any]]:
         """Wait for the end of a workflow's run and return the output of each step that was not skipped.
 
         Of a fan-out it is the ordered list, of a child workflow the mapping of its last steps' outputs; None stands for
         what did not succeed.
         """
-        return complete(self._outputs(timeout))
-
-    def _outputs(self, timeout: float | None = None) -> Steps[dict[str, Any]]:
         yield from self._wait_ended(timeout)
         return self._client.backend.runs.outputs(self._id)
 
@@ -331,8 +326,8 @@ class RunHandle(Generic[R]):
     astatus = async_variant(status)
     aprogress = async_variant(progress)
     alogs = async_variant(logs)
-    await_ended = async_variant(wait_ended, _wait_ended)
-    aoutputs = async_variant(outputs, _outputs)
+    await_ended = async_variant(wait_ended)
+    aoutputs = async_variant(outputs)
     acancel = async_variant(cancel)
     arerun = async_variant(rerun)
     aretry = async_variant(retry)

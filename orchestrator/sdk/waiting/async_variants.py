@@ -1,16 +1,26 @@
-"""Async variants of blocking methods: `cancel` and `acancel`, `result` and `aresult`, each from one source."""
+"""Blocking methods and their async variants: `cancel` and `acancel`, `result` and `aresult`, each from one source.
+
+@blocking
+def drain(self, timeout: float | None = None) -> Steps[None]:
+    ...
+    yield Pause(0.25)
+
+adrain = async_variant(drain)
+"""
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from orchestrator.sdk.waiting.steps import Steps
+from orchestrator.sdk.waiting.steps import Steps, complete
 from orchestrator.sdk.waiting.threads import Threads
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_STEPS = "_steps_of_call"
 
 
 class _Client(Protocol):
@@ -30,14 +40,26 @@ class _Owner(Protocol):
 S = TypeVar("S", bound=_Owner)
 
 
-def async_variant(
-    method: Callable[Concatenate[S, P], R], steps: Callable[Concatenate[S, P], Steps[R]] | None = None
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+def blocking(steps: Callable[Concatenate[S, P], Steps[R]]) -> Callable[Concatenate[S, P], R]:
+    """Return the blocking method of a call that is written in steps, because it may wait for long."""
+
+    @functools.wraps(steps)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return complete(steps(self, *args, **kwargs))
+
+    returned = steps.__annotations__.get("return", "").removeprefix("Steps[").removesuffix("]")
+    call.__signature__ = inspect.signature(steps).replace(return_annotation=returned)  # type: ignore[attr-defined]
+    call.__annotations__ = steps.__annotations__ | {"return": returned}
+    vars(call)[_STEPS] = steps
+    return call
+
+
+def async_variant(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
     """Return the async variant of a method: it does the same, and the event loop goes on meanwhile.
 
-    The method runs in a thread of the client. One that may wait for long is written in `steps`: its async
-    variant holds no thread while it waits.
+    The method runs in a thread of the client. The variant of one that is written in steps holds none while it waits.
     """
+    steps: Callable[Concatenate[S, P], Steps[R]] | None = vars(method).get(_STEPS)
 
     @functools.wraps(method)
     async def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -45,12 +67,8 @@ def async_variant(
             return await self._client.threads.run(method, self, *args, **kwargs)
         return await self._client.threads.complete(steps(self, *args, **kwargs))
 
-    return _named(call, method)
-
-
-def _named(async_variant: Callable[P, R], method: Callable[..., Any]) -> Callable[P, R]:
     name = f"a{method.__name__}"
-    async_variant.__qualname__ = method.__qualname__.removesuffix(method.__name__) + name
-    async_variant.__name__ = name
-    async_variant.__doc__ = f"Do the same as `{method.__name__}` without blocking the event loop.\n\n{method.__doc__}"
-    return async_variant
+    call.__qualname__ = method.__qualname__.removesuffix(method.__name__) + name
+    call.__name__ = name
+    call.__doc__ = f"Do the same as `{method.__name__}` without blocking the event loop.\n\n{method.__doc__}"
+    return call

@@ -1,0 +1,66 @@
+"""What `app.workflows` and `app.flows` share: a mapping by name, and the start of a run."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from orchestrator.domain.dag.definition import check_size
+from orchestrator.domain.plain import stored_json, unstorable
+from orchestrator.domain.tasks.starts import StartSteps, as_task
+from orchestrator.errors import PayloadError
+from orchestrator.sdk.client import Client
+from orchestrator.sdk.code.workflow import Registry
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.context import TaskRuntime, current_runtime
+from orchestrator.sealing import vault_of
+from orchestrator.trace_context import current_trace
+from orchestrator.tracing.entry import sending
+
+T = TypeVar("T")
+
+
+class Catalogue(Mapping[str, T]):
+    """What is stored, by name."""
+
+    def __init__(self, client: Client, registry: Registry) -> None:
+        self._client = client
+        self._registry = registry
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return the names of all."""
+
+
+def start_run(client: Client, start: StartSteps, params: Mapping[str, Any], create: Callable[[bytes], bytes]) -> bytes:
+    """Start a run, and return which one it is: `create` makes it under a new id, or the leader if a task asks."""
+    runtime = current_runtime()
+    with sending("start", start.workflow) as sent:
+        run_id = create(new_id()) if runtime is None else _start_in_task(client, runtime, start, params)
+        sent.created(run_id)
+    return run_id
+
+
+def _start_in_task(client: Client, runtime: TaskRuntime, start: StartSteps, params: Mapping[str, Any]) -> bytes:
+    """Have the leader start a run with these parameters, for a worker has no database."""
+    what = f"The parameters of {'flow' if start.flow else 'workflow'} {start.workflow!r}"
+    if problem := unstorable(params):
+        raise PayloadError(f"{what} cannot be kept as JSON: {problem}.")
+    check_size(stored_json(params), what, client.settings.max_payload)
+    vault = vault_of(client.settings)
+    given = stored_json(params) if vault is None else vault.seal_json(stored_json(params))
+    wanted = runtime.next_id()
+    request = as_task(wanted, msgspec.structs.replace(start, params=given), current_trace())
+    return runtime.enqueue([request]).get(wanted, wanted)

@@ -1,0 +1,194 @@
+"""Schedules as they stand in the code of an application: above a task, or above a workflow as code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+
+from orchestrator.domain.dag.expression import parse_template
+from orchestrator.domain.plain import stored_json, unstorable
+from orchestrator.domain.tasks.starts import CodeTarget
+from orchestrator.errors import InvalidTask, InvalidWorkflow
+from orchestrator.sdk.checks import check_name
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.sdk.dag.registered import check_fit, take_over
+from orchestrator.sdk.tasks.task import Task
+
+if TYPE_CHECKING:
+    from orchestrator.domain.dag.definition import Definition
+
+T = TypeVar("T", bound="Task[..., Any] | CodeWorkflow[..., Any]")
+
+DEFAULT_NAME = "default"
+"""What a schedule is called unless it has a name."""
+STEP = "task"
+"""The one step of the workflow that a scheduled task becomes."""
+_A_RUN, _A_FIRE = "00000000-0000-7000-8000-000000000000", "2000-01-01T00:00:00+00:00"
+"""What parameters are tried with."""
+_WHOLE = re.compile(r"\$\{([^{}]+)\}")
+"""A value that is one expression."""
+
+
+class Times(TypedDict, total=False):
+    """When a schedule fires, and what happens then; exactly one of cron, every and at is given."""
+
+    cron: str
+    every: float | str | timedelta
+    at: str | datetime
+    start: str | date
+    """Not before this moment, or this day; `end`: only before it. A datetime is a date, too."""
+    end: str | date
+    timezone: str
+    overlap: Literal["skip", "queue", "allow", "cancel_previous"]
+    catch_up: str
+    jitter: float | str | timedelta
+    paused: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Declaration:
+    name: str
+    times: Times
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskDeclaration(_Declaration):
+    """A task that is to run by itself."""
+
+    task: Task[..., Any]
+
+    @property
+    def key(self) -> str:
+        """What the schedule is called in the database."""
+        return f"{self.name}/{DEFAULT_NAME}"
+
+    @property
+    def target_name(self) -> str:
+        """What it starts."""
+        return self.task.name
+
+    def definition(self) -> Definition:
+        """Return it as a workflow of one step, or say what is wrong with it."""
+        from orchestrator.sdk.dag import (
+            definitions,  # loads YAML and cron, which a worker without schedules does without
+        )
+
+        source = f"schedule of task {self.task.name!r}"
+        further = partial(take_over, tasks={self.task.name: self.task})
+
+        def complete_with(parts: Mapping[str, Any]) -> Definition:
+            about = {"name": self.name, "description": f"Task {self.task.name}, scheduled in the code."}
+            data = {**about, "queue": self.task.queue, "schedule": plain_times(self.times), **parts}
+            return definitions.completed(definitions.from_data(data, source), source, further)
+
+        try:
+            return complete_with(_parameters(self.task, self.params))
+        except InvalidWorkflow:  # a key that a function computes wants constants
+            return complete_with({"tasks": {STEP: {"task": self.task.name, "input": dict(self.params)}}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeDeclaration(_Declaration):
+    """A workflow as code that is to start by itself."""
+
+    workflow: CodeWorkflow[..., Any]
+
+    @property
+    def key(self) -> str:
+        """What the schedule is called in the database."""
+        return f"{self.workflow.name}/{self.name}"
+
+    @property
+    def target_name(self) -> str:
+        """What it starts."""
+        return self.workflow.name
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The schedule in the shape of a file."""
+        return {"name": self.name, "params": dict(self.params), **plain_times(self.times)}
+
+    @property
+    def code(self) -> CodeTarget:
+        """How it starts runs."""
+        return code_target(self.workflow)
+
+    def check(self) -> None:
+        """Say what is wrong with it."""
+        from orchestrator.sdk.dag.schedule_fields import schedule_of_code  # loads YAML and cron, too
+
+        try:
+            schedule_of_code(self.data)
+            check_params(self.workflow, self.params)
+        except InvalidWorkflow as error:
+            raise InvalidWorkflow(f"schedule of workflow {self.workflow.name!r}: {error}") from None
+
+
+def declaration(
+    target: object, name: str | None, params: Mapping[str, Any], times: Times
+) -> TaskDeclaration | CodeDeclaration:
+    """Return what `@app.schedule` declares, or say what is wrong with it, here where it stands."""
+    if isinstance(target, CodeWorkflow):
+        chosen = check_name("schedule", name or DEFAULT_NAME)
+        of_code = CodeDeclaration(name=chosen, workflow=target, times=times, params=params)
+        of_code.check()
+        return of_code
+    if isinstance(target, Task):
+        chosen = check_name("schedule", name or target.name)
+        check_fit(target)
+        target._signature.check((), params)
+        of_task = TaskDeclaration(name=chosen, task=target, times=times, params=params)
+        of_task.definition()
+        return of_task
+    raise InvalidTask(
+        f"@app.schedule goes above @app.task or @app.workflow, on a task or a workflow; found {target!r:.100}."
+    )
+
+
+def _parameters(task: Task[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters and the step of the workflow that a scheduled task is.
+
+    What the declaration gives, and the defaults of the function, are defaults of parameters, so that another schedule
+    of the workflow can give others. A value that is put together from several expressions stays as it is.
+    """
+    params: dict[str, Any] = {}
+    filled = {**task._signature.plain_defaults(), **given}
+    for name, value in filled.items():
+        is_constant = unstorable(value) is None and "${" not in stored_json(value)
+        whole = _WHOLE.fullmatch(value) if isinstance(value, str) else None
+        if whole is not None:
+            params[name] = {"default": None}
+            filled[name] = f"${{default(params.{name}, {whole[1]})}}"
+        elif is_constant:
+            params[name] = {"default": value}
+            filled[name] = f"${{params.{name}}}"
+    return {"params": params, "tasks": {STEP: {"task": task.name, "input": filled}}}
+
+
+def check_params(workflow: CodeWorkflow[..., Any], params: Mapping[str, Any]) -> None:
+    """Refuse what a workflow's function could not be called with at a fire."""
+    workflow._signature.check((), params)
+    info = {"id": _A_RUN, "workflow": workflow.name, "version": workflow.version, "fire_time": _A_FIRE}
+    workflow._signature.restore([], parse_template(dict(params)).render({"run": info}))
+
+
+def code_target(workflow: CodeWorkflow[..., Any]) -> CodeTarget:
+    """Return how a schedule starts runs of a workflow."""
+    timeout = workflow._code_options.seconds or None
+    return CodeTarget(version=workflow.version, queue=workflow._queue, timeout=timeout)
+
+
+def plain_times(times: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a schedule in the shape of a file."""
+    return {name: _plain(value) for name, value in times.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value.isoformat() if isinstance(value, date) else value
