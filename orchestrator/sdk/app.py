@@ -25,6 +25,7 @@ from orchestrator.sdk.dag.workflows import Workflows
 from orchestrator.sdk.flow.flows import Flows
 from orchestrator.sdk.ids import new_id, parse_id
 from orchestrator.sdk.modules import Modules
+from orchestrator.sdk.names import registered_name
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.schedule_declarations import T, Times
 from orchestrator.sdk.schedules import Schedules
@@ -34,7 +35,7 @@ from orchestrator.sdk.tasks.many import Call, new_tasks
 from orchestrator.sdk.tasks.option_types import OptionTypes, WorkflowOptionTypes
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, OPTION_NAMES, CallOptions, with_options
 from orchestrator.sdk.tasks.signature import Signature
-from orchestrator.sdk.tasks.task import Task, task_name
+from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.settings import Settings
 from orchestrator.trace_context import current_trace
@@ -104,7 +105,7 @@ class Orchestrator:
         checked = with_options(CallOptions(), options)
 
         def register(function: Callable[..., Any]) -> Task[..., Any]:
-            chosen = task_name(function, name)
+            chosen = registered_name(function, name)
             existing = self.tasks.get(chosen)
             if existing is not None and _code(existing.function) is not _code(function):
                 raise InvalidTask(f"Two functions want to be the task {chosen!r}. Give one of them another name=.")
@@ -163,7 +164,7 @@ class Orchestrator:
         checked = with_code_options(CodeOptions(), options)
 
         def register(function: Callable[..., Any]) -> CodeWorkflow[..., Any]:
-            chosen = task_name(function, name, "workflow")
+            chosen = registered_name(function, name, "workflow")
             check_workflow_function(chosen, version, function)
             workflow: CodeWorkflow[..., Any] = CodeWorkflow(
                 self._client, self._registry, chosen, version, function, checked

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import InvalidTask
+from orchestrator.sdk.checks import check_name
 
 
 def module_name(thing: object) -> str:
@@ -16,6 +20,15 @@ def module_name(thing: object) -> str:
     if main.__spec__ is not None:
         return main.__spec__.name.removesuffix(".__main__")
     return Path(getattr(main, "__file__", None) or "main").stem
+
+
+def registered_name(function: Callable[..., Any], name: str | None, what: str = "task") -> str:
+    """Return the name under which a function is registered: its own, or `module.function`."""
+    if name is not None:
+        return check_name(what, name)
+    if not hasattr(function, "__qualname__"):
+        raise InvalidTask(f"Only a function can be a {what} without a name; found {function!r}.")
+    return check_name(what, f"{module_name(function)}.{function.__qualname__.replace('<locals>.', '')}")
 
 
 def type_name(kind: type) -> str:

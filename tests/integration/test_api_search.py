@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.sdk.backend import code_requests
+from orchestrator.sdk.backend import code as code_backend
 from tests.integration.api_house import House, furnished
 from tests.integration.test_audit import code_run
 
@@ -30,7 +30,7 @@ def test_parts_of_names_are_found_in_any_case_and_within_reach(house: House) -> 
 
 
 def test_a_reset_that_nobody_comes_to_is_answered(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_requests, "_RESETTING", 0.3)
+    monkeypatch.setattr(code_backend, "_RESETTING", 0.3)
     answer = house.send("POST", f"/api/v1/runs/{code_run(house)}/reset", house.make_key(None, None), json={"to": 1})
     assert answer.status_code == 409, answer.text
     assert "was not reset within 0.3 s" in answer.json()["detail"]

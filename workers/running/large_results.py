@@ -22,7 +22,7 @@ from orchestrator.domain.tasks.task import Succeeded
 from orchestrator.errors import PayloadError, Unavailable, WrongState
 from orchestrator.payloads.keeping import PayloadStore
 from orchestrator.payloads.objects import Output
-from orchestrator.sdk.code.stored import read_event
+from orchestrator.sdk.code.replaying import read_event
 from orchestrator.sdk.values.stores import store_of
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger

@@ -11,7 +11,7 @@ import msgspec
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import Failed, Returned, Started
 from orchestrator.errors import SoftTimeout, TaskAborted, TaskTimeout
-from orchestrator.sdk.code.eviction import EndTurn
+from orchestrator.sdk.code.endings import EndTurn
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.executors.driving import Driver
 from orchestrator.workers.parent.held import HeldAttempts

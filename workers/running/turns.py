@@ -15,8 +15,8 @@ from types import FrameType
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import NotDeterministic
+from orchestrator.sdk.code.endings import EndTurn
 from orchestrator.sdk.code.engine import Running
-from orchestrator.sdk.code.eviction import EndTurn
 from orchestrator.sdk.code.guards import is_own_code
 from orchestrator.sdk.code.locations import place
 from orchestrator.telemetry import get_logger

@@ -1,28 +1,70 @@
-"""Runs of workflows as code: started, and all that can be done with them then."""
+"""Runs of workflows as code: started, signalled, asked, cancelled and reset, by requests to the leader."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
 
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.code import history
+from orchestrator.domain.code import history, resets
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
+from orchestrator.domain.sealed import reveal_error
+from orchestrator.domain.states import RunState
+from orchestrator.domain.tasks.obstacles import NO_LEADER
 from orchestrator.domain.tasks.starts import OnConflict
-from orchestrator.errors import Duplicate, Forbidden, Uncertain, WrongState
+from orchestrator.domain.tasks.task import TaskError, error_text
+from orchestrator.errors import (
+    HANDLER_ERRORS,
+    Duplicate,
+    Forbidden,
+    NotFound,
+    OrchestratorError,
+    ResultTimeout,
+    Unavailable,
+    Uncertain,
+    WrongState,
+)
 from orchestrator.sdk.acting import may_operate
-from orchestrator.sdk.backend.code_requests import CodeRequests, add_request
-from orchestrator.sealing import CALL, VALUE
+from orchestrator.sdk.backend.asking import obstacles
+from orchestrator.sdk.backend.code_reading import CodeReading
+from orchestrator.sdk.backend.connections import LONGEST_TOLD
+from orchestrator.sdk.checks import check_name
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.values.payload import decode_value
+from orchestrator.sdk.waiting.steps import Steps, time_limit
+from orchestrator.sealing import CALL, VALUE, reveal
+from orchestrator.store import audit, inbox
+from orchestrator.store.code import expectations, reads, resolutions, runs
 from orchestrator.store.code import keys as run_keys
-from orchestrator.store.code import reads, runs
 from orchestrator.store.code.signals import Sent
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import creation
+from orchestrator.time_limits import TimeLimit
 from orchestrator.trace_context import current_trace
+from orchestrator.transport.codec import Ended
+
+_ASK_AGAIN = 5.0
+"""Seconds after which a query is asked again: it may have been lost with a worker or a leader."""
+
+_SETTLING = 2.0
+"""Seconds after which it is asked whether anybody leads who could settle a promise."""
+
+_RESETTING = 20.0
+"""Seconds to wait for the run that a reset starts."""
+
+_SETTLES = frozenset({RequestKind.RESOLVE, RequestKind.REJECT})
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class CodeBackend(CodeRequests):
+class CodeBackend(CodeReading):
     """What a client can do with runs of code."""
+
+    # -- starting
 
     def start(
         self,
@@ -95,3 +137,194 @@ class CodeBackend(CodeRequests):
             )
         creation.create(connection, [again._replace(trace=current_trace())])
         return True
+
+    # -- telling
+
+    def signal(self, run: bytes, name: str, value: bytes) -> None:
+        value = self._outgoing(VALUE, value, run)
+        self._send(run, RequestKind.SIGNAL, "signal", name=check_name("signal", name), value=value)
+
+    def cancel(self, run: bytes) -> None:
+        run, outcome = self._last(run)
+        if outcome.status != RunState.CANCELLED:
+            self._send(run, RequestKind.CANCEL_RUN, "cancel")
+
+    def terminate(self, run: bytes) -> None:
+        self._send(run, RequestKind.TERMINATE, "terminate")
+
+    def retry(self, run: bytes) -> bool:
+        """Let a stuck run try again; False if this is no run of code at all."""
+        with self._connections.changing(f"the request to retry run {to_text(run)} was stored") as connection:
+            outcome = reads.outcome(connection, run)
+            if outcome is None:
+                return False
+            if outcome.stuck is None:
+                raise WrongState(
+                    f"Cannot retry run {to_text(run)}: it is in state {outcome.status!r}, and only a stuck run of a "
+                    f"workflow as code can try again. To do all of it again: orchestrator runs rerun {to_text(run)}; "
+                    f"to keep what was done up to an event: orchestrator runs reset {to_text(run)} --to EVENT"
+                )
+            inbox.add(connection, RequestKind.RETRY_RUN, run)
+            self._connections.record(connection, "retry", "run", to_text(run))
+        return True
+
+    # -- asking
+
+    def resolve(
+        self, run: bytes, promise: str, value: bytes, why: str = "", timeout: float | None = None
+    ) -> Steps[bytes]:
+        """Resolve the oldest open promise of a name; the audit log has the value, and why.
+
+        Return None or, where that is kept for one to come, the names of the first promises that are open, encoded.
+        With a timeout, ResultTimeout says that it is stored and was not done by then, or sooner if nobody leads.
+        """
+        told = {"value": self._connections.told(promise, value)} | ({"why": why[:LONGEST_TOLD]} if why else {})
+        value = self._sealed(VALUE, value)
+        return self._request(run, RequestKind.RESOLVE, "resolve a promise of", timeout, told, name=promise, value=value)
+
+    def reject(
+        self, run: bytes, promise: str, reason: str, why: str = "", timeout: float | None = None
+    ) -> Steps[bytes]:
+        """Reject the oldest open promise of a name; the audit log has the reason, and why. Return the same."""
+        told = {} if self._vault is not None or not reason else {"reason": reason[:LONGEST_TOLD]}
+        told |= {"why": why[:LONGEST_TOLD]} if why else {}
+        reason = reason if self._vault is None else self._vault.seal_text(reason)
+        return self._request(run, RequestKind.REJECT, "reject a promise of", timeout, told, name=promise, reason=reason)
+
+    def query(self, run: bytes, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
+        """Ask the code something; its arguments and the answer are encoded."""
+        return self._request(run, RequestKind.QUERY, "query", timeout, name=name, value=self._sealed(CALL, payload))
+
+    def update(self, run: bytes, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
+        """Ask the code to do something; its arguments and the answer are encoded."""
+        return self._request(run, RequestKind.UPDATE, "update", timeout, name=name, value=self._sealed(CALL, payload))
+
+    def reset(self, run: bytes, to: int, reason: str) -> Steps[bytes]:
+        resets.check(run, self.history(run).events, to)  # so that a mistake is told at once, whether or not one leads
+        request = new_id()
+        with self._connections.changing(f"the request to reset run {to_text(run)} was stored") as connection:
+            add_request(connection, RequestKind.RESET, run, request=request, to=to, reason=reason)
+            self._connections.record(connection, "reset", "run", to_text(run), to=to, reason=reason)
+        answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), TimeLimit(_RESETTING))
+        if answer is None:
+            raise ResultTimeout(
+                f"Run {to_text(run)} was not reset within {_RESETTING:g} s, and will be as soon as a scheduler comes "
+                f"to it: do not ask again, and look for the new run with `orchestrator runs list`. What is in the way, "
+                f"`orchestrator status` says."
+            )
+        if answer.error is not None:
+            raise (NotFound if answer.error.kind == "NotFound" else WrongState)(answer.error.message)
+        return UUID(decode_value(answer.result or b"\xc0")).bytes
+
+    # -- requests and answers
+
+    def _send(
+        self, run: bytes, request_kind: RequestKind, verb: str, told: Mapping[str, Any] = _NOTHING, **body: Any
+    ) -> bytes:
+        """Put a request for an open run into the inbox; return the run, which may be a successor."""
+        try:
+            run = self._open(run, verb)
+        except WrongState as error:
+            if request_kind not in _SETTLES or (known := self._decision(run, body["name"])) is None:
+                raise
+            raise WrongState(f"{error} Promise {body['name']!r} was {known}.") from None
+        what = f"the request to {verb} run {to_text(run)} was stored"
+        is_act = request_kind != RequestKind.QUERY
+        with self._connections.writing(what, transaction=is_act) as connection:
+            if request_kind in _SETTLES:
+                _refuse_second(connection, run, body["name"])
+            add_request(connection, request_kind, run, **body)
+            if is_act:
+                detail = ({"name": body["name"]} if "name" in body else {}) | dict(told)
+                self._connections.record(connection, request_kind.split(" ")[0], "run", to_text(run), **detail)
+        self._connections.nudge()
+        return run
+
+    def _request(
+        self,
+        run: bytes,
+        request_kind: RequestKind,
+        verb: str,
+        timeout: float | None,
+        told: Mapping[str, Any] = _NOTHING,
+        **body: Any,
+    ) -> Steps[bytes]:
+        """Ask for something that is answered, and return the answer; `told` is for the audit log."""
+        request, limit = new_id(), time_limit(timeout, writes=True)
+        with limit:
+            run = self._send(run, request_kind, verb, told, request=request, **body)
+        is_settled = request_kind in _SETTLES
+        pause = _SETTLING if is_settled and timeout is not None else _ASK_AGAIN
+        while True:
+            part = limit.for_at_most(pause)
+            answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), part)
+            if answer is not None:
+                break
+            with limit:
+                if is_settled and timeout is not None and self._is_without_leader(run):
+                    raise ResultTimeout("no scheduler leads, and the next one that does comes to it")
+                if is_settled and limit.is_up:
+                    raise ResultTimeout(f"no scheduler has come to it within {timeout:g} s, and one will")
+                if limit.is_up:
+                    raise ResultTimeout(
+                        f"No answer to {verb} run {to_text(run)} within {timeout:g} s. "
+                        f"{self.overdue(run, body['name'])}."
+                    )
+                self._open(run, verb)
+                if request_kind is RequestKind.QUERY:
+                    self._send(run, request_kind, verb, request=request, **body)
+        if answer.error is not None:
+            kind = HANDLER_ERRORS.get(answer.error.phase, OrchestratorError)
+            refused = (WrongState if answer.error.kind == "WrongState" else kind)(
+                _refused(verb, body["name"], answer.error)
+            )
+            refused.data = answer.error.attributes
+            raise refused
+        return answer.result or b"\xc0"
+
+    def _decision(self, run: bytes, name: str) -> str | None:
+        """Say who decided a promise of a run, or of the one in which it goes on, and how, if that is known."""
+        last, _ = self._last(run)
+        with self._reading() as connection:
+            return audit.decision(connection, to_text(last), name)
+
+    def _is_without_leader(self, run: bytes) -> bool:
+        """Return whether it is known that nobody leads."""
+        try:
+            return NO_LEADER in obstacles(self._connections, run)
+        except Unavailable:
+            return False
+
+    def _find_answer(self, request: bytes) -> Ended | None:
+        with self._reading() as connection:
+            found = expectations.find_answer(connection, request)
+        if found is None:
+            return None
+        state = RunState.FAILED if found.error is not None else RunState.SUCCESS
+        return Ended(request, state, reveal(found.result or b"\xc0"), found.error and reveal_error(found.error))
+
+    def _outgoing(self, kind: bytes, data: bytes, run: bytes) -> bytes:
+        """Return what a run is given as it is stored: what is large elsewhere, and what is here sealed."""
+        payloads = self._connections.payloads
+        return self._sealed(kind, data if payloads is None else payloads.arguments(data, run, None))
+
+    def _sealed(self, kind: bytes, data: bytes) -> bytes:
+        return data if self._vault is None else self._vault.seal(kind, data)
+
+
+def add_request(connection: Connection, request_kind: RequestKind, run: bytes, **body: Any) -> int:
+    """Put a request into the inbox; return its number."""
+    return inbox.add(connection, request_kind, run, msgspec.json.encode(body).decode())
+
+
+def _refuse_second(connection: Connection, run: bytes, name: str) -> None:
+    """Refuse to decide a promise that is decided, so that the audit log has only what was done."""
+    if resolutions.take_turn(connection, run, name):
+        known = audit.decision(connection, to_text(run), name) or "resolved, rejected or given up before"
+        raise WrongState(f"No promise {name!r} is open in run {to_text(run)}: it was {known}.")
+
+
+def _refused(verb: str, name: str, error: TaskError) -> str:
+    if error.kind == "WrongState":
+        return error.message
+    return f"The {verb.split()[0]} {name!r} failed: {error_text(error.kind, error.message)}"

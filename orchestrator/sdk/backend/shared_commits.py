@@ -18,8 +18,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.sdk.waiting.per_loop import PerLoop
-from orchestrator.sdk.waiting.per_process import PerProcess
+from orchestrator.sdk.waiting.per_process import PerLoop, PerProcess
 
 _LONGEST_WAIT = 0.002
 """Seconds that a call waits while others are being committed."""

@@ -12,7 +12,7 @@ from orchestrator.domain.code.replay import Ledger
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import DeterminismViolation, InvalidWorkflow, OrchestratorError
-from orchestrator.sdk.code.eviction import Evicted
+from orchestrator.sdk.code.endings import Evicted
 from orchestrator.sdk.code.loop import Loop, Timer
 from orchestrator.sdk.code.signals import Mailbox
 from orchestrator.sdk.inside import running

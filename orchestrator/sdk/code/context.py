@@ -19,8 +19,7 @@ from orchestrator.domain.ids import derived_id
 from orchestrator.errors import OperationFailed
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.code.commander import Commander
-from orchestrator.sdk.code.compensations import Compensations
-from orchestrator.sdk.code.continuing import ContinueAsNew
+from orchestrator.sdk.code.endings import Compensations, ContinueAsNew
 from orchestrator.sdk.code.futures import DurableFuture, SleepFuture
 from orchestrator.sdk.code.handlers import Handlers
 from orchestrator.sdk.code.read_only import RunRandom

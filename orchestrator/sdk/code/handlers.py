@@ -16,8 +16,7 @@ from orchestrator.domain.code.commands import AnswerUpdate
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
 from orchestrator.sdk.code.commander import Commander
-from orchestrator.sdk.code.continuing import ContinueAsNew, continuation
-from orchestrator.sdk.code.eviction import UNSTOPPABLE, EndTurn
+from orchestrator.sdk.code.endings import UNSTOPPABLE, ContinueAsNew, EndTurn, continuation
 from orchestrator.sdk.code.read_only import read_only
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.tasks.signature import Signature

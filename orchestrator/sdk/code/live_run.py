@@ -12,10 +12,8 @@ from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.history import Event
 from orchestrator.errors import InvalidTask, NotDeterministic
 from orchestrator.sdk.code.commander import Commander, Settled
-from orchestrator.sdk.code.compensations import Compensations
 from orchestrator.sdk.code.context import WorkflowContext
-from orchestrator.sdk.code.continuing import ContinueAsNew, continuation
-from orchestrator.sdk.code.eviction import UNSTOPPABLE, end_coroutines
+from orchestrator.sdk.code.endings import UNSTOPPABLE, Compensations, ContinueAsNew, continuation, end_coroutines
 from orchestrator.sdk.code.handlers import Handlers
 from orchestrator.sdk.code.scope import inside
 from orchestrator.sdk.code.workflow import CodeWorkflow

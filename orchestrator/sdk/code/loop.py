@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from orchestrator.errors import InvalidWorkflow, NotDeterministic, OrchestratorError
-from orchestrator.sdk.code.eviction import UNSTOPPABLE, Evicted
+from orchestrator.sdk.code.endings import UNSTOPPABLE, Evicted
 from orchestrator.sdk.inside import running
 
 T = TypeVar("T")

@@ -1,15 +1,21 @@
-"""Checking code against a history, without running anything."""
+"""Checking code against a history, without running anything; and events with their stored values read."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from orchestrator.domain.code.commands import Command
+from orchestrator.domain.code.history import EndRecord, Event
+from orchestrator.domain.sealed import changed
+from orchestrator.payloads.keeping import read_encoded
+from orchestrator.references import whole_reference
 from orchestrator.sdk.code.live_run import LiveRun
 from orchestrator.sdk.code.recording import Recording
-from orchestrator.sdk.code.stored import read_event
 from orchestrator.sdk.code.workflow import CodeWorkflow
+
+_NEVER_SHOWN = get_args(EndRecord)
+"""How a run ended: no code looks at that again, and only who compares everything reads it."""
 
 
 def replay(
@@ -39,3 +45,16 @@ def replay(
     finally:
         flow.close()
     return trace
+
+
+def read_event(event: Event, *, everything: bool = False) -> Event:
+    """Return an event whose stored values have been read: code must not meet an outage in the middle of a turn."""
+    if isinstance(event.what, _NEVER_SHOWN) and not everything:
+        return event
+    what = changed(event.what, _content, lambda error: error)
+    return event if what is event.what else Event(event.number, event.at, what)
+
+
+def _content(_: bytes, data: bytes) -> bytes:
+    stored = whole_reference(data)
+    return data if stored is None else read_encoded(stored)

@@ -12,7 +12,7 @@ from orchestrator.sdk.ids import new_ids
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import encode_call
-from orchestrator.sdk.values.sealing import left_task
+from orchestrator.sdk.values.sealing import left_task, outgoing_task
 from orchestrator.sdk.values.stores import store_of
 from orchestrator.sealing import vault_of
 
@@ -35,6 +35,7 @@ def new_tasks(
     for position, call in rest:
         args, kwargs = _arguments(task, position, call)
         first = task._new(args, kwargs, run_id, None if run_id is None else position, trace)
+        first = outgoing_task(first, task._client.settings)
         yield first
         if _is_pattern(task, first):
             yield from _alike(task, first, rest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import types
 import typing
@@ -325,3 +326,27 @@ def _reason(error: Exception) -> str:
 
 def _describe(kind: Any) -> str:
     return getattr(kind, "__name__", None) or str(kind)
+
+
+_NOTHING = frozenset(
+    (
+        "COPY_FREE_VARS",
+        "NOP",
+        "POP_TOP",
+        "RESUME",
+        "RETURN_GENERATOR",  # what every `async def` begins with
+        "RETURN_VALUE",
+        "CALL_INTRINSIC_1",  # and how it ends where it raises StopIteration
+        "RERAISE",
+    )
+)
+_CONSTANT = frozenset(("LOAD_CONST", "RETURN_CONST"))
+
+
+def is_empty(function: Callable[..., Any]) -> bool:
+    """Say whether the body of a function is `...`, `pass`, a docstring, or returns None and does nothing else."""
+    code = getattr(function, "__code__", None)
+    return code is not None and all(
+        step.opname in _NOTHING or (step.opname in _CONSTANT and step.argval is None)
+        for step in dis.get_instructions(code)
+    )

@@ -16,20 +16,18 @@ from orchestrator.domain.code.commands import CancelTask, ScheduleTask
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.task import NewTask, UniqueKey, with_inherited
 from orchestrator.errors import InvalidTask, NotDeterministic, OrchestratorError
-from orchestrator.sdk.checks import check_name, shown
+from orchestrator.sdk.checks import shown
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.futures import DurableFuture
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.inside import inside_workflow
-from orchestrator.sdk.names import module_name
-from orchestrator.sdk.tasks.bodies import is_empty
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.tasks.option_types import OptionTypes
 from orchestrator.sdk.tasks.options import CallOptions, Placed, with_options
 from orchestrator.sdk.tasks.retry import Retry
-from orchestrator.sdk.tasks.signature import Signature
+from orchestrator.sdk.tasks.signature import Signature, is_empty
 from orchestrator.sdk.values.payload import digest_call, encode_call
 from orchestrator.sdk.values.sealing import outgoing_task, scheduled_task, sealed_task
 from orchestrator.trace_context import current_trace
@@ -133,7 +131,7 @@ class Task(Generic[P, R]):
         """
         self._refuse_in_workflow("enqueued")
         with sending("enqueue", self.name, self.queue) as sent:
-            task = self._new(args, kwargs, trace=current_trace())
+            task = outgoing_task(self._new(args, kwargs, trace=current_trace()), self._client.settings)
             hand_over = self._enqueue_path()
             sent.created(task.id)
             if hand_over is None:
@@ -149,7 +147,7 @@ class Task(Generic[P, R]):
         if inside_workflow() or current_runtime() is not None:
             return await self._client.threads.run(self.enqueue, *args, **kwargs)
         with sending("enqueue", self.name, self.queue) as sent:
-            task = self._checked(args, kwargs, trace=current_trace())
+            task = self._new(args, kwargs, trace=current_trace())
             self._enqueue_path()  # which refuses what only a running task can do
             settings = self._client.settings
             if len(task.payload) > settings.inline_payload and settings.payload_store:
@@ -182,7 +180,7 @@ class Task(Generic[P, R]):
             raise InvalidTask("Option on_success=True does not go with enqueue_in: the transaction decides.")
         self._refuse_in_workflow("enqueued")
         with sending("enqueue", self.name, self.queue) as sent:
-            task = self._new(args, kwargs, trace=current_trace())
+            task = outgoing_task(self._new(args, kwargs, trace=current_trace()), self._client.settings)
             sent.created(task.id)
             return Handle(self._client, self._client.backend.tasks.enqueue_in(connection, task), self._signature)
 
@@ -220,17 +218,6 @@ class Task(Generic[P, R]):
         return None
 
     def _new(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        run_id: bytes | None = None,
-        position: int | None = None,
-        trace: str | None = None,
-    ) -> NewTask:
-        """Check a call and return it as data; nothing is written but arguments that are kept outside."""
-        return outgoing_task(self._checked(args, kwargs, run_id, position, trace), self._client.settings)
-
-    def _checked(
         self,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -407,12 +394,3 @@ def _followers(option: str, given: object) -> tuple[Task[..., Any], ...]:
         if not isinstance(task, Task):
             raise InvalidTask(f"Option {option}: expected a task, or a list of tasks, found {task!r}.")
     return tuple(tasks)
-
-
-def task_name(function: Callable[..., Any], name: str | None, what: str = "task") -> str:
-    """Return the name under which a function is registered: its own, or `module.function`."""
-    if name is not None:
-        return check_name(what, name)
-    if not hasattr(function, "__qualname__"):
-        raise InvalidTask(f"Only a function can be a {what} without a name; found {function!r}.")
-    return check_name(what, f"{module_name(function)}.{function.__qualname__.replace('<locals>.', '')}")

@@ -51,11 +51,16 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=encode_other)
 _orderly = msgspec.msgpack.Encoder(enc_hook=encode_other, order="deterministic")
 
 
-def _restore(code: int, data: memoryview) -> Any:
-    """Return what an extension stands for, or say why it cannot be opened."""
-    if code == references.CODE:
-        return _decoder.decode(read_encoded(read_reference(bytes(data))))
-    return _decoder.decode(open_extension(bytes(data), VALUE)) if code == CODE else timezones.restore(code, data)
+def _decoder_with(read: Callable[[Reference], Any]) -> msgspec.msgpack.Decoder[Any]:
+    """Return a decoder that opens what is sealed, and puts what `read` returns in the place of a reference."""
+
+    def restore(code: int, data: memoryview) -> Any:
+        if code == references.CODE:
+            return read(read_reference(bytes(data)))
+        return decoder.decode(open_extension(bytes(data), VALUE)) if code == CODE else timezones.restore(code, data)
+
+    decoder = msgspec.msgpack.Decoder(ext_hook=restore)
+    return decoder
 
 
 class _Unread:
@@ -66,24 +71,18 @@ _unread = _Unread()
 """How many stored values were not read so far."""
 
 
-def _postpone(code: int, data: memoryview) -> Any:
-    """Return what an extension stands for; what is stored elsewhere is not read yet."""
-    if code == references.CODE:
-        _unread.number += 1
-        return Payload(reference=read_reference(bytes(data)), decode=_decoder.decode)
-    return _postponing.decode(open_extension(bytes(data), VALUE)) if code == CODE else timezones.restore(code, data)
+def _load(reference: Reference) -> Any:
+    return _decoder.decode(read_encoded(reference))
 
 
-def _tell(code: int, data: memoryview) -> Any:
-    """Return what an extension stands for; of what is stored elsewhere, only what it is."""
-    if code == references.CODE:
-        return str(read_reference(bytes(data)))
-    return _telling.decode(open_extension(bytes(data), VALUE)) if code == CODE else timezones.restore(code, data)
+def _postpone(reference: Reference) -> Payload:
+    _unread.number += 1
+    return Payload(reference=reference, decode=_decoder.decode)
 
 
-_postponing = msgspec.msgpack.Decoder(ext_hook=_postpone)
-_telling = msgspec.msgpack.Decoder(ext_hook=_tell)
-_decoder = msgspec.msgpack.Decoder(ext_hook=_restore)
+_decoder = _decoder_with(_load)
+_postponing = _decoder_with(_postpone)
+_telling = _decoder_with(str)
 _IN_TIMES = b"\xff"
 """A byte that stands in every timestamp, and rarely in anything else."""
 _WITH_TIMES = (bytes, bytearray, datetime)
@@ -229,13 +228,10 @@ def decode_shown(data: bytes) -> Any:
 def decode_within(data: bytes, takes: Callable[[Reference], bool]) -> Any:
     """Decode a value; of what is stored elsewhere only that is read which `takes` says yes to, and the rest is None."""
 
-    def restore(code: int, data: memoryview) -> Any:
-        if code == references.CODE:
-            reference = read_reference(bytes(data))
-            return decoder.decode(read_encoded(reference)) if takes(reference) else None
-        return decoder.decode(open_extension(bytes(data), VALUE)) if code == CODE else timezones.restore(code, data)
+    def read(reference: Reference) -> Any:
+        return decoder.decode(read_encoded(reference)) if takes(reference) else None
 
-    decoder = msgspec.msgpack.Decoder(ext_hook=restore)
+    decoder = _decoder_with(read)
     return decoder.decode(data)
 
 

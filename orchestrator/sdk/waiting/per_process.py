@@ -1,10 +1,12 @@
-"""What a process has for itself: connections, threads and locks, none of which a fork may share with its parent.
+"""What a process has for itself: connections, threads and locks, none of which a fork may share with its parent; and
+what each event loop of a process has.
 
 A fork is noticed by its process id, not by a hook of the interpreter, because some servers fork without telling Python.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable
@@ -66,3 +68,22 @@ class PerProcess(Generic[T]):
                 self._inherited.append(self._made)
                 self._made = made
                 self._process = process
+
+
+class PerLoop(Generic[T]):
+    """Something that each event loop makes when it first needs it. Loops that are closed are forgotten."""
+
+    def __init__(self, make: Callable[[asyncio.AbstractEventLoop], T]) -> None:
+        self._make = make
+        self._made: PerProcess[dict[asyncio.AbstractEventLoop, T]] = PerProcess(dict)
+
+    def __call__(self) -> T:
+        """Return what the running loop has."""
+        loop, made = asyncio.get_running_loop(), self._made()
+        found = made.get(loop)
+        if found is None:
+            for other in list(made):  # those of other threads come and go
+                if other.is_closed():
+                    made.pop(other, None)
+            found = made[loop] = self._make(loop)
+        return found
