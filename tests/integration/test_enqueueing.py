@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, event, text
 
 from orchestrator import Orchestrator, Unavailable
 from orchestrator.sdk.tasks.task import Task
-from orchestrator.store import database
+from orchestrator.store import database, driver
 from tests.emptying import empty
 
 Enqueue = Callable[[Task[..., Any], Any], str]
@@ -96,3 +97,47 @@ def test_a_statement_that_takes_too_long_is_told_whatever_the_way(
     for enqueue in (task.enqueue, lambda: app.enqueue_many(task, [()]), lambda: app.start_many(task, [()])):
         enqueue()
     app.close()
+
+
+def test_many_limited_tasks_take_hardly_more_statements_than_many_plain_ones(
+    app: Orchestrator, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They took ten times as long: each told the leader of itself."""
+    count, copied, sent = 1_000, list[int](), list[str]()
+    limits: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "limited": {"concurrency": 2, "rate": "5/s"},
+        "few-keys": {"concurrency": 1, "concurrency_key": lambda value: f"k{value % 50}"},
+        "many-keys": {"concurrency": 1, "rate": "5/s", "concurrency_key": lambda value: f"k{value}"},
+    }
+    copy = driver.copy
+
+    def note_copy(connection: Connection, sql: str, lines: io.StringIO) -> None:
+        copied.append(lines.getvalue().count("\n"))
+        copy(connection, sql, lines)
+
+    def note(_: object, __: object, statement: str, *___: object) -> None:
+        sent.append(statement)
+
+    monkeypatch.setattr(driver, "copy", note_copy)
+    event.listen(Engine, "before_cursor_execute", note)
+    found = {}
+    try:
+        for name, options in limits.items():
+            task = app.task(name=name, **options)(lambda value: value)
+            copied.clear()
+            sent.clear()
+            app.enqueue_many(task, [(number,) for number in range(count)])
+            with engine.begin() as connection:
+                taken = (len(sent), connection.execute(text("DELETE FROM orchestrator.inbox")).rowcount)
+            assert copied == [count]
+            found[name] = taken
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    plain = found["plain"][0]
+    assert found == {
+        "plain": (plain, 0),
+        "limited": (plain + 1, 1),
+        "few-keys": (plain + 1, 50),
+        "many-keys": (plain + 1, 1),
+    }
