@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import Engine
 from starlette.applications import Starlette
 
-from orchestrator import WorkflowContext
+from orchestrator import TaskContext, WorkflowContext
 from orchestrator.api.app import create_app
 from orchestrator.api.dashboard.paths import PAGES
 from orchestrator.api.endpoints import Endpoint
@@ -26,17 +26,25 @@ from orchestrator.api.redacting import fields_of, is_hidden, parts_of
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.domain.fleet.announced import redacting
-from orchestrator.domain.tasks.task import Dispatch, Succeeded
+from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.task import Dispatch, Failed, Succeeded
 from orchestrator.payloads.keeping import store_of
 from orchestrator.sdk.code.engine import Engine as CodeEngine
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.values.payload import encode_value
+from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.store import keys
 from orchestrator.store.code.signals import Sent
+from orchestrator.transport.keys import Keys
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.reporting.journal import Journal
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.runner import Runner
 from tests.integration.code_stage import act
 from tests.integration.stage import System, Worker, fresh_system
 from tests.integration.test_api_client_key_scope import PLAIN, data
+from tests.integration.test_task_logs import keeping
+from tests.outbox import KeptOutbox
 
 PASSWORD, TOKEN = "planted-password-7f3a", "planted-token-91bc"
 """What the setting `redact` names, and what a task names itself."""
@@ -87,6 +95,11 @@ params: {apikey: {type: string}}
 tasks:
   make: {task: make}
   last: {task: echo, input: {result: "${make.url} ${params.apikey}"}, depends_on: [make]}
+"""
+BREAKING = """
+name: breaking
+params: {password: {type: string}, token: {type: string}}
+tasks: {fails: {task: broken, input: {token: "${params.token}", password: "${params.password}"}}}
 """
 LONELY = {
     "start": "enter",
@@ -140,6 +153,7 @@ KNOWN = (
     "use",
     "echo",
     "make",
+    "broken",
     "signup",
     "under",
     "lone",
@@ -175,6 +189,7 @@ class Planted:
         program.task(name="use")(_use)
         program.task(name="echo")(_last)
         program.task(name="make")(_make)
+        program.task(name="broken", redact=("token",))(_broken)
         lone = program.workflow(name="lone")(_lone)
         self._login = program.task(name="login", redact=("token",), on_success=relay)(_login)
         signup = program.workflow(name="signup")(_signup)
@@ -185,6 +200,7 @@ class Planted:
         program.workflows.apply(loads(BELOW))
         program.workflows.apply(loads(DAG))
         program.workflows.apply(loads(ALONE))
+        program.workflows.apply(loads(BREAKING))
         program.flows.publish("graph", GRAPH)
         program.flows.publish("lonely", LONELY)
         given = {"user": "eve", "password": PASSWORD, "token": TOKEN}
@@ -200,6 +216,7 @@ class Planted:
         told.signal("told", {"apikey": MADE, "note": f"n {MADE}"})
         answer = encode_value({"x": f"is {KEY}"}, "The answer", 10_000)
         next(told._client.backend.code.resolve(told._run, "answer", answer))
+        broken = program.workflows["breaking"].start(password=PASSWORD, token=TOKEN)
         called = self._by_name()
         self._work()
         graph.signal("password", PASSWORD, why="they asked")
@@ -212,7 +229,11 @@ class Planted:
         derived += [str(row["id"]) for row in system.sql(_ENROLLED)]
         assert len(derived) == 21 + 4
         self.tasks, self.runs = [task.id, large.id, stored.id, *derived], [run.id, graph.id, code.id, *children]
-        self.runs += [*called, lonely.id, told.id, alone.id]
+        self.runs += [*called, lonely.id, told.id, alone.id, broken.id]
+        self.asked = code.id
+        """A run whose code answers a query."""
+        [self.failed] = [str(row["id"]) for row in system.sql(_BROKEN)]
+        self.tasks.append(self.failed)
         [self.reference] = [row["result"] for row in system.sql(_RESULT, id=large.id)]
 
     def _key(self, scope: Scope) -> Secret:
@@ -246,9 +267,31 @@ class Planted:
             for one in self._worker.take():
                 self._worker.report(act(self.code, one) if one.is_turn_task else self._done(one))
         rows = self.system.sql("SELECT status, count(*) FROM orchestrator.runs GROUP BY status ORDER BY status")
-        assert [tuple(row.values()) for row in rows] == [("running", 2), ("success", 8)]
+        assert [tuple(row.values()) for row in rows] == [("failed", 1), ("running", 2), ("success", 8)]
 
-    def _done(self, task: Dispatch) -> Succeeded:
+    def answer(self) -> None:
+        """Let the leader and the worker do what is asked of code."""
+        self.system.pass_seconds()
+        self._worker.report(*(act(self.code, one) for one in self._worker.take()))
+        self.system.pass_seconds()
+
+    def _fail(self, task: Dispatch) -> AttemptReport:
+        """Run a task as a worker does that fails, and keep what it says."""
+        words = Journal(self.system.redis, Keys())
+        words._started = True  # nobody writes meanwhile
+        outbox: Any = KeptOutbox()
+        outbox.log = words.log
+        job = Job(task, Bundle("g", "default", "1-0", 1), 0, 0.0)
+        job.begin(0.0)
+        report = Runner(self.system.app, outbox, Allowed(self.system.app, ())).run(job)
+        assert isinstance(report, Failed)
+        words.flush()
+        keeping(self.system).store()
+        return report
+
+    def _done(self, task: Dispatch) -> AttemptReport:
+        if task.name == "broken":
+            return self._fail(task)
         store = store_of(self.system.settings)
         assert store is not None
         echoed = {"out": " ".join(f"k={one}" for one in (KEY, MADE, TOLD) if one.encode() in task.payload)}
@@ -259,6 +302,7 @@ class Planted:
 
 
 _DERIVED = "SELECT id FROM orchestrator.ended_tasks WHERE name IN ('relay', 'last', 'use', 'echo', 'make') ORDER BY seq"
+_BROKEN = "SELECT id FROM orchestrator.ended_tasks WHERE name = 'broken'"
 _ENROLLED = "SELECT id FROM orchestrator.ended_tasks WHERE name = 'enrol' ORDER BY seq"
 _RESULT = "SELECT result FROM orchestrator.ended_tasks WHERE id = CAST(:id AS uuid)"
 
@@ -275,6 +319,11 @@ def _use(secret: str, other: str = "") -> dict[str, str]:
     raise NotImplementedError
 
 
+def _broken(ctx: TaskContext, password: str, token: str) -> None:
+    ctx.log(f"enters with {password} and {token}")
+    raise ValueError(f"{password} is not that of {token}")
+
+
 def _make() -> dict[str, str]:
     raise NotImplementedError
 
@@ -288,6 +337,10 @@ async def _lone(ctx: WorkflowContext, apikey: str) -> dict[str, Any]:
 
 
 async def _signup(ctx: WorkflowContext, user: str, password: str) -> None:
+    @ctx.query
+    def entered_as() -> dict[str, str]:
+        return {"user": user, "password": password, "session": entered["token"], "note": f"for {password}"}
+
     ctx.set("password", password)
     ctx.set("known", {"password": password, "user": user})
     entered = await ctx.schedule("login", user=user, password=password, token=TOKEN)
@@ -464,6 +517,31 @@ def test_no_route_tells_a_secret(planted: Planted, scope: Scope) -> None:
     assert [path for path in sorted(missed) if not NOT_THERE.search(path)] == []
 
 
+QUERIES = [one for one in ROUTES if one.path in ("/api/v1/runs/{id}/queries/{name}", "/api/v1/client/code/query")]
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_no_query_of_code_tells_a_secret(planted: Planted, scope: Scope) -> None:
+    answers, told = Answers(planted.app, planted.keys[scope]), {}
+    payload = data(encode_call("entered_as", [], {}, 1_000))
+    body = {"run": data(UUID(planted.asked)), "name": "entered_as", "payload": payload, "timeout": 10.0}
+
+    async def ask(endpoint: Endpoint) -> tuple[int, str]:
+        path = endpoint.path.format(id=planted.asked, name="entered_as")
+        sent = msgspec.json.encode(body if endpoint.is_for_clients else {"timeout": 10.0})
+        asked = asyncio.ensure_future(answers.ask(endpoint, path, "", sent))
+        while not asked.done():
+            await asyncio.to_thread(planted.answer)
+        return asked.result()
+
+    for endpoint in QUERIES:
+        status, text = asyncio.run(ask(endpoint))
+        assert status == 200, text
+        told[endpoint.is_for_clients] = has_secret(endpoint, text)
+        assert "eve" in text or endpoint.is_for_clients
+    assert told == {False: False, True: scope is not Scope.READ}
+
+
 def test_what_is_not_secret_is_shown(planted: Planted) -> None:
     """Only the values are hidden: of what has come from them, too."""
     answers = Answers(planted.app, planted.keys[Scope.READ])
@@ -479,6 +557,11 @@ def test_what_is_not_secret_is_shown(planted: Planted) -> None:
     used = [one["kwargs"] for one in found if one["task"]["step"] == "use"]
     assert {"secret": hidden, "other": hidden}.items() <= used[0].items()
     assert {"session": hidden, "note": f"for {hidden}"} in [one["result"] for one in found]
+    [error] = [one["error"] for one in found if one["task"]["id"] == planted.failed]
+    assert error["message"] == f"{hidden} is not that of {hidden}"
+    [logs] = [one for one in ROUTES if (one.method, one.path) == ("GET", "/api/v1/tasks/{id}/logs")]
+    text = asyncio.run(answers.ask(logs, f"/api/v1/tasks/{planted.failed}/logs", "", b""))[1]
+    assert f"enters with {hidden} and {hidden}" in text
 
 
 def values_in(hint: Any, path: str = "", seen: frozenset[Any] = frozenset()) -> Iterator[str]:
