@@ -8,11 +8,14 @@ from datetime import datetime
 
 from orchestrator.domain.tasks import obstacles
 from orchestrator.monitoring.times import ago, counted, duration, present
+from orchestrator.payloads.stores import free_bytes
 from orchestrator.store.insights import Connections, LongTransaction, Overview, UnknownTasks, WorkerView
-from orchestrator.terminal_safe import sentence
+from orchestrator.terminal_safe import sentence, without_password
 from orchestrator.transport.health import RedisHealth
 from orchestrator.transport.inspection import RedisView
 
+_LEAST_FREE = 64_000_000
+"""Bytes below which a payload store is said to be full: as many as the largest value over HTTP has."""
 _NEARLY = 0.9
 """From this part on, what is limited is said to run out."""
 
@@ -163,6 +166,17 @@ def of_redis(health: RedisHealth) -> Iterator[Trouble]:
             kind="redis evicts",
             message=f"Redis has maxmemory-policy {health.eviction!r} and drops messages when it is full. "
             f"Set it: redis-cli CONFIG SET maxmemory-policy noeviction",
+        )
+
+
+def of_payload_store(place: str) -> Iterator[Trouble]:
+    """Say that the payload store of the settings is full, where it is a folder that can be seen from here."""
+    free = free_bytes(place)
+    if free is not None and free < _LEAST_FREE:
+        yield Trouble(
+            kind="payload store full",
+            message=f"The payload store {without_password(place)} has {_megabytes(free)} left. Large arguments are "
+            f"refused, and tasks with large results wait until it has room: make some there.",
         )
 
 

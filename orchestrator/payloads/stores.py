@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -207,6 +208,8 @@ class Folder:
             shutil.rmtree(self._root / path)
 
 
+_ANSWERS = 2.0
+"""Seconds that a folder has to say how much room it has."""
 _LEFT = 86_400.0
 """Seconds after which a file that is not complete, or an empty folder, is nobody's any more."""
 
@@ -256,17 +259,41 @@ class _File:
 
 def open_store(url: str, namespace: str, notes: Notes | None = None) -> Store:
     """Return the store of a setting, in which each namespace has a folder of its own."""
-    scheme = urlsplit(url).scheme
-    if scheme in ("", "file"):
-        path = Path(url if not scheme else unquote(urlsplit(url).path)).expanduser()
-        if not path.is_absolute():
-            raise ConfigurationError(
-                f"Setting payload_store: expected the whole path of a folder, such as /var/lib/orchestrator/payloads, "
-                f"or a URL, such as s3://bucket/payloads, found {url!r}."
-            )
+    path = _path(url)
+    if path is not None:
         return Folder(path / namespace, notes)
     known = plugins(PAYLOAD_STORES)
-    opened: Store = load(known.get(scheme) or known[_ANY], "Payload store", "what takes a URL and returns a store")(
+    plugin = known.get(urlsplit(url).scheme) or known[_ANY]
+    opened: Store = load(plugin, "Payload store", "what takes a URL and returns a store")(
         f"{url.rstrip('/')}/{namespace}"
     )
     return opened
+
+
+def _path(url: str) -> Path | None:
+    """Return the folder of a setting; None if it names no folder."""
+    scheme = urlsplit(url).scheme
+    if scheme not in ("", "file"):
+        return None
+    path = Path(url if not scheme else unquote(urlsplit(url).path)).expanduser()
+    if not path.is_absolute():
+        raise ConfigurationError(
+            f"Setting payload_store: expected the whole path of a folder, such as /var/lib/orchestrator/payloads, "
+            f"or a URL, such as s3://bucket/payloads, found {url!r}."
+        )
+    return path
+
+
+def free_bytes(url: str) -> int | None:
+    """Return how many bytes are free in the folder of a setting; None if it is none, or does not answer now."""
+    path, found = _path(url) if url else None, list[int]()
+
+    def look() -> None:
+        with contextlib.suppress(OSError):
+            found.append(shutil.disk_usage(str(path)).free)
+
+    if path is not None:
+        thread = threading.Thread(target=look, name="payload store", daemon=True)
+        thread.start()
+        thread.join(_ANSWERS)  # a remote file system that hangs holds up nobody
+    return found[0] if found else None

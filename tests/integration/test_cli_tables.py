@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -16,6 +19,7 @@ from sqlalchemy import Engine, text
 
 from orchestrator.cli import main
 from orchestrator.cli.terminal.ids import IdOf
+from orchestrator.payloads import stores
 from orchestrator.store.insights import ids
 from tests.integration.filled import fill, fill_with_code
 from tests.integration.planning import explained
@@ -312,3 +316,17 @@ def test_status_says_what_of_the_last_hour_is_not_counted(here: System) -> None:
     assert "last hour    none\n" in invoke("status").stdout
     here.app.queue("mail").retain(success=120, failed=0)
     assert "last hour    none (some are kept for 2m only, and not counted after that)\n" in invoke("status").stdout
+
+
+def test_status_names_a_payload_store_that_is_full(
+    here: System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_PAYLOAD_STORE", str(tmp_path))
+    assert "payload store" not in invoke("status").stdout
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
+    assert f"! The payload store {tmp_path} has 5.0 MB left." in invoke("status").stdout
+    may_answer = threading.Event()
+    monkeypatch.setattr(stores, "_ANSWERS", 0.05)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: may_answer.wait(60) and SimpleNamespace(free=0))
+    assert "payload store" not in invoke("status").stdout, "one that hangs holds up nobody"
+    may_answer.set()

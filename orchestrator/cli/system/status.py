@@ -53,7 +53,9 @@ def command(as_json: bool, check: bool) -> None:
         health, held = calls.insights.redis(overview.events.generation if overview.events else None, queues)
     overview = replace(overview, standbys=held.standbys)
     on_redis = [*trouble.of_redis(health), *trouble.of_what_redis_holds(held)]
-    troubles = [*trouble.of_the_system(overview, settings.lease, health.complaint), *on_redis, *on_postgres]
+    on_payloads = trouble.of_payload_store(settings.payload_store)
+    on_ours = trouble.of_the_system(overview, settings.lease, health.complaint)
+    troubles = [*on_ours, *on_redis, *on_postgres, *on_payloads]
     if as_json:
         redis = msgspec.to_builtins(held) | msgspec.to_builtins(health)
         del redis["standbys"]

@@ -65,6 +65,7 @@ def read_whole(api: Api) -> Whole:
         *trouble.of_redis(health),
         *trouble.of_what_redis_holds(held),
         *trouble.of_postgres(insights.connections(), transactions, insights.dead_rows()),
+        *trouble.of_payload_store(api.settings.payload_store),
     ]
     return Whole(overview=replace(found, standbys=held.standbys), troubles=troubles)
 
