@@ -280,7 +280,7 @@ class Orchestrator:
         """Return a queue, to pause, limit or empty it."""
         return Queue(self._client, name)
 
-    # -- its life
+    # -- settings and closing
 
     @property
     def settings(self) -> Settings:

@@ -12,8 +12,8 @@ from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
 from orchestrator.sdk.waiting.per_process import ProcessLock
+from orchestrator.sdk.waiting.signal_safe import signal_safe
 from orchestrator.sdk.waiting.threads import Threads
-from orchestrator.sdk.waiting.undisturbed import undisturbed
 from orchestrator.settings import Settings, check_arguments, load_settings, with_arguments
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Client:
         if self._backend is None:
             with self._lock:
                 if self._backend is None:
-                    made = undisturbed(self._make_backend)
+                    made = signal_safe(self._make_backend)
                     if self._backend is None:
                         self._backend = made
                     else:  # a signal handler has been here meanwhile
@@ -96,7 +96,7 @@ class Client:
         if self._transactions is None:
             with self._lock:
                 if self._transactions is None:
-                    made = undisturbed(self._make_transactions)
+                    made = signal_safe(self._make_transactions)
                     if self._transactions is None:
                         self._transactions = made
                     else:

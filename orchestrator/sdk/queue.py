@@ -1,4 +1,4 @@
-"""A queue, to be paused, limited or emptied, and told how long to keep what has ended."""
+"""A queue: pause, limits, purge, retention and drain."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class MemoryLeader:
     def activate(self, run: Run, queries: list[Query] | None = None) -> list[Answer]:
         """Let the code see what is new, and apply what it commands."""
         run.attempt += 1
-        has_news = run.has_news
+        has_unseen_facts = run.has_unseen_facts
         activation = self._activation(run, queries or [])
         report = self._engine.activate(activation, run.id, run.attempt)
         if report.missing:
@@ -94,7 +94,7 @@ class MemoryLeader:
         if report.stuck is None:
             run.applied = run.attempt if activation.events else run.applied
             run.shown = report.through
-            if has_news:
+            if has_unseen_facts:
                 self.append(run, history.ActivationApplied(report.through))
             for command in report.commands:
                 self.append(run, record := history.record(command))

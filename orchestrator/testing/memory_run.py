@@ -65,7 +65,7 @@ class Run:
         return self.parent.depth + 1 if self.parent is not None else 0
 
     @property
-    def has_news(self) -> bool:
+    def has_unseen_facts(self) -> bool:
         """Say whether there is a fact that the code has not been shown."""
         return self.end is None and any(is_fact(event) for event in self.history[self.shown :])
 

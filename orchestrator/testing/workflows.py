@@ -99,7 +99,7 @@ class WorkflowTest:
     async def settle(self) -> None:
         """Let everything happen that can happen without time passing."""
         while True:
-            run = next((run for run in self.leader.runs.values() if run.has_news and run.stuck is None), None)
+            run = next((run for run in self.leader.runs.values() if run.has_unseen_facts and run.stuck is None), None)
             if run is not None:
                 await self._show(run)
             elif self._calls:

@@ -99,7 +99,7 @@ class Program:
 
     def settle(self) -> None:
         for _ in range(200):
-            run = next((run for run in self.open_runs if run.has_news), None)
+            run = next((run for run in self.open_runs if run.has_unseen_facts), None)
             if run is None:
                 return
             self.leader.now += 1e-6  # what happens later is due later, as in reality

@@ -20,7 +20,7 @@ from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.part import Shared
 from orchestrator.sdk.backend.tasks import TaskBackend
 from orchestrator.sdk.backend.waiting import EndWaiters
-from orchestrator.sdk.waiting.undisturbed import undisturbed
+from orchestrator.sdk.waiting.signal_safe import signal_safe
 from orchestrator.settings import Settings
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _Lazy(Generic[T]):
         self._name = name
 
     def __get__(self, backend: Backend, owner: type) -> T:
-        kind = undisturbed(lambda: getattr(import_module(f"{__name__}.{self._name}"), self._kind))
+        kind = signal_safe(lambda: getattr(import_module(f"{__name__}.{self._name}"), self._kind))
         found: T = backend.__dict__.setdefault(self._name, kind(backend.shared))  # of two threads, both get the same
         return found
 

@@ -11,7 +11,7 @@ from orchestrator import time_limits
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import Unavailable, WrongState
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.sdk.waiting.undisturbed import undisturbed
+from orchestrator.sdk.waiting.signal_safe import signal_safe
 from orchestrator.store import inbox
 from orchestrator.store.inbox import RequestKind
 
@@ -36,7 +36,7 @@ def ask(connections: Connections, kind: RequestKind, target: bytes, state: str, 
 def obstacles(connections: Connections, target: bytes) -> list[str]:
     """Return what keeps a task or a run from going on, in words."""
     began = time.monotonic()
-    find = undisturbed(_obstacle_finder)
+    find = signal_safe(_obstacle_finder)
     with time_limits.extended(time.monotonic() - began), connections.reading() as connection:
         return find(connection, target)
 

@@ -32,7 +32,7 @@ from orchestrator.errors import (
 from orchestrator.sdk.acting import may_operate
 from orchestrator.sdk.backend.asking import obstacles
 from orchestrator.sdk.backend.code_reading import CodeReading
-from orchestrator.sdk.backend.connections import LONGEST_TOLD
+from orchestrator.sdk.backend.connections import LONGEST_AUDITED
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import decode_value
@@ -178,18 +178,22 @@ class CodeBackend(CodeReading):
         Return None or, where that is kept for one to come, the names of the first promises that are open, encoded.
         With a timeout, ResultTimeout says that it is stored and was not done by then, or sooner if nobody leads.
         """
-        told = {"value": self._connections.told(promise, value)} | ({"why": why[:LONGEST_TOLD]} if why else {})
+        audited = {"value": self._connections.audited(promise, value)} | ({"why": why[:LONGEST_AUDITED]} if why else {})
         value = self._sealed(VALUE, value)
-        return self._request(run, RequestKind.RESOLVE, "resolve a promise of", timeout, told, name=promise, value=value)
+        return self._request(
+            run, RequestKind.RESOLVE, "resolve a promise of", timeout, audited, name=promise, value=value
+        )
 
     def reject(
         self, run: bytes, promise: str, reason: str, why: str = "", timeout: float | None = None
     ) -> Steps[bytes]:
         """Reject the oldest open promise of a name; the audit log has the reason, and why. Return the same."""
-        told = {} if self._vault is not None or not reason else {"reason": reason[:LONGEST_TOLD]}
-        told |= {"why": why[:LONGEST_TOLD]} if why else {}
+        audited = {} if self._vault is not None or not reason else {"reason": reason[:LONGEST_AUDITED]}
+        audited |= {"why": why[:LONGEST_AUDITED]} if why else {}
         reason = reason if self._vault is None else self._vault.seal_text(reason)
-        return self._request(run, RequestKind.REJECT, "reject a promise of", timeout, told, name=promise, reason=reason)
+        return self._request(
+            run, RequestKind.REJECT, "reject a promise of", timeout, audited, name=promise, reason=reason
+        )
 
     def query(self, run: bytes, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
         """Ask the code something; its arguments and the answer are encoded."""
@@ -200,7 +204,9 @@ class CodeBackend(CodeReading):
         return self._request(run, RequestKind.UPDATE, "update", timeout, name=name, value=self._sealed(CALL, payload))
 
     def reset(self, run: bytes, to: int, reason: str) -> Steps[bytes]:
-        resets.check(run, self.history(run).events, to)  # so that a mistake is told at once, whether or not one leads
+        resets.check(
+            run, self.history(run).events, to
+        )  # so that a mistake is refused at once, whether or not a scheduler leads
         request = new_id()
         with self._connections.changing(f"the request to reset run {to_text(run)} was stored") as connection:
             add_request(connection, RequestKind.RESET, run, request=request, to=to, reason=reason)
@@ -219,7 +225,7 @@ class CodeBackend(CodeReading):
     # -- requests and answers
 
     def _send(
-        self, run: bytes, request_kind: RequestKind, verb: str, told: Mapping[str, Any] = _NOTHING, **body: Any
+        self, run: bytes, request_kind: RequestKind, verb: str, audited: Mapping[str, Any] = _NOTHING, **body: Any
     ) -> bytes:
         """Put a request for an open run into the inbox; return the run, which may be a successor."""
         try:
@@ -235,7 +241,7 @@ class CodeBackend(CodeReading):
                 _refuse_second(connection, run, body["name"])
             add_request(connection, request_kind, run, **body)
             if is_act:
-                detail = ({"name": body["name"]} if "name" in body else {}) | dict(told)
+                detail = ({"name": body["name"]} if "name" in body else {}) | dict(audited)
                 self._connections.record(connection, request_kind.split(" ")[0], "run", to_text(run), **detail)
         self._connections.nudge()
         return run
@@ -246,13 +252,13 @@ class CodeBackend(CodeReading):
         request_kind: RequestKind,
         verb: str,
         timeout: float | None,
-        told: Mapping[str, Any] = _NOTHING,
+        audited: Mapping[str, Any] = _NOTHING,
         **body: Any,
     ) -> Steps[bytes]:
-        """Ask for something that is answered, and return the answer; `told` is for the audit log."""
+        """Ask for something that is answered, and return the answer; `audited` goes into the audit log."""
         request, limit = new_id(), time_limit(timeout, writes=True)
         with limit:
-            run = self._send(run, request_kind, verb, told, request=request, **body)
+            run = self._send(run, request_kind, verb, audited, request=request, **body)
         is_settled = request_kind in _SETTLES
         pause = _SETTLING if is_settled and timeout is not None else _ASK_AGAIN
         while True:

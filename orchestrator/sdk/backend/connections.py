@@ -28,12 +28,12 @@ from orchestrator.transport.client import Nudges
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 
-LONGEST_TOLD = 300
+LONGEST_AUDITED = 300
 """Characters of a value or a reason that the audit log has."""
 
 
 class Connections:
-    """Pools of connections whose errors a caller can act on, and the way to tell the leader that something is new.
+    """Pools of connections whose errors a caller can act on, and the nudges to the leader.
 
     A fork opens its own. So does a signal handler that has interrupted a call: that holds locks, and goes on only when
     the handler has returned.
@@ -63,7 +63,7 @@ class Connections:
         return self._links().redis
 
     def nudge(self) -> None:
-        """Tell the leader that something is new, which must be committed by now."""
+        """Wake the leader, after the commit of what is new."""
         self._links().nudges.send()
 
     def reading(self) -> AbstractContextManager[Connection]:
@@ -95,13 +95,13 @@ class Connections:
         who, origin = acting.current(self._settings.audit_as)
         audit.add(connection, who=who, origin=origin, act=act, kind=kind, target=target, detail=detail)
 
-    def told(self, name: str, data: bytes) -> str:
-        """Return a value as the audit log may have it: in short, without what is redacted, and not what is sealed."""
+    def audited(self, name: str, data: bytes) -> str:
+        """Return a value as it stands in the audit log: shortened and redacted, or only that it is sealed."""
         if self.keys.vault is not None:
             return "(sealed)"
         shown = Redaction(words(self._settings.redact)).shown({name: as_json(stored_value(data))})[name]
         text = msgspec.json.encode(shown).decode()
-        return text if len(text) <= LONGEST_TOLD else f"{text[:LONGEST_TOLD]}…"
+        return text if len(text) <= LONGEST_AUDITED else f"{text[:LONGEST_AUDITED]}…"
 
     def insert(self, task: NewTask) -> None:
         """Create one task without a unique key, on the shortest way."""

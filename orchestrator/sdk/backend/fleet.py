@@ -1,4 +1,4 @@
-"""Workers: told to drain, and to end."""
+"""Workers: draining."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from orchestrator.transport.changes import Entry, Follower
 from orchestrator.transport.connection import UNAVAILABLE
 
 _PAUSE = 0.5
-"""Seconds until the next look where Redis cannot tell that there is something new."""
+"""Seconds between two looks while Redis is away."""
 
 
 class RunListener:

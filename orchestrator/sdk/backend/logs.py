@@ -21,31 +21,31 @@ from orchestrator.transport.journal import LOSSES
 PAGE = 200
 """Chunks that are read at once."""
 _PAUSE = 0.5
-"""Seconds until the next look where Redis cannot tell that there is something new."""
+"""Seconds between two looks while Redis is away."""
 
 
-class Place(NamedTuple):
-    """A place in a log: a chunk, and a line of it, counted from 1."""
+class LogPosition(NamedTuple):
+    """A position in a log: a chunk, and a line of it, counted from 1."""
 
     chunk: int
     line: int
 
     @classmethod
-    def of(cls, entry: str) -> Place:
-        """Return the place that an entry names; the beginning, if it names none."""
+    def of(cls, entry: str) -> LogPosition:
+        """Return the position that an entry names; the beginning, if it names none."""
         chunk, _, line = entry.partition("-")
         return cls(min(int(chunk or 0), 2**63 - 1), int(line or 0))
 
 
-def entries_of(chunks: Sequence[Chunk], after: Place) -> Iterator[LogEntry]:
-    """Yield the lines of chunks that come after a place, opened where this process can."""
+def entries_of(chunks: Sequence[Chunk], after: LogPosition) -> Iterator[LogEntry]:
+    """Yield the lines of chunks that come after a position, opened where this process can."""
     for chunk in chunks:
         task = to_text(chunk.task_id.bytes)
         for number, line in enumerate(_lines(chunk), 1):
             if (chunk.id, number) > after:
                 text = reveal_text(line.text) if is_sealed_text(line.text) else line.text
-                place = f"{chunk.id}-{number}"
-                yield LogEntry(line.at, line.attempt, line.level, text, line.source, task, chunk.step, place)
+                position = f"{chunk.id}-{number}"
+                yield LogEntry(line.at, line.attempt, line.level, text, line.source, task, chunk.step, position)
 
 
 def _lines(chunk: Chunk) -> list[LogLine]:
@@ -71,18 +71,18 @@ def read_last(connections: Connections, task: bytes, lines: int, attempt: int | 
     """Return the last lines of a task."""
     with connections.reading() as connection:
         chunks = logs.last_of_task(connection, task, lines, attempt)
-    return list(entries_of(chunks, Place(0, 0)))[-lines:]
+    return list(entries_of(chunks, LogPosition(0, 0)))[-lines:]
 
 
 def read_many(connections: Connections, after: Mapping[bytes, str]) -> dict[bytes, list[LogEntry]]:
     """Return what tasks have said, each after an entry of its log."""
-    places = {task: Place.of(entry) for task, entry in after.items()}
+    positions = {task: LogPosition.of(entry) for task, entry in after.items()}
     found: dict[bytes, list[LogEntry]] = {task: [] for task in after}
     with connections.reading() as connection:
-        chunks = logs.of_tasks(connection, {task: place.chunk for task, place in places.items()}, PAGE)
+        chunks = logs.of_tasks(connection, {task: position.chunk for task, position in positions.items()}, PAGE)
     for chunk in chunks:
         task = chunk.task_id.bytes
-        found[task] += entries_of([chunk], places[task])
+        found[task] += entries_of([chunk], positions[task])
     return found
 
 
@@ -93,12 +93,12 @@ def _read(
     wait: float,
     read: Callable[[Connection, int], list[Chunk]],
 ) -> LogPage:
-    place = Place.of(after)
+    position = LogPosition.of(after)
     give_up_at = time.monotonic() + wait
     spoken = _last(connections) if wait > 0 else None
     while True:
         with connections.reading() as connection:
-            entries = list(entries_of(read(connection, place.chunk), place))
+            entries = list(entries_of(read(connection, position.chunk), position))
         left = give_up_at - time.monotonic()
         if entries or left <= 0:
             return LogPage(entries, entries[-1].entry if entries else after)
@@ -106,7 +106,7 @@ def _read(
 
 
 def _last(connections: Connections) -> str | None:
-    """Return where the stream of who has spoken ends; None where Redis cannot tell."""
+    """Return the end of the stream of tasks that have logged something; None while Redis is away."""
     try:
         return last_spoken(connections.redis, connections.keys)
     except LOSSES:
@@ -114,7 +114,7 @@ def _last(connections: Connections) -> str | None:
 
 
 def _wait(connections: Connections, target: bytes, spoken: str | None, seconds: float) -> str | None:
-    """Wait until somebody has spoken, or so many seconds."""
+    """Wait until the task or run has logged something, or so many seconds."""
     try:
         if spoken is not None:
             return wait_spoken(connections.redis, connections.keys, target, spoken, seconds)

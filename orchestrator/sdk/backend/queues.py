@@ -1,4 +1,4 @@
-"""Queues: paused, limited, emptied, and told how long to keep what has ended."""
+"""Queues: pause, limits, purge and retention."""
 
 from __future__ import annotations
 

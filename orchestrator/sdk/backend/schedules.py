@@ -1,4 +1,4 @@
-"""What people do to schedules, written to Postgres; the leader is told, and fires them."""
+"""Schedules and backfills in Postgres. The leader fires them."""
 
 from __future__ import annotations
 

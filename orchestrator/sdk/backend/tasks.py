@@ -36,6 +36,7 @@ from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.runs.retries import EndedIn
 from orchestrator.store.tasks import enqueue, redrive, results, revival, shared, unique
 from orchestrator.store.tasks.redrive import FailedFilter, Group
+from orchestrator.store.tasks.results import TaskOutcome
 from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
@@ -232,10 +233,13 @@ class TaskBackend(Part, TaskWork):
     # -- reading
 
     def status(self, task: bytes) -> str:
+        return self._outcome(task).status
+
+    def _outcome(self, task: bytes) -> TaskOutcome:
         found = self._connections.outcomes([task]).get(task)
         if found is None:
             raise NotFound.by_id("task", to_text(task))
-        return found.status
+        return found
 
     def progress(self, task: bytes) -> TaskProgress | None:
         return read_progress(self._connections.redis, self._connections.keys, task)
@@ -251,10 +255,7 @@ class TaskBackend(Part, TaskWork):
 
     def payload_part(self, task: bytes, reference: bytes = b"", number: int = 0) -> PayloadPart:
         if not reference:
-            found = self._connections.outcomes([task]).get(task)
-            if found is None:
-                raise NotFound.by_id("task", to_text(task))
-            reference = found.result or b""
+            reference = self._outcome(task).result or b""
             if not is_reference(reference):
                 return PayloadPart(reveal(reference), 1)
         try:

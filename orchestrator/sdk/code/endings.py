@@ -79,8 +79,8 @@ def continuation(error: BaseException) -> ContinueAsNew | None:
         return error
     if not isinstance(error, BaseExceptionGroup):
         return None
-    ways = [continuation(one) for one in error.exceptions]
-    return None if None in ways else ways[0]
+    continuations = [continuation(one) for one in error.exceptions]
+    return None if None in continuations else continuations[0]
 
 
 class Compensations:
@@ -98,7 +98,7 @@ class Compensations:
         """Undo everything. One that fails is reported, and does not keep the others from being tried."""
         task = asyncio.current_task()
         while task is not None and task.cancelling():
-            task.uncancel()  # what follows is a new life: its own timeouts must work
+            task.uncancel()  # so that timeouts of the undo steps work
         while self._steps:
             name, undo = self._steps.pop()
             try:
@@ -107,5 +107,5 @@ class Compensations:
                     await value
             except UNSTOPPABLE:
                 raise
-            except BaseException as error:  # noqa: BLE001  # the workflow's own error is the one to be told
+            except BaseException as error:  # noqa: BLE001  # the run fails with the workflow's own error
                 self._report(f"compensation {name!r} failed", error)

@@ -20,7 +20,7 @@ from orchestrator.domain.dag.definition import Concurrency, Definition, EventTri
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.dag.operators import KEYWORDS, shortened
 from orchestrator.domain.executors.registry import IN_WORKER, all_built_in, find_problems
-from orchestrator.domain.problems import Path as Place
+from orchestrator.domain.problems import Path as KeyPath
 from orchestrator.domain.problems import Problem
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.dag import document
@@ -118,17 +118,17 @@ def schema() -> Schema:
 # -- reading
 
 
-def _param(reader: Fields, node: Node, path: Place) -> Param:
+def _param(reader: Fields, node: Node, path: KeyPath) -> Param:
     return Param(**reader.read(node, path, "a mapping such as {type: date, default: today}", _PARAM))
 
 
-def _params(reader: Fields, node: Node, path: Place) -> dict[str, Param] | Bad:
+def _params(reader: Fields, node: Node, path: KeyPath) -> dict[str, Param] | Bad:
     if not isinstance(node.value, dict):
         return reader.mismatch(node, path, "a mapping of parameters by name")
     return {name: _param(reader, entry.node, (*path, name)) for name, entry in node.value.items()}
 
 
-def _concurrency(reader: Fields, node: Node, path: Place) -> Concurrency | Bad:
+def _concurrency(reader: Fields, node: Node, path: KeyPath) -> Concurrency | Bad:
     if isinstance(node.value, int) and not isinstance(node.value, bool):
         return Concurrency(limit=node.value)
     values = reader.read(node, path, "a whole number, or a mapping with limit and key", _CONCURRENCY)
@@ -142,7 +142,7 @@ def _concurrency(reader: Fields, node: Node, path: Place) -> Concurrency | Bad:
 def _each(make: Callable[..., Any], expected: str, table: Table, kinds: tuple[str, ...]) -> Field:
     """Return how a list of mappings, or one alone, is read; each has exactly one of the keys `kinds`."""
 
-    def convert(reader: Fields, node: Node, path: Place) -> tuple[Any, ...]:
+    def convert(reader: Fields, node: Node, path: KeyPath) -> tuple[Any, ...]:
         items = node.value if isinstance(node.value, list) else [node]
         return tuple(make(**reader.read(item, (*path, place), expected, table)) for place, item in enumerate(items))
 
@@ -150,7 +150,7 @@ def _each(make: Callable[..., Any], expected: str, table: Table, kinds: tuple[st
     return Field(convert, {"oneOf": [one, {"type": "array", "items": one}]})
 
 
-def _executor(reader: Fields, node: Node, path: Place) -> str | Bad:
+def _executor(reader: Fields, node: Node, path: KeyPath) -> str | Bad:
     """Read the name of an executor; whether its options fit is seen when all of the step is there."""
     if node.value == IN_WORKER:
         return reader.problem(path, f"{IN_WORKER} runs registered functions: give the step a task instead.")
@@ -159,14 +159,14 @@ def _executor(reader: Fields, node: Node, path: Place) -> str | Bad:
     return node.value
 
 
-def _tasks(reader: Fields, node: Node, path: Place) -> dict[str, dict[str, Any]] | Bad:
+def _tasks(reader: Fields, node: Node, path: KeyPath) -> dict[str, dict[str, Any]] | Bad:
     if not isinstance(node.value, dict):
         return reader.mismatch(node, path, "a mapping of tasks by name")
     expected = "a mapping such as {task: etl.discover}"
     return {name: reader.read(entry.node, (*path, name), expected, _STEP) for name, entry in node.value.items()}
 
 
-def _defaults(reader: Fields, node: Node, path: Place) -> dict[str, Any]:
+def _defaults(reader: Fields, node: Node, path: KeyPath) -> dict[str, Any]:
     return reader.read(node, path, "a mapping of options for every task", _DEFAULTS)
 
 
@@ -251,7 +251,7 @@ def _step(reader: Fields, name: str, defaults: dict[str, Any], own: dict[str, An
     given = own.pop("with", {})
     executor = own.get("executor")
     if executor is not None:
-        path: Place = ("tasks", name)
+        path: KeyPath = ("tasks", name)
         for option, value in given.items():
             if not parse_template(value).is_constant:
                 message = "expected a constant, found an expression: what differs from run to run is input."
@@ -281,8 +281,8 @@ def _consequences(root: Node, definition: Definition, known: list[Problem]) -> I
 
 def _sound(definition: Definition, problems: Iterable[Problem]) -> Definition:
     """Return a definition whose steps are without those parts that are wrong, so that the rest can be looked at."""
-    of_all: list[Place] = []
-    wrong: dict[str | int, list[Place]] = defaultdict(list)
+    of_all: list[KeyPath] = []
+    wrong: dict[str | int, list[KeyPath]] = defaultdict(list)
     for problem in problems:
         match problem.path:
             case ("tasks", name, *part) if part:
@@ -293,7 +293,7 @@ def _sound(definition: Definition, problems: Iterable[Problem]) -> Definition:
     return msgspec.structs.replace(definition, steps=tuple(steps))
 
 
-def _without(step: Step, parts: Iterable[Place]) -> Step:
+def _without(step: Step, parts: Iterable[KeyPath]) -> Step:
     bare = Step(name=step.name)
     for field, *rest in parts:
         if field == "input" and rest:

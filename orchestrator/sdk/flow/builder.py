@@ -46,8 +46,8 @@ class FlowGraph:
         if key in self._nodes:
             raise InvalidWorkflow(f"There are two nodes {key!r}. Give one of them another key.")
         self._nodes[key] = {"kind": kind, **{name: value for name, value in fields.items() if value not in (None, "")}}
-        ways = {DEFAULT: to} if isinstance(to, str) else dict(to or {})
-        for action, target in ways.items():
+        targets = {DEFAULT: to} if isinstance(to, str) else dict(to or {})
+        for action, target in targets.items():
             self.edge(key, target, action=action)
         return self
 

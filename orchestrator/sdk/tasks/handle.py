@@ -49,7 +49,7 @@ class Handle(Generic[R]):
         self._id = identifier
         self._final: Ended | None = None
         """How it has ended, if it cannot end another way any more."""
-        self._news: tuple[Ended, int] | None = None
+        self._just_ended: tuple[Ended, int] | None = None
         """How it has ended just now, and how many retries this program had asked for; good for one look."""
 
     @property
@@ -127,11 +127,11 @@ class Handle(Generic[R]):
         """Return how it has ended, if that need not be asked."""
         if self._final is not None:
             return self._final
-        tick, self._news = self._news, None
-        return tick[0] if tick is not None and tick[1] == self._client.backend.tasks.retries else None
+        known, self._just_ended = self._just_ended, None
+        return known[0] if known is not None and known[1] == self._client.backend.tasks.retries else None
 
     def _heard(self, ended: Ended) -> None:
-        self._news = ended, self._client.backend.tasks.retries
+        self._just_ended = ended, self._client.backend.tasks.retries
 
     def _value(self, ended: Ended) -> R:
         if ended.state in _FINAL:

@@ -142,20 +142,20 @@ class ThreadPool:
         self._waiting: deque[Job] = deque()
         self._ended: deque[tuple[Job, Any, BaseException | None]] = deque()
         self._working = 0
-        self._is_hiring = False
-        self._is_telling = False
+        self._is_starting = False
+        self._is_notified = False
 
     def add(self, call: Callable[[], Any], dropped: Callable[[], object] | None = None) -> asyncio.Future[Any]:
         """Have something done; the future has what it returns or raises."""
         job = Job(call, self._loop.create_future(), dropped)
         self._waiting.append(job)
-        if not self._is_hiring and self._working < self._most:
-            self._is_hiring = True
-            self._loop.call_soon(self._hire)
+        if not self._is_starting and self._working < self._most:
+            self._is_starting = True
+            self._loop.call_soon(self._start_threads)
         return job.done
 
-    def _hire(self) -> None:
-        self._is_hiring = False
+    def _start_threads(self) -> None:
+        self._is_starting = False
         for _ in range(min(len(self._waiting), self._most - self._working)):
             try:
                 self._pool().submit(self._work)
@@ -165,7 +165,7 @@ class ThreadPool:
             self._working += 1
 
     def _refuse(self, error: RuntimeError) -> None:
-        """Tell those who wait that there is no thread, unless some are at work, who will come to them."""
+        """Fail the jobs that wait, unless threads are at work that will come to them."""
         while self._waiting and not self._working:
             job = self._waiting.popleft()
             if not job.done.done():
@@ -185,31 +185,31 @@ class ThreadPool:
                     result = job.call()
                 except BaseException as error:  # noqa: BLE001  # it is raised where it was asked for
                     problem = error
-            self._tell(job, result, problem)
+            self._hand_back(job, result, problem)
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._leave)
+            self._loop.call_soon_threadsafe(self._thread_ended)
 
-    def _tell(self, job: Job, result: Any, problem: BaseException | None) -> None:
+    def _hand_back(self, job: Job, result: Any, problem: BaseException | None) -> None:
         self._ended.append((job, result, problem))
-        if self._is_telling:
-            return  # the loop has been told, and not come to it yet
-        self._is_telling = True
+        if self._is_notified:
+            return  # the loop has been notified, and has not come to it yet
+        self._is_notified = True
         try:
             self._loop.call_soon_threadsafe(self._settle)
         except RuntimeError:  # the loop is closed, and nobody waits any more
             while self._ended:
                 _drop(self._ended.popleft()[0])
-            self._is_telling = False
+            self._is_notified = False
 
     # -- in the loop
 
-    def _leave(self) -> None:
+    def _thread_ended(self) -> None:
         self._working -= 1
-        if self._waiting and not self._is_hiring:
-            self._hire()
+        if self._waiting and not self._is_starting:
+            self._start_threads()
 
     def _settle(self) -> None:
-        self._is_telling = False  # before it looks: who comes now tells the loop again
+        self._is_notified = False  # before it looks: a job that ends now notifies the loop again
         while self._ended:
             job, result, problem = self._ended.popleft()
             if job.done.done():

@@ -241,14 +241,14 @@ class World:
 
     def _happen(self) -> None:
         runs = list(self.leader.runs.values())
-        news = [run for run in runs if run.has_news]
+        news = [run for run in runs if run.has_unseen_facts]
         if news and self._random.random() < 0.6:
             self._activate(self._random.choice(news))
             return
         tasks = [(run, task) for run in runs for task in run.tasks]
         chances = ["task"] * 3 * bool(tasks) + ["timer"] * (self.leader.next_due() is not None)
         chances += ["promise", "promise"]
-        chances += ["query"] * (self.run.shown > 0 and not self.run.has_news)
+        chances += ["query"] * (self.run.shown > 0 and not self.run.has_unseen_facts)
         chances += ["signal"] if self._random.random() < 0.3 else []
         chances += ["update", "cancel"] if self._random.random() < 0.1 else []
         match self._random.choice(chances):

@@ -15,8 +15,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def undisturbed(make: Callable[[], T]) -> T:
-    """Return what `make` returns or raise what it raises, out of reach of signal handlers as far as that goes."""
+def signal_safe(make: Callable[[], T]) -> T:
+    """Return what `make` returns or raise what it raises; where possible, no signal handler can interrupt it."""
     if threading.current_thread() is not threading.main_thread() or _is_importing():
         return make()
     made: Future[T] = Future()
