@@ -43,7 +43,9 @@ def _brief(operation: dict[str, Any]) -> dict[str, Any]:
 
 def helps() -> str:
     """Return the help of every command, one after another."""
-    return "\n".join(_helps(main, click.Context(main, info_name="orchestrator", terminal_width=100)))
+    return "\n".join(
+        _helps(main, click.Context(main, info_name="orchestrator", terminal_width=100, **main.context_settings))
+    )
 
 
 def _helps(command: click.Command, context: click.Context) -> Iterator[str]:
