@@ -32,31 +32,30 @@ def is_about_all(error: Exception) -> bool:
 
 def isolate(
     tx: Transaction,
-    tick: TickResult,
     items: Sequence[T],
-    do: Callable[[TickResult, Sequence[T]], object],
-    give_up: Callable[[T, Exception], None],
+    do: Callable[[Transaction, Sequence[T]], object],
+    give_up: Callable[[Transaction, T, Exception], None],
 ) -> None:
     """Do something with all items at once; in a careful tick without those with which it fails."""
     if not items:
         return
     if not tx.is_careful:
-        do(tick, items)
+        do(tx, items)
         return
-    error = _failure(tx, tick, lambda fresh: do(fresh, items))
+    error = _failure(tx, lambda: do(tx, items))
     if error is None:
         return
     if is_timeout(error):  # the part that it belongs to does less next time
         raise error
     if len(items) == 1:
-        give_up(items[0], error)
+        give_up(tx, items[0], error)
         return
     middle = len(items) // 2
-    isolate(tx, tick, items[:middle], do, give_up)
-    isolate(tx, tick, items[middle:], do, give_up)
+    isolate(tx, items[:middle], do, give_up)
+    isolate(tx, items[middle:], do, give_up)
 
 
-def attempt(tx: Transaction, tick: TickResult, what: str, do: Callable[[TickResult, int], object], rows: int) -> None:
+def attempt(tx: Transaction, what: str, do: Callable[[Transaction, int], object], rows: int) -> None:
     """Do one part of a tick with so many rows, or fewer where they took too long before.
 
     In a careful tick, go on with the other parts if it fails.
@@ -64,17 +63,17 @@ def attempt(tx: Transaction, tick: TickResult, what: str, do: Callable[[TickResu
     budget = tx.budget
     most = budget.parts.most(what, rows)
     if tx.is_careful and budget.parts.is_out(what):
-        tick.failed_parts.append(what)
+        tx.result.failed_parts.append(what)
         return
     with budget.doing(what):
         if not tx.is_careful:
-            do(tick, most)
+            do(tx, most)
             return
         with tx.hurrying():
-            error = _failure(tx, tick, lambda fresh: do(fresh, most))
+            error = _failure(tx, lambda: do(tx, most))
     if error is None:
         return
-    tick.failed_parts.append(what)
+    tx.result.failed_parts.append(what)
     budget.parts_done.discard(what)
     if is_timeout(error):
         budget.has_timed_out = True
@@ -88,23 +87,26 @@ def attempt(tx: Transaction, tick: TickResult, what: str, do: Callable[[TickResu
         log.error("scheduler.part_failed part=%r: the rest of the tick goes on", what, exc_info=error)
 
 
-def _failure(tx: Transaction, tick: TickResult, do: Callable[[TickResult], object]) -> Exception | None:
+def _failure(tx: Transaction, do: Callable[[], object]) -> Exception | None:
     """Do something whole or not at all, and merge its result if it is done; return what is wrong with it."""
     for left in reversed(range(_TRIES)):
-        fresh, before = TickResult(), tx.budget.spent_on_rows()
+        whole, before = tx.result, tx.budget.spent_on_rows()
+        tx.result = TickResult()
         try:
             with savepoint(tx.connection):
-                do(fresh)
+                do()
         except Exception as error:
+            tx.result = whole
             tx.rolled_back()
             belongs_to_part = is_timeout(error) and tx.budget.late_part is not None and not tx.budget.has_timed_out
             if is_about_all(error) and not belongs_to_part:
                 raise
             tx.budget.busy_with = []
             tx.budget.undo(before)
-            if not left or is_timeout(error) or not remove_duplicates(tx, tick, error):
+            if not left or is_timeout(error) or not remove_duplicates(tx, error):
                 return error
         else:
-            tick.merge(fresh)
+            whole.merge(tx.result)
+            tx.result = whole
             return None
     raise AssertionError("the last try returns")

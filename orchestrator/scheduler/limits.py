@@ -113,7 +113,7 @@ class LaneService(CommitHooks):
         for task in store.arrived(tx.connection, tasks):
             self._lanes.arrive(task.queue, task.lane, task.priority, parse_options(task.options), task.is_first)
 
-    def refresh(self, tx: Transaction, tick: TickResult) -> None:
+    def refresh(self, tx: Transaction) -> None:
         """Before claiming: read what is not known, and count what has landed."""
         self._has_more = False
         if self._last_claim is not None and tx.now < self._last_claim - _SET_BACK:
@@ -123,14 +123,14 @@ class LaneService(CommitHooks):
             self.buckets.due.update(store.buckets(tx.connection))
             self.recount(waiting.in_flight(tx.connection))
             self._is_stale = False
-            tick.capacity.left_lanes.clear()
-            tick.capacity.lingering.clear()
-        self._hear(tick, tx.now.timestamp())
-        self.committed(tick)
+            tx.result.capacity.left_lanes.clear()
+            tx.result.capacity.lingering.clear()
+        self._hear(tx.result, tx.now.timestamp())
+        self.committed(tx.result)
         if self._read_after is None and self._lanes.should_read():
             self.read_all()
         if self._read_after is not None:
-            isolation.attempt(tx, tick, "read keys with tasks", lambda _, most: self._read(tx, most), _SLICE)
+            isolation.attempt(tx, "read keys with tasks", self._read, _SLICE)
         if self._unheard:
             self._unheard.complete(self._lanes.options_of)
 

@@ -28,7 +28,7 @@ _CONTESTED = 0.05
 """Seconds before the next look at a key that somebody's open transaction may be taking."""
 
 
-Part = Callable[[TickResult, int], object]
+Part = Callable[[Transaction, int], object]
 """A part of a tick, which is given how many rows it may work on."""
 
 
@@ -53,56 +53,57 @@ class PendingWork(CommitHooks):
         """What was done waits again."""
         self._pending_work = None
 
-    def run(self, tx: Transaction, tick: TickResult, found: AgendaProbe | None) -> float:
+    def run(self, tx: Transaction, found: AgendaProbe | None) -> float:
         """Do what waits, and note what waits next; return how many seconds that can wait.
 
         `found` is what waited when the transaction began, if the tick is one that looks at everything.
         """
 
         def do(what: str, part: Part) -> None:
-            attempt(tx, tick, what, part, self.settings.batch)
+            attempt(tx, what, part, self.settings.batch)
 
-        fleet, runs, wakeups = self.fleet, self.runs, tick.wakeups
+        fleet, runs, wakeups = self.fleet, self.runs, tx.result.wakeups
         thorough = found is not None
         pending_work = found or self._pending_work
         self.was_empty = False
-        if pending_work is not None and not thorough and self._is_empty(pending_work, tick, tx.now):
+        if pending_work is not None and not thorough and self._is_empty(pending_work, tx.result, tx.now):
             self.was_empty = True
             return self._until_next(pending_work, tx.now)
         asked = wakeups.has_requests or wakeups.runs_to_begin or wakeups.handed_back
         if pending_work is None or asked or (thorough and wakeups.has_advanced):
             pending_work = waiting.probe_agenda(tx.connection)
         if thorough:
-            self.backlog.free_older(tx, tick)
+            self.backlog.free_older(tx)
         if pending_work.inbox:
-            do("apply requests", lambda fresh, limit: self.requests.apply(tx, fresh, limit))
+            do("apply requests", self.requests.apply)
             pending_work = waiting.probe_agenda(tx.connection)
         if _is_due(pending_work.next_due, tx.now):
-            do("fire schedules", lambda fresh, limit: fire_schedules(tx, fresh, self.cancels, limit))
+            do("fire schedules", lambda tx, limit: fire_schedules(tx, self.cancels, limit))
             pending_work = waiting.probe_agenda(tx.connection)
         if pending_work.backfills and thorough:
-            do("go on with backfills", lambda fresh, limit: extend_backfills(tx, fresh, limit))
+            do("go on with backfills", extend_backfills)
             pending_work = waiting.probe_agenda(tx.connection)
         if pending_work.cancelling_runs:
-            runs.advance(tx, tick)  # what ended in this tick is counted before it is asked what is left
-            do("cancel runs", lambda fresh, limit: self.cancels.go_on(tx, fresh, 5 * limit))
+            runs.advance(tx)  # what ended in this tick is counted before it is asked what is left
+            do("cancel runs", lambda tx, limit: self.cancels.go_on(tx, 5 * limit))
         self._plan(tx, pending_work, do)
         if pending_work.closing_runs:
-            do("cancel what ended runs have left", lambda fresh, limit: close_runs(tx, fresh, limit))
-        runs.advance(tx, tick)
+            do("cancel what ended runs have left", close_runs)
+        runs.advance(tx)
         if pending_work.held and thorough:
-            do("release tasks", lambda fresh, limit: release_known(tx, fresh, fleet, limit))
+            do("release tasks", lambda tx, limit: release_known(tx, fleet, limit))
         if fleet.capabilities.crowds:
-            do("find places for tasks", lambda fresh, limit: release_crowded(tx, fresh, fleet, tick.over(), limit))
+            over = list(tx.result.over())
+            do("find places for tasks", lambda tx, limit: release_crowded(tx, fleet, over, limit))
         if thorough:
-            do("free stuck runs", lambda fresh, limit: self.code.free_stuck(tx, fresh, limit))
+            do("free stuck runs", self.code.free_stuck)
         if _is_due(pending_work.next_due, tx.now):
-            do("make due tasks ready", lambda _, limit: fire_due(tx, limit))
-            do("fire timers", lambda fresh, limit: self._fire_timers(tx, fresh, limit))
-            do("expire tasks", lambda fresh, limit: expire(tx, fresh, limit))
+            do("make due tasks ready", fire_due)
+            do("fire timers", self._fire_timers)
+            do("expire tasks", expire)
             if fleet.is_in_view:  # otherwise nobody can say what is known
-                do("fail unknown tasks", lambda fresh, limit: fail_unknown(tx, fresh, fleet, limit))
-            runs.advance(tx, tick)
+                do("fail unknown tasks", lambda tx, limit: fail_unknown(tx, fleet, limit))
+            runs.advance(tx)
         busy = pending_work.is_busy or _is_due(pending_work.next_due, tx.now)
         if busy or wakeups.delayed or wakeups.has_requests or wakeups.runs_to_begin or wakeups.runs_to_expand:
             pending_work = waiting.probe_agenda(tx.connection)
@@ -113,12 +114,12 @@ class PendingWork(CommitHooks):
         """Let runs go on that wait. Whatever takes all the time of a tick comes last in the next one."""
         runs = self.runs
         parts: list[tuple[bool, str, Part]] = [
-            (pending_work.untold_runs, "tell runs what has waited", lambda fresh, _: runs.catch_up(tx, fresh)),
-            (pending_work.pending_runs, "begin runs", lambda fresh, limit: runs.begin(tx, fresh, limit)),
+            (pending_work.untold_runs, "tell runs what has waited", lambda tx, _: runs.catch_up(tx)),
+            (pending_work.pending_runs, "begin runs", runs.begin),
             (
                 pending_work.expanding_runs,
                 "create tasks of fan-outs",
-                lambda fresh, limit: runs.expand(tx, fresh, limit),
+                runs.expand,
             ),
         ]
         waiting = [(place, what, part) for place, (waits, what, part) in enumerate(parts) if waits]
@@ -140,9 +141,9 @@ class PendingWork(CommitHooks):
         waits = pending_work.is_busy or _is_due(pending_work.next_due, now) or bool(self.fleet.capabilities.crowds)
         return not (asked or waits or tick.tasks.moved or tick.runs)
 
-    def _fire_timers(self, tx: Transaction, tick: TickResult, limit: int) -> None:
+    def _fire_timers(self, tx: Transaction, limit: int) -> None:
         late = self.cancels.time_out(tx, limit, self.settings.run_timeout_grace)
-        flow_requests.tell(tx, tick, self.runs, fire_timers(tx, tick, self.backlog, late, limit))
+        flow_requests.tell(tx, self.runs, fire_timers(tx, self.backlog, late, limit))
 
     def _until_next(self, pending_work: AgendaProbe, now: datetime) -> float:
         if pending_work.is_busy:

@@ -29,7 +29,6 @@ from orchestrator.scheduler.runs.retries import retry_run, retry_tasks
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
 from orchestrator.scheduler.tasks.starts import start_runs
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store import fleet, inbox
 from orchestrator.store.code import runs as code_runs
@@ -61,26 +60,20 @@ class Requests:
     lanes: LaneService
     workers: Fleet
 
-    def apply(self, tx: Transaction, tick: TickResult, limit: int) -> None:
+    def apply(self, tx: Transaction, limit: int) -> None:
         """Apply the oldest requests in their order, neighbours of a kind at once."""
         items = inbox.read(tx.connection, min(limit, tx.budget.slice))
         for item in [item for item in items if _name(item) in tx.budget.refused]:
-            _refuse(tx, tick, item, TooSlow("It takes longer than everybody else can wait."))
+            _refuse(tx, item, TooSlow("It takes longer than everybody else can wait."))
             tx.budget.met.add(_name(item))
             items.remove(item)
-        isolate(
-            tx,
-            tick,
-            items,
-            lambda fresh, some: self._charge(tx, fresh, some, limit),
-            lambda item, error: _refuse(tx, tick, item, error),
-        )
+        isolate(tx, items, lambda tx, some: self._charge(tx, some, limit), _refuse)
 
-    def _charge(self, tx: Transaction, tick: TickResult, items: Sequence[inbox.Request], limit: int) -> None:
+    def _charge(self, tx: Transaction, items: Sequence[inbox.Request], limit: int) -> None:
         with tx.budget.charging(map(_name, items)):
-            self._apply(tx, tick, items, limit)
+            self._apply(tx, items, limit)
 
-    def _apply(self, tx: Transaction, tick: TickResult, items: Sequence[inbox.Request], limit: int) -> None:
+    def _apply(self, tx: Transaction, items: Sequence[inbox.Request], limit: int) -> None:
         runs = self.runs
         unfinished: set[int] = set()
         for kind, neighbours in groupby(items, key=lambda item: item.kind):
@@ -90,50 +83,50 @@ class Requests:
                 same = [item._replace(target=last[item.target]) for item in same]
             ids = [item.target for item in same]
             if kind == RequestKind.CANCEL_TASK:
-                cancel_asked(tx, tick, ids)
+                cancel_asked(tx, ids)
             elif kind == RequestKind.CANCEL_RUN:
                 self.cancels.mark(tx, ids)
                 ask_to_cancel(tx, ids, ASKED)
             elif kind == RequestKind.TERMINATE:
                 self.cancels.mark(tx, ids, code=True)
             elif kind == RequestKind.RESET:
-                unfinished.update(reset_runs(tx, tick, runs, same))
+                unfinished.update(reset_runs(tx, runs, same))
             elif kind == RequestKind.QUERY:
-                self.code.ask(tx, tick, queries(same))
+                self.code.ask(tx, queries(same))
             elif kind == RequestKind.UPDATE:
                 update(tx, same)
             elif kind == RequestKind.FLOW_SIGNAL:
-                flow_requests.signal(tx, tick, runs, same)
+                flow_requests.signal(tx, runs, same)
             elif kind in CODE_REQUESTS:
-                CODE_REQUESTS[kind](tx, tick, same)
+                CODE_REQUESTS[kind](tx, same)
             elif kind == RequestKind.RETRY_TASK:
-                contested = retry_tasks(tx, tick, runs, ids).contested
+                contested = retry_tasks(tx, runs, ids).contested
                 unfinished.update(item.id for item in same if item.target in contested)
             elif kind == RequestKind.EVENT:
-                unfinished |= self.triggers.hear_events(tx, tick, same)
+                unfinished |= self.triggers.hear_events(tx, same)
             elif kind == RequestKind.RUN_ENDED:
-                unfinished |= self.triggers.hear_ends(tx, tick, same)
+                unfinished |= self.triggers.hear_ends(tx, same)
             elif kind == RequestKind.COMPLETE_TASK:
-                complete_tasks(tx, tick, same)
+                complete_tasks(tx, same)
             elif kind == RequestKind.RETRY_RUN:
-                freed = self.backlog.free(tx, tick, ids)
+                freed = self.backlog.free(tx, ids)
                 same = [item for item in same if item.target not in freed]
-                unfinished.update(item.id for item in same if not retry_run(tx, tick, runs, item, 10 * limit))
+                unfinished.update(item.id for item in same if not retry_run(tx, runs, item, 10 * limit))
             elif kind == RequestKind.ARRIVAL:
                 self.lanes.arrive(tx, [(item.target, bool(item.body)) for item in same])
             elif kind == RequestKind.LANES:
                 self.lanes.read_all()
             elif kind == RequestKind.QUEUES:
-                tick.wakeups.queues_changed = True
+                tx.result.wakeups.queues_changed = True
             elif kind == RequestKind.DRAIN:
                 fleet.forget_drains(tx.connection, tx.now)
-                tick.outgoing.drains = fleet.drains(tx.connection)
+                tx.result.outgoing.drains = fleet.drains(tx.connection)
             elif kind == RequestKind.PURGE:
-                unfinished.update(item.id for item in same if not purge(tx, tick, runs, self.workers, item, 5 * limit))
+                unfinished.update(item.id for item in same if not purge(tx, runs, self.workers, item, 5 * limit))
             elif kind == RequestKind.REDRIVE:
-                unfinished.update(item.id for item in same if not redrive_tasks(tx, tick, runs, item, 5 * limit))
+                unfinished.update(item.id for item in same if not redrive_tasks(tx, runs, item, 5 * limit))
             elif kind == RequestKind.ENQUEUE:
-                unfinished.update(enqueue_with_keys(tx, tick, same))
+                unfinished.update(enqueue_with_keys(tx, same))
         inbox.remove(tx.connection, [item.id for item in items if item.id not in unfinished])
 
 
@@ -141,37 +134,37 @@ def _name(item: inbox.Request) -> bytes:
     return b"request %d" % item.id
 
 
-def _refuse(tx: Transaction, tick: TickResult, item: inbox.Request, error: Exception) -> None:
+def _refuse(tx: Transaction, item: inbox.Request, error: Exception) -> None:
     """Forget a request that cannot be applied; whoever waits for an answer is told, and people find it set aside."""
     body = msgspec.json.encode({"kind": item.kind, "target": to_text(item.target), "body": item.body})
-    tick.outgoing.set_aside.append(Refused(f"inbox/{item.id}", body, f"{type(error).__name__}: {said(error)}"))
+    tx.result.outgoing.set_aside.append(Refused(f"inbox/{item.id}", body, f"{type(error).__name__}: {said(error)}"))
     if isinstance(item.body, dict) and isinstance(item.body.get("request"), str):
         reason = TaskError("CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {said(error)}")
-        reply(tx, tick, [Answered(base64.b64decode(item.body["request"]), None, reason)])
+        reply(tx, [Answered(base64.b64decode(item.body["request"]), None, reason)])
     if item.kind == RequestKind.ENQUEUE:
         reason = TaskError("CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {said(error)}")
-        tick.outgoing.key_holders[item.target] = KeyHolder(item.target, error=reason)
+        tx.result.outgoing.key_holders[item.target] = KeyHolder(item.target, error=reason)
     inbox.remove(tx.connection, [item.id])
 
 
-def cancel_asked(tx: Transaction, tick: TickResult, ids: list[bytes]) -> None:
+def cancel_asked(tx: Transaction, ids: list[bytes]) -> None:
     """Cancel tasks that somebody names. The task of a run of code stands for the run, whose code hears of it."""
     of_code = code_runs.of_code(tx.connection, ids)
     if of_code:
         latest = code_runs.latest(tx.connection, of_code)
         ask_to_cancel(tx, dict.fromkeys(latest.values()), ASKED)
-    cancel_tasks(tx, tick, [task for task in ids if task not in of_code])
+    cancel_tasks(tx, [task for task in ids if task not in of_code])
 
 
-def complete_tasks(tx: Transaction, tick: TickResult, items: list[inbox.Request]) -> None:
+def complete_tasks(tx: Transaction, items: list[inbox.Request]) -> None:
     """End tasks that completed in transactions of their own; their workers' reports may have done so already."""
     completed = completions.find(tx.connection, items)
     if completed:
         results = {row.id: row.result for row in completed}
-        tick.note(transitions.succeed(tx.connection, completed, tx.now), results=results, by_worker=True)
+        tx.result.note(transitions.succeed(tx.connection, completed, tx.now), results=results, by_worker=True)
 
 
-def purge(tx: Transaction, tick: TickResult, runs: Runs, workers: Fleet, item: inbox.Request, limit: int) -> bool:
+def purge(tx: Transaction, runs: Runs, workers: Fleet, item: inbox.Request, limit: int) -> bool:
     """Cancel what waited in a queue when this was asked, slice by slice of the open tasks; say whether it is done.
 
     Where no worker serves the queue, what was handed out waits as well.
@@ -183,8 +176,8 @@ def purge(tx: Transaction, tick: TickResult, runs: Runs, workers: Fleet, item: i
         start = bytes.fromhex(after or "00" * 16)
         found = queues.waiting_tasks(tx.connection, queue, asked_at, start, size, dispatched=is_unserved)
         if found.waiting:
-            cancel_asked(tx, tick, found.waiting)
-            runs.advance(tx, tick)
+            cancel_asked(tx, found.waiting)
+            runs.advance(tx)
         return None if found.last is None else found.last.hex()
 
     return _in_slices(tx, item, limit, cancel_slice)
@@ -210,7 +203,7 @@ def _in_slices(tx: Transaction, item: inbox.Request, limit: int, do: Callable[[A
     return False
 
 
-def redrive_tasks(tx: Transaction, tick: TickResult, runs: Runs, item: inbox.Request, limit: int) -> bool:
+def redrive_tasks(tx: Transaction, runs: Runs, item: inbox.Request, limit: int) -> bool:
     """Open the failed tasks again that matched when this was asked, a slice at a time; say whether it is done."""
     wanted = msgspec.convert(item.body, FailedFilter)
     asked_at = tx.now - timedelta(seconds=item.age)
@@ -218,12 +211,12 @@ def redrive_tasks(tx: Transaction, tick: TickResult, runs: Runs, item: inbox.Req
     def retry_slice(after: Place | None, size: int) -> Place | None:
         after = after or redrive.beginning(wanted)
         found = redrive.matching(tx.connection, wanted, asked_at, after, size)
-        return after if retry_tasks(tx, tick, runs, found.tasks).contested else found.last
+        return after if retry_tasks(tx, runs, found.tasks).contested else found.last
 
     return _in_slices(tx, item, limit, retry_slice)
 
 
-def enqueue_with_keys(tx: Transaction, tick: TickResult, items: list[inbox.Request]) -> set[int]:
+def enqueue_with_keys(tx: Transaction, items: list[inbox.Request]) -> set[int]:
     """Create the tasks that running tasks want under a key nobody has; return the requests that must be made again.
 
     Whoever wants one is told which task has the key. Runs are started as well.
@@ -240,35 +233,30 @@ def enqueue_with_keys(tx: Transaction, tick: TickResult, items: list[inbox.Reque
             first.setdefault(task.unique.key, task)
             wanted.append((item.id, task, task.unique.key))
     if starts:
-        tick.outgoing.key_holders.update(start_runs(tx, tick, starts))
+        tx.result.outgoing.key_holders.update(start_runs(tx, starts))
     taken, contested = unique.take(tx.connection, list(first.values())) if first else (set(), set())
-    create_tasks(tx, tick, [task for task in first.values() if task.id in taken])
-    tick.wakeups.contested |= bool(contested)
+    create_tasks(tx, [task for task in first.values() if task.id in taken])
+    tx.result.wakeups.contested |= bool(contested)
     unfinished = {item for item, _, key in wanted if first[key].id in contested}
-    tick.outgoing.key_holders.update((task, KeyHolder(task)) for task in known | taken)
+    tx.result.outgoing.key_holders.update((task, KeyHolder(task)) for task in known | taken)
     refused = [task for item, task, _ in wanted if item not in unfinished and task.id not in taken]
     if refused:
-        tick.outgoing.key_holders.update(unique.holders(tx.connection, refused))
+        tx.result.outgoing.key_holders.update(unique.holders(tx.connection, refused))
     return unfinished
 
 
-def settle_ends(tx: Transaction, tick: TickResult) -> None:
+def settle_ends(tx: Transaction) -> None:
     """Create what was to follow the tasks that ended, and free their keys."""
-    if tick.tasks.follow_ups:
-        follow_ups = list(tick.tasks.follow_ups)
-        tick.tasks.follow_ups.clear()
-        isolate(
-            tx,
-            tick,
-            follow_ups,
-            lambda fresh, some: create_tasks(tx, fresh, some),
-            lambda task, error: _refuse_task(tick, task, error),
-        )
-    if tick.tasks.keys:
-        unique.free(tx.connection, tick.tasks.keys, ended=True)
-        tick.tasks.keys.clear()
+    if tx.result.tasks.follow_ups:
+        follow_ups = list(tx.result.tasks.follow_ups)
+        tx.result.tasks.follow_ups.clear()
+        isolate(tx, follow_ups, create_tasks, _refuse_task)
+    if tx.result.tasks.keys:
+        unique.free(tx.connection, tx.result.tasks.keys, ended=True)
+        tx.result.tasks.keys.clear()
 
 
-def _refuse_task(tick: TickResult, task: NewTask, error: Exception) -> None:
+def _refuse_task(tx: Transaction, task: NewTask, error: Exception) -> None:
     """Go on without a task that cannot be created."""
-    tick.outgoing.set_aside.append(Refused(f"task/{to_text(task.id)}", task.payload, f"{task.name}: {said(error)}"))
+    refused = Refused(f"task/{to_text(task.id)}", task.payload, f"{task.name}: {said(error)}")
+    tx.result.outgoing.set_aside.append(refused)

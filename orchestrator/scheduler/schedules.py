@@ -24,7 +24,6 @@ from orchestrator.scheduler.isolation import is_about_all, isolate
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.runs.direct import create_begun
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import said
 from orchestrator.store.driver import savepoint
@@ -60,28 +59,27 @@ class _Firing:
     error: str | None = None
 
 
-def fire_schedules(tx: Transaction, tick: TickResult, cancels: Cancels, limit: int) -> None:
+def fire_schedules(tx: Transaction, cancels: Cancels, limit: int) -> None:
     """Fire schedules that are due, slice by slice, as long as there is time. The rest is due in the next tick."""
     until = tx.budget.monotonic() + _TIME
     while limit > 0:
         size = min(limit, _SLICE)
         due = store.due(tx.connection, tx.now, size)
         if due:
-            _fire_slice(tx, tick, cancels, due, size)
+            _fire_slice(tx, cancels, due, size)
         limit -= size
         if len(due) < size or tx.budget.monotonic() >= until:
             break
 
 
-def _fire_slice(tx: Transaction, tick: TickResult, cancels: Cancels, due: Sequence[DueSchedule], room: int) -> None:
+def _fire_slice(tx: Transaction, cancels: Cancels, due: Sequence[DueSchedule], room: int) -> None:
     minding = [row.key for row in due if row.overlap in ("skip", "cancel_previous")]
     open_runs = store.open_runs(tx.connection, minding) if minding else {}
     isolate(
         tx,
-        tick,
         due,
-        lambda fresh, some: _write(tx, fresh, cancels, _fire(tx, some, open_runs, room)),
-        lambda row, error: _write(tx, tick, cancels, [_given_up(tx, row, open_runs, error)]),
+        lambda tx, some: _write(tx, cancels, _fire(tx, some, open_runs, room)),
+        lambda tx, row, error: _write(tx, cancels, [_given_up(tx, row, open_runs, error)]),
     )
 
 
@@ -163,8 +161,8 @@ def _run_id(now: datetime, key: str, place: int) -> bytes:
     return time_ordered_id(int(now.timestamp() * 1000), min(place, 0xFFF).to_bytes(2, "big") + digest)
 
 
-def _write(tx: Transaction, tick: TickResult, cancels: Cancels, firings: Sequence[_Firing]) -> None:
-    started = create_begun(tx, tick, cancels.runs.dags, [run for firing in firings for _, run in firing.runs])
+def _write(tx: Transaction, cancels: Cancels, firings: Sequence[_Firing]) -> None:
+    started = create_begun(tx, cancels.runs.dags, [run for firing in firings for _, run in firing.runs])
     superseded: list[bytes] = []
     advances = []
     for firing in firings:
@@ -193,7 +191,7 @@ def _write(tx: Transaction, tick: TickResult, cancels: Cancels, firings: Sequenc
 # -- backfills
 
 
-def extend_backfills(tx: Transaction, tick: TickResult, limit: int) -> None:
+def extend_backfills(tx: Transaction, limit: int) -> None:
     """Start more of the backfills, the oldest first.
 
     The lane of each holds it to its concurrency; here only so many runs are created that the lane does not run dry
@@ -203,11 +201,11 @@ def extend_backfills(tx: Transaction, tick: TickResult, limit: int) -> None:
     for backfill in backfills.open_backfills(tx.connection, _MOST_BACKFILLS):
         wanted = min(room, backfill.concurrency + _SLICE - backfill.running)
         if wanted > 0:
-            _extend(tx, tick, backfill, wanted)
+            _extend(tx, backfill, wanted)
             room -= wanted
 
 
-def _extend(tx: Transaction, tick: TickResult, backfill: OpenBackfill, room: int) -> None:
+def _extend(tx: Transaction, backfill: OpenBackfill, room: int) -> None:
     """Start some more runs; what goes wrong once would go wrong every time, so it ends the backfill."""
     try:
         schedule = backfill.schedule
@@ -215,7 +213,7 @@ def _extend(tx: Transaction, tick: TickResult, backfill: OpenBackfill, room: int
         following = next_fire(schedule, chosen[-1]) if chosen else None
         new = [_backfill_run(tx, backfill, schedule, fire, place) for place, fire in enumerate(chosen)]
         with savepoint(tx.connection):
-            started = create_runs(tx, tick, new if tx.spans is None else [tx.spans.rooted(run) for run in new])
+            started = create_runs(tx, new if tx.spans is None else [tx.spans.rooted(run) for run in new])
     except Exception as error:
         if is_about_all(error):
             raise

@@ -197,7 +197,7 @@ class Term:
         suspicion = self._check_fleet()
         inbound = self._read(suspicion)
         try:
-            tick = self._commit(inbound, suspicion)
+            result = self._commit(inbound, suspicion)
         except Exception as error:
             is_known = self._late_part is not None
             if self._is_careful or (is_about_all(error) and not is_known):
@@ -212,9 +212,9 @@ class Term:
                 log.error("scheduler.tick_rolled_back error=%s: the next tick looks for the cause", first_line(error))
             self._is_careful = True
             return
-        is_useful = inbound.entries or inbound.fleet_changed or tick.outgoing.ended or self.dispatcher.had_room
+        is_useful = inbound.entries or inbound.fleet_changed or result.outgoing.ended or self.dispatcher.had_room
         self._nudged_in_vain = inbound.nudged and not is_useful
-        self.link.publish(tick, moved_on=bool(inbound.entries))
+        self.link.publish(result, moved_on=bool(inbound.entries))
         self._meter.ticked(self._monotonic() - self._due_since)
 
     def _commit(self, inbound: Inbound, suspicion: Suspicion | None) -> TickResult:
@@ -222,24 +222,24 @@ class Term:
         cursor, thorough = self._behind(inbound), inbound.nudged or suspicion is not None
         decoded = self._reports.decode(inbound)
         are_plain = decoded.are_plain_successes()
-        with self._transaction(cursor, with_agenda=thorough) as (tx, tick, pending_work):
-            self._reports.apply(tx, tick, decoded)
+        with self._transaction(cursor, with_agenda=thorough) as (tx, pending_work):
+            self._reports.apply(tx, decoded)
             if suspicion is not None and inbound.complete:
-                lost, tick.outgoing.withdrawn = self._reconciler.judge(suspicion)
-                self._reports.apply_reports(tx, tick, lost)
-            self.runs.advance(tx, tick)
-            self.due_in = self.pending_work.run(tx, tick, pending_work)
-            settle_ends(tx, tick)
+                lost, tx.result.outgoing.withdrawn = self._reconciler.judge(suspicion)
+                self._reports.apply_reports(tx, lost)
+            self.runs.advance(tx)
+            self.due_in = self.pending_work.run(tx, pending_work)
+            settle_ends(tx)
             if suspicion is not None:
                 self.lanes.release_stopped(tx, self.fleet)
-            if self.link.can_write and not (are_plain and self._is_drained(tick)):
+            if self.link.can_write and not (are_plain and self._is_drained(tx.result)):
                 flush(tx.connection)  # what a claim takes is measured
-                self.dispatcher.claim(tx, tick, self._settings.unknown_task_timeout)
-                self.code.attach_events(tx, tick)
+                self.dispatcher.claim(tx, self._settings.unknown_task_timeout)
+                self.code.attach_events(tx)
                 self.due_in = min(self.due_in, self.dispatcher.due_in(tx.now))
             self.watch.record(tx)
             self._throughput.record(tx)
-        return tick
+        return tx.result
 
     def _is_drained(self, tick: TickResult) -> bool:
         """Say whether nothing can be ready: the last claim has left nothing, and nothing comes of what has succeeded.
@@ -278,21 +278,21 @@ class Term:
         """Apply what still stands in the stream of a generation that ends, up to a cursor; return what ended."""
         self._is_careful = True  # nothing that stands there may keep the next generation from beginning
         decoded = self._reports.decode(inbound)
-        with self._transaction(cursor) as (tx, tick, _):
-            self._reports.apply(tx, tick, decoded)
-            self.runs.advance(tx, tick)
-            settle_ends(tx, tick)
-        self.link.set_aside(tick.outgoing.set_aside)
-        return tick.outgoing.ended
+        with self._transaction(cursor) as (tx, _):
+            self._reports.apply(tx, decoded)
+            self.runs.advance(tx)
+            settle_ends(tx)
+        self.link.set_aside(tx.result.outgoing.set_aside)
+        return tx.result.outgoing.ended
 
     # -- the transaction
 
     @contextmanager
     def _transaction(
         self, cursor: Cursor, *, with_agenda: bool = False
-    ) -> Iterator[tuple[Transaction, TickResult, AgendaProbe | None]]:
+    ) -> Iterator[tuple[Transaction, AgendaProbe | None]]:
         """Open a transaction; whoever remembers something hears whether it stands."""
-        budget, tick = self._pace.budget(), TickResult()
+        budget, result = self._pace.budget(), TickResult()
         began: float | None = None
         try:
             with self._leadership.writing(self._monotonic(), with_agenda=with_agenda) as writing:
@@ -301,9 +301,9 @@ class Term:
                 tx = Transaction(
                     writing.connection, writing.now, budget, self._is_careful, not self._is_careful, watched, undone
                 )
-                tx.vault, tx.spans = self._vault, self._spans
+                tx.vault, tx.spans, tx.result = self._vault, self._spans, result
                 tx.statement_limit = TICK_LIMIT * self._settings.lease
-                yield tx, tick, writing.pending_work
+                yield tx, writing.pending_work
                 writing.cursor = cursor if cursor is not self.generations.cursor else None
         except Exception as error:
             self._meter.failed_ticks += 1
@@ -321,7 +321,7 @@ class Term:
             self._streams.complain(self._pace.parts.describe() or "")
         self._began = None
         self.generations.cursor = cursor
-        self._committed(tick)
+        self._committed(result)
 
     def _committed(self, tick: TickResult) -> None:
         for part in self._remembering:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from orchestrator.scheduler.budget import TickBudget
 from orchestrator.scheduler.spans import LeaderSpans
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.sealing import Vault
 from orchestrator.store.driver import limit_statements
 
@@ -28,7 +29,7 @@ def _nobody() -> None:
 
 @dataclass
 class Transaction:
-    """Where statements go, what time it is, and how much may be done."""
+    """Where statements go, what time it is, how much may be done, and what has come of it so far."""
 
     connection: Connection
     now: datetime
@@ -47,6 +48,8 @@ class Transaction:
     """Seconds after which Postgres ends a statement; 0 if it does not."""
     spans: LeaderSpans | None = None
     """Who makes spans of runs, if anybody does."""
+    result: TickResult = field(default_factory=TickResult)
+    """What it has brought about; under a savepoint, what the part has that may be rolled back alone."""
 
     @contextmanager
     def hurrying(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ class Parts:
     """What a tick is made of."""
 
     def __init__(self, connection: Connection, now: datetime) -> None:
-        self.tx, self.result = Transaction(connection, now), TickResult()
+        self.tx = Transaction(connection, now)
         backlog, lanes = Backlog(), LaneService()
         dags = Dags(backlog, 1_000_000, 1_000)
         fleet = Fleet(5.0)
@@ -40,24 +40,28 @@ class Parts:
         self._requests = Requests(self.runs, self.cancels, triggers, code, backlog, lanes, fleet)
         self._reports = Reports(code, 2, 100, OFF, 300.0)
 
+    @property
+    def result(self) -> TickResult:
+        return self.tx.result
+
     def report(self, *reports: Report) -> None:
-        self._reports.apply_reports(self.tx, self.result, [("1-0", "w", report) for report in reports])
+        self._reports.apply_reports(self.tx, [("1-0", "w", report) for report in reports])
 
     def begin(self) -> None:
-        self.runs.begin(self.tx, self.result, 10)
+        self.runs.begin(self.tx, 10)
 
     def advance(self) -> None:
-        self.runs.advance(self.tx, self.result)
+        self.runs.advance(self.tx)
 
     def apply_inbox(self, limit: int) -> None:
-        self._requests.apply(self.tx, self.result, limit)
+        self._requests.apply(self.tx, limit)
 
     def cancel(self, tasks: list[bytes]) -> None:
-        cancel_tasks(self.tx, self.result, tasks)
+        cancel_tasks(self.tx, tasks)
 
     def cancel_runs(self, limit: int) -> None:
         self.advance()
-        self.cancels.go_on(self.tx, self.result, limit)
+        self.cancels.go_on(self.tx, limit)
 
     def retry(self, tasks: list[bytes]) -> Revived:
-        return retry_tasks(self.tx, self.result, self.runs, tasks)
+        return retry_tasks(self.tx, self.runs, tasks)

@@ -71,9 +71,9 @@ def test_many_large_runs_that_are_pending_begin_tick_by_tick(system: System, mon
     in_time = 2_000
     share = budget.SHARE * system.settings.lease
 
-    def creating(tx: Any, tick: Any, tasks: Any, *more: Any) -> None:
+    def creating(tx: Any, tasks: Any, *more: Any) -> None:
         system.clock.now += len(tasks) * share / in_time
-        create_tasks(tx, tick, tasks, *more)
+        create_tasks(tx, tasks, *more)
 
     monkeypatch.setattr("orchestrator.scheduler.dag.plans.create_tasks", creating)
     system.app.workflows.apply(wide("large", 200))
@@ -259,13 +259,13 @@ def test_a_run_that_takes_all_the_time_by_itself_is_set_aside(
     slow, quick = system.app.workflows["slow"].start(), system.app.workflows["quick"].start()
     original = Dags._settle
 
-    def settle(self: Dags, tx: Any, tick: Any, runs: Any) -> None:
+    def settle(self: Dags, tx: Any, runs: Any) -> None:
         if any(run.info["workflow"] == "slow" for run in runs):
             until = time.thread_time() + 0.9 * LEASE
             while time.thread_time() < until:
                 pass
             raise _ended_by_postgres(tx)
-        original(self, tx, tick, runs)
+        original(self, tx, runs)
 
     def tick(leader: Scheduler) -> None:
         try:

@@ -10,7 +10,6 @@ import pytest
 
 from orchestrator import RunHandle
 from orchestrator.scheduler.runs.creation import create_runs
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.runs.creation import NewRun
 from tests.integration.stage import System, raw
@@ -99,10 +98,10 @@ def test_a_tree_whose_children_cannot_be_created_is_found(system: System, monkey
     apply(system, LEAF, FAN)
     bad, good = start(system, "fan"), start(system, "fan")
 
-    def refusing(tx: Transaction, tick: TickResult, new: Sequence[NewRun]) -> set[bytes]:
+    def refusing(tx: Transaction, new: Sequence[NewRun]) -> set[bytes]:
         if any(run.parent_run == raw(bad) for run in new):
             raise ValueError("no")
-        return create_runs(tx, tick, new)
+        return create_runs(tx, new)
 
     monkeypatch.setattr("orchestrator.scheduler.dag.plans.create_runs", refusing)
     system.tick(4)

@@ -429,9 +429,9 @@ def test_a_purge_of_many_goes_on_for_a_moment_in_each_tick(system: System, monke
     """Others waited for seconds. The clock goes with what is cancelled: 250 take a twentieth of a second."""
     cancel = requests.cancel_asked
 
-    def slowly(tx: Any, tick: Any, ids: list[bytes]) -> None:
+    def slowly(tx: Any, ids: list[bytes]) -> None:
         system.clock.now += 0.05 * len(ids) / 250
-        cancel(tx, tick, ids)
+        cancel(tx, ids)
 
     monkeypatch.setattr(requests, "cancel_asked", slowly)
     system.app.queue("default").pause()

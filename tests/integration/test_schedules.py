@@ -23,7 +23,6 @@ from orchestrator.scheduler.runs import direct
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.schedules import fire_schedules
 from orchestrator.scheduler.tasks.creation import create_tasks
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sdk.dag import definitions
 from orchestrator.store import insights
@@ -658,7 +657,7 @@ def fire_once(system: System, now: datetime, *, dies: bool) -> None:
     scheduler = system.scheduler
     for number in range(20):
         with scheduler._leadership.writing(0.0) as writing:
-            fire_schedules(Transaction(writing.connection, now), TickResult(), scheduler.term.cancels, 1_000)
+            fire_schedules(Transaction(writing.connection, now), scheduler.term.cancels, 1_000)
             more = writing.connection.execute(text("SELECT min(due_at) FROM orchestrator.schedules")).scalar_one()
             if dies and number == 0:
                 raise Died

@@ -263,10 +263,10 @@ def test_what_cannot_follow_the_end_of_a_run_that_never_began_stops_nobody(
     """Whatever goes wrong with it: here, what no check foresees."""
     original = Triggers.runs_ended
 
-    def runs_ended(self: Triggers, tx: Any, tick: Any, ended: Any) -> None:
+    def runs_ended(self: Triggers, tx: Any, ended: Any) -> None:
         if any(run.workflow == "single" for run in ended):
             raise ZeroDivisionError("a defect")
-        original(self, tx, tick, ended)
+        original(self, tx, ended)
 
     monkeypatch.setattr(Triggers, "runs_ended", runs_ended)
     text = "name: single\nconcurrency: 1\nparams: {deep: {default: true}}\ntasks:\n"

@@ -89,7 +89,8 @@ def in_flight(**counts: int) -> list[InFlight]:
 
 def rooms(dispatcher: Dispatcher, tick: TickResult | None = None) -> dict[str, int]:
     postgres = Postgres()
-    dispatcher.claim(Transaction(postgres, NOW), tick or TickResult(), 300.0)  # type: ignore[arg-type]
+    tx = Transaction(postgres, NOW, result=tick or TickResult())  # type: ignore[arg-type]
+    dispatcher.claim(tx, 300.0)
     return postgres.rooms[0] if postgres.rooms else {}
 
 

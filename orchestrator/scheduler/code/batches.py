@@ -22,7 +22,6 @@ from orchestrator.scheduler.code.requests import give_up_promises, meet_promises
 from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, json_text, mark_stuck, reply
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_enqueued, error_json
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, histories
 from orchestrator.store.code import runs as code_runs
@@ -36,7 +35,7 @@ from orchestrator.store.tasks.transitions import AttemptEnd, Moved, Success
 
 
 def apply_activations(
-    tx: Transaction, tick: TickResult, code: CodeRuns, reports: Sequence[tuple[str, Activated]], inline_result: int
+    tx: Transaction, code: CodeRuns, reports: Sequence[tuple[str, Activated]], inline_result: int
 ) -> None:
     """Apply what the code of runs has commanded."""
     turns: list[Turn] = []
@@ -59,20 +58,20 @@ def apply_activations(
     answers = [answer for _, report in reports for answer in report.answers]
     if turns:
         moved = histories.suspend(tx.connection, turns, tx.now)
-        tick.note(moved, by_worker=True)
+        tx.result.note(moved, by_worker=True)
         accepted.update(task.id for task in moved)
-        code.took_turn(tx, tick, [task.id for task in moved], {answer.id for answer in answers})
+        code.took_turn(tx, [task.id for task in moved], {answer.id for answer in answers})
     if ends:
-        accepted |= _end_turn_tasks(tx, tick, ends, inline_result)
+        accepted |= _end_turn_tasks(tx, ends, inline_result)
     if absent:
-        code.queries.not_shown(tick, ((row.id, row.attempt) for row in absent))
-        tick.wakeups.delayed |= any(row.delay > 0 for row in absent)
-        tick.note(transitions.requeue(tx.connection, absent, tx.now), by_worker=True)
+        code.queries.not_shown(tx.result, ((row.id, row.attempt) for row in absent))
+        tx.result.wakeups.delayed |= any(row.delay > 0 for row in absent)
+        tx.result.note(transitions.requeue(tx.connection, absent, tx.now), by_worker=True)
     if stuck:
-        code.queries.forget(tick, [run for run, _, _ in stuck])
-        mark_stuck(tx, tick, stuck)
-    _carry_out(tx, tick, code.nesting, {run: batch for run, batch in batches.items() if run in accepted})
-    reply(tx, tick, [Answered(answer.id, answer.result, answer.error) for answer in answers])
+        code.queries.forget(tx.result, [run for run, _, _ in stuck])
+        mark_stuck(tx, stuck)
+    _carry_out(tx, code.nesting, {run: batch for run, batch in batches.items() if run in accepted})
+    reply(tx, [Answered(answer.id, answer.result, answer.error) for answer in answers])
 
 
 def _turn(worker: str, report: Activated) -> Turn:
@@ -91,9 +90,7 @@ def _turn(worker: str, report: Activated) -> Turn:
 _OPENING = (commands.ScheduleTask, commands.StartChildRun)
 
 
-def _end_turn_tasks(
-    tx: Transaction, tick: TickResult, reports: Sequence[tuple[str, Activated]], inline_result: int
-) -> set[bytes]:
+def _end_turn_tasks(tx: Transaction, reports: Sequence[tuple[str, Activated]], inline_result: int) -> set[bytes]:
     """End the turn tasks of runs whose code has ended, as it did, and record its last batch; the runs end with them."""
     successes: list[Success] = []
     endings: dict[TaskState, list[AttemptEnd]] = {TaskState.FAILED: [], TaskState.CANCELLED: []}
@@ -123,7 +120,7 @@ def _end_turn_tasks(
     for state, rows in endings.items():
         if rows:
             moved += transitions.end(tx.connection, state, rows, tx.now)
-    tick.note(
+    tx.result.note(
         moved,
         results={row.id: row.result for row in successes if row.id not in continuing},
         errors=errors,
@@ -131,13 +128,13 @@ def _end_turn_tasks(
         inline_result=inline_result,
     )
     accepted = {task.id for task in moved}
-    tick.runs.continuing.update((run, command) for run, command in continuing.items() if run in accepted)
+    tx.result.runs.continuing.update((run, command) for run, command in continuing.items() if run in accepted)
     if accepted:
         before = histories.append(
             tx.connection, {run: some for run, some in events.items() if run in accepted}, tx.now, wake=False
         )
         seen = ((report.id, report.through) for _, report in reports)
-        tick.runs.unheard.update((run, through) for run, through in seen if before.get(run, 0) > through)
+        tx.result.runs.unheard.update((run, through) for run, through in seen if before.get(run, 0) > through)
     return accepted
 
 
@@ -155,7 +152,7 @@ def _child(run: bytes, command: commands.StartChildRun) -> NewRun:
     )
 
 
-def _carry_out(tx: Transaction, tick: TickResult, nesting: Nesting, batches: Mapping[bytes, Sequence[Command]]) -> None:
+def _carry_out(tx: Transaction, nesting: Nesting, batches: Mapping[bytes, Sequence[Command]]) -> None:
     """Do what the accepted batches ask for."""
     wanted = CommandsByKind(batches)
     children = [_child(run, command) for run, command in wanted.of(commands.StartChildRun)]
@@ -167,14 +164,14 @@ def _carry_out(tx: Transaction, tick: TickResult, nesting: Nesting, batches: Map
     }
     if outliving:
         runs.count(tx.connection, outliving)
-    create_enqueued(tx, tick, [command.task for _, command in wanted.of(commands.ScheduleTask)])
+    create_enqueued(tx, [command.task for _, command in wanted.of(commands.ScheduleTask)])
     if cancelled := [command.id for _, command in wanted.of(commands.CancelTask)]:
-        cancel_tasks(tx, tick, cancelled)
+        cancel_tasks(tx, cancelled)
     if timers := wanted.of(commands.StartTimer):
         expectations.start_timers(
             tx.connection, [(run, timer.id, timer.since + timer.seconds) for run, timer in timers]
         )
-        tick.wakeups.delayed = True
+        tx.result.wakeups.delayed = True
     if gone := [(run, command.id) for run, command in wanted.of(commands.CancelTimer)]:
         expectations.forget_timers(tx.connection, gone)
     promises = [NewPromise(run, one.id, one.name, one.ordinal) for run, one in wanted.of(commands.CreatePromise)]
@@ -187,15 +184,15 @@ def _carry_out(tx: Transaction, tick: TickResult, nesting: Nesting, batches: Map
         gone_promises = set(given_up)
         meet_promises(tx, [one for one in promises if (one.run, one.id) not in gone_promises])
     if children:
-        _start_children(tx, tick, nesting, children)
+        _start_children(tx, nesting, children)
     if cancelled := [command.id for _, command in wanted.of(commands.CancelChildRun)]:
         ask_to_cancel(tx, code_runs.latest(tx.connection, cancelled).values(), PARENT_ASKS)
     if signals := wanted.of(commands.SignalRun):
         pass_on_signals(tx, [(sent.run, history.SignalReceived(sent.name, sent.value)) for _, sent in signals])
-    reply(tx, tick, [Answered(one.id, one.result, one.error) for _, one in wanted.of(commands.AnswerUpdate)])
+    reply(tx, [Answered(one.id, one.result, one.error) for _, one in wanted.of(commands.AnswerUpdate)])
 
 
-def _start_children(tx: Transaction, tick: TickResult, nesting: Nesting, wanted: Sequence[NewRun]) -> None:
+def _start_children(tx: Transaction, nesting: Nesting, wanted: Sequence[NewRun]) -> None:
     """Start the runs that others want; those that would stand too deep, or be too many, have failed."""
     places = ancestry.places(tx.connection, {child.parent_run for child in wanted if child.parent_run is not None})
     children = [_placed(child, places) for child in wanted]
@@ -210,8 +207,8 @@ def _start_children(tx: Transaction, tick: TickResult, nesting: Nesting, wanted:
             refused.setdefault(child.id, nesting.too_many(child.workflow or ""))
         if child.id in refused and child.parent_run is not None:
             failed = history.ChildFailed(child.id, TaskError("InvalidWorkflow", refused[child.id]))
-            tick.runs.children.append((child.parent_run, RunState.FAILED, failed))
-    create_runs(tx, tick, [child for child in children if child.id not in refused])
+            tx.result.runs.children.append((child.parent_run, RunState.FAILED, failed))
+    create_runs(tx, [child for child in children if child.id not in refused])
 
 
 def _placed(child: NewRun, places: Mapping[bytes, tuple[bytes, int]]) -> NewRun:

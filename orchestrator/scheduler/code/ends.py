@@ -19,7 +19,6 @@ from orchestrator.scheduler.code.requests import begin_with
 from orchestrator.scheduler.code.runs import ask_to_cancel
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import cancel_tasks
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import histories
 from orchestrator.store.code import keys as run_keys
@@ -59,7 +58,7 @@ class RunEnd(NamedTuple):
         return RESET if self.is_reset else None
 
 
-def end_runs(tx: Transaction, tick: TickResult, ends: Sequence[RunEnd]) -> list[RunRow]:
+def end_runs(tx: Transaction, ends: Sequence[RunEnd]) -> list[RunRow]:
     """End the runs whose turn tasks have ended, start those in which they go on, and cancel what is open in them."""
     continuing = {end.turn_task.id: end.continuing for end in ends if end.continuing is not None}
     successors = _successors(tx, continuing) if continuing else {}
@@ -70,15 +69,15 @@ def end_runs(tx: Transaction, tick: TickResult, ends: Sequence[RunEnd]) -> list[
         return []
     code_runs.forget(tx.connection, [run.id for run in ended])
     if successors:
-        _continue(tx, tick, [successors[run.id] for run in ended if run.id in successors])
+        _continue(tx, [successors[run.id] for run in ended if run.id in successors])
     over = {run.id for run in ended}
     heard = {end.turn_task.id: end.heard for end in ends if end.heard is not None and not end.goes_on}
     unheard = [(run, number) for run, number in heard.items() if run in over]
     if unheard:
-        begin_with(tx, tick, histories.unheard(tx.connection, unheard))
+        begin_with(tx, histories.unheard(tx.connection, unheard))
     leaving = [run.id for run in ended if run.open]
     if leaving:
-        tick.wakeups.has_requests = True  # they are reported as closing with the pending work
+        tx.result.wakeups.has_requests = True  # they are reported as closing with the pending work
         # A child may have continued in this very tick, so this comes after the successors are there.
         children = code_runs.children(tx.connection, leaving)
         ask_to_cancel(tx, [child.id for child in children if not child.terminates], PARENT_ENDED)
@@ -129,22 +128,22 @@ def _successors(tx: Transaction, continuing: Mapping[bytes, ContinueRun]) -> dic
     return successors
 
 
-def _continue(tx: Transaction, tick: TickResult, successors: Sequence[_Successor]) -> None:
+def _continue(tx: Transaction, successors: Sequence[_Successor]) -> None:
     """Start the runs in which others go on."""
     new = [successor.new for successor in successors]
-    create_runs(tx, tick, new)
+    create_runs(tx, new)
     run_keys.pass_on(tx.connection, [(successor.of, successor.new.id) for successor in successors])
     kept = [kept for successor in successors for kept in store.numbered(successor.new.id, successor.resolutions)]
     if kept:
         store.keep(tx.connection, kept)
-    tick.wakeups.has_requests |= any(run.cancelling for run in new)  # it is reported with the pending work
+    tx.result.wakeups.has_requests |= any(run.cancelling for run in new)  # it is reported with the pending work
 
 
-def close_runs(tx: Transaction, tick: TickResult, limit: int) -> None:
+def close_runs(tx: Transaction, limit: int) -> None:
     """Cancel a slice of what is open in runs that have ended."""
     closing = code_runs.closing(tx.connection, limit)
     tasks = cancels.open_tasks(tx.connection, closing, limit) if closing else []
     if tasks:
-        cancel_tasks(tx, tick, tasks)
+        cancel_tasks(tx, tasks)
     if len(tasks) < limit:
         code_runs.closed(tx.connection, closing)

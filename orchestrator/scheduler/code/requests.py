@@ -18,7 +18,6 @@ from orchestrator.domain.ids import about_run, to_text
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.runs import append_facts, reply
 from orchestrator.scheduler.runs.creation import create_runs
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, histories, resolutions
 from orchestrator.store.code import keys as run_keys
@@ -35,7 +34,7 @@ _MOST_NAMES = 10
 """Of promises that are open, for who names one that is not."""
 
 
-def signal(tx: Transaction, tick: TickResult, items: Sequence[Request]) -> None:
+def signal(tx: Transaction, items: Sequence[Request]) -> None:
     """Hand signals to runs. Those that were to start a run if there is none, and came too late, start one."""
     sent = [(item.target, _signal(item)) for item in items]
     # Others may have been sent, by the same sender, to a run that has taken an id over: they must not overtake these.
@@ -49,11 +48,11 @@ def signal(tx: Transaction, tick: TickResult, items: Sequence[Request]) -> None:
         if fact.otherwise is not None and run != target:
             passed.append(Answered(fact.otherwise.id, run))
     heard = append_facts(tx, facts)
-    reply(tx, tick, [word for word in passed if word.result in heard])
+    reply(tx, [word for word in passed if word.result in heard])
     late = {run: some for run, some in facts.items() if run not in heard}
     if late:
         _keep_late(tx, late)
-        begin_with(tx, tick, late)
+        begin_with(tx, late)
 
 
 def _keep_late(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalReceived]]) -> None:
@@ -67,7 +66,7 @@ def _keep_late(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalRece
         histories.append(tx.connection, events, tx.now, wake=False, late=True)
 
 
-def begin_with(tx: Transaction, tick: TickResult, late: Mapping[bytes, Sequence[history.SignalReceived]]) -> None:
+def begin_with(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalReceived]]) -> None:
     """Begin runs with signals that others have not been shown before their end, where those who sent them want that."""
     by_key: dict[str, list[tuple[RunWanted, history.SignalReceived]]] = defaultdict(list)
     for run, signals in late.items():
@@ -78,7 +77,7 @@ def begin_with(tx: Transaction, tick: TickResult, late: Mapping[bytes, Sequence[
             whose = about_run(run)
             log.warning("run.signal_late run=%s signal=%s: the run had ended", *whose.values(), one.name, extra=whose)
     if by_key:
-        _start_with(tx, tick, by_key)
+        _start_with(tx, by_key)
 
 
 def pass_on_signals(tx: Transaction, signals: Sequence[tuple[bytes, history.SignalReceived]]) -> None:
@@ -99,9 +98,7 @@ def pass_on_signals(tx: Transaction, signals: Sequence[tuple[bytes, history.Sign
             )
 
 
-def _start_with(
-    tx: Transaction, tick: TickResult, late: Mapping[str, Sequence[tuple[RunWanted, history.SignalReceived]]]
-) -> None:
+def _start_with(tx: Transaction, late: Mapping[str, Sequence[tuple[RunWanted, history.SignalReceived]]]) -> None:
     """Give signals to the runs that have the chosen ids by now, or begin runs with them; leave word of where they went.
 
     Those who sent a signal find a run that begins with it under the id that they gave.
@@ -112,12 +109,12 @@ def _start_with(
     over = [(holders[key], run.id) for key, run in new.items() if key in holders]
     passed = run_keys.pass_on(tx.connection, over) if over else set()
     begun = {key: run for key, run in new.items() if run.id in passed or key not in holders}
-    create_runs(tx, tick, list(begun.values()))
+    create_runs(tx, list(begun.values()))
     went = {key: begun[key].id if key in begun else holders[key] for key in late if key in begun or key not in new}
     pairs = ((wanted.id, run) for key, run in went.items() for wanted, _ in late[key])
-    reply(tx, tick, [Answered(wanted, run) for wanted, run in pairs if wanted != run])
+    reply(tx, [Answered(wanted, run) for wanted, run in pairs if wanted != run])
     if len(went) < len(late):  # while this waited, a client has given an id to a run of its own
-        _start_with(tx, tick, {key: signals for key, signals in late.items() if key not in went})
+        _start_with(tx, {key: signals for key, signals in late.items() if key not in went})
 
 
 def _run_with(late: Sequence[tuple[RunWanted, history.SignalReceived]]) -> NewRun:
@@ -136,7 +133,7 @@ def _signal(item: Request) -> history.SignalReceived:
     return history.SignalReceived(item.body["name"], _data(item.body["value"]), otherwise)
 
 
-def settle_promises(tx: Transaction, tick: TickResult, items: Sequence[Request]) -> None:
+def settle_promises(tx: Transaction, items: Sequence[Request]) -> None:
     """Resolve or reject promises: of those of a name, the oldest; what comes before the first of a name is kept.
 
     Whoever comes too late is told so; who comes too early, which promises the run does wait for.
@@ -173,7 +170,7 @@ def settle_promises(tx: Transaction, tick: TickResult, items: Sequence[Request])
         else Answered(request, None, _over(kept.run))
         for request, kept in early.items()
     ]
-    reply(tx, tick, answers)
+    reply(tx, answers)
 
 
 def _others(open_promises: Mapping[tuple[bytes, str], Sequence[bytes]], run: bytes) -> bytes:
@@ -273,7 +270,7 @@ ABOUT_CODE = frozenset(
     }
 )
 """What goes to the run in which its target goes on."""
-CODE_REQUESTS: dict[str, Callable[[Transaction, TickResult, Sequence[Request]], None]] = {
+CODE_REQUESTS: dict[str, Callable[[Transaction, Sequence[Request]], None]] = {
     RequestKind.SIGNAL: signal,
     RequestKind.RESOLVE: settle_promises,
     RequestKind.REJECT: settle_promises,

@@ -31,7 +31,6 @@ from orchestrator.scheduler.code.runs import reply
 from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import cancel_tasks
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store import payloads
 from orchestrator.store.code import expectations, histories, resets, resolutions
@@ -60,7 +59,7 @@ class _Planned(NamedTuple):
     timeout: float | None
 
 
-def reset_runs(tx: Transaction, tick: TickResult, runs: Runs, items: Sequence[Request]) -> set[int]:
+def reset_runs(tx: Transaction, runs: Runs, items: Sequence[Request]) -> set[int]:
     """Start runs that repeat others up to an event; return the requests whose turn has not come yet."""
     last = code_runs.latest(tx.connection, {item.target for item in items})
     heads = resets.heads(tx.connection, {*last, *last.values()})
@@ -100,10 +99,10 @@ def reset_runs(tx: Transaction, tick: TickResult, runs: Runs, items: Sequence[Re
     if planned:
         ending = [plan.head.id for plan in planned if plan.head.open]
         kept = resolutions.of_runs(tx.connection, ending)
-        _end(tx, tick, runs, ending)
-        _start(tx, tick, planned, last)
+        _end(tx, runs, ending)
+        _start(tx, planned, last)
         _keep(tx, planned, kept)
-    reply(tx, tick, answers)
+    reply(tx, answers)
     return waiting
 
 
@@ -132,17 +131,17 @@ def _time_it_had(events: Sequence[Event]) -> float | None:
     return None
 
 
-def _end(tx: Transaction, tick: TickResult, runs: Runs, ids: list[bytes]) -> None:
+def _end(tx: Transaction, runs: Runs, ids: list[bytes]) -> None:
     """End open runs: with their turn tasks, as all runs of code do. What is open in them follows in slices."""
     if ids:
-        cancel_tasks(tx, tick, ids)
-        runs.advance(tx, tick, resetting=ids)
+        cancel_tasks(tx, ids)
+        runs.advance(tx, resetting=ids)
 
 
-def _start(tx: Transaction, tick: TickResult, planned: Sequence[_Planned], last: Mapping[bytes, bytes]) -> None:
+def _start(tx: Transaction, planned: Sequence[_Planned], last: Mapping[bytes, bytes]) -> None:
     """Start the new runs, with everything that belongs to them."""
     ends, handed_over = _hand_over_children(tx, planned)
-    started = create_runs(tx, tick, [_new_run(plan, ends[plan.new]) for plan in planned])
+    started = create_runs(tx, [_new_run(plan, ends[plan.new]) for plan in planned])
     planned = [plan for plan in planned if plan.new in started]
     for plan in planned:
         payloads.keep_all(tx.connection, plan.head.id, plan.new)  # which its history names

@@ -70,7 +70,7 @@ class CodeRuns(RunKind):
         self.queries.committed(tick)
         self._members, self._freeing = tick.code.freed or (self._members, self._freeing)
 
-    def ask(self, tx: Transaction, tick: TickResult, queries: Iterable[tuple[bytes, Query]]) -> None:
+    def ask(self, tx: Transaction, queries: Iterable[tuple[bytes, Query]]) -> None:
         """Have queries answered by the code of runs, in a turn for which it is woken, or that follows the present one.
 
         One may be lost with a worker or a leader; who gets no answer asks again.
@@ -80,28 +80,28 @@ class CodeRuns(RunKind):
         refused: list[Answered] = []
         for run, query in asked:
             if run in free:
-                tick.code.asked.append((run, query))
+                tx.result.code.asked.append((run, query))
             else:
                 error = TaskError("WrongState", f"Run {to_text(run)} cannot be asked: it has ended, or is stuck.")
                 refused.append(Answered(query.id, None, error))
-        reply(tx, tick, refused)
+        reply(tx, refused)
 
-    def took_turn(self, tx: Transaction, tick: TickResult, runs: Sequence[bytes], answered: Container[bytes]) -> None:
+    def took_turn(self, tx: Transaction, runs: Sequence[bytes], answered: Container[bytes]) -> None:
         """Let runs whose code has taken a turn take another if they were asked something else meanwhile."""
-        if late := self.queries.shown(tick, runs, answered):
+        if late := self.queries.shown(tx.result, runs, answered):
             stuck.wake(tx.connection, late)
 
-    def ended(self, tx: Transaction, tick: TickResult, rows: Sequence[RunRow]) -> None:
+    def ended(self, tx: Transaction, rows: Sequence[RunRow]) -> None:
         """Pass queries that no code has heard to the runs in which others go on; those who asked others are told."""
-        asked = self.queries.waiting(tick)
+        asked = self.queries.waiting(tx.result)
         successors = {row.id: successor_id(row.id) if row.reason == CONTINUED else row.id for row in rows}
-        self.queries.forget(tick, list(successors))
+        self.queries.forget(tx.result, list(successors))
         waiting = [(successors[run], query) for run in successors for query in asked.get(run, {}).values()]
         if waiting:
-            tick.code.passed_on.extend(successors)
-            self.ask(tx, tick, waiting)
+            tx.result.code.passed_on.extend(successors)
+            self.ask(tx, waiting)
 
-    def free_stuck(self, tx: Transaction, tick: TickResult, limit: int) -> None:
+    def free_stuck(self, tx: Transaction, limit: int) -> None:
         """Let stuck runs try again whenever a worker has come or gone: the code may be another now."""
         members = frozenset(self._fleet.beats)
         if not self._fleet.is_in_view or (members == self._members and not self._freeing):
@@ -109,37 +109,34 @@ class CodeRuns(RunKind):
         after = self._freeing if members == self._members else _FIRST
         known = sorted({name for _, name in self._fleet.known()})
         freed = stuck.free_code(tx.connection, known, after, limit) if known else []
-        tick.code.freed = members, max(freed) if len(freed) == limit else b""
-        self._backlog.freed(tick, freed)
+        tx.result.code.freed = members, max(freed) if len(freed) == limit else b""
+        self._backlog.freed(tx.result, freed)
 
     # -- out
 
-    def attach_events(self, tx: Transaction, tick: TickResult) -> None:
+    def attach_events(self, tx: Transaction) -> None:
         """Put the events to be shown into the claimed activations, and send each to the worker that has its code.
 
         What is too large for one message goes in pages, and what there is no room for is put off.
         """
-        claimed = [task for task in tick.outgoing.claimed if task.run_id is not None and task.is_turn_task]
+        claimed = [task for task in tx.result.outgoing.claimed if task.run_id is not None and task.is_turn_task]
         if not claimed:
             return
-        asked = self.queries.waiting(tick)
+        asked = self.queries.waiting(tx.result)
         with_events: dict[bytes, Claimed] = {}
         isolate(
             tx,
-            tick,
             claimed,
-            lambda fresh, some: with_events.update(self._with_events(tx, fresh, some, asked)),
-            lambda task, error: mark_stuck(tx, tick, [(task.id, task.attempt, _unreadable(error))]),
+            lambda tx, some: with_events.update(self._with_events(tx, some, asked)),
+            lambda tx, task, error: mark_stuck(tx, [(task.id, task.attempt, _unreadable(error))]),
         )
-        tick.outgoing.claimed = [
+        tx.result.outgoing.claimed = [
             with_events.get(task.id, task)
-            for task in tick.outgoing.claimed
+            for task in tx.result.outgoing.claimed
             if task.id in with_events or not task.is_turn_task
         ]
 
-    def _with_events(
-        self, tx: Transaction, tick: TickResult, some: Sequence[Claimed], asked: Asked
-    ) -> dict[bytes, Claimed]:
+    def _with_events(self, tx: Transaction, some: Sequence[Claimed], asked: Asked) -> dict[bytes, Claimed]:
         """Return those of the claimed activations that go in one message, with their events."""
         claimed = {task.id: task for task in some}
         at_home = {run: self._is_at_home(task) for run, task in claimed.items()}
@@ -158,11 +155,11 @@ class CodeRuns(RunKind):
             task = placed
             delivery = budget.delivery(run.size)
             if delivery is not Delivery.LATER:
-                self.queries.send(tick, asked, run.id, task.attempt)
+                self.queries.send(tx.result, asked, run.id, task.attempt)
             if delivery is Delivery.MESSAGE:
                 small[run.id] = task, run
             elif delivery is Delivery.PAGES:
-                tick.outgoing.paged.append(Paged(task, _activation(run, [], asked), run))
+                tx.result.outgoing.paged.append(Paged(task, _activation(run, [], asked), run))
             elif delivery is Delivery.LATER:
                 later.append((run.id, task.attempt, budget.wait))
             else:
@@ -174,11 +171,11 @@ class CodeRuns(RunKind):
             for task, run in small.values()
         }
         if crowded:
-            self._keep_back(tx, tick, crowded)
+            self._keep_back(tx, crowded)
         if later:
             turns.put_off(tx.connection, later, tx.now)
         if too_long:
-            mark_stuck(tx, tick, too_long)
+            mark_stuck(tx, too_long)
         return with_events
 
     def _placed(self, task: Claimed, run: Unshown) -> Claimed | Crowd:
@@ -199,11 +196,11 @@ class CodeRuns(RunKind):
         worker = capabilities.place(task.queue, kinds)
         return crowd if worker is None else task._replace(to=worker)
 
-    def _keep_back(self, tx: Transaction, tick: TickResult, crowded: Sequence[tuple[Claimed, Crowd]]) -> None:
+    def _keep_back(self, tx: Transaction, crowded: Sequence[tuple[Claimed, Crowd]]) -> None:
         """Let turns wait for a worker that has their version: another might find that its code does not fit."""
         held = [Requeue(task.id, task.attempt, _CROWDED, hold=crowd.hold) for task, crowd in crowded]
         transitions.requeue(tx.connection, held, tx.now)
-        tick.capacity.crowds.update((crowd, True) for _, crowd in crowded)
+        tx.result.capacity.crowds.update((crowd, True) for _, crowd in crowded)
         self._fleet.capabilities.grows = True
 
     def pause(self, run: bytes, attempt: int) -> float:
@@ -251,9 +248,7 @@ def ask_to_cancel(tx: Transaction, ids: Iterable[bytes], reason: str) -> None:
     append_facts(tx, {run: [history.RunCancelRequested(reason)] for run in ids})
 
 
-def fire_timers(
-    tx: Transaction, tick: TickResult, backlog: Backlog, late: Iterable[bytes], limit: int
-) -> dict[bytes, list[Fact]]:
+def fire_timers(tx: Transaction, backlog: Backlog, late: Iterable[bytes], limit: int) -> dict[bytes, list[Fact]]:
     """Tell runs of a slice of the timers that are due, and the late of them that their own time is up.
 
     Return what those of them are to be told that have no code.
@@ -266,28 +261,27 @@ def fire_timers(
     heard: set[bytes] = set()
     isolate(
         tx,
-        tick,
         list(facts.items()),
-        lambda _, some: heard.update(append_facts(tx, dict(some))),
-        lambda told, error: backlog.set_aside(tx, tick, told[0], [RunChanges(facts=told[1])], error),
+        lambda tx, some: heard.update(append_facts(tx, dict(some))),
+        lambda tx, told, error: backlog.set_aside(tx, told[0], [RunChanges(facts=told[1])], error),
     )
     return {run: learned for run, learned in facts.items() if run not in heard}
 
 
-def reply(tx: Transaction, tick: TickResult, answers: Sequence[Answered]) -> None:
+def reply(tx: Transaction, answers: Sequence[Answered]) -> None:
     """Answer requests, durably, and tell whoever waits."""
     if answers:
         expectations.answer(tx.connection, answers, tx.now)
         for answer in answers:
             state = RunState.FAILED if answer.error is not None else RunState.SUCCESS
-            tick.outgoing.ended.append(Ended(answer.id, state, answer.result, answer.error))
+            tx.result.outgoing.ended.append(Ended(answer.id, state, answer.result, answer.error))
 
 
-def mark_stuck(tx: Transaction, tick: TickResult, reasons: Sequence[tuple[bytes, int, Violation]]) -> None:
+def mark_stuck(tx: Transaction, reasons: Sequence[tuple[bytes, int, Violation]]) -> None:
     """Note that the code of runs cannot go on, for people to see. They have not failed."""
     rows = [(run, attempt, json_text(violation)) for run, attempt, violation in reasons]
     moved = stuck.mark_stuck(tx.connection, rows)
-    tick.note(moved, by_worker=True)
+    tx.result.note(moved, by_worker=True)
     messages = {run: violation.message for run, _, violation in reasons}
     for task in moved:
         log.error("run.stuck run=%s error=%s", to_text(task.id), messages[task.id], extra=about_run(task.id))

@@ -38,7 +38,6 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.runs.kinds import Advanced, PlannedRuns, Saved
 from orchestrator.scheduler.tasks.creation import create_tasks
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import VALUE
 from orchestrator.store.dag import plans as dags
@@ -92,7 +91,7 @@ class Dags(PlannedRuns[DagRun]):
 
     # -- events
 
-    def advance(self, tx: Transaction, tick: TickResult, changes: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
+    def advance(self, tx: Transaction, changes: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
         """Tell plans what happened to their runs, and start the steps that follow."""
         runs = self._load(tx, changes)
         settled: list[DagRun] = []
@@ -101,21 +100,21 @@ class Dags(PlannedRuns[DagRun]):
                 _apply_to_plan(run, one)
                 if one.reopened or one.is_retried:
                     self._outputs.drop(run.id)
-            if not any(one.is_retried for one in changes[run.id]) or self._retry(tx, tick, run):
+            if not any(one.is_retried for one in changes[run.id]) or self._retry(tx, run):
                 settled.append(run)
-        self._settle(tx, tick, settled)
+        self._settle(tx, settled)
         going_on = {run.id for run in settled if run.plan.has_more}
         return Advanced({run.id: self._save(run, is_expanding=run.id in going_on) for run in runs})
 
-    def _retry(self, tx: Transaction, tick: TickResult, run: DagRun) -> bool:
+    def _retry(self, tx: Transaction, run: DagRun) -> bool:
         """Retry a run, unless that takes longer; then it goes on when its turn comes, and nothing starts until then.
 
         A retry looks at what the tasks of the run came to, so the plan is told first what happened to them meanwhile.
         """
         is_late = bool(self._backlog.waiting(tx, [run.id]))
-        if not is_late and retry_plan(tx, tick, run.id, run.plan, 10 * self._slice):
+        if not is_late and retry_plan(tx, run.id, run.plan, 10 * self._slice):
             return True
-        self._backlog.add(tx, tick, [(run.id, RunChanges(is_retried=True))])
+        self._backlog.add(tx, [(run.id, RunChanges(is_retried=True))])
         return False
 
     def sizes(self, versions: Mapping[bytes, Version]) -> Callable[[bytes], int]:
@@ -186,7 +185,7 @@ class Dags(PlannedRuns[DagRun]):
 
     # -- starting steps
 
-    def _settle(self, tx: Transaction, tick: TickResult, runs: Sequence[DagRun]) -> None:
+    def _settle(self, tx: Transaction, runs: Sequence[DagRun]) -> None:
         """Evaluate candidates and create what they become, all runs together, as far as there is room.
 
         What there is no room for stays with the plans, and goes on in the next tick.
@@ -194,14 +193,14 @@ class Dags(PlannedRuns[DagRun]):
         room = _FANS * self._slice
         unsettled = runs
         while unsettled and room:
-            singles, room = self._decide(tx, tick, unsettled, room)
+            singles, room = self._decide(tx, unsettled, room)
             fans = [(run, place) for run in unsettled for place in list(run.plan.fans_with_room)]
-            unsettled = self._create(tx, tick, singles, fans, max(room, self._slice)) if singles or fans else []
+            unsettled = self._create(tx, singles, fans, max(room, self._slice)) if singles or fans else []
         for run in runs:
             if not run.plan.has_more:
                 self._outputs.settled(run.id)
 
-    def _decide(self, tx: Transaction, tick: TickResult, runs: Sequence[DagRun], room: int) -> tuple[list[Place], int]:
+    def _decide(self, tx: Transaction, runs: Sequence[DagRun], room: int) -> tuple[list[Place], int]:
         """Evaluate what candidates become; return those that are single tasks, and how much room is left."""
         singles: list[Place] = []
         work = Evaluating(tx.budget, "decision")
@@ -213,7 +212,7 @@ class Dags(PlannedRuns[DagRun]):
                 singles += candidates
                 continue
             found = self._outputs.names(
-                tx.connection, candidates, lambda program: program.decision_needs, known=tick.tasks.results
+                tx.connection, candidates, lambda program: program.decision_needs, known=tx.result.tasks.results
             )
             for (run, place), reason in found.refused:
                 run.plan.fail(place, reason)
@@ -245,12 +244,10 @@ class Dags(PlannedRuns[DagRun]):
             return True
         return False
 
-    def _create(
-        self, tx: Transaction, tick: TickResult, singles: list[Place], fans: list[Place], room: int
-    ) -> list[DagRun]:
+    def _create(self, tx: Transaction, singles: list[Place], fans: list[Place], room: int) -> list[DagRun]:
         """Create tasks and child runs; return the runs of which some could not be created."""
         found = self._outputs.names(
-            tx.connection, [*singles, *fans], lambda program: program.creation_needs, known=tick.tasks.results
+            tx.connection, [*singles, *fans], lambda program: program.creation_needs, known=tx.result.tasks.results
         )
         self._latest.clear()
         tasks: list[NewTask] = []
@@ -267,7 +264,7 @@ class Dags(PlannedRuns[DagRun]):
                 elif fan is None:
                     self._instantiate(tx, run, place, range(1), None, names, tasks, children, failed)
                 else:
-                    room -= reopen_held(tx, tick, run.id, run.plan, place, min(self._slice, room))
+                    room -= reopen_held(tx, run.id, run.plan, place, min(self._slice, room))
                     positions = run.plan.create(place, min(self._slice, room, most))
                     room -= len(positions)
                     if positions:
@@ -278,10 +275,10 @@ class Dags(PlannedRuns[DagRun]):
         if tasks:
             retried = {run.id for run, _ in [*singles, *fans] if run.plan.retried}
             before = [task.id for task in tasks if task.run_id in retried] if retried else []
-            create_tasks(tx, tick, tasks, run_retries.past_attempts(tx.connection, before) if before else {})
+            create_tasks(tx, tasks, run_retries.past_attempts(tx.connection, before) if before else {})
         if children:
             children = self._within_limits(tx, children, [*singles, *fans], failed)
-            create_runs(tx, tick, children)
+            create_runs(tx, children)
         for run, place, number, reason in failed:
             run.plan.abandon(place, number, reason)
         return list({run.id: run for run, _, _, _ in failed}.values())

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.retrying import to_retry
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.tasks import revival
@@ -14,7 +13,7 @@ from orchestrator.store.tasks import revival
 _GONE = "what it had come to is no longer kept: start the run over"
 
 
-def retry_plan(tx: Transaction, tick: TickResult, run: bytes, plan: Plan, limit: int) -> bool:
+def retry_plan(tx: Transaction, run: bytes, plan: Plan, limit: int) -> bool:
     """Retry a run that has ended and begun again; False if there is more to be forgotten first, in another tick."""
     steps, state = plan.graph.steps, plan.state()
     singles = {step.name: place for place, step in enumerate(steps) if step.workflow and place not in state.fans}
@@ -28,13 +27,13 @@ def retry_plan(tx: Transaction, tick: TickResult, run: bytes, plan: Plan, limit:
     plan.retry(retry.again, retry.anew, tx.now.timestamp(), {doubtful[name]: found[name] for name in found})
     for place in retry.again:
         if plan.fan(place) is None:
-            tick.wakeups.runs_to_begin = True
+            tx.result.wakeups.runs_to_begin = True
             if not run_retries.requeue_children(tx.connection, run, steps[place].name, tx.now, 1):
                 plan.abandon(place, 1, _GONE)
     return True
 
 
-def reopen_held(tx: Transaction, tick: TickResult, run: bytes, plan: Plan, place: int, limit: int) -> int:
+def reopen_held(tx: Transaction, run: bytes, plan: Plan, place: int, limit: int) -> int:
     """Open tasks or child runs of a fan-out again that had not succeeded when the run was retried; return how many."""
     number = plan.reopen_held(place, limit)
     if not number:
@@ -42,12 +41,12 @@ def reopen_held(tx: Transaction, tick: TickResult, run: bytes, plan: Plan, place
     step, until = plan.graph.steps[place], datetime.fromtimestamp(plan.retried_at, UTC)
     if step.workflow is not None:
         found = run_retries.requeue_children(tx.connection, run, step.name, until, number)
-        tick.wakeups.runs_to_begin = True
+        tx.result.wakeups.runs_to_begin = True
     else:
         ids = run_retries.unfinished_tasks(tx.connection, run, step.name, until, number)
         moved = revival.revive(tx.connection, ids, cancelled=True).moved if ids else []
         found = len(moved)
-        tick.wakeups.has_requests |= any(task.lane is not None for task in moved)
+        tx.result.wakeups.has_requests |= any(task.lane is not None for task in moved)
     if found < number:
         plan.lose(place, number - found, _GONE)
     return number

@@ -117,23 +117,23 @@ class Dispatcher(CommitHooks):
         rated = self._lanes.queue_rates
         self._lanes.recount([task for task in in_flight if task.lane is not None or task.queue in rated])
 
-    def claim(self, tx: Transaction, tick: TickResult, unknown_timeout: float) -> None:
+    def claim(self, tx: Transaction, unknown_timeout: float) -> None:
         """Claim what fits each queue's window. What no live worker knows is held back until one does."""
-        if self._settings is None or tick.wakeups.queues_changed:
+        if self._settings is None or tx.result.wakeups.queues_changed:
             self._settings = {row.name: row for row in queues.read(tx.connection)}
             self._lanes.queue_rates = {row.name: row.rate for row in self._settings.values() if row.rate is not None}
         with tx.budget.doing(_PART):
-            self._claim(tx, tick, unknown_timeout)
+            self._claim(tx, unknown_timeout)
 
-    def _claim(self, tx: Transaction, tick: TickResult, unknown_timeout: float) -> None:
-        self._lanes.refresh(tx, tick)
+    def _claim(self, tx: Transaction, unknown_timeout: float) -> None:
+        self._lanes.refresh(tx)
         self._has_executions = self._has_more = self._fleet.capabilities.grows = self.has_drained = False
-        rooms = self._rooms(tx, tick)
+        rooms = self._rooms(tx)
         self.had_room = bool(rooms)
         if not rooms:
             return
         if self._fleet.capabilities.mixed:
-            self._fleet.capabilities.begin(tick.over())
+            self._fleet.capabilities.begin(tx.result.over())
         if self._fleet.capabilities.crowds:
             self._keep_back(tx, rooms, unknown_timeout)
         wanted = dict(rooms)
@@ -147,17 +147,17 @@ class Dispatcher(CommitHooks):
         self._weigh(found, sizes)
         found, executions = split(found)
         if executions or self._executes:
-            found = self._execute(tx, tick, wanted, found, executions, unknown_timeout)
+            found = self._execute(tx, wanted, found, executions, unknown_timeout)
         unknown: list[Claimed] = []
         unreadable: list[Claimed] = []
         crowded: list[Crowded] = []
         if max(sizes, default=0) >= SHORTEST:
-            found = self._readable(tick, found, unreadable)
+            found = self._readable(tx.result, found, unreadable)
         if self._fleet.capabilities.mixed:
-            self._place(tick, found, unknown, crowded)
+            self._place(tx.result, found, unknown, crowded)
         else:
             found = self._known(found, unknown)
-            tick.outgoing.claimed += found
+            tx.result.outgoing.claimed += found
         if unknown:
             self._hold_others(tx, unknown, unknown_timeout)
         kept = [(task, "unknown") for task in unknown] + [(task, crowd.hold) for task, crowd in crowded]
@@ -168,16 +168,15 @@ class Dispatcher(CommitHooks):
             transitions.requeue(tx.connection, held, tx.now)
             for task, _ in kept:
                 self._lanes.refuse(task)
-        self._spend(tx, tick)
+        self._spend(tx)
         self._lanes.save(tx)
-        keyed = [(task.unique_key, task.id) for task in tick.outgoing.claimed if task.unique_key is not None]
+        keyed = [(task.unique_key, task.id) for task in tx.result.outgoing.claimed if task.unique_key is not None]
         if keyed:
             unique.free(tx.connection, keyed, ended=False)
 
     def _execute(
         self,
         tx: Transaction,
-        tick: TickResult,
         rooms: Mapping[str, int],
         found: list[Claimed],
         executions: Sequence[Claimed],
@@ -185,7 +184,7 @@ class Dispatcher(CommitHooks):
     ) -> list[Claimed]:
         """Send executions out; return what is left for slots, without what has none. Both stand in the same line."""
         capabilities = self._fleet.capabilities
-        back = place_executions(tx, tick, capabilities, executions, unknown_timeout)
+        back = place_executions(tx, capabilities, executions, unknown_timeout)
         excess = over_room(found, self._slot_rooms)
         back += [Requeue(task.id, task.attempt, 0.0) for task in found if task.id in excess]
         if back:
@@ -261,14 +260,14 @@ class Dispatcher(CommitHooks):
         unknown += [task for task in found if _kind(task) in strange]
         return [task for task in found if _kind(task) not in strange]
 
-    def _rooms(self, tx: Transaction, tick: TickResult) -> dict[str, int]:
+    def _rooms(self, tx: Transaction) -> dict[str, int]:
         """Return how many tasks each queue may be given now."""
         rooms: dict[str, int] = {}
         executions = self._fleet.capabilities.executions
-        gone = executions.among(landed(tick, self._fleet.capabilities)) if executions else {}
+        gone = executions.among(landed(tx.result, self._fleet.capabilities)) if executions else {}
         self._slot_rooms = {}
         for queue in self._fleet.queues:
-            outstanding = in_slots = self._outstanding[queue] - tick.capacity.landed.get(queue, 0)
+            outstanding = in_slots = self._outstanding[queue] - tx.result.capacity.landed.get(queue, 0)
             if executions:
                 in_slots -= executions.outstanding[queue] - gone.get(queue, 0)
             if self._leaving:
@@ -308,9 +307,9 @@ class Dispatcher(CommitHooks):
             allowed = min(allowed, admitted)
         return allowed
 
-    def _spend(self, tx: Transaction, tick: TickResult) -> None:
+    def _spend(self, tx: Transaction) -> None:
         for queue in self._lanes.queue_rates:
-            tasks = [task for task in tick.outgoing.claimed if task.queue == queue]
+            tasks = [task for task in tx.result.outgoing.claimed if task.queue == queue]
             if tasks:
                 self._lanes.spend_of_queue(queue, tasks, tx.now.timestamp())
 

@@ -32,7 +32,7 @@ def split(found: list[Claimed]) -> tuple[list[Claimed], list[Claimed]]:
 
 
 def place_executions(
-    tx: Transaction, tick: TickResult, capabilities: Capabilities, tasks: Iterable[Claimed], unknown_timeout: float
+    tx: Transaction, capabilities: Capabilities, tasks: Iterable[Claimed], unknown_timeout: float
 ) -> list[Requeue]:
     """Send executions to workers with room; return those that are to wait."""
     back: list[Requeue] = []
@@ -49,7 +49,7 @@ def place_executions(
         if not able:
             hold = hold_for_executor(wanted(call.means))
             back.append(Requeue(task.id, task.attempt, unknown_timeout, hold=hold))
-            tick.capacity.lacking.append(hold)
+            tx.result.capacity.lacking.append(hold)
             continue
         record, is_new = next_record(task.id, task.attempt, task.failures, task.details, now)
         host = record.host if call.ends is None else call.ends.host
@@ -61,15 +61,15 @@ def place_executions(
         if worker is None:
             crowd = Crowd(task.queue, task.name, call.means)
             back.append(Requeue(task.id, task.attempt, unknown_timeout, hold=crowd.hold))
-            tick.capacity.crowds[crowd] = True
+            tx.result.capacity.crowds[crowd] = True
             continue
         kept = encode_record(record)
         if is_new:
             notes.append(Noted(task.id, task.attempt, kept))
-        tick.outgoing.claimed.append(task._replace(to=worker, details=kept, alone=False))
+        tx.result.outgoing.claimed.append(task._replace(to=worker, details=kept, alone=False))
     if notes:
         details.save(tx.connection, notes)
-    tick.wakeups.delayed |= any(row.hold is None for row in back)
+    tx.result.wakeups.delayed |= any(row.hold is None for row in back)
     return back
 
 

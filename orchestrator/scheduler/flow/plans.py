@@ -32,7 +32,6 @@ from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.flow.calls import Caller, CannotCall
 from orchestrator.scheduler.runs.kinds import Advanced, PlannedRuns, Saved
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import VALUE
 from orchestrator.store.code import expectations
@@ -95,7 +94,7 @@ class Flows(PlannedRuns[FlowRun]):
         self._max_payload = max_payload
         self._known: LruCache[tuple[str, int], Known] = LruCache(_GRAPHS)
 
-    def advance(self, tx: Transaction, tick: TickResult, changes: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
+    def advance(self, tx: Transaction, changes: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
         """Tell planners what happened to their runs, and do what they command."""
         saved: dict[bytes, Saved] = {}
         effects = _Effects([], [], [], [], [], [])
@@ -110,7 +109,7 @@ class Flows(PlannedRuns[FlowRun]):
                 continue
             saved[run.id], own = self._advance(tx, known, run, changes[run.id])
             effects.add(own)
-        self._apply(tx, tick, effects)
+        self._apply(tx, effects)
         return Advanced(saved, effects.ends, late)
 
     def _load(self, tx: Transaction, changes: Mapping[bytes, Sequence[RunChanges]]) -> list[FlowRun]:
@@ -122,7 +121,7 @@ class Flows(PlannedRuns[FlowRun]):
             found.update((run.id, run) for run in store.load(tx.connection, missing, late))
         return [run for run in found.values() if run is not None]
 
-    def ended(self, tx: Transaction, tick: TickResult, rows: Sequence[RunRow]) -> None:  # noqa: ARG002
+    def ended(self, tx: Transaction, rows: Sequence[RunRow]) -> None:
         """Forget the timers of runs that have ended."""
         store.forget(tx.connection, [row.id for row in rows], is_gathered=tx.gathers(len(rows)))
 
@@ -145,20 +144,20 @@ class Flows(PlannedRuns[FlowRun]):
         else:
             self._runs.drop(run.id)
 
-    def _apply(self, tx: Transaction, tick: TickResult, effects: _Effects) -> None:
-        create_tasks(tx, tick, effects.tasks)
+    def _apply(self, tx: Transaction, effects: _Effects) -> None:
+        create_tasks(tx, effects.tasks)
         started = {timer for _, timer, _ in effects.timers}
         if effects.timers:
             gone = {timer for _, timer in effects.gone}
             expectations.start_timers(tx.connection, [timer for timer in effects.timers if timer[1] not in gone])
-            tick.wakeups.delayed = True
+            tx.result.wakeups.delayed = True
         left = [timer for timer in effects.gone if timer[1] not in started]
         if left:
             expectations.forget_timers(tx.connection, left)
         if effects.visits:
             store.keep_visits(tx.connection, effects.visits, is_gathered=tx.gathers(len(effects.visits)))
         if effects.cancelled:
-            cancel_tasks(tx, tick, effects.cancelled)
+            cancel_tasks(tx, effects.cancelled)
 
     def _advance(
         self, tx: Transaction, known: Known, run: FlowRun, told: Sequence[RunChanges]

@@ -10,22 +10,21 @@ from orchestrator.domain.code import history
 from orchestrator.domain.code.history import Fact
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.scheduler.runs.advance import Runs
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.inbox import Request
 
 
-def signal(tx: Transaction, tick: TickResult, runs: Runs, items: Sequence[Request]) -> None:
+def signal(tx: Transaction, runs: Runs, items: Sequence[Request]) -> None:
     """Hand signals to runs of flows, in their order; one that has ended does not hear them."""
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     for item in items:
         facts[item.target].append(history.SignalReceived(item.body["key"], base64.b64decode(item.body["value"])))
-    tell(tx, tick, runs, facts)
+    tell(tx, runs, facts)
 
 
-def tell(tx: Transaction, tick: TickResult, runs: Runs, facts: Mapping[bytes, Sequence[Fact]]) -> None:
+def tell(tx: Transaction, runs: Runs, facts: Mapping[bytes, Sequence[Fact]]) -> None:
     """Tell runs of flows what happened to them beside their tasks."""
     some = [(run, [RunChanges(facts=list(learned), of_flow=True)]) for run, learned in facts.items()]
     if some:
-        runs.tell(tx, tick, some)
-        runs.advance(tx, tick)
+        runs.tell(tx, some)
+        runs.advance(tx)

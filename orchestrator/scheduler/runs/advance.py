@@ -61,7 +61,7 @@ class Runs:
     def kinds(self) -> tuple[RunKind, ...]:
         return self.dags, self.flows, self.code
 
-    def begin(self, tx: Transaction, tick: TickResult, limit: int) -> None:
+    def begin(self, tx: Transaction, limit: int) -> None:
         """Start runs that are new since the last tick, tree by tree; as many as there is time for, but always some."""
         pending = self.backlog.pending(tx, limit)
         steps = self.dags.sizes(
@@ -69,38 +69,38 @@ class Runs:
         )
         for number, slice_ in enumerate(_slices(tx, [run.id for run in pending], steps)):
             if tx.budget.is_spent and not _is_due(number, slice_):
-                tick.wakeups.runs_to_begin = True
+                tx.result.wakeups.runs_to_begin = True
                 break
-            self._begin(tx, tick, slice_, limit)
-        self.advance(tx, tick)
+            self._begin(tx, slice_, limit)
+        self.advance(tx)
 
-    def _begin(self, tx: Transaction, tick: TickResult, ids: Sequence[bytes], limit: int) -> None:
+    def _begin(self, tx: Transaction, ids: Sequence[bytes], limit: int) -> None:
         begun, waiting, cancelled = runs.begin_or_park(tx.connection, tx.now, ids)
-        self.follow_each(tx, tick, cancelled, silent={row.id for row in cancelled})
-        self._refuse_cycles(tx, tick, [row.id for row in waiting if row.parent_run is not None], limit)
-        tick.outgoing.runs += begun
-        self.conclude(tx, tick, [row for row in begun if row.workflow is None])
+        self.follow_each(tx, cancelled, silent={row.id for row in cancelled})
+        self._refuse_cycles(tx, [row.id for row in waiting if row.parent_run is not None], limit)
+        tx.result.outgoing.runs += begun
+        self.conclude(tx, [row for row in begun if row.workflow is None])
         planned = [row for row in begun if row.workflow is not None]
         self.backlog.release(tx, [row.id for row in planned if row.again])
-        self.tell(tx, tick, [(row.id, [_beginning(row)]) for row in planned], is_urgent=True)
+        self.tell(tx, [(row.id, [_beginning(row)]) for row in planned], is_urgent=True)
 
-    def _refuse_cycles(self, tx: Transaction, tick: TickResult, waiting: list[bytes], limit: int) -> None:
+    def _refuse_cycles(self, tx: Transaction, waiting: list[bytes], limit: int) -> None:
         """End child runs that wait for a limit which those hold that wait for them."""
         found = ancestry.waiting_for_themselves(tx.connection, waiting, limit) if waiting else {}
         if found:
             ends = [(run, RunState.FAILED, WAITS_FOR_ITSELF.format(number)) for run, number in found.items()]
-            self.follow_each(tx, tick, runs.end(tx.connection, ends, tx.now))
+            self.follow_each(tx, runs.end(tx.connection, ends, tx.now))
 
-    def advance(self, tx: Transaction, tick: TickResult, *, resetting: Container[bytes] = ()) -> None:
+    def advance(self, tx: Transaction, *, resetting: Container[bytes] = ()) -> None:
         """Count the tasks that moved, once per run, and go on with the runs that they belong to.
 
         Runs that are `resetting` end because others repeat them from an earlier event.
         """
-        while tick.tasks.moved or tick.runs:
-            changes = _fold(tick)
+        while tx.result.tasks.moved or tx.result.runs:
+            changes = _fold(tx.result)
             if changes:
-                self.tell(tx, tick, [(run, [one]) for run, one in changes.items()])
-            told, turn_task_ends = tick.runs, tick.runs.turn_task_ends
+                self.tell(tx, [(run, [one]) for run, one in changes.items()])
+            told, turn_task_ends = tx.result.runs, tx.result.runs.turn_task_ends
             ends = [
                 RunEnd(one, told.continuing.pop(one.id, None), one.id in resetting, told.unheard.pop(one.id, None))
                 for one in turn_task_ends
@@ -108,21 +108,18 @@ class Runs:
             turn_task_ends.clear()
             isolate(
                 tx,
-                tick,
                 ends,
-                lambda fresh, some: self._end_code(tx, fresh, some),
-                lambda end, error: self.backlog.set_aside(tx, tick, end.turn_task.id, [end.changes], error),
+                self._end_code,
+                lambda tx, end, error: self.backlog.set_aside(tx, end.turn_task.id, [end.changes], error),
             )
 
-    def expand(self, tx: Transaction, tick: TickResult, limit: int) -> None:
+    def expand(self, tx: Transaction, limit: int) -> None:
         """Create more tasks of large fan-outs."""
         expanding = self.backlog.expanding(tx, limit)
-        self.tell(
-            tx, tick, [(run, [RunChanges(is_expanding=True)]) for run in expanding], is_marked=True, is_urgent=True
-        )
-        self.advance(tx, tick)
+        self.tell(tx, [(run, [RunChanges(is_expanding=True)]) for run in expanding], is_marked=True, is_urgent=True)
+        self.advance(tx)
 
-    def catch_up(self, tx: Transaction, tick: TickResult) -> None:
+    def catch_up(self, tx: Transaction) -> None:
         """Tell runs what there was no time for, or what happened while they were stuck.
 
         However little time there is, the first are told: to put them into the line again would take as long.
@@ -130,24 +127,22 @@ class Runs:
         while waited := self.backlog.next(tx, self.dags.sizes):
             isolate(
                 tx,
-                tick,
-                [one for one in waited if not self.is_refused(tx, tick, one.run)],
-                lambda fresh, some: self._tell_waited(tx, fresh, some),
-                lambda one, error: self.backlog.set_aside(tx, tick, one.run, (), error),
+                [one for one in waited if not self.is_refused(tx, one.run)],
+                self._tell_waited,
+                lambda tx, one, error: self.backlog.set_aside(tx, one.run, (), error),
             )
-            self.advance(tx, tick)
+            self.advance(tx)
             if tx.budget.is_spent or tx.budget.has_put_off:  # which stands in this line, too
                 break
 
-    def _tell_waited(self, tx: Transaction, tick: TickResult, some: Sequence[Waited]) -> None:
+    def _tell_waited(self, tx: Transaction, some: Sequence[Waited]) -> None:
         self.backlog.remove(tx, some)
         # A run that was set aside is no longer marked as one that expands.
-        self._tell(tx, tick, [(one.run, [*one.changes, RunChanges(is_expanding=True)]) for one in some])
+        self._tell(tx, [(one.run, [*one.changes, RunChanges(is_expanding=True)]) for one in some])
 
     def tell(
         self,
         tx: Transaction,
-        tick: TickResult,
         some: Sequence[RunAndChanges],
         *,
         is_marked: bool = False,
@@ -163,10 +158,10 @@ class Runs:
         if waiting:
             late = [told for told in some if told[0] in waiting]
             some = [told for told in some if told[0] not in waiting]
-        some = [told for told in some if not self.is_refused(tx, tick, *told)]
+        some = [told for told in some if not self.is_refused(tx, *told)]
         planned = {told[0]: told for told in some if _is_for_plan(told)}
         quick = [told for told in some if told[0] not in planned]
-        late += self._tell_quickly(tx, tick, quick)
+        late += self._tell_quickly(tx, quick)
         long = [run for run, (_, changes) in planned.items() if any(one.is_for_all_steps for one in changes)]
         steps = self.dags.sizes(dags.versions(tx.connection, long) if long else {})
         for number, slice_ in enumerate(_slices(tx, list(planned), steps)):
@@ -174,26 +169,26 @@ class Runs:
             if tx.budget.is_spent and not (is_urgent and _is_due(number, slice_)):
                 late += part
             else:
-                self._tell_some(tx, tick, part)
+                self._tell_some(tx, part)
         if late and not is_marked:
-            self.backlog.add(tx, tick, [(run, one) for run, changes in late for one in changes])
+            self.backlog.add(tx, [(run, one) for run, changes in late for one in changes])
 
-    def _tell_quickly(self, tx: Transaction, tick: TickResult, some: Sequence[RunAndChanges]) -> list[RunAndChanges]:
+    def _tell_quickly(self, tx: Transaction, some: Sequence[RunAndChanges]) -> list[RunAndChanges]:
         """Tell runs of whose plans nothing is asked: all at once, or little by little after a tick that took too long.
 
         Return those for which there was no time then.
         """
         if tx.budget.slice == SLICE or not some:
-            self._tell_some(tx, tick, some)
+            self._tell_some(tx, some)
             return []
         size = max(1, tx.budget.slice // COST)
         for start in range(0, len(some), size):
             if start and tx.budget.is_spent:
                 return list(some[start:])
-            self._tell_some(tx, tick, some[start : start + size])
+            self._tell_some(tx, some[start : start + size])
         return []
 
-    def is_refused(self, tx: Transaction, tick: TickResult, run: bytes, changes: Sequence[RunChanges] = ()) -> bool:
+    def is_refused(self, tx: Transaction, run: bytes, changes: Sequence[RunChanges] = ()) -> bool:
         """Say whether a run takes too long to be told anything; then it is set aside."""
         if run not in tx.budget.refused:
             return False
@@ -201,56 +196,55 @@ class Runs:
         reason = "Planning it takes longer than everybody else can wait."
         if step is not None:
             reason = f"Planning it takes longer than everybody else can wait. It was at {step}."
-        self.backlog.set_aside(tx, tick, run, changes, TooSlow(reason))
+        self.backlog.set_aside(tx, run, changes, TooSlow(reason))
         tx.budget.met.add(run)
         return True
 
-    def _tell_some(self, tx: Transaction, tick: TickResult, some: Sequence[RunAndChanges]) -> None:
+    def _tell_some(self, tx: Transaction, some: Sequence[RunAndChanges]) -> None:
         isolate(
             tx,
-            tick,
             some,
-            lambda fresh, part: self._tell(tx, fresh, part),
-            lambda told, error: self.backlog.set_aside(tx, tick, *told, error),
+            self._tell,
+            lambda tx, told, error: self.backlog.set_aside(tx, *told, error),
         )
 
-    def _tell(self, tx: Transaction, tick: TickResult, some: Sequence[RunAndChanges]) -> None:
+    def _tell(self, tx: Transaction, some: Sequence[RunAndChanges]) -> None:
         """Tell runs what happened to them: count, plan, and end what is complete."""
         flush(tx.connection)  # that others have taken long is not their fault
         with tx.budget.charging(run for run, _ in some):
-            self._count_and_plan(tx, tick, some)
+            self._count_and_plan(tx, some)
 
-    def _count_and_plan(self, tx: Transaction, tick: TickResult, some: Sequence[RunAndChanges]) -> None:
+    def _count_and_plan(self, tx: Transaction, some: Sequence[RunAndChanges]) -> None:
         of_flows = {run: changes for run, changes in some if any(one.of_flow for one in changes)}
         of_dags = {run: changes for run, changes in some if run not in of_flows and _is_for_plan((run, changes))}
-        saved = self.dags.advance(tx, tick, of_dags).saved
-        advanced = self.flows.advance(tx, tick, of_flows)
+        saved = self.dags.advance(tx, of_dags).saved
+        advanced = self.flows.advance(tx, of_flows)
         saved |= advanced.saved
         if advanced.late:
-            self.backlog.add(tx, tick, [(run, one) for run in advanced.late for one in of_flows[run]])
+            self.backlog.add(tx, [(run, one) for run in advanced.late for one in of_flows[run]])
             some = [told for told in some if told[0] not in advanced.late]
         deltas: Deltas = {
             run: _delta(changes) for run, changes in some if run in saved or any(h.delta or h.facts for h in changes)
         }
         facts = {run: [f for one in changes for f in one.facts] for run, changes in some if run not in of_flows}
-        self._save(tx, tick, deltas, saved, {run: learned for run, learned in facts.items() if learned})
+        self._save(tx, deltas, saved, {run: learned for run, learned in facts.items() if learned})
         if advanced.ends:
-            self.follow_ends(tx, tick, runs.end(tx.connection, advanced.ends, tx.now))
+            self.follow_ends(tx, runs.end(tx.connection, advanced.ends, tx.now))
         for run, changes in some:
             for one in changes:
                 if one.turn_task_end is not None:
-                    tick.runs.turn_task_ends.append(one.turn_task_end)
+                    tx.result.runs.turn_task_ends.append(one.turn_task_end)
                 if one.continuing is not None:
-                    tick.runs.continuing[run] = one.continuing
+                    tx.result.runs.continuing[run] = one.continuing
                 if one.heard is not None:
-                    tick.runs.unheard[run] = one.heard
+                    tx.result.runs.unheard[run] = one.heard
 
     def forget(self, ids: Sequence[bytes]) -> None:
         """Remember nothing more of runs that are being cancelled. If they go on, Postgres has them."""
         for kind in self.kinds:
             kind.drop(ids)
 
-    def conclude(self, tx: Transaction, tick: TickResult, rows: Iterable[RunRow]) -> None:
+    def conclude(self, tx: Transaction, rows: Iterable[RunRow]) -> None:
         """End the runs among these that are complete. Code and flows end their runs themselves.
 
         Where many end at once whose hooks are given much, some end in later ticks.
@@ -269,21 +263,19 @@ class Runs:
                 else:
                     late.append(row.id)
         if late:
-            self.backlog.add(tx, tick, [(run, RunChanges()) for run in late])
+            self.backlog.add(tx, [(run, RunChanges()) for run in late])
         if complete:
             ends = [(run, state, None) for run, state in complete.items()]
-            self.follow_ends(tx, tick, runs.end(tx.connection, ends, tx.now))
+            self.follow_ends(tx, runs.end(tx.connection, ends, tx.now))
 
-    def _end_code(self, tx: Transaction, tick: TickResult, ends: Sequence[RunEnd]) -> None:
+    def _end_code(self, tx: Transaction, ends: Sequence[RunEnd]) -> None:
         """End runs with their turn tasks."""
-        self.follow_ends(tx, tick, end_runs(tx, tick, ends), {end.turn_task.id: end.turn_task for end in ends})
+        self.follow_ends(tx, end_runs(tx, ends), {end.turn_task.id: end.turn_task for end in ends})
 
-    def follow_each(
-        self, tx: Transaction, tick: TickResult, ended: Sequence[RunRow], *, silent: Container[bytes] = ()
-    ) -> None:
+    def follow_each(self, tx: Transaction, ended: Sequence[RunRow], *, silent: Container[bytes] = ()) -> None:
         """Follow ends of runs that were never planned; nothing but the parent is told of one with which that fails."""
 
-        def leave_out(row: RunRow, error: Exception) -> None:
+        def leave_out(tx: Transaction, row: RunRow, error: Exception) -> None:
             whose = {"run_id": to_text(row.id)}
             log.error(
                 "run.followers_skipped run=%s: the run has ended; its hooks and callbacks failed and are skipped",
@@ -291,14 +283,13 @@ class Runs:
                 exc_info=error,
                 extra=whose,
             )
-            self.follow_ends(tx, tick, [row], hooks=False, silent=silent)
+            self.follow_ends(tx, [row], hooks=False, silent=silent)
 
-        isolate(tx, tick, ended, lambda fresh, some: self.follow_ends(tx, fresh, some, silent=silent), leave_out)
+        isolate(tx, ended, lambda tx, some: self.follow_ends(tx, some, silent=silent), leave_out)
 
     def follow_ends(
         self,
         tx: Transaction,
-        tick: TickResult,
         ended: Sequence[RunRow],
         turn_task_ends: Mapping[bytes, TurnTaskEnd] = {},
         *,
@@ -312,8 +303,8 @@ class Runs:
         if not ended:
             return
         over = [row for row in ended if not row.goes_on]
-        tick.outgoing.runs.extend(ended)
-        tick.outgoing.ended.extend(_announced(row, turn_task_ends.get(row.id)) for row in ended)
+        tx.result.outgoing.runs.extend(ended)
+        tx.result.outgoing.ended.extend(_announced(row, turn_task_ends.get(row.id)) for row in ended)
         giving: list[bytes] = []
         for row in over:
             if row.parent_run is None or row.id in silent:
@@ -324,23 +315,21 @@ class Runs:
                 told = row.parent_step
                 if row.state is RunState.SUCCESS:
                     giving.append(row.id)
-            tick.runs.children.append((row.parent_run, row.status, told))
+            tx.result.runs.children.append((row.parent_run, row.status, told))
         if giving:
             dags.save_outputs(tx.connection, self.dags.outputs(tx, giving))
         lanes = Counter(row.lane for row in ended if row.lane is not None)
         if lanes:
             runs.unpark(tx.connection, lanes)
-            tick.wakeups.runs_to_begin = True
+            tx.result.wakeups.runs_to_begin = True
         if hooks and any(row.workflow is not None for row in over):
-            self.triggers.runs_ended(tx, tick, over)
+            self.triggers.runs_ended(tx, over)
         for kind in self.kinds:
             if rows := [row for row in ended if row.kind == kind.name]:
                 kind.drop([row.id for row in rows])
-                kind.ended(tx, tick, rows)
+                kind.ended(tx, rows)
 
-    def _save(
-        self, tx: Transaction, tick: TickResult, deltas: Deltas, saved: Mapping[bytes, Saved], facts: Facts
-    ) -> None:
+    def _save(self, tx: Transaction, deltas: Deltas, saved: Mapping[bytes, Saved], facts: Facts) -> None:
         """Write counters and plans, a row per run, tell code what it waits for, and end what has nothing left open."""
         for run, plan in saved.items():
             delta = deltas[run]
@@ -350,9 +339,9 @@ class Runs:
                 delta[name] += number
         if not deltas:
             return
-        tick.wakeups.has_advanced = True
-        tick.wakeups.runs_to_expand |= any(plan.expanding for plan in saved.values())
-        tick.outgoing.counted.extend(deltas)
+        tx.result.wakeups.has_advanced = True
+        tx.result.wakeups.runs_to_expand |= any(plan.expanding for plan in saved.values())
+        tx.result.outgoing.counted.extend(deltas)
         # What code waits for has a derived id, and so has a step of a plan. One statement tells and counts; runs that
         # turn out to be none of code, or to have ended, are counted like all others.
         of_code = {run: some for run, some in facts.items() if run not in saved and _is_for_code(some[0])}
@@ -363,7 +352,7 @@ class Runs:
             rows = runs.settle(tx.connection, rest, plans)
             pending_changes = facts.keys() - of_code.keys()
             append_facts(tx, {row.id: facts[row.id] for row in rows if row.code and row.id in pending_changes})
-            self.conclude(tx, tick, rows)
+            self.conclude(tx, rows)
 
 
 def _delta(changes: Sequence[RunChanges]) -> dict[str, int]:

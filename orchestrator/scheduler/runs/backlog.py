@@ -104,17 +104,17 @@ class Backlog(CommitHooks):
         self._last_cancelled = found[-1] if len(found) == limit else bytes(16)
         return found
 
-    def free_older(self, tx: Transaction, tick: TickResult) -> None:
+    def free_older(self, tx: Transaction) -> None:
         """Let runs try again, once, that another release has set aside."""
         if self._has_older:
             freed = stuck.free_older(tx.connection, orchestrator.__version__, _MOST_FREED)
             self._has_older = len(freed) == _MOST_FREED
-            self.freed(tick, freed)
+            self.freed(tx.result, freed)
 
-    def free(self, tx: Transaction, tick: TickResult, runs: Sequence[bytes]) -> set[bytes]:
+    def free(self, tx: Transaction, runs: Sequence[bytes]) -> set[bytes]:
         """Let stuck runs try again; return those among these."""
         freed = stuck.free(tx.connection, runs)
-        self.freed(tick, freed)
+        self.freed(tx.result, freed)
         return set(freed)
 
     def freed(self, tick: TickResult, runs: Sequence[bytes]) -> None:
@@ -125,18 +125,14 @@ class Backlog(CommitHooks):
             tick.outgoing.counted += runs
             tick.wakeups.has_requests = True
 
-    def add(
-        self, tx: Transaction, tick: TickResult, some: Iterable[tuple[bytes, RunChanges]], *, is_over: bool = False
-    ) -> None:
+    def add(self, tx: Transaction, some: Iterable[tuple[bytes, RunChanges]], *, is_over: bool = False) -> None:
         """Keep what happened to runs for another tick; of runs that are over, until they have begun again."""
         rows = list(some)
         pending_changes.add(tx.connection, rows, is_over=is_over)
         self._note(wait=(run for run, _ in rows))
-        tick.wakeups.has_requests = True
+        tx.result.wakeups.has_requests = True
 
-    def set_aside(
-        self, tx: Transaction, tick: TickResult, run: bytes, changes: Sequence[RunChanges], error: Exception
-    ) -> None:
+    def set_aside(self, tx: Transaction, run: bytes, changes: Sequence[RunChanges], error: Exception) -> None:
         """Let a run be stuck that cannot be told what happened to it; nobody else waits for it.
 
         What happened is added to what stands in the line already.
@@ -147,8 +143,8 @@ class Backlog(CommitHooks):
         log.error("run.stuck run=%s error=%s: nobody waits for this run", to_text(run), told, extra=about_run(run))
         stuck.set_aside(tx.connection, [(run, msgspec.json.encode(reason).decode().replace("\\u0000", " "))])
         self._note(wait=[run])
-        tick.outgoing.counted.append(run)
-        self.add(tx, tick, [(run, one) for one in changes])
+        tx.result.outgoing.counted.append(run)
+        self.add(tx, [(run, one) for one in changes])
 
     def next(self, tx: Transaction, sizes: Sizes) -> list[Waited]:
         """Return what the next runs in the line are to be told.

@@ -16,7 +16,6 @@ from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.tasks.creation import cancel_tasks
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.runs import cancels, stuck
 from orchestrator.store.runs import transitions as runs
@@ -44,7 +43,7 @@ class Cancels:
         self.runs.forget([run.id for run in late])
         return [run.id for run in late if run.is_told]
 
-    def go_on(self, tx: Transaction, tick: TickResult, limit: int) -> None:
+    def go_on(self, tx: Transaction, limit: int) -> None:
         """Cancel what is below runs that are being cancelled, and end those of which nothing is open.
 
         It goes on as long as there is time, but some are cancelled however little there is.
@@ -52,11 +51,11 @@ class Cancels:
         size = max(1, tx.budget.slice // _COST)
         while ids := self.backlog.cancelling(tx, size):
             with tx.budget.charging(ids):
-                has_more = self._cancel_slice(tx, tick, ids, limit)
+                has_more = self._cancel_slice(tx, ids, limit)
             if tx.budget.is_spent or not (has_more or len(ids) == size):
                 break
 
-    def _cancel_slice(self, tx: Transaction, tick: TickResult, ids: Sequence[bytes], limit: int) -> bool:
+    def _cancel_slice(self, tx: Transaction, ids: Sequence[bytes], limit: int) -> bool:
         """Cancel some of what is below these runs, and some of their tasks; end those that have neither.
 
         Return whether there may be more below them.
@@ -64,31 +63,25 @@ class Cancels:
         below = cancels.mark_below(tx.connection, ids, tx.now, _MARKED)
         self.runs.forget([row.id for row in below])
         ended = [row for row in below if row.state is RunState.CANCELLED]
-        self.runs.follow_each(tx, tick, ended, silent={row.id for row in ended})
+        self.runs.follow_each(tx, ended, silent={row.id for row in ended})
         ids = [*ids, *(row.id for row in below if row.state is not RunState.CANCELLED)]
         tasks = cancels.open_tasks(tx.connection, ids, limit)
         if tasks:
-            cancel_tasks(tx, tick, tasks)
-            self.runs.advance(tx, tick)
+            cancel_tasks(tx, tasks)
+            self.runs.advance(tx)
         waiting = self.backlog.waiting(tx, ids)
-        left = [run for run in ids if run not in waiting and not self.runs.is_refused(tx, tick, run)]
-        isolate(
-            tx,
-            tick,
-            left,
-            lambda fresh, some: self._end(tx, fresh, some),
-            lambda run, error: self.backlog.set_aside(tx, tick, run, (), error),
-        )
-        self.runs.advance(tx, tick)  # a stuck run is to be told of the children that have ended just now
+        left = [run for run in ids if run not in waiting and not self.runs.is_refused(tx, run)]
+        isolate(tx, left, self._end, lambda tx, run, error: self.backlog.set_aside(tx, run, (), error))
+        self.runs.advance(tx)  # a stuck run is to be told of the children that have ended just now
         waiting = self.backlog.waiting(tx, ids)  # and those of which this was found out just now
-        self._close_stuck(tx, tick, [run for run in ids if run in waiting])
+        self._close_stuck(tx, [run for run in ids if run in waiting])
         return len(below) == _MARKED
 
-    def _end(self, tx: Transaction, tick: TickResult, left: Sequence[bytes]) -> None:
+    def _end(self, tx: Transaction, left: Sequence[bytes]) -> None:
         """End runs from below, as far as there is time."""
         while left and (at_rest := cancels.at_rest(tx.connection, left)):
             silent = {run.id for run in at_rest if run.is_with_parent}
-            self._end_as_cancelled(tx, tick, [run.id for run in at_rest], silent=silent)
+            self._end_as_cancelled(tx, [run.id for run in at_rest], silent=silent)
             if tx.budget.is_spent:
                 break
             over = {run.id for run in at_rest}
@@ -97,16 +90,15 @@ class Cancels:
     def _end_as_cancelled(
         self,
         tx: Transaction,
-        tick: TickResult,
         ids: Iterable[bytes],
         *,
         hooks: bool = True,
         silent: Container[bytes] = (),
     ) -> None:
         ended = runs.end(tx.connection, [(run, RunState.CANCELLED, None) for run in ids], tx.now)
-        self.runs.follow_ends(tx, tick, ended, hooks=hooks, silent=silent)
+        self.runs.follow_ends(tx, ended, hooks=hooks, silent=silent)
 
-    def _close_stuck(self, tx: Transaction, tick: TickResult, ids: list[bytes]) -> None:
+    def _close_stuck(self, tx: Transaction, ids: list[bytes]) -> None:
         """End runs that are being cancelled and cannot be planned: all that is open of them was never created."""
         over = stuck.at_rest(tx.connection, ids) if ids else []
         if not over:
@@ -114,11 +106,9 @@ class Cancels:
         pending_changes = self.backlog.take_of(tx, over)
         counted = {run: total(pending_changes.get(run, ())) for run in over}
         rows = runs.count(tx.connection, counted)
-        self._end_as_cancelled(tx, tick, over, hooks=False)
+        self._end_as_cancelled(tx, over, hooks=False)
         for row in rows:
             if row.reason == TIMED_OUT:  # it can be retried: then its plan is told after all, and counts by itself
                 counted[row.id].update(cancelled=row.open, opened=-row.open)
                 end = RunChanges({name: -number for name, number in counted[row.id].items()}, stopped=True)
-                self.backlog.add(
-                    tx, tick, [(row.id, one) for one in [*pending_changes.get(row.id, ()), end]], is_over=True
-                )
+                self.backlog.add(tx, [(row.id, one) for one in [*pending_changes.get(row.id, ()), end]], is_over=True)

@@ -18,13 +18,12 @@ from orchestrator.scheduler.dag.planned import Compiled, DagRun
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import create_tasks
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.runs.transitions import RunRow
 
 
-def create_begun(tx: Transaction, tick: TickResult, dags: Dags, new: Sequence[NewRun]) -> set[bytes]:
+def create_begun(tx: Transaction, dags: Dags, new: Sequence[NewRun]) -> set[bytes]:
     """Create runs that no other run waits for, once; return those that did not exist.
 
     A run of one task begins here, unless a limit may keep it waiting or its input takes long to evaluate.
@@ -41,9 +40,9 @@ def create_begun(tx: Transaction, tick: TickResult, dags: Dags, new: Sequence[Ne
         tasks[run.id] = task
         tx.budget.created(run.id, len(task.payload))
         rows.append(run._replace(total=1, state=compiled.begun[1], begun=True))
-    created = create_runs(tx, tick, rows)
-    create_tasks(tx, tick, [task for run, task in tasks.items() if run in created])
-    tick.outgoing.runs += [_row(run) for run in rows if run.begun and run.id in created]
+    created = create_runs(tx, rows)
+    create_tasks(tx, [task for run, task in tasks.items() if run in created])
+    tx.result.outgoing.runs += [_row(run) for run in rows if run.begun and run.id in created]
     return created
 
 

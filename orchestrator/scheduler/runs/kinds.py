@@ -9,7 +9,6 @@ from orchestrator.domain.dag.state import Delta
 from orchestrator.domain.states import RunState
 from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.dag.lru_cache import LruCache
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.runs.transitions import RunRow
 
@@ -42,7 +41,7 @@ class RunKind(CommitHooks):
     def drop(self, ids: Sequence[bytes]) -> None:
         """Forget runs that have ended, or are being cancelled. If they go on, Postgres has them."""
 
-    def ended(self, tx: Transaction, tick: TickResult, rows: Sequence[RunRow]) -> None:
+    def ended(self, tx: Transaction, rows: Sequence[RunRow]) -> None:
         """Clean up after runs that have ended."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 
 from orchestrator.scheduler.runs.advance import Runs
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store import inbox
 from orchestrator.store.runs import retries as run_retries
@@ -14,35 +13,35 @@ from orchestrator.store.tasks import revival
 from orchestrator.store.tasks.revival import Revived
 
 
-def retry_run(tx: Transaction, tick: TickResult, runs: Runs, item: inbox.Request, limit: int) -> bool:
+def retry_run(tx: Transaction, runs: Runs, item: inbox.Request, limit: int) -> bool:
     """Let a failed run stand in line again, or open a slice of its tasks if it has no workflow; say if that is all."""
     if run_retries.requeue(tx.connection, [item.target]):
-        tick.wakeups.runs_to_begin = True
+        tx.result.wakeups.runs_to_begin = True
         return True
-    return _retry_plain(tx, tick, runs, item, limit)
+    return _retry_plain(tx, runs, item, limit)
 
 
-def _retry_plain(tx: Transaction, tick: TickResult, runs: Runs, item: inbox.Request, limit: int) -> bool:
+def _retry_plain(tx: Transaction, runs: Runs, item: inbox.Request, limit: int) -> bool:
     """Open a slice of the tasks of a run without a workflow that had not succeeded when this was asked."""
     asked_at = tx.now - timedelta(seconds=item.age)
     ids = store.retryable_tasks(tx.connection, item.target, asked_at, limit)
-    if len(retry_tasks(tx, tick, runs, ids, cancelled=True).moved) >= limit:
+    if len(retry_tasks(tx, runs, ids, cancelled=True).moved) >= limit:
         return False
-    runs.conclude(tx, tick, store.count(tx.connection, {item.target: {}}))
-    runs.advance(tx, tick)
+    runs.conclude(tx, store.count(tx.connection, {item.target: {}}))
+    runs.advance(tx)
     return True
 
 
-def retry_tasks(tx: Transaction, tick: TickResult, runs: Runs, ids: list[bytes], *, cancelled: bool = False) -> Revived:
+def retry_tasks(tx: Transaction, runs: Runs, ids: list[bytes], *, cancelled: bool = False) -> Revived:
     """Open failed and skipped tasks again, also cancelled ones if so asked, and their runs with them."""
     if not ids:
         return Revived([], set())
     revived = revival.revive(tx.connection, list(dict.fromkeys(ids)), cancelled=cancelled)
-    tick.note(revived.moved)
-    tick.wakeups.contested |= bool(revived.contested)
+    tx.result.note(revived.moved)
+    tx.result.wakeups.contested |= bool(revived.contested)
     run_ids = list({task.run_id for task in revived.moved if task.run_id is not None})
     if run_ids:
-        runs.advance(tx, tick)
+        runs.advance(tx)
         store.reopen(tx.connection, run_ids)
-        tick.outgoing.counted += run_ids
+        tx.result.outgoing.counted += run_ids
     return revived

@@ -25,7 +25,6 @@ from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.runs.listening import Listener, Listeners, Position, Posted
 from orchestrator.scheduler.tasks.creation import create_tasks
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import CALL, CODE, Sealed, extension_of, open_data, open_json
 from orchestrator.store import inbox
@@ -57,7 +56,7 @@ class Triggers:
         self._stamp: object = None
         self._listeners = Listeners()
 
-    def runs_ended(self, tx: Transaction, tick: TickResult, ended: Iterable[RunRow]) -> None:
+    def runs_ended(self, tx: Transaction, ended: Iterable[RunRow]) -> None:
         """Run the hooks of runs that ended, and have the workflows asked that wait for them.
 
         Those are asked by a request of its own, so that none of them keeps a run from ending. Runs of code have no
@@ -65,9 +64,7 @@ class Triggers:
         """
         self._refresh(tx)
         ended = list(ended)
-        self._run_hooks(
-            tx, tick, {row.id: row for row in ended if row.kind == "dag" and row.state is not RunState.CANCELLED}
-        )
+        self._run_hooks(tx, {row.id: row for row in ended if row.kind == "dag" and row.state is not RunState.CANCELLED})
         heard = [
             inbox.NewRequest(row.id, _heard(tx, row))
             for row in ended
@@ -75,9 +72,9 @@ class Triggers:
         ]
         if heard:
             inbox.add_all(tx.connection, RequestKind.RUN_ENDED, heard)
-            tick.wakeups.has_requests = True
+            tx.result.wakeups.has_requests = True
 
-    def _run_hooks(self, tx: Transaction, tick: TickResult, ended: Mapping[bytes, RunRow]) -> None:
+    def _run_hooks(self, tx: Transaction, ended: Mapping[bytes, RunRow]) -> None:
         hooks: list[NewTask] = []
         size = 0
         for run in dags.load(tx.connection, list(ended)) if ended else ():
@@ -88,20 +85,20 @@ class Triggers:
                 hooks.append(hook if trace is None else msgspec.structs.replace(hook, trace=trace))
                 size += len(hook.payload)
                 if size > _SENT_AT_ONCE:
-                    create_tasks(tx, tick, hooks)
+                    create_tasks(tx, hooks)
                     hooks, size = [], 0
-        create_tasks(tx, tick, hooks)
+        create_tasks(tx, hooks)
 
-    def hear_events(self, tx: Transaction, tick: TickResult, items: Sequence[Request]) -> set[int]:
+    def hear_events(self, tx: Transaction, items: Sequence[Request]) -> set[int]:
         """Start the workflows that wait for these events, each once per event; return the requests that go on."""
         self._refresh(tx)
         posted = [
             Posted(item.target, item.body["name"], open_json(item.body["payload"]), after=_after(item))
             for item in items
         ]
-        return self._fire(tx, tick, items, posted)
+        return self._fire(tx, items, posted)
 
-    def hear_ends(self, tx: Transaction, tick: TickResult, items: Sequence[Request]) -> set[int]:
+    def hear_ends(self, tx: Transaction, items: Sequence[Request]) -> set[int]:
         """Start the workflows that wait for the ends of these runs; return the requests that go on."""
         self._refresh(tx)
         unfinished: set[int] = set()
@@ -110,24 +107,24 @@ class Triggers:
             if start and tx.budget.is_spent:
                 unfinished.update(item.id for item in some)
             else:
-                unfinished |= self._fire(tx, tick, *_ends(tx, some))
+                unfinished |= self._fire(tx, *_ends(tx, some))
         return unfinished
 
-    def _fire(self, tx: Transaction, tick: TickResult, items: Sequence[Request], posted: Sequence[Posted]) -> set[int]:
+    def _fire(self, tx: Transaction, items: Sequence[Request], posted: Sequence[Posted]) -> set[int]:
         """Ask those who listen, as far as there is time; return the requests about which not all have been asked."""
         left: dict[int, Position | None] = {}
         turn = self._listeners.in_turn(tx.budget, posted, left)
         if tx.is_careful:
             for pair in turn:
-                isolate(tx, tick, [pair], lambda fresh, some: self._ask(tx, fresh, some), _leave_out)
+                isolate(tx, [pair], self._ask, _leave_out)
         else:
-            self._ask(tx, tick, turn)
+            self._ask(tx, turn)
         for place, last in left.items():
             if last is not None and last != posted[place].after:
                 inbox.go_on(tx.connection, items[place].id, stored_json({"after": last}))
         return {items[place].id for place in left}
 
-    def _ask(self, tx: Transaction, tick: TickResult, pairs: Iterable[tuple[Posted, Listener]]) -> None:
+    def _ask(self, tx: Transaction, pairs: Iterable[tuple[Posted, Listener]]) -> None:
         started: list[NewRun] = []
         for event, listener in pairs:
             whom = listener.name(event)
@@ -140,7 +137,7 @@ class Triggers:
             if run is not None:
                 started.append(run)
                 tx.budget.created(event.root or event.id, len(run.params or ""))
-        create_runs(tx, tick, self._within_limits(tx, started))
+        create_runs(tx, self._within_limits(tx, started))
 
     def _start(self, tx: Transaction, listener: Listener, event: Posted) -> NewRun | None:
         """Return the run that an event starts. Whatever is wrong with it is not the fault of who ended or posted."""
@@ -210,7 +207,7 @@ def _warn(event: Posted, listener: Listener, error: object) -> None:
     log.warning("workflow.not_triggered workflow=%s event_id=%s error=%s", *whose.values(), error, extra=whose)
 
 
-def _leave_out(pair: tuple[Posted, Listener], error: Exception) -> None:
+def _leave_out(_: Transaction, pair: tuple[Posted, Listener], error: Exception) -> None:
     """Go on without a listener with which the scheduler fails."""
     event, listener = pair
     whose = {"workflow": listener.workflow, "event_id": to_text(event.id)}

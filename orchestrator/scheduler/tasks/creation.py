@@ -13,7 +13,6 @@ from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.tasks.retry import RetryPolicy
 from orchestrator.domain.tasks.task import NewTask, TaskError, TaskOptions, executor_of
 from orchestrator.references import owners_in
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import CALL
 from orchestrator.store import payloads
@@ -26,22 +25,20 @@ log = get_logger("scheduler")
 _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 
 
-def create_enqueued(tx: Transaction, tick: TickResult, children: Sequence[NewTask]) -> None:
+def create_enqueued(tx: Transaction, children: Sequence[NewTask]) -> None:
     """Create what running tasks enqueue. Whoever needs a key may have to wait for it, and does so in the inbox."""
     with_keys = [child for child in children if child.unique is not None]
     if with_keys:
         unique.defer(tx.connection, with_keys)
-        tick.wakeups.has_requests = True
-    create_tasks(tx, tick, [child for child in children if child.unique is None])
+        tx.result.wakeups.has_requests = True
+    create_tasks(tx, [child for child in children if child.unique is None])
 
 
-def create_tasks(
-    tx: Transaction, tick: TickResult, children: Sequence[NewTask], attempts: Mapping[bytes, int] | None = None
-) -> None:
+def create_tasks(tx: Transaction, children: Sequence[NewTask], attempts: Mapping[bytes, int] | None = None) -> None:
     """Create tasks, once; `attempts` of tasks that were taken back go on counting from there."""
     if children:
-        tick.wakeups.delayed |= any(child.delay > 0 or child.expires is not None for child in children)
-        tick.wakeups.has_requests |= any(child.lane is not None for child in children)
+        tx.result.wakeups.delayed |= any(child.delay > 0 or child.expires is not None for child in children)
+        tx.result.wakeups.has_requests |= any(child.lane is not None for child in children)
         pairs = [(owner, new.run_id or new.id) for new in children for owner in owners_in(new.payload)]
         if kept := [pair for pair in pairs if pair[0] != pair[1]]:
             payloads.keep(tx.connection, kept)
@@ -58,14 +55,14 @@ def create_tasks(
         )
 
 
-def cancel_tasks(tx: Transaction, tick: TickResult, ids: list[bytes]) -> None:
+def cancel_tasks(tx: Transaction, ids: list[bytes]) -> None:
     """End tasks wherever they stand; running attempts are revoked after the commit."""
-    create_tasks(tx, tick, _endings_of(details.executions(tx.connection, list(dict.fromkeys(ids)))))
+    create_tasks(tx, _endings_of(details.executions(tx.connection, list(dict.fromkeys(ids)))))
     endings = [AttemptEnd(task, None, "cancelled", error_json(_CANCELLED)) for task in dict.fromkeys(ids)]
     moved = transitions.end(tx.connection, TaskState.CANCELLED, endings, tx.now)
     revoked = [task for task in moved if task.before in IN_FLIGHT_STATES]
-    tick.note(moved, errors={task.id: _CANCELLED for task in moved}, lingering={task.id for task in revoked})
-    tick.outgoing.revoked.extend(revoked)
+    tx.result.note(moved, errors={task.id: _CANCELLED for task in moved}, lingering={task.id for task in revoked})
+    tx.result.outgoing.revoked.extend(revoked)
 
 
 _NO_ARGUMENTS = msgspec.msgpack.encode(([], {}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import IN_FLIGHT_STATES
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.tasks import duplicates
 from orchestrator.telemetry import get_logger
@@ -17,7 +16,7 @@ _NAMED = 10
 """Of those, how many are named in the log."""
 
 
-def remove_duplicates(tx: Transaction, tick: TickResult, error: Exception) -> bool:
+def remove_duplicates(tx: Transaction, error: Exception) -> bool:
     """Remove open tasks that have ended, if an error says that there is one; say whether there was.
 
     What they came to when they ended stays, and whoever waits for them is told that.
@@ -28,8 +27,8 @@ def remove_duplicates(tx: Transaction, tick: TickResult, error: Exception) -> bo
     removed = duplicates.remove(tx.connection, task, _MOST)
     if not removed:
         return False
-    tick.note(removed)
-    tick.outgoing.revoked.extend(double for double in removed if double.before in IN_FLIGHT_STATES)
+    tx.result.note(removed)
+    tx.result.outgoing.revoked.extend(double for double in removed if double.before in IN_FLIGHT_STATES)
     log.error(
         "task.duplicates_removed tasks=%d: tasks that had ended were open as well and could not end again. The open "
         "rows are removed, the results stay: %s%s",

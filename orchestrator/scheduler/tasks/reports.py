@@ -92,26 +92,25 @@ class Reports:
                 decoded.reports.extend((entry, flush.worker, report) for report in flush.reports)
         return decoded
 
-    def apply(self, tx: Transaction, tick: TickResult, decoded: Decoded) -> None:
+    def apply(self, tx: Transaction, decoded: Decoded) -> None:
         """Apply what workers have sent."""
-        tick.outgoing.set_aside += decoded.refused
-        tick.counts.reports += len(decoded.reports)
-        self.apply_reports(tx, tick, decoded.reports)
+        tx.result.outgoing.set_aside += decoded.refused
+        tx.result.counts.reports += len(decoded.reports)
+        self.apply_reports(tx, decoded.reports)
 
-    def apply_reports(self, tx: Transaction, tick: TickResult, reports: Sequence[Reported]) -> None:
+    def apply_reports(self, tx: Transaction, reports: Sequence[Reported]) -> None:
         """Apply reports. In a careful tick, one that cannot be is set aside, and a failure takes its place."""
+        isolate(tx, reports, self._apply, self._refuse)
 
-        def refuse(reported: Reported, error: Exception) -> None:
-            entry, worker, report = reported
-            if isinstance(report, Failed) and report.duration < 0:
-                return  # not even its failure can be stored; the report itself has been set aside
-            tick.outgoing.set_aside.append(Refused(entry, encode(report), f"{worker}: {said(error)}"))
-            if isinstance(report, (Succeeded, Failed, Activated)):
-                self.apply_reports(tx, tick, [(entry, worker, _refused(report, error))])
+    def _refuse(self, tx: Transaction, reported: Reported, error: Exception) -> None:
+        entry, worker, report = reported
+        if isinstance(report, Failed) and report.duration < 0:
+            return  # not even its failure can be stored; the report itself has been set aside
+        tx.result.outgoing.set_aside.append(Refused(entry, encode(report), f"{worker}: {said(error)}"))
+        if isinstance(report, (Succeeded, Failed, Activated)):
+            self.apply_reports(tx, [(entry, worker, _refused(report, error))])
 
-        isolate(tx, tick, reports, lambda fresh, some: self._apply(tx, fresh, some), refuse)
-
-    def _apply(self, tx: Transaction, tick: TickResult, reports: Sequence[Reported]) -> None:
+    def _apply(self, tx: Transaction, reports: Sequence[Reported]) -> None:
         """Bring tasks to the states that their current attempts report."""
         attempts: list[tuple[str, AttemptReport]] = []
         children: list[NewTask] = []
@@ -142,60 +141,60 @@ class Reports:
             elif isinstance(report, Returned) and report.data_key:
                 hold = hold_for_key(report.data_key)
                 again.append(Requeue(report.id, report.attempt, self.unknown_timeout, hold=hold))
-                tick.capacity.lacking.append(hold)
+                tx.result.capacity.lacking.append(hold)
             elif isinstance(report, Returned) and report.executor is not None:
                 adopted.append(Adoption(report.id, report.attempt, msgspec.json.encode(report.executor).decode()))
                 again.append(Requeue(report.id, report.attempt))
             elif isinstance(report, Returned):
                 again.append(Requeue(report.id, report.attempt, report.delay))
-                self.code.queries.not_shown(tick, [(report.id, report.attempt)])
+                self.code.queries.not_shown(tx.result, [(report.id, report.attempt)])
                 if report.unknown:
-                    tick.capacity.denied.append((worker, report.unknown))
+                    tx.result.capacity.denied.append((worker, report.unknown))
             else:
                 unhappy.append((worker, report))
         if children:
-            create_enqueued(tx, tick, children)
+            create_enqueued(tx, children)
         if recalled:
-            tick.outgoing.set_aside += find_gone(tx, recalled)
+            tx.result.outgoing.set_aside += find_gone(tx, recalled)
         if notes:  # before their attempts end, and with them the right to leave anything
             details.save(tx.connection, fold_notes(notes).values())
         if succeeded:
-            _succeed(tx, tick, succeeded, self.inline_result)
+            _succeed(tx, succeeded, self.inline_result)
         if started:
-            tick.capacity.begun += [(start.id, start.attempt) for start in started]
-            tick.outgoing.moved += transitions.start(tx.connection, started, tx.now, told=tx.is_watched)
+            tx.result.capacity.begun += [(start.id, start.attempt) for start in started]
+            tx.result.outgoing.moved += transitions.start(tx.connection, started, tx.now, told=tx.is_watched)
         if activated:
-            apply_activations(tx, tick, self.code, activated, self.inline_result)
-        endings = _decide(tx, tick, unhappy, again, self.loss_limit) if unhappy else []
+            apply_activations(tx, self.code, activated, self.inline_result)
+        endings = _decide(tx, unhappy, again, self.loss_limit) if unhappy else []
         lingering = {report.id for _, report in unhappy if isinstance(report, Failed) and report.lingering}
         if adopted:
             transitions.adopt_executors(tx.connection, adopted)
         if again:
-            tick.wakeups.delayed |= any(row.delay > 0 for row in again)
-            tick.wakeups.handed_back |= any(row.outcome is None for row in again)
+            tx.result.wakeups.delayed |= any(row.delay > 0 for row in again)
+            tx.result.wakeups.handed_back |= any(row.outcome is None for row in again)
             repeated = transitions.requeue(tx.connection, again, tx.now)
-            tick.note(repeated, lingering=lingering)
-            _count_repeated(tick, again, repeated)
+            tx.result.note(repeated, lingering=lingering)
+            _count_repeated(tx.result, again, repeated)
             _log_lost(unhappy, repeated)
         if endings:
             errors = {ending.id: error for ending, error in endings}
             moved = transitions.end(tx.connection, TaskState.FAILED, [ending for ending, _ in endings], tx.now)
-            tick.note(moved, errors=errors, by_worker=True, lingering=lingering)
+            tx.result.note(moved, errors=errors, by_worker=True, lingering=lingering)
             lost = {report.id for _, report in unhappy if isinstance(report, Lost)}
-            tick.counts.lost += [task.queue for task in moved if task.id in lost]
-            tick.counts.time(moved, [ending for ending, _ in endings])
+            tx.result.counts.lost += [task.queue for task in moved if task.id in lost]
+            tx.result.counts.time(moved, [ending for ending, _ in endings])
             log_failed(tx, {task.id: errors[task.id] for task in moved if task.id in lost})
 
 
-def _succeed(tx: Transaction, tick: TickResult, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:
+def _succeed(tx: Transaction, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:
     rows = [Success(r.id, r.attempt, r.result, r.duration, worker) for worker, r in succeeded]
     results = {row.id: row.result for row in rows}
     moved = transitions.succeed(tx.connection, rows, tx.now)
-    tick.note(moved, results=results, by_worker=True, inline_result=inline_result)
-    tick.counts.time(moved, rows)
+    tx.result.note(moved, results=results, by_worker=True, inline_result=inline_result)
+    tx.result.counts.time(moved, rows)
     with_children = {report.id: report.children for _, report in succeeded if report.children}
     if with_children:
-        create_enqueued(tx, tick, [child for task in moved for child in with_children.get(task.id, ())])
+        create_enqueued(tx, [child for task in moved for child in with_children.get(task.id, ())])
 
 
 def _count_repeated(tick: TickResult, again: Sequence[Requeue], repeated: Sequence[Moved]) -> None:
@@ -210,7 +209,6 @@ def _count_repeated(tick: TickResult, again: Sequence[Requeue], repeated: Sequen
 
 def _decide(
     tx: Transaction,
-    tick: TickResult,
     unhappy: Sequence[tuple[str, Failed | Lost]],
     again: list[Requeue],
     loss_limit: int,
@@ -270,7 +268,7 @@ def _decide(
             )
             endings.append((ending, error))
     if stuck:
-        mark_stuck(tx, tick, stuck)
+        mark_stuck(tx, stuck)
     return endings
 
 

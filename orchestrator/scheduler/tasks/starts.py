@@ -17,7 +17,6 @@ from orchestrator.errors import Duplicate, InvalidWorkflow, NotFound, PayloadErr
 from orchestrator.scheduler.code.runs import append_facts
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import create_tasks
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import open_json
 from orchestrator.store.code import expectations
@@ -37,7 +36,7 @@ log = get_logger("scheduler")
 _REFUSED = (InvalidWorkflow, NotFound, PayloadError, Duplicate, *REFUSALS)
 
 
-def start_runs(tx: Transaction, tick: TickResult, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
+def start_runs(tx: Transaction, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
     """Start runs; return, by what was asked for, the run that there is now. The same again starts nothing."""
     steps: list[tuple[NewRun, StartSteps]] = []
     code: list[NewRun] = []
@@ -50,7 +49,7 @@ def start_runs(tx: Transaction, tick: TickResult, tasks: Sequence[NewTask]) -> d
                 steps.append((_of_task(_run_of_steps(tx, task.id, start, definitions), task), start))
                 continue
             if isinstance(start, StartMany):
-                _start_many(tx, tick, task, start)
+                _start_many(tx, task, start)
                 answers[task.id] = KeyHolder(task.id)
                 continue
             answers[task.id] = KeyHolder(_holder(tx, task.id, start))
@@ -59,8 +58,8 @@ def start_runs(tx: Transaction, tick: TickResult, tasks: Sequence[NewTask]) -> d
         except _REFUSED as error:
             answers[task.id] = _refused(task.id, error)
     if steps:
-        answers |= _start_steps(tx, tick, steps)
-    create_runs(tx, tick, code)
+        answers |= _start_steps(tx, steps)
+    create_runs(tx, code)
     return answers
 
 
@@ -69,9 +68,9 @@ def _of_task(run: NewRun, task: NewTask) -> NewRun:
     return run._replace(trace=task.trace, parent_task=task.parent)
 
 
-def _start_many(tx: Transaction, tick: TickResult, task: NewTask, start: StartMany) -> None:
-    if create_runs(tx, tick, [_of_task(NewRun(task.id, start.name, len(start.tasks)), task)]):
-        create_tasks(tx, tick, [msgspec.structs.replace(one, parent=task.parent) for one in start.tasks])
+def _start_many(tx: Transaction, task: NewTask, start: StartMany) -> None:
+    if create_runs(tx, [_of_task(NewRun(task.id, start.name, len(start.tasks)), task)]):
+        create_tasks(tx, [msgspec.structs.replace(one, parent=task.parent) for one in start.tasks])
 
 
 def _run_of_flow(tx: Transaction, run: bytes, start: StartSteps) -> NewRun:
@@ -105,10 +104,8 @@ def _given(start: StartSteps) -> Any:
     return given
 
 
-def _start_steps(
-    tx: Transaction, tick: TickResult, steps: Sequence[tuple[NewRun, StartSteps]]
-) -> dict[bytes, KeyHolder]:
-    started = create_runs(tx, tick, [run for run, _ in steps])
+def _start_steps(tx: Transaction, steps: Sequence[tuple[NewRun, StartSteps]]) -> dict[bytes, KeyHolder]:
+    started = create_runs(tx, [run for run, _ in steps])
     answers: dict[bytes, KeyHolder] = {}
     for run, start in steps:
         answers[run.id] = KeyHolder(run.id)

@@ -13,7 +13,6 @@ from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.runs import json_text
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.tasks.creation import error_json, log_failed
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import key_name
 from orchestrator.store.runs import stuck
@@ -29,7 +28,7 @@ def fire_due(tx: Transaction, limit: int) -> None:
     waiting.promote_due(tx.connection, tx.now, limit)
 
 
-def expire(tx: Transaction, tick: TickResult, limit: int) -> None:
+def expire(tx: Transaction, limit: int) -> None:
     """End a slice of the tasks that should have started by now."""
     errors = {
         task: TaskError("TaskExpired", f"It had not started when it expired, after waiting for {waited:.3g} s.")
@@ -37,11 +36,11 @@ def expire(tx: Transaction, tick: TickResult, limit: int) -> None:
     }
     if errors:
         endings = [AttemptEnd(task, None, "expired", error_json(error)) for task, error in errors.items()]
-        tick.note(transitions.end(tx.connection, TaskState.FAILED, endings, tx.now), errors=errors)
+        tx.result.note(transitions.end(tx.connection, TaskState.FAILED, endings, tx.now), errors=errors)
         log_failed(tx, errors)
 
 
-def fail_unknown(tx: Transaction, tick: TickResult, fleet: Fleet, limit: int) -> None:
+def fail_unknown(tx: Transaction, fleet: Fleet, limit: int) -> None:
     """End tasks that no live worker has known, or could open, for the whole time allowed, saying what is known.
 
     What a worker knows and has handed back all the same needs the database, which no live one was given.
@@ -71,7 +70,7 @@ def fail_unknown(tx: Transaction, tick: TickResult, fleet: Fleet, limit: int) ->
             AttemptEnd(task, None, "no data key" if task in unopened else "unknown task", error_json(error))
             for task, error in errors.items()
         ]
-        tick.note(transitions.end(tx.connection, TaskState.FAILED, endings, tx.now), errors=errors)
+        tx.result.note(transitions.end(tx.connection, TaskState.FAILED, endings, tx.now), errors=errors)
         log_failed(tx, errors)
 
 
@@ -88,16 +87,16 @@ def _stuck(error: TaskError) -> str:
     return json_text(Violation(0, error.kind, error.message))
 
 
-def release_known(tx: Transaction, tick: TickResult, fleet: Fleet, limit: int) -> None:
+def release_known(tx: Transaction, fleet: Fleet, limit: int) -> None:
     """Make tasks ready again that were held back because no worker knew them, or could do them, and now one does."""
     known = fleet.known()
     lacking = fleet.capabilities.lacking
     if opened := [(queue, hold) for hold in lacking for queue in fleet.queues if _can_do(fleet, queue, hold)]:
-        tick.wakeups.has_requests |= bool(waiting.release_opened(tx.connection, opened, limit))
+        tx.result.wakeups.has_requests |= bool(waiting.release_opened(tx.connection, opened, limit))
     if known:
         denied = fleet.capabilities.denied()
         released = waiting.release_known(tx.connection, sorted(known), limit, denied=denied)
-        tick.wakeups.has_requests |= bool(released)
+        tx.result.wakeups.has_requests |= bool(released)
 
 
 def _can_do(fleet: Fleet, queue: str, hold: str) -> bool:
@@ -108,7 +107,7 @@ def _can_do(fleet: Fleet, queue: str, hold: str) -> bool:
     return wants is not None and fleet.knows(queue, announced(wants))
 
 
-def release_crowded(tx: Transaction, tick: TickResult, fleet: Fleet, over: Iterable[bytes], limit: int) -> None:
+def release_crowded(tx: Transaction, fleet: Fleet, over: Iterable[bytes], limit: int) -> None:
     """Make tasks ready again that only some workers know, as many as these have places for now that some are over."""
     capabilities = fleet.capabilities
     capabilities.begin(over)
@@ -118,5 +117,5 @@ def release_crowded(tx: Transaction, tick: TickResult, fleet: Fleet, over: Itera
         released = waiting.release_crowded(
             tx.connection, [(crowd.queue, crowd.name, crowd.hold, places) for crowd, places in wanted.items()]
         )
-        tick.capacity.crowds.update((crowd, (crowd.queue, crowd.name, crowd.hold) in released) for crowd in wanted)
-        tick.wakeups.has_requests |= bool(released)
+        tx.result.capacity.crowds.update((crowd, (crowd.queue, crowd.name, crowd.hold) in released) for crowd in wanted)
+        tx.result.wakeups.has_requests |= bool(released)

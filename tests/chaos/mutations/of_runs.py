@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tests.chaos.mutations.mutation import Mutation, chaos, seeds, tests
 
-_UNDONE = "            tx.rolled_back()\n            belongs_to_part = "
+_UNDONE = "            tx.result = whole\n            tx.rolled_back()\n            belongs_to_part = "
 
 CAREFUL_TICKS = (
     Mutation(
         "nobody-isolated",
         "a tick is never careful: one run that cannot be planned stops everybody",
         "orchestrator/scheduler/isolation.py",
-        "    if not tx.is_careful:\n        do(tick, items)\n",
-        "    if True:\n        do(tick, items)\n",
+        "    if not tx.is_careful:\n        do(tx, items)\n",
+        "    if True:\n        do(tx, items)\n",
         (seeds("22", "died of a defect"),),
     ),
     Mutation(
@@ -20,7 +20,7 @@ CAREFUL_TICKS = (
         "the result of a part of a tick that was rolled back is published all the same",
         "orchestrator/scheduler/isolation.py",
         _UNDONE,
-        "            tick.merge(fresh)\n" + _UNDONE,
+        "            whole.merge(tx.result)\n" + _UNDONE,
         (
             tests(
                 "tests/integration/test_rolled_back.py"
@@ -34,7 +34,7 @@ CAREFUL_TICKS = (
         "a worker is told to stop what was cancelled in a part of a tick that was rolled back",
         "orchestrator/scheduler/isolation.py",
         _UNDONE,
-        "            tick.outgoing.revoked.extend(fresh.outgoing.revoked)\n" + _UNDONE,
+        "            whole.outgoing.revoked.extend(tx.result.outgoing.revoked)\n" + _UNDONE,
         (
             tests(
                 "tests/integration/test_rolled_back.py"
@@ -48,7 +48,7 @@ CAREFUL_TICKS = (
         "who remembers something does not hear of a part of a tick that was rolled back",
         "orchestrator/scheduler/isolation.py",
         _UNDONE,
-        "            belongs_to_part = ",
+        "            tx.result = whole\n            belongs_to_part = ",
         (
             tests(
                 "tests/chaos/test_simulator.py"

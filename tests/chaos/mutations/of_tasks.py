@@ -165,8 +165,8 @@ TASKS = (
         "follow-ups-lost",
         "of several tasks that are to follow others in one tick, only the first is created",
         "orchestrator/scheduler/requests.py",
-        "        follow_ups = list(tick.tasks.follow_ups)\n",
-        "        follow_ups = list(tick.tasks.follow_ups)[:1]\n",
+        "        follow_ups = list(tx.result.tasks.follow_ups)\n",
+        "        follow_ups = list(tx.result.tasks.follow_ups)[:1]\n",
         (chaos("--seconds 10 --seed 7 --rate 15 --faults kill-child --every 2 --loads followed", "was followed by"),),
     ),
     Mutation(
