@@ -17,9 +17,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from orchestrator.domain.ids import tree_of
-from orchestrator.scheduler.parts import Parts
+from orchestrator.scheduler.parts import Parts, Share
 
 SHARE = 0.1
 """Of the lease, the time in which a tick plans runs. Whoever has work to be handed out waits for it."""
@@ -40,20 +41,25 @@ _CHILDREN_OF_NEXT = 100
 """How many of them such a tree gets, however little time or room others have left."""
 _TOO_LONG = 0.4
 """Of the lease, how much time of the processor is too much for one run."""
-_MOST_STRIKES = 6
-"""From so many on, a run is set aside. They are forgotten when the run has been planned in time."""
-_COMPUTED = 6
-"""Strikes of a run that was planned alone, and took too much time of the processor."""
-_KEPT_POSTGRES = 3
-"""Strikes of one that has kept Postgres busy for too long: that may be the fault of others, too."""
-_WAITED = 2
-"""Strikes of one for which the tick took too long by the clock: others may have had the processor meanwhile."""
 _LATE = 0.5
 """Of the lease, how long a tick may take by the clock; after one that took longer, the next does less."""
 _IN_TIME = 0.3
 """Of the lease: after a tick that took no longer, the next one does more."""
-_MOST_STRUCK = 10_000
-"""Runs whose strikes are remembered."""
+_MOST_FAILURES = 6
+"""From so many on, a run is set aside. They are forgotten when the run has been planned in time."""
+_MOST_SUSPECTS = 10_000
+"""Runs whose failures are remembered."""
+
+
+class Evidence(IntEnum):
+    """How a tick took too long that planned a single run; each counts as so many failures of that run."""
+
+    COMPUTED = 6
+    """It took too much time of the processor."""
+    KEPT_POSTGRES = 3
+    """It has kept Postgres busy for too long: that may be the fault of others, too."""
+    WAITED = 2
+    """It took too long by the clock: others may have had the processor meanwhile."""
 
 
 class TooSlow(Exception):
@@ -68,6 +74,8 @@ class TickBudget:
     until: float = math.inf
     slice: int = SLICE
     """Steps to be planned at once; fewer after a tick that took too long."""
+    is_slowed: bool = False
+    """They are fewer now."""
     refused: frozenset[bytes] = frozenset()
     """Runs, and requests, that are not tried any more, because they take too long."""
     at_fault: Mapping[bytes, str] = field(default_factory=dict)
@@ -103,7 +111,7 @@ class TickBudget:
     parts_done: set[str] = field(default_factory=set)
     has_timed_out: bool = False
     """A statement of a part took too long in this tick."""
-    struck: frozenset[bytes] = frozenset()
+    suspects: frozenset[bytes] = frozenset()
     """Those with which a tick was ended for its time before."""
     done: set[bytes] = field(default_factory=set)
     """Those of them with which this one has come to an end."""
@@ -177,8 +185,8 @@ class TickBudget:
         self.busy_with, self.step = list(whom), None
         self._began = time.thread_time()
         yield
-        if self.struck:
-            self.done.update(self.struck.intersection(self.busy_with))
+        if self.suspects:
+            self.done.update(self.suspects.intersection(self.busy_with))
         self.busy_with, self._began = before
 
     @contextmanager
@@ -200,56 +208,83 @@ class TickBudget:
         return time.thread_time() - self._began
 
 
+class Suspects:
+    """Runs and requests with which ticks took too long: suspected, then refused, then set aside, and forgotten."""
+
+    def __init__(self) -> None:
+        self.failures: Counter[bytes] = Counter()
+        self.refused: set[bytes] = set()
+        self.steps: dict[bytes, str] = {}
+        """Of those that are refused, what was evaluated when they took too long."""
+
+    def accuse(self, whom: bytes, evidence: Evidence, step: str | None) -> None:
+        """Count a tick that took too long; after several, what was done in it is not tried any more."""
+        if len(self.failures) >= _MOST_SUSPECTS:
+            self.failures.clear()
+        self.failures[whom] += evidence
+        if self.failures[whom] >= _MOST_FAILURES:
+            del self.failures[whom]
+            self.refused.add(whom)
+            if step is not None:
+                self.steps[whom] = step
+
+    def acquit(self, whom: Iterable[bytes]) -> None:
+        """They were done in time."""
+        for one in whom:
+            del self.failures[one]
+
+    def set_aside(self, whom: Iterable[bytes]) -> None:
+        """Nobody tries them any more until a person frees them."""
+        for one in whom:
+            self.refused.discard(one)
+            self.steps.pop(one, None)
+
+
 class Pace:
     """Learns from ticks that took too long; it outlives them, and the terms of the leader."""
 
     def __init__(self, lease: float, monotonic: Callable[[], float]) -> None:
         self._lease = lease
         self._monotonic = monotonic
-        self._slice = SLICE
-        self._ceiling = SLICE
-        """Half of what was too much: from there on, it grows slowly."""
+        self._slice = Share(SLICE)
+        self._suspects = Suspects()
         self.parts = Parts(monotonic)
-        self._strikes: Counter[bytes] = Counter()
-        self._refused: set[bytes] = set()
-        self._at_fault: dict[bytes, str] = {}
 
     def budget(self) -> TickBudget:
         """Return what a tick may do that begins now. One that does little at once does not do it often, either."""
-        until = self._monotonic() + SHARE * self._lease * self._slice / SLICE
-        refused, struck = frozenset(self._refused), frozenset(self._strikes)
+        size, whole = self._slice.now, self._slice.whole
         return TickBudget(
-            self._monotonic, until, self._slice, refused, at_fault=dict(self._at_fault), struck=struck, parts=self.parts
+            self._monotonic,
+            self._monotonic() + SHARE * self._lease * size / whole,
+            slice=size,
+            is_slowed=size < whole,
+            refused=frozenset(self._suspects.refused),
+            at_fault=dict(self._suspects.steps),
+            suspects=frozenset(self._suspects.failures),
+            parts=self.parts,
         )
 
     def worked(self, budget: TickBudget, took: float = 0.0) -> None:
         """A tick has come to its end, after so many seconds."""
         if took > _LATE * self._lease:
-            self._ceiling = self._slice = max(1, self._slice // 2)
-        elif self._slice < SLICE and took <= _IN_TIME * self._lease:
-            more = self._slice if self._slice < self._ceiling else max(1, self._slice // 16)
-            self._slice = min(SLICE, self._slice + more)
+            self._slice.shrink(self._slice.now // 2)
+        elif took <= _IN_TIME * self._lease:
+            self._slice.grow()
         for part in budget.parts_done if self.parts else ():
             self.parts.worked(part)
-        for whom in budget.done:
-            del self._strikes[whom]
-        self._refused -= budget.met
-        for whom in budget.met:
-            self._at_fault.pop(whom, None)
+        self._suspects.acquit(budget.done)
+        self._suspects.set_aside(budget.met)
 
     def interrupted(self, budget: TickBudget, *, by_postgres: bool, took: float = 0.0) -> None:
         """A tick failed after so many seconds; `by_postgres`: which said that a statement took too long."""
-        computed = budget.used > _TOO_LONG * self._lease if budget.busy_with else False
-        if not (computed or by_postgres or took > _LATE * self._lease):
+        if budget.busy_with and budget.used > _TOO_LONG * self._lease:
+            evidence = Evidence.COMPUTED
+        elif by_postgres:
+            evidence = Evidence.KEPT_POSTGRES
+        elif took > _LATE * self._lease:
+            evidence = Evidence.WAITED
+        else:
             return
-        self._ceiling, self._slice = max(1, self._slice // 2), 1
+        self._slice.shrink(1)
         if len(budget.busy_with) == 1:
-            (whom,) = budget.busy_with
-            if len(self._strikes) >= _MOST_STRUCK:
-                self._strikes.clear()
-            self._strikes[whom] += _COMPUTED if computed else _KEPT_POSTGRES if by_postgres else _WAITED
-            if self._strikes[whom] >= _MOST_STRIKES:
-                self._refused.add(whom)
-                if budget.step is not None:
-                    self._at_fault[whom] = budget.step
-                del self._strikes[whom]
+            self._suspects.accuse(budget.busy_with[0], evidence, budget.step)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _WHOLE = 1_024
 _LESS = 32
@@ -18,10 +18,24 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 """Seconds for which a part is left out that cannot do with one row."""
 
 
+class Share:
+    """How much is done at once: less after it was too much; then more again, fast up to half of that, slowly beyond."""
+
+    def __init__(self, whole: int) -> None:
+        self.whole = self.now = self._ceiling = whole
+
+    def shrink(self, to: int) -> None:
+        """Do less: it was too much."""
+        self._ceiling, self.now = max(1, self.now // 2), max(1, to)
+
+    def grow(self) -> None:
+        """Do more: it was done in time."""
+        self.now = min(self.whole, self.now + (self.now if self.now < self._ceiling else max(1, self.now // 16)))
+
+
 @dataclass
-class _Pace:
-    share: int = _WHOLE
-    ceiling: int = _WHOLE
+class _SlowPart:
+    share: Share = field(default_factory=lambda: Share(_WHOLE))
     pause: float = _FIRST_PAUSE
     out_until: float = 0.0
     statement: str = ""
@@ -32,7 +46,7 @@ class Parts:
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._slow: dict[str, _Pace] = {}
+        self._slow: dict[str, _SlowPart] = {}
         self.on_timeout: Callable[[str], object] = lambda _: None
         """Is told the name of a statement that took too long."""
 
@@ -42,7 +56,7 @@ class Parts:
     def most(self, part: str, rows: int) -> int:
         """Return how many rows a part may work on, which usually works on so many."""
         slow = self._slow.get(part)
-        return rows if slow is None else max(1, rows * slow.share // _WHOLE)
+        return rows if slow is None else max(1, rows * slow.share.now // _WHOLE)
 
     def is_out(self, part: str) -> bool:
         """Say whether a part is left out for now."""
@@ -51,12 +65,12 @@ class Parts:
 
     def timed_out(self, part: str, statement: str) -> None:
         """Take note that a statement of a part took too long."""
-        slow = self._slow.setdefault(part, _Pace())
+        slow = self._slow.setdefault(part, _SlowPart())
         slow.statement = statement
-        if slow.share == 1:
+        if slow.share.now == 1:
             slow.out_until = self._monotonic() + slow.pause
             slow.pause = min(2 * slow.pause, _LONGEST_PAUSE)
-        slow.ceiling, slow.share = max(1, slow.share // 2), max(1, slow.share // _LESS)
+        slow.share.shrink(slow.share.now // _LESS)
         self.on_timeout(statement)
 
     def worked(self, part: str) -> None:
@@ -65,8 +79,8 @@ class Parts:
         if slow is None:
             return
         slow.pause = _FIRST_PAUSE
-        slow.share += slow.share if slow.share < slow.ceiling else max(1, slow.share // 16)
-        if slow.share >= _WHOLE:
+        slow.share.grow()
+        if slow.share.now == _WHOLE:
             del self._slow[part]
 
     def describe(self) -> str | None:

@@ -10,7 +10,6 @@ from orchestrator.scheduler.code.ends import close_runs
 from orchestrator.scheduler.code.runs import CodeRuns, fire_timers
 from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.flow import requests as flow_requests
 from orchestrator.scheduler.isolation import attempt
 from orchestrator.scheduler.requests import Requests
 from orchestrator.scheduler.runs.advance import Runs
@@ -18,7 +17,7 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.schedules import extend_backfills, fire_schedules
 from orchestrator.scheduler.tasks.timers import expire, fail_unknown, fire_due, release_crowded, release_known
-from orchestrator.scheduler.tick_result import TickResult
+from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.settings import Settings
 from orchestrator.store.tasks import waiting
@@ -27,6 +26,11 @@ from orchestrator.store.tasks.waiting import AgendaProbe
 _CONTESTED = 0.05
 """Seconds before the next look at a key that somebody's open transaction may be taking."""
 
+
+_LOOK_FIRST = Wake.REQUESTS | Wake.RUNS_TO_BEGIN | Wake.HANDED_BACK
+"""Reasons to read what waits before any of it is done."""
+_LOOK_AGAIN = Wake.DELAYED | Wake.REQUESTS | Wake.RUNS_TO_BEGIN | Wake.RUNS_TO_EXPAND
+"""Reasons to read what waits for the next tick."""
 
 Part = Callable[[Transaction, int], object]
 """A part of a tick, which is given how many rows it may work on."""
@@ -62,15 +66,15 @@ class PendingWork(CommitHooks):
         def do(what: str, part: Part) -> None:
             attempt(tx, what, part, self.settings.batch)
 
-        fleet, runs, wakeups = self.fleet, self.runs, tx.result.wakeups
+        fleet, runs = self.fleet, self.runs
         thorough = found is not None
         pending_work = found or self._pending_work
         self.was_empty = False
-        if pending_work is not None and not thorough and self._is_empty(pending_work, tx.result, tx.now):
+        if pending_work is not None and not thorough and self._is_empty(pending_work, tx):
             self.was_empty = True
             return self._until_next(pending_work, tx.now)
-        asked = wakeups.has_requests or wakeups.runs_to_begin or wakeups.handed_back
-        if pending_work is None or asked or (thorough and wakeups.has_advanced):
+        reasons = _LOOK_FIRST | Wake.ADVANCED if thorough else _LOOK_FIRST
+        if pending_work is None or tx.result.wakeups & reasons:
             pending_work = waiting.probe_agenda(tx.connection)
         if thorough:
             self.backlog.free_older(tx)
@@ -105,10 +109,10 @@ class PendingWork(CommitHooks):
                 do("fail unknown tasks", lambda tx, limit: fail_unknown(tx, fleet, limit))
             runs.advance(tx)
         busy = pending_work.is_busy or _is_due(pending_work.next_due, tx.now)
-        if busy or wakeups.delayed or wakeups.has_requests or wakeups.runs_to_begin or wakeups.runs_to_expand:
+        if busy or tx.result.wakeups & _LOOK_AGAIN:
             pending_work = waiting.probe_agenda(tx.connection)
         self._pending_work = pending_work
-        return max(self._until_next(pending_work, tx.now), _CONTESTED if wakeups.contested else 0.0)
+        return max(self._until_next(pending_work, tx.now), _CONTESTED if Wake.CONTESTED in tx.result.wakeups else 0.0)
 
     def _plan(self, tx: Transaction, pending_work: AgendaProbe, do: Callable[[str, Part], None]) -> None:
         """Let runs go on that wait. Whatever takes all the time of a tick comes last in the next one."""
@@ -116,11 +120,7 @@ class PendingWork(CommitHooks):
         parts: list[tuple[bool, str, Part]] = [
             (pending_work.untold_runs, "tell runs what has waited", lambda tx, _: runs.catch_up(tx)),
             (pending_work.pending_runs, "begin runs", runs.begin),
-            (
-                pending_work.expanding_runs,
-                "create tasks of fan-outs",
-                runs.expand,
-            ),
+            (pending_work.expanding_runs, "create tasks of fan-outs", runs.expand),
         ]
         waiting = [(place, what, part) for place, (waits, what, part) in enumerate(parts) if waits]
         waiting.sort(key=lambda one: (one[0] - self._next_part) % len(parts))
@@ -131,19 +131,17 @@ class PendingWork(CommitHooks):
         if waiting:
             self._next_part = (waiting[0][0] + 1) % len(parts) if tx.budget.is_spent else 0
 
-    def _is_empty(self, pending_work: AgendaProbe, tick: TickResult, now: datetime) -> bool:
+    def _is_empty(self, pending_work: AgendaProbe, tx: Transaction) -> bool:
         """Say whether there is nothing to do, and nothing to look for."""
-        wakeups = tick.wakeups
-        asked = (
-            wakeups.has_requests or wakeups.runs_to_begin or wakeups.delayed or wakeups.contested or wakeups.handed_back
-        )
-        asked |= wakeups.runs_to_expand
-        waits = pending_work.is_busy or _is_due(pending_work.next_due, now) or bool(self.fleet.capabilities.crowds)
-        return not (asked or waits or tick.tasks.moved or tick.runs)
+        asked = tx.result.wakeups & (_LOOK_FIRST | _LOOK_AGAIN | Wake.CONTESTED)
+        waits = pending_work.is_busy or _is_due(pending_work.next_due, tx.now) or self.fleet.capabilities.crowds
+        return not (asked or waits or tx.result.runs)
 
     def _fire_timers(self, tx: Transaction, limit: int) -> None:
         late = self.cancels.time_out(tx, limit, self.settings.run_timeout_grace)
-        flow_requests.tell(tx, self.runs, fire_timers(tx, self.backlog, late, limit))
+        for run, facts in fire_timers(tx, self.backlog, late, limit).items():
+            tx.result.runs.flow_learns(run, *facts)
+        self.runs.advance(tx)
 
     def _until_next(self, pending_work: AgendaProbe, now: datetime) -> float:
         if pending_work.is_busy:

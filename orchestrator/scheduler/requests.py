@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
@@ -11,15 +11,15 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.domain.code import history
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.starts import is_start
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.budget import TooSlow
-from orchestrator.scheduler.code.requests import ABOUT_CODE, CODE_REQUESTS, queries, update
+from orchestrator.scheduler.code.requests import ABOUT_CODE, queries, settle_promises, signal, update
 from orchestrator.scheduler.code.resets import reset_runs
 from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, reply
 from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.flow import requests as flow_requests
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.runs.advance import Runs
@@ -29,12 +29,13 @@ from orchestrator.scheduler.runs.retries import retry_run, retry_tasks
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
 from orchestrator.scheduler.tasks.starts import start_runs
+from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store import fleet, inbox
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered
 from orchestrator.store.database import said
-from orchestrator.store.inbox import RequestKind
+from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.limits import queues
 from orchestrator.store.tasks import completions, redrive, transitions, unique
 from orchestrator.store.tasks.redrive import FailedFilter, Place
@@ -46,6 +47,8 @@ _SLICES_TIME = 0.05
 """Seconds for which it goes on in one tick: all others wait for that long."""
 ASKED = "somebody asked for it"
 """Why code is cancelled, for its history."""
+Handler = Callable[[Transaction, list[Request], int], Iterable[int] | None]
+"""Applies requests of a kind, with about so many rows; returns the ids of those that go on in a later tick."""
 
 
 @dataclass
@@ -69,72 +72,89 @@ class Requests:
             items.remove(item)
         isolate(tx, items, lambda tx, some: self._charge(tx, some, limit), _refuse)
 
-    def _charge(self, tx: Transaction, items: Sequence[inbox.Request], limit: int) -> None:
+    def _charge(self, tx: Transaction, items: Sequence[Request], limit: int) -> None:
         with tx.budget.charging(map(_name, items)):
             self._apply(tx, items, limit)
 
-    def _apply(self, tx: Transaction, items: Sequence[inbox.Request], limit: int) -> None:
-        runs = self.runs
+    def _apply(self, tx: Transaction, items: Sequence[Request], limit: int) -> None:
         unfinished: set[int] = set()
         for kind, neighbours in groupby(items, key=lambda item: item.kind):
             same = list(neighbours)
             if kind in ABOUT_CODE:
-                last = code_runs.latest(tx.connection, [item.target for item in same])
+                last = code_runs.latest(tx.connection, _targets(same))
                 same = [item._replace(target=last[item.target]) for item in same]
-            ids = [item.target for item in same]
-            if kind == RequestKind.CANCEL_TASK:
-                cancel_asked(tx, ids)
-            elif kind == RequestKind.CANCEL_RUN:
-                self.cancels.mark(tx, ids)
-                ask_to_cancel(tx, ids, ASKED)
-            elif kind == RequestKind.TERMINATE:
-                self.cancels.mark(tx, ids, code=True)
-            elif kind == RequestKind.RESET:
-                unfinished.update(reset_runs(tx, runs, same))
-            elif kind == RequestKind.QUERY:
-                self.code.ask(tx, queries(same))
-            elif kind == RequestKind.UPDATE:
-                update(tx, same)
-            elif kind == RequestKind.FLOW_SIGNAL:
-                flow_requests.signal(tx, runs, same)
-            elif kind in CODE_REQUESTS:
-                CODE_REQUESTS[kind](tx, same)
-            elif kind == RequestKind.RETRY_TASK:
-                contested = retry_tasks(tx, runs, ids).contested
-                unfinished.update(item.id for item in same if item.target in contested)
-            elif kind == RequestKind.EVENT:
-                unfinished |= self.triggers.hear_events(tx, same)
-            elif kind == RequestKind.RUN_ENDED:
-                unfinished |= self.triggers.hear_ends(tx, same)
-            elif kind == RequestKind.COMPLETE_TASK:
-                complete_tasks(tx, same)
-            elif kind == RequestKind.RETRY_RUN:
-                freed = self.backlog.free(tx, ids)
-                same = [item for item in same if item.target not in freed]
-                unfinished.update(item.id for item in same if not retry_run(tx, runs, item, 10 * limit))
-            elif kind == RequestKind.ARRIVAL:
-                self.lanes.arrive(tx, [(item.target, bool(item.body)) for item in same])
-            elif kind == RequestKind.LANES:
-                self.lanes.read_all()
-            elif kind == RequestKind.QUEUES:
-                tx.result.wakeups.queues_changed = True
-            elif kind == RequestKind.DRAIN:
-                fleet.forget_drains(tx.connection, tx.now)
-                tx.result.outgoing.drains = fleet.drains(tx.connection)
-            elif kind == RequestKind.PURGE:
-                unfinished.update(item.id for item in same if not purge(tx, runs, self.workers, item, 5 * limit))
-            elif kind == RequestKind.REDRIVE:
-                unfinished.update(item.id for item in same if not redrive_tasks(tx, runs, item, 5 * limit))
-            elif kind == RequestKind.ENQUEUE:
-                unfinished.update(enqueue_with_keys(tx, same))
+            if handler := self._handlers.get(kind):
+                unfinished.update(handler(tx, same, limit) or ())
         inbox.remove(tx.connection, [item.id for item in items if item.id not in unfinished])
 
+    def __post_init__(self) -> None:
+        code, lanes, runs, triggers = self.code, self.lanes, self.runs, self.triggers
+        self._handlers: dict[str, Handler] = {
+            RequestKind.ARRIVAL: lambda tx, items, _: lanes.arrive(tx, [(one.target, bool(one.body)) for one in items]),
+            RequestKind.CANCEL_RUN: self._cancel_runs,
+            RequestKind.CANCEL_TASK: lambda tx, items, _: cancel_asked(tx, _targets(items)),
+            RequestKind.COMPLETE_TASK: lambda tx, items, _: complete_tasks(tx, items),
+            RequestKind.DRAIN: _drain,
+            RequestKind.ENQUEUE: lambda tx, items, _: enqueue_with_keys(tx, items),
+            RequestKind.EVENT: lambda tx, items, _: triggers.hear_events(tx, items),
+            RequestKind.FLOW_SIGNAL: self._signal_flows,
+            RequestKind.LANES: lambda tx, items, _: lanes.read_all(),  # noqa: ARG005
+            RequestKind.PURGE: self._purge,
+            RequestKind.QUERY: lambda tx, items, _: code.ask(tx, queries(items)),
+            RequestKind.QUEUES: lambda tx, items, _: tx.result.wake(Wake.QUEUES_CHANGED),  # noqa: ARG005
+            RequestKind.REDRIVE: self._redrive,
+            RequestKind.REJECT: lambda tx, items, _: settle_promises(tx, items),
+            RequestKind.RESET: lambda tx, items, _: reset_runs(tx, runs, items),
+            RequestKind.RESOLVE: lambda tx, items, _: settle_promises(tx, items),
+            RequestKind.RETRY_RUN: self._retry_runs,
+            RequestKind.RETRY_TASK: self._retry_tasks,
+            RequestKind.RUN_ENDED: lambda tx, items, _: triggers.hear_ends(tx, items),
+            RequestKind.SIGNAL: lambda tx, items, _: signal(tx, items),
+            RequestKind.TERMINATE: lambda tx, items, _: self.cancels.mark(tx, _targets(items), code=True),
+            RequestKind.UPDATE: lambda tx, items, _: update(tx, items),
+        }
 
-def _name(item: inbox.Request) -> bytes:
+    def _cancel_runs(self, tx: Transaction, items: list[Request], _: int) -> None:
+        self.cancels.mark(tx, _targets(items))
+        ask_to_cancel(tx, _targets(items), ASKED)
+
+    def _signal_flows(self, tx: Transaction, items: list[Request], _: int) -> None:
+        """Hand signals to runs of flows, in their order; one that has ended does not hear them."""
+        for item in items:
+            fact = history.SignalReceived(item.body["key"], base64.b64decode(item.body["value"]))
+            tx.result.runs.flow_learns(item.target, fact)
+        self.runs.advance(tx)
+
+    def _retry_tasks(self, tx: Transaction, items: list[Request], _: int) -> list[int]:
+        contested = retry_tasks(tx, self.runs, _targets(items)).contested
+        return [item.id for item in items if item.target in contested]
+
+    def _retry_runs(self, tx: Transaction, items: list[Request], limit: int) -> list[int]:
+        freed = self.backlog.free(tx, _targets(items))
+        failed = [item for item in items if item.target not in freed]
+        return [item.id for item in failed if not retry_run(tx, self.runs, item, 10 * limit)]
+
+    def _purge(self, tx: Transaction, items: list[Request], limit: int) -> list[int]:
+        return [item.id for item in items if not purge(tx, self.runs, self.workers, item, 5 * limit)]
+
+    def _redrive(self, tx: Transaction, items: list[Request], limit: int) -> list[int]:
+        return [item.id for item in items if not redrive_tasks(tx, self.runs, item, 5 * limit)]
+
+
+def _targets(items: Sequence[Request]) -> list[bytes]:
+    return [item.target for item in items]
+
+
+def _drain(tx: Transaction, _: list[Request], __: int) -> None:
+    fleet.forget_drains(tx.connection, tx.now)
+    tx.result.outgoing.drains = fleet.drains(tx.connection)
+
+
+def _name(item: Request) -> bytes:
     return b"request %d" % item.id
 
 
-def _refuse(tx: Transaction, item: inbox.Request, error: Exception) -> None:
+def _refuse(tx: Transaction, item: Request, error: Exception) -> None:
     """Forget a request that cannot be applied; whoever waits for an answer is told, and people find it set aside."""
     body = msgspec.json.encode({"kind": item.kind, "target": to_text(item.target), "body": item.body})
     tx.result.outgoing.set_aside.append(Refused(f"inbox/{item.id}", body, f"{type(error).__name__}: {said(error)}"))
@@ -156,7 +176,7 @@ def cancel_asked(tx: Transaction, ids: list[bytes]) -> None:
     cancel_tasks(tx, [task for task in ids if task not in of_code])
 
 
-def complete_tasks(tx: Transaction, items: list[inbox.Request]) -> None:
+def complete_tasks(tx: Transaction, items: list[Request]) -> None:
     """End tasks that completed in transactions of their own; their workers' reports may have done so already."""
     completed = completions.find(tx.connection, items)
     if completed:
@@ -164,7 +184,7 @@ def complete_tasks(tx: Transaction, items: list[inbox.Request]) -> None:
         tx.result.note(transitions.succeed(tx.connection, completed, tx.now), results=results, by_worker=True)
 
 
-def purge(tx: Transaction, runs: Runs, workers: Fleet, item: inbox.Request, limit: int) -> bool:
+def purge(tx: Transaction, runs: Runs, workers: Fleet, item: Request, limit: int) -> bool:
     """Cancel what waited in a queue when this was asked, slice by slice of the open tasks; say whether it is done.
 
     Where no worker serves the queue, what was handed out waits as well.
@@ -183,7 +203,7 @@ def purge(tx: Transaction, runs: Runs, workers: Fleet, item: inbox.Request, limi
     return _in_slices(tx, item, limit, cancel_slice)
 
 
-def _in_slices(tx: Transaction, item: inbox.Request, limit: int, do: Callable[[Any, int], Any]) -> bool:
+def _in_slices(tx: Transaction, item: Request, limit: int, do: Callable[[Any, int], Any]) -> bool:
     """Go on with a request about many tasks as long as there is time, with at least one slice; say whether it is done.
 
     `do` is given where a slice begins, and how many tasks it looks at. It returns where the next one begins: there
@@ -203,7 +223,7 @@ def _in_slices(tx: Transaction, item: inbox.Request, limit: int, do: Callable[[A
     return False
 
 
-def redrive_tasks(tx: Transaction, runs: Runs, item: inbox.Request, limit: int) -> bool:
+def redrive_tasks(tx: Transaction, runs: Runs, item: Request, limit: int) -> bool:
     """Open the failed tasks again that matched when this was asked, a slice at a time; say whether it is done."""
     wanted = msgspec.convert(item.body, FailedFilter)
     asked_at = tx.now - timedelta(seconds=item.age)
@@ -216,7 +236,7 @@ def redrive_tasks(tx: Transaction, runs: Runs, item: inbox.Request, limit: int) 
     return _in_slices(tx, item, limit, retry_slice)
 
 
-def enqueue_with_keys(tx: Transaction, items: list[inbox.Request]) -> set[int]:
+def enqueue_with_keys(tx: Transaction, items: list[Request]) -> set[int]:
     """Create the tasks that running tasks want under a key nobody has; return the requests that must be made again.
 
     Whoever wants one is told which task has the key. Runs are started as well.
@@ -236,7 +256,7 @@ def enqueue_with_keys(tx: Transaction, items: list[inbox.Request]) -> set[int]:
         tx.result.outgoing.key_holders.update(start_runs(tx, starts))
     taken, contested = unique.take(tx.connection, list(first.values())) if first else (set(), set())
     create_tasks(tx, [task for task in first.values() if task.id in taken])
-    tx.result.wakeups.contested |= bool(contested)
+    tx.result.wake(Wake.CONTESTED, contested)
     unfinished = {item for item, _, key in wanted if first[key].id in contested}
     tx.result.outgoing.key_holders.update((task, KeyHolder(task)) for task in known | taken)
     refused = [task for item, task, _ in wanted if item not in unfinished and task.id not in taken]

@@ -1,24 +1,26 @@
-"""What a transaction has brought about: a value that is filled while it is open, and told to everybody once it stands.
+"""What a transaction has brought about: a value that is filled while it is open, and published after the commit.
 
-Nothing outside Postgres may be told before the commit. Whatever may fail on its own fills a fresh one, which is merged
-if it succeeds (`isolation.py`).
+Nothing outside Postgres may hear of it before. A part of a tick that may fail on its own fills a result of its own,
+which is merged if the part succeeds (`isolation.py`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
-from typing import NamedTuple, Protocol, Self, TypeVar
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from enum import Flag, auto
+from operator import add, attrgetter, iadd, ior, or_
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 
 from orchestrator.domain.code.activation import Activation, Query
 from orchestrator.domain.code.commands import ContinueRun
-from orchestrator.domain.code.history import Outcome
+from orchestrator.domain.code.ends import task_outcome
+from orchestrator.domain.code.history import Fact, Outcome
 from orchestrator.domain.flow.definition import is_node
-from orchestrator.domain.runs.changes import TurnTaskEnd
-from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
+from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd
+from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.fleet.capabilities import Crowd
@@ -41,6 +43,52 @@ class Paged(NamedTuple):
     unshown: Unshown
 
 
+class Wake(Flag):
+    """Why the leader has to look again, in this tick or the next."""
+
+    DELAYED = auto()
+    """A task was given a time at which it is due."""
+    HANDED_BACK = auto()
+    """A worker has handed a task back, which may have expired meanwhile: then it is not handed out again."""
+    REQUESTS = auto()
+    """The leader has put something into its own inbox, or made something ready that it finds like that."""
+    CONTESTED = auto()
+    """Something in the inbox must wait for a transaction that has not ended."""
+    QUEUES_CHANGED = auto()
+    """Somebody has paused, resumed or limited a queue."""
+    RUNS_TO_BEGIN = auto()
+    """Runs came up after the pending work was read: children, those that an event started, unparked ones."""
+    RUNS_TO_EXPAND = auto()
+    """Runs have more to start than there was room for. They go on in the next tick, and do not wait for a look."""
+    ADVANCED = auto()
+    """Runs were counted or planned, and may wait for the leader in some other way now."""
+
+
+class ChangesByRun(dict[bytes, RunChanges]):
+    """What happened to each run, summed up."""
+
+    def __missing__(self, run: bytes) -> RunChanges:
+        changes = RunChanges(defaultdict(int), ended=defaultdict(int), reopened=defaultdict(int), facts=[])
+        self[run] = changes
+        return changes
+
+    def __ior__(self, other: Mapping[bytes, RunChanges]) -> Self:  # type: ignore[override,misc]
+        for run, changes in other.items():
+            self[run].add(changes)
+        return self
+
+
+_MERGE: dict[type, Callable[[Any, Any], Any]] = {
+    list: iadd,
+    dict: ior,
+    ChangesByRun: ior,
+    Counter: iadd,
+    int: add,
+    Wake: or_,
+}
+"""How a field takes over what a part has, by its type; of all other types, the latest value that is not None counts."""
+
+
 class _Mergeable(msgspec.Struct):
     """Fields that grow. Every tick makes all of them, which takes dataclasses three times as long."""
 
@@ -50,25 +98,14 @@ class _Mergeable(msgspec.Struct):
             mine, more = getattr(self, name), getattr(other, name)
             if isinstance(mine, _Mergeable):
                 mine.merge(more)
-            elif isinstance(mine, list):
-                mine.extend(more)
-            elif isinstance(mine, dict):
-                mine.update(more)  # which adds the numbers of counters
-            elif isinstance(mine, bool):
-                setattr(self, name, mine or more)
-            elif isinstance(mine, int):
-                setattr(self, name, mine + more)
             elif more is not None:  # an empty value is one too
-                setattr(self, name, more)
+                rule = _MERGE.get(type(mine))
+                setattr(self, name, more if rule is None else rule(mine, more))
 
 
 class TickTasks(_Mergeable):
     """Tasks that moved, as far as something is still to follow in the same transaction."""
 
-    moved: list[Moved] = []
-    """Tasks whose state changed and whose runs have not been counted yet."""
-    outcomes: dict[bytes, tuple[bytes | None, TaskError | None]] = {}
-    """Results and errors of tasks that ended in a run, for its code to be told if it has any."""
     results: dict[tuple[bytes, str], bytes] = {}
     """By run and step, the result of the last task of it that has ended well: steps below may read it."""
     follow_ups: list[NewTask] = []
@@ -78,10 +115,10 @@ class TickTasks(_Mergeable):
 
 
 class TickRuns(_Mergeable):
-    """Runs to be told or ended in the same transaction."""
+    """Runs to be notified or ended in the same transaction."""
 
-    children: list[tuple[bytes, str, str | Outcome]] = []
-    """Child runs that ended: parent, state, and its step, or what its code learns."""
+    changes: ChangesByRun = msgspec.field(default_factory=ChangesByRun)
+    """What their tasks and child runs came to, which they have not been notified of yet."""
     turn_task_ends: list[TurnTaskEnd] = []
     """Turn tasks that ended, and whose runs have not been ended yet."""
     continuing: dict[bytes, ContinueRun] = {}
@@ -90,7 +127,27 @@ class TickRuns(_Mergeable):
     """Of those runs, the ones to which more has happened than their code was shown, and the last event that it was."""
 
     def __bool__(self) -> bool:
-        return bool(self.children or self.turn_task_ends)
+        return bool(self.changes or self.turn_task_ends)
+
+    def child_ended(self, parent: bytes, state: str, of: str | Outcome) -> None:
+        """Take note of a child run that ended: of a step of its parent, or with what its parent's code learns."""
+        changes = self.changes[parent]
+        changes.count_end(state)
+        if isinstance(of, str):
+            changes.ended[of, state] += 1
+        else:
+            changes.facts.append(of)
+
+    def flow_learns(self, run: bytes, *facts: Fact) -> None:
+        """Take note of what happened to a flow beside its tasks."""
+        changes = self.changes[run]
+        changes.facts += facts
+        changes.of_flow = True
+
+    def take_changes(self) -> ChangesByRun:
+        """Return what runs are to be notified of now."""
+        changes, self.changes = self.changes, ChangesByRun()
+        return changes
 
 
 class Capacity(_Mergeable):
@@ -114,27 +171,6 @@ class Capacity(_Mergeable):
     """Data keys that a worker lacked for a task, which it handed back."""
     crowds: dict[Crowd, bool] = {}
     """Of tasks that only some workers know, whether some are kept back now."""
-
-
-class WakeUps(_Mergeable):
-    """Why the leader has to look again, in this tick or the next."""
-
-    delayed: bool = False
-    """A task was given a time at which it is due."""
-    handed_back: bool = False
-    """A worker has handed a task back, which may have expired meanwhile: then it is not handed out again."""
-    has_requests: bool = False
-    """The leader has put something into its own inbox, or made something ready that it finds like that."""
-    contested: bool = False
-    """Something in the inbox must wait for a transaction that has not ended."""
-    queues_changed: bool = False
-    """Somebody has paused, resumed or limited a queue."""
-    runs_to_begin: bool = False
-    """Runs came up after the pending work was read: children, those that an event started, unparked ones."""
-    runs_to_expand: bool = False
-    """Runs have more to start than there was room for. They go on in the next tick, and do not wait for a look."""
-    has_advanced: bool = False
-    """Runs were counted or planned, and may wait for the leader in some other way now."""
 
 
 class TickCode(_Mergeable):
@@ -241,7 +277,7 @@ class TickResult(_Mergeable):
     tasks: TickTasks = msgspec.field(default_factory=TickTasks)
     runs: TickRuns = msgspec.field(default_factory=TickRuns)
     capacity: Capacity = msgspec.field(default_factory=Capacity)
-    wakeups: WakeUps = msgspec.field(default_factory=WakeUps)
+    wakeups: Wake = Wake(0)
     code: TickCode = msgspec.field(default_factory=TickCode)
     outgoing: Outgoing = msgspec.field(default_factory=Outgoing)
     counts: Counts = msgspec.field(default_factory=Counts)
@@ -262,7 +298,7 @@ class TickResult(_Mergeable):
 
         `lingering` are tasks whose code may still run although their attempts have ended.
         """
-        tasks, capacity, ended = self.tasks, self.capacity, self.outgoing.ended
+        capacity, ended = self.capacity, self.outgoing.ended
         self.counts.add(moved)
         self.outgoing.moved.extend(moved)
         landed: list[str] = []
@@ -277,30 +313,44 @@ class TickResult(_Mergeable):
                         capacity.lingering.append((task.id, task.attempt, task.lane))
                     else:
                         capacity.left_lanes.append(task.lane)
-            if task.run_id is not None and not is_turn_task:
-                tasks.moved.append(task)
             if task.state == "pending":
-                if task.lane is not None:
-                    self.wakeups.has_requests = True
+                self.wake(Wake.REQUESTS, task.lane is not None)
+                if task.run_id is not None and not is_turn_task and task.before in ENDED_TASK_STATES:
+                    self.runs.changes[task.run_id].count_reopened(task.step, task.before)
                 continue
             if task.unique_key is not None:
-                tasks.keys.append((task.unique_key, task.id))
+                self.tasks.keys.append((task.unique_key, task.id))
             result = results.get(task.id) if results else None
             error = errors.get(task.id) if errors else None
             inline = result if result is not None and len(result) <= inline_result else None
             if is_turn_task:  # who waits for it waits for the run
                 self.runs.turn_task_ends.append(TurnTaskEnd(task.id, task.state, result, error, inline))
                 continue
-            if task.run_id is not None and (task.step is None or is_node(task.step)):
-                tasks.outcomes[task.id] = result, error
-            elif task.run_id is not None and task.step is not None and result is not None:
-                tasks.results[task.run_id, task.step] = result
+            if task.run_id is not None:
+                self._count_in_run(task.run_id, task, result, error)
             if task.callbacks is not None:
-                tasks.follow_ups.extend(_follow_ups(task, result, error))
+                self.tasks.follow_ups.extend(_follow_ups(task, result, error))
             ended.append(Ended(task.id, task.state, inline, error))
         capacity.landed.update(landed)
         if by_worker:
             capacity.finished.update(landed)
+
+    def _count_in_run(self, run: bytes, task: Moved, result: bytes | None, error: TaskError | None) -> None:
+        """Take note of a task that ended in a run: of a step of its plan, or as something that its code learns."""
+        changes = self.runs.changes[run]
+        changes.count_end(task.state)
+        if task.step is None or is_node(task.step):
+            changes.of_flow |= task.step is not None
+            changes.facts.append(task_outcome(task.id, task.state, result, error))
+            return
+        changes.ended[task.step, task.state] += 1
+        if result is not None:
+            self.tasks.results[run, task.step] = result
+
+    def wake(self, why: Wake, when: object = True) -> None:
+        """Have the leader look again, if there is a reason to."""
+        if when:
+            self.wakeups |= why
 
     def over(self) -> Iterator[bytes]:
         """Yield tasks that ended, and runs of code whose turns did."""

@@ -190,8 +190,7 @@ def test_what_waits_to_be_told_is_told_by_turns(
         leader.tick()
         taken += worker.take()
     monkeypatch.setattr("orchestrator.scheduler.budget.SHARE", 0.0)
-    monkeypatch.setattr("orchestrator.scheduler.budget.SLICE", 50)
-    leader._pace._slice = 50
+    leader._pace._slice.shrink(50)
     worker.succeed(*taken)
     leader.tick()
     assert system.count("untold") > 100
@@ -214,7 +213,7 @@ def test_who_came_first_begins_first_whatever_tree_it_belongs_to(system: System,
             assert stored is not None
             run = UUID(f"{prefix}-8000-000000000000").bytes
             creation.create(connection, [plans.new_run(stored.definition, stored.version, run, {})])
-    leader._pace._slice = 1
+    leader._pace._slice.shrink(1)
     leader.tick()
     states = system.sql("SELECT status FROM orchestrator.runs ORDER BY id")
     assert [found["status"] for found in states] == ["running", "running", "pending"]

@@ -117,7 +117,7 @@ def test_a_run_that_is_too_much_alone_is_refused(pace: Pace, by_postgres: bool, 
 def test_a_run_that_was_planned_in_time_is_not_held_to_what_was_before(pace: Pace) -> None:
     for _ in range(6):
         ended_while_planning(pace, RUN)
-        assert planned(pace, RUN, OTHER).struck == {RUN}
+        assert planned(pace, RUN, OTHER).suspects == {RUN}
     assert pace.budget().refused == set()
 
 

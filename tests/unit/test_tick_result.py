@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from orchestrator.scheduler.tick_result import TickResult
+from orchestrator.scheduler.tick_result import TickResult, Wake
 
 
 def test_what_is_merged_is_added() -> None:
     whole, part = TickResult(), TickResult()
     whole.counts.reports = 3
     part.counts.reports = 2
-    part.wakeups.delayed = True
+    part.wake(Wake.DELAYED)
     whole.merge(part)
     assert whole.counts.reports == 5
-    assert whole.wakeups.delayed is True
+    assert whole.wakeups is Wake.DELAYED
     whole.merge(TickResult())
-    assert (whole.counts.reports, whole.wakeups.delayed) == (5, True)
+    assert (whole.counts.reports, whole.wakeups) == (5, Wake.DELAYED)
 
 
 def test_an_empty_value_replaces_an_older_one_and_a_missing_one_does_not() -> None:

@@ -58,6 +58,33 @@ class RunChanges(msgspec.Struct, array_like=True):
     heard: int | None = None
     """The last event that its code was shown before it ended, if more has happened."""
 
+    def count_end(self, state: str) -> None:
+        """Count a task or a child run that has ended."""
+        self.delta[state] += 1
+        self.delta["opened"] -= 1
+
+    def count_reopened(self, step: str | None, before: str) -> None:
+        """Count a task that a person retries."""
+        self.delta[before] -= 1
+        self.delta["opened"] += 1
+        if step is not None:
+            self.reopened[step, before] += 1
+
+    def add(self, other: RunChanges) -> None:
+        """Add what else was counted in the same tick."""
+        for name, number in other.delta.items():
+            self.delta[name] += number
+        for mine, more in ((self.ended, other.ended), (self.reopened, other.reopened)):
+            for step, number in more.items():
+                mine[step] += number
+        self.facts += other.facts
+        self.of_flow |= other.of_flow
+
+    @property
+    def facts_for_code(self) -> list[Fact]:
+        """Return what its code learns, if it has any."""
+        return [] if self.of_flow else self.facts
+
     @property
     def is_for_plan(self) -> bool:
         """Say whether a plan has to be told, if the run has one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import msgspec
@@ -270,8 +270,3 @@ ABOUT_CODE = frozenset(
     }
 )
 """What goes to the run in which its target goes on."""
-CODE_REQUESTS: dict[str, Callable[[Transaction, Sequence[Request]], None]] = {
-    RequestKind.SIGNAL: signal,
-    RequestKind.RESOLVE: settle_promises,
-    RequestKind.REJECT: settle_promises,
-}

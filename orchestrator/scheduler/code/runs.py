@@ -53,6 +53,7 @@ class CodeRuns(RunKind):
     """What the leader remembers of runs of code between two ticks: queries on their way, and who was there."""
 
     name = "code"
+    ends_itself = True
 
     def __init__(self, fleet: Fleet, backlog: Backlog, nesting: Nesting | None = None) -> None:
         self._fleet = fleet
@@ -110,7 +111,7 @@ class CodeRuns(RunKind):
         known = sorted({name for _, name in self._fleet.known()})
         freed = stuck.free_code(tx.connection, known, after, limit) if known else []
         tx.result.code.freed = members, max(freed) if len(freed) == limit else b""
-        self._backlog.freed(tx.result, freed)
+        self._backlog.freed(tx, freed)
 
     # -- out
 
@@ -263,7 +264,7 @@ def fire_timers(tx: Transaction, backlog: Backlog, late: Iterable[bytes], limit:
         tx,
         list(facts.items()),
         lambda tx, some: heard.update(append_facts(tx, dict(some))),
-        lambda tx, told, error: backlog.set_aside(tx, told[0], [RunChanges(facts=told[1])], error),
+        lambda tx, told, error: backlog.set_aside(tx, (told[0], [RunChanges(facts=told[1])]), error),
     )
     return {run: learned for run, learned in facts.items() if run not in heard}
 

@@ -66,6 +66,7 @@ class Dags(PlannedRuns[DagRun]):
     """Plans the runs of DAGs."""
 
     name = "dag"
+    has_hooks = True
 
     def __init__(self, backlog: Backlog, max_payload: int, slice_size: int, nesting: Nesting | None = None) -> None:
         super().__init__(_PLANNED_STEPS)
@@ -91,8 +92,12 @@ class Dags(PlannedRuns[DagRun]):
 
     # -- events
 
+    def plans(self, changes: Sequence[RunChanges]) -> bool:
+        """Say whether a plan of a DAG has to hear of changes of a run."""
+        return any(one.is_for_plan for one in changes) and not any(one.of_flow for one in changes)
+
     def advance(self, tx: Transaction, changes: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
-        """Tell plans what happened to their runs, and start the steps that follow."""
+        """Notify plans of what happened to their runs, and start the steps that follow."""
         runs = self._load(tx, changes)
         settled: list[DagRun] = []
         for run in runs:

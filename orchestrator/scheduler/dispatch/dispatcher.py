@@ -21,7 +21,7 @@ from orchestrator.scheduler.dispatch.executing import landed, over_room, place_e
 from orchestrator.scheduler.fleet.capabilities import Crowd, Place
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.limits import LaneService
-from orchestrator.scheduler.tick_result import TickResult
+from orchestrator.scheduler.tick_result import TickResult, Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import key_name
 from orchestrator.store.limits import queues
@@ -119,7 +119,7 @@ class Dispatcher(CommitHooks):
 
     def claim(self, tx: Transaction, unknown_timeout: float) -> None:
         """Claim what fits each queue's window. What no live worker knows is held back until one does."""
-        if self._settings is None or tx.result.wakeups.queues_changed:
+        if self._settings is None or Wake.QUEUES_CHANGED in tx.result.wakeups:
             self._settings = {row.name: row for row in queues.read(tx.connection)}
             self._lanes.queue_rates = {row.name: row.rate for row in self._settings.values() if row.rate is not None}
         with tx.budget.doing(_PART):

@@ -32,6 +32,7 @@ from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.flow.calls import Caller, CannotCall
 from orchestrator.scheduler.runs.kinds import Advanced, PlannedRuns, Saved
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
+from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import VALUE
 from orchestrator.store.code import expectations
@@ -88,14 +89,20 @@ class Flows(PlannedRuns[FlowRun]):
     """Plans the runs of flows; those that wait for tasks are kept."""
 
     name = "flow"
+    ends_itself = True
+    is_listened_to = False
 
     def __init__(self, max_payload: int) -> None:
         super().__init__(_KEPT)
         self._max_payload = max_payload
         self._known: LruCache[tuple[str, int], Known] = LruCache(_GRAPHS)
 
+    def plans(self, changes: Sequence[RunChanges]) -> bool:
+        """Say whether the planner of a flow has to hear of changes of a run."""
+        return any(one.of_flow for one in changes)
+
     def advance(self, tx: Transaction, changes: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
-        """Tell planners what happened to their runs, and do what they command."""
+        """Notify planners of what happened to their runs, and do what they command."""
         saved: dict[bytes, Saved] = {}
         effects = _Effects([], [], [], [], [], [])
         late: set[bytes] = set()
@@ -150,7 +157,7 @@ class Flows(PlannedRuns[FlowRun]):
         if effects.timers:
             gone = {timer for _, timer in effects.gone}
             expectations.start_timers(tx.connection, [timer for timer in effects.timers if timer[1] not in gone])
-            tx.result.wakeups.delayed = True
+            tx.result.wake(Wake.DELAYED)
         left = [timer for timer in effects.gone if timer[1] not in started]
         if left:
             expectations.forget_timers(tx.connection, left)

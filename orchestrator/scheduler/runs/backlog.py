@@ -17,7 +17,7 @@ from orchestrator.domain.ids import about_run, to_text
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.scheduler.budget import COST
 from orchestrator.scheduler.commit_hooks import CommitHooks
-from orchestrator.scheduler.tick_result import TickResult
+from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version
@@ -42,6 +42,8 @@ _TAKEN_BYTES = 4_000_000
 """What is taken from the line between two looks at the clock."""
 
 
+RunAndChanges = tuple[bytes, Sequence[RunChanges]]
+"""A run, and what happened to it since it was last notified."""
 Sizes = Callable[[Mapping[bytes, Version]], Callable[[bytes], int]]
 """Says how to tell how many steps runs of these versions have."""
 
@@ -109,34 +111,35 @@ class Backlog(CommitHooks):
         if self._has_older:
             freed = stuck.free_older(tx.connection, orchestrator.__version__, _MOST_FREED)
             self._has_older = len(freed) == _MOST_FREED
-            self.freed(tx.result, freed)
+            self.freed(tx, freed)
 
     def free(self, tx: Transaction, runs: Sequence[bytes]) -> set[bytes]:
         """Let stuck runs try again; return those among these."""
         freed = stuck.free(tx.connection, runs)
-        self.freed(tx.result, freed)
+        self.freed(tx, freed)
         return set(freed)
 
-    def freed(self, tick: TickResult, runs: Sequence[bytes]) -> None:
+    def freed(self, tx: Transaction, runs: Sequence[bytes]) -> None:
         """Take note that stuck runs may go on."""
         if runs:
             log.info("run.stuck_retried runs=%d", len(runs))
             self._forget()
-            tick.outgoing.counted += runs
-            tick.wakeups.has_requests = True
+            tx.result.outgoing.counted += runs
+            tx.result.wake(Wake.REQUESTS)
 
     def add(self, tx: Transaction, some: Iterable[tuple[bytes, RunChanges]], *, is_over: bool = False) -> None:
         """Keep what happened to runs for another tick; of runs that are over, until they have begun again."""
         rows = list(some)
         pending_changes.add(tx.connection, rows, is_over=is_over)
         self._note(wait=(run for run, _ in rows))
-        tx.result.wakeups.has_requests = True
+        tx.result.wake(Wake.REQUESTS)
 
-    def set_aside(self, tx: Transaction, run: bytes, changes: Sequence[RunChanges], error: Exception) -> None:
-        """Let a run be stuck that cannot be told what happened to it; nobody else waits for it.
+    def set_aside(self, tx: Transaction, some: RunAndChanges, error: Exception) -> None:
+        """Let a run be stuck that cannot be notified of its changes; nobody else waits for it.
 
-        What happened is added to what stands in the line already.
+        They are added to what stands in the line already.
         """
+        run, changes = some
         reason = {"event": 0, "kind": type(error).__name__, "message": said(error), "difference": ""}
         reason |= {"release": orchestrator.__version__}
         told = "".join(traceback.format_exception(error))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from orchestrator.domain.runs.nesting import Nesting
+from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.runs import ancestry, creation
@@ -16,8 +17,8 @@ def create_runs(tx: Transaction, new: Sequence[NewRun]) -> set[bytes]:
     """Create runs of any kind, once; return those that did not exist. Those of code have begun, and their time runs."""
     if not new:
         return set()
-    tx.result.wakeups.runs_to_begin |= any(run.code is None and not run.begun for run in new)
-    tx.result.wakeups.delayed |= any((run.code is not None or run.begun) and run.timeout is not None for run in new)
+    tx.result.wake(Wake.RUNS_TO_BEGIN, any(run.code is None and not run.begun for run in new))
+    tx.result.wake(Wake.DELAYED, any((run.code is not None or run.begun) and run.timeout is not None for run in new))
     if tx.vault is not None:
         new = [dags.sealed(run, tx.vault) for run in new]
     return creation.create(tx.connection, new, tx.now, has_spans=tx.has_spans)

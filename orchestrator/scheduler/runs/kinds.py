@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Generic, NamedTuple, TypeVar
 
 from orchestrator.domain.dag.state import Delta
+from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.states import RunState
 from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.dag.lru_cache import LruCache
@@ -33,10 +34,20 @@ class Advanced(NamedTuple):
 
 
 class RunKind(CommitHooks):
-    """The runs of one kind of workflow."""
+    """What the leader asks of the runs of one kind of workflow; this is the answer of runs without a workflow."""
 
-    name: str
+    name: str | None = None
     """What `RunRow.kind` says of its runs."""
+    ends_itself = False
+    """Its planner or its code says how a run ends. Other runs end when nothing of them is open."""
+    has_hooks = False
+    """The definition may name tasks that follow the end of a run."""
+    is_listened_to = True
+    """Other workflows may start when a run ends."""
+
+    def hooks(self, run: bytes, state: str) -> tuple[int, int]:  # noqa: ARG002
+        """Return how many hooks follow this end of a run that was planned just now, and how much each is given."""
+        return 0, 0
 
     def drop(self, ids: Sequence[bytes]) -> None:
         """Forget runs that have ended, or are being cancelled. If they go on, Postgres has them."""
@@ -50,6 +61,14 @@ class PlannedRuns(RunKind, Generic[R]):
 
     def __init__(self, weight: int) -> None:
         self._runs: LruCache[bytes, R] = LruCache(weight)
+
+    def plans(self, changes: Sequence[RunChanges]) -> bool:
+        """Say whether a plan of this kind has to hear of changes of a run, if the run has one."""
+        raise NotImplementedError
+
+    def advance(self, tx: Transaction, changes: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
+        """Notify plans of what happened to their runs, and start what follows."""
+        raise NotImplementedError
 
     def rolled_back(self) -> None:
         """What was planned did not happen."""

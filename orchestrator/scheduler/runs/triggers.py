@@ -23,8 +23,10 @@ from orchestrator.references import whole_reference
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
+from orchestrator.scheduler.runs.kinds import RunKind
 from orchestrator.scheduler.runs.listening import Listener, Listeners, Position, Posted
 from orchestrator.scheduler.tasks.creation import create_tasks
+from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import CALL, CODE, Sealed, extension_of, open_data, open_json
 from orchestrator.store import inbox
@@ -56,23 +58,24 @@ class Triggers:
         self._stamp: object = None
         self._listeners = Listeners()
 
-    def runs_ended(self, tx: Transaction, ended: Iterable[RunRow]) -> None:
+    def runs_ended(self, tx: Transaction, ended: Sequence[tuple[RunKind, RunRow]]) -> None:
         """Run the hooks of runs that ended, and have the workflows asked that wait for them.
 
         Those are asked by a request of its own, so that none of them keeps a run from ending. Runs of code have no
         hooks: their code does what is to follow.
         """
         self._refresh(tx)
-        ended = list(ended)
-        self._run_hooks(tx, {row.id: row for row in ended if row.kind == "dag" and row.state is not RunState.CANCELLED})
+        self._run_hooks(
+            tx, {row.id: row for kind, row in ended if kind.has_hooks and row.state is not RunState.CANCELLED}
+        )
         heard = [
             inbox.NewRequest(row.id, _heard(tx, row))
-            for row in ended
-            if row.kind != "flow" and self._listeners.are_for_end(row.workflow, row.status)
+            for kind, row in ended
+            if kind.is_listened_to and self._listeners.are_for_end(row.workflow, row.status)
         ]
         if heard:
             inbox.add_all(tx.connection, RequestKind.RUN_ENDED, heard)
-            tx.result.wakeups.has_requests = True
+            tx.result.wake(Wake.REQUESTS)
 
     def _run_hooks(self, tx: Transaction, ended: Mapping[bytes, RunRow]) -> None:
         hooks: list[NewTask] = []

@@ -13,6 +13,7 @@ from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.tasks.retry import RetryPolicy
 from orchestrator.domain.tasks.task import NewTask, TaskError, TaskOptions, executor_of
 from orchestrator.references import owners_in
+from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import CALL
 from orchestrator.store import payloads
@@ -30,15 +31,15 @@ def create_enqueued(tx: Transaction, children: Sequence[NewTask]) -> None:
     with_keys = [child for child in children if child.unique is not None]
     if with_keys:
         unique.defer(tx.connection, with_keys)
-        tx.result.wakeups.has_requests = True
+        tx.result.wake(Wake.REQUESTS)
     create_tasks(tx, [child for child in children if child.unique is None])
 
 
 def create_tasks(tx: Transaction, children: Sequence[NewTask], attempts: Mapping[bytes, int] | None = None) -> None:
     """Create tasks, once; `attempts` of tasks that were taken back go on counting from there."""
     if children:
-        tx.result.wakeups.delayed |= any(child.delay > 0 or child.expires is not None for child in children)
-        tx.result.wakeups.has_requests |= any(child.lane is not None for child in children)
+        tx.result.wake(Wake.DELAYED, any(child.delay > 0 or child.expires is not None for child in children))
+        tx.result.wake(Wake.REQUESTS, any(child.lane is not None for child in children))
         pairs = [(owner, new.run_id or new.id) for new in children for owner in owners_in(new.payload)]
         if kept := [pair for pair in pairs if pair[0] != pair[1]]:
             payloads.keep(tx.connection, kept)

@@ -39,7 +39,7 @@ from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.tasks.creation import create_enqueued, error_json, log_failed
 from orchestrator.scheduler.tasks.gone import find_gone
-from orchestrator.scheduler.tick_result import TickResult
+from orchestrator.scheduler.tick_result import TickResult, Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import said
 from orchestrator.store.tasks import details, transitions, waiting
@@ -170,8 +170,8 @@ class Reports:
         if adopted:
             transitions.adopt_executors(tx.connection, adopted)
         if again:
-            tx.result.wakeups.delayed |= any(row.delay > 0 for row in again)
-            tx.result.wakeups.handed_back |= any(row.outcome is None for row in again)
+            tx.result.wake(Wake.DELAYED, any(row.delay > 0 for row in again))
+            tx.result.wake(Wake.HANDED_BACK, any(row.outcome is None for row in again))
             repeated = transitions.requeue(tx.connection, again, tx.now)
             tx.result.note(repeated, lingering=lingering)
             _count_repeated(tx.result, again, repeated)
