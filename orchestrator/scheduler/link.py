@@ -6,13 +6,16 @@ are what fills it, that makes room.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 
+from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.scheduler.changes import ChangeLog
 from orchestrator.scheduler.code.paging import Paging
 from orchestrator.scheduler.commit_hooks import CommitHooks
-from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
 from orchestrator.scheduler.fleet.generations import Generations
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.fleet.watch import FleetWatch
@@ -20,15 +23,19 @@ from orchestrator.scheduler.leadership import Leadership
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.telemetry import Outage, first_line, get_logger
+from orchestrator.trace_context import below, run_span
 from orchestrator.transport import connection as transport
 from orchestrator.transport.batch_sizes import MOST_BYTES
-from orchestrator.transport.codec import Attempt, encode
+from orchestrator.transport.codec import LARGEST_BUNDLE, Attempt, encode
+from orchestrator.transport.keys import private_queue
 from orchestrator.transport.leader.queues import StreamsDamaged
 from orchestrator.transport.leader.streams import NO_CHANGES, Inbound, LeaderStreams
 from orchestrator.transport.quarantine import Refused
 
 log = get_logger("scheduler")
 
+BUNDLE_BYTES = 1_000_000
+"""Most bytes of payload in one message, unless one task alone has more."""
 _PAUSE = 0.5
 """Seconds before Redis is tried again."""
 _MOST_READS = 20
@@ -52,11 +59,12 @@ class Link(CommitHooks):
     outage: Outage
     fleet: Fleet
     watch: FleetWatch
-    dispatcher: Dispatcher
     paging: Paging
     changes: ChangeLog
     batch: int
     monotonic: Callable[[], float]
+    has_spans: bool = False
+    """Turns of code stand below the spans of their runs."""
     _read_at: float = 0.0
     _write_at: float = 0.0
     """When it may be tried again."""
@@ -75,10 +83,11 @@ class Link(CommitHooks):
         """Say whether there are pages of histories to send at once."""
         return self.paging.is_busy and self.can_write
 
-    def talk(self, do: Callable[[], None]) -> None:
-        """Do something with Redis, unless it fails."""
+    @contextmanager
+    def talking(self) -> Iterator[None]:
+        """Do something with Redis, as far as it works."""
         try:
-            do()
+            yield
         except StreamsDamaged as error:
             generation = self.generations.cursor.generation
             log.error("redis.stream_unusable generation=%s error=%s", generation, first_line(error))
@@ -101,16 +110,15 @@ class Link(CommitHooks):
 
     def committed(self, tick: TickResult) -> None:
         """Remember an attempt of the last commit that made some."""
-        self._last_claimed = tick.last_claimed() or self._last_claimed
+        if claimed := tick.outgoing.claimed:
+            self._last_claimed = Attempt(claimed[-1].id, claimed[-1].attempt)
 
     # -- in
 
     def read(self, until: float | None) -> Inbound:
         """Read events: one batch, waiting for the first until a time; or all there are, without waiting."""
         gathered = Inbound([], False, False)
-
-        def read() -> None:
-            nonlocal gathered
+        with self.talking():
             generation, position, _ = self.generations.cursor
             block = 0.0 if until is None else until - self.monotonic()
             for _ in range(_MOST_READS if until is None else 1):
@@ -124,10 +132,8 @@ class Link(CommitHooks):
                     inbound.stream or gathered.stream,
                 )
                 if inbound.complete or sum(len(body) for _, body in gathered.entries) > MOST_BYTES:
-                    return
+                    break
                 position = inbound.entries[-1][0]
-
-        self.talk(read)
         if gathered.fleet_changed:
             self.watch.due_at = 0.0
         self.watch.heard_of(gathered.stopped)
@@ -137,18 +143,21 @@ class Link(CommitHooks):
 
     def publish(self, tick: TickResult, *, moved_on: bool) -> None:
         """After a commit: hand out, withdraw, and tell everyone; `moved_on` if events were applied."""
-        self.talk(lambda: self._publish(tick, moved_on))
+        with self.talking():
+            self._publish(tick, moved_on)
 
     def _publish(self, tick: TickResult, moved_on: bool) -> None:
         outgoing = tick.outgoing
         generation, position, _ = self.generations.cursor
         has_news = moved_on or bool(outgoing.ended)
         changes = self.changes.of(generation, tick)
-        if outgoing.claimed or has_news or changes is not NO_CHANGES:
+        in_pages = {paged.task.id for paged in outgoing.paged}
+        claimed = [task for task in outgoing.claimed if task.id not in in_pages] if in_pages else outgoing.claimed
+        if claimed or has_news or changes is not NO_CHANGES:
             self.streams.publish(
                 generation,
                 self.leadership.term,
-                self.dispatcher.messages(outgoing.claimed),
+                messages(claimed, self.fleet.slots, has_spans=self.has_spans),
                 position if has_news else None,
                 outgoing.ended,
                 encode(None if moved_on else self._last_claimed),
@@ -158,8 +167,8 @@ class Link(CommitHooks):
             self.generations.confirmed = position
         if outgoing.key_holders:
             self.streams.tell_key_holders(outgoing.key_holders)
-        for messages in (outgoing.withdrawn, self.watch.unreceived(generation, outgoing.revoked)):
-            for queue, entries in messages.items():
+        for withdrawn in (outgoing.withdrawn, self.watch.unreceived(generation, outgoing.revoked)):
+            for queue, entries in withdrawn.items():
                 self.streams.queues.withdraw(generation, queue, entries)
         self.set_aside(outgoing.set_aside)
         self.watch.give_orders()
@@ -168,7 +177,8 @@ class Link(CommitHooks):
 
     def _push(self, claimed: Sequence[Claimed]) -> None:
         generation, term, last = self.generations.cursor.generation, self.leadership.term, encode(self._last_claimed)
-        self.streams.publish(generation, term, self.dispatcher.messages(claimed), claimed=last)
+        found = messages(claimed, self.fleet.slots, has_spans=self.has_spans)
+        self.streams.publish(generation, term, found, claimed=last)
 
     def set_aside(self, refused: Sequence[Refused]) -> None:
         """Keep what could not be applied, for people to look at."""
@@ -176,3 +186,46 @@ class Link(CommitHooks):
             first = refused[0]
             log.error("event.quarantined events=%d first=%s error=%s", len(refused), first.source, first.error)
             self.streams.set_aside(refused)
+
+
+def messages(
+    claimed: Sequence[Claimed], slots: Callable[[str], int], *, has_spans: bool = False
+) -> dict[str, list[bytes]]:
+    """Return the claimed tasks as messages by queue. A long line is bundled; a short one is spread over the slots."""
+    by_queue: dict[str, list[Claimed]] = defaultdict(list)
+    for task in claimed:
+        by_queue[task.queue if task.to is None else private_queue(task.to)].append(task)
+    found: dict[str, list[bytes]] = {}
+    for queue, tasks in by_queue.items():
+        size = max(1, min(LARGEST_BUNDLE, len(tasks) // max(1, slots(queue))))
+        bundles: list[list[Dispatch]] = []
+        room = weight = 0
+        for task in sorted(tasks, key=attrgetter("alone")):
+            weight += len(task.payload)
+            if room == 0 or task.alone or weight > BUNDLE_BYTES:
+                bundles.append([])
+                room, weight = size, len(task.payload)
+            bundles[-1].append(_message(task, has_spans))
+            room -= 1
+        found[queue] = [encode(bundle) for bundle in bundles]
+    return found
+
+
+def _message(task: Claimed, has_spans: bool) -> Dispatch:
+    trace = task.trace
+    if trace is not None and task.is_turn_task and has_spans:  # whoever created it did not know that
+        trace = below(trace, run_span(task.id))
+    return Dispatch(
+        task.id,
+        task.attempt,
+        task.name,
+        task.payload,
+        task.queue,
+        task.options,
+        task.run_id,
+        task.position,
+        task.alone,
+        task.failures,
+        task.details,
+        trace,
+    )

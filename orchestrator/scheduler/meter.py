@@ -65,7 +65,7 @@ class Meter(CommitHooks):
         if counts.reports:
             self.reports += counts.reports
             self.batches.add(counts.reports)
-        if sent := tick.sent():
+        if sent := tick.outgoing.claimed:
             queues = set(map(_queue, sent))
             counts_by_queue = dict.fromkeys(queues, len(sent)) if len(queues) == 1 else Counter(map(_queue, sent))
             for queue, number in counts_by_queue.items():

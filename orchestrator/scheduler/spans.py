@@ -45,7 +45,7 @@ class LeaderSpans(CommitHooks):
 
     def committed(self, tick: TickResult) -> None:
         """Put down what was handed out, and what has ended."""
-        tasks = [task for task in tick.sent() if task.trace is not None and not task.is_turn_task]
+        tasks = [task for task in tick.outgoing.claimed if task.trace is not None and not task.is_turn_task]
         runs = [run for run in tick.outgoing.runs if run.trace is not None and run.state in ENDED_RUN_STATES]
         if tasks or runs:
             self._waiting.append(_Committed(time.time(), tasks, runs))

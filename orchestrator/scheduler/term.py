@@ -113,7 +113,7 @@ class Term:
         nesting = Nesting(settings.max_depth, settings.max_descendants)
         self.fleet = fleet = Fleet(settings.worker_ttl)
         self.lanes = lanes = LaneService()
-        self.dispatcher = dispatcher = Dispatcher(fleet, lanes, settings.batch, monotonic, has_spans=spans is not None)
+        self.dispatcher = dispatcher = Dispatcher(fleet, lanes, settings.batch, monotonic)
         self.watch = watch = FleetWatch(fleet, streams, settings, monotonic)
         backlog = Backlog()
         self.dags = dags = Dags(backlog, settings.max_payload, settings.batch, nesting)
@@ -136,11 +136,11 @@ class Term:
             outage=redis,
             fleet=fleet,
             watch=watch,
-            dispatcher=dispatcher,
             paging=code.paging,
             changes=ChangeLog(),
             batch=settings.batch,
             monotonic=monotonic,
+            has_spans=spans is not None,
         )
         self._fleet_check = FleetCheck(
             streams=streams,
@@ -166,7 +166,8 @@ class Term:
             self.fleet.capabilities.lacking = set(waiting.lacking(connection))
             self.watch.drains = drains(connection)
         log.info("scheduler.leading term=%d", self._leadership.term)
-        self.link.talk(self._claim_term)
+        with self.link.talking():
+            self._claim_term()
 
     def _claim_term(self) -> None:
         """Have pushes of this term accepted. Terms come from Postgres; a later one in Redis may be none of its own."""
@@ -212,7 +213,7 @@ class Term:
                 log.error("scheduler.tick_rolled_back error=%s: the next tick looks for the cause", first_line(error))
             self._is_careful = True
             return
-        is_useful = inbound.entries or inbound.fleet_changed or result.outgoing.ended or self.dispatcher.had_room
+        is_useful = inbound.entries or inbound.fleet_changed or result.outgoing.ended or self.dispatcher.last.had_room
         self._nudged_in_vain = inbound.nudged and not is_useful
         self.link.publish(result, moved_on=bool(inbound.entries))
         self._meter.ticked(self._monotonic() - self._due_since)
@@ -247,7 +248,7 @@ class Term:
         An enqueue nudges the leader, and a nudged tick looks at the pending work. If a nudge is lost, the next look at
         the fleet makes up for it.
         """
-        if not (self.pending_work.was_empty and self.dispatcher.has_drained):
+        if not (self.pending_work.was_empty and self.dispatcher.last.has_drained):
             return False
         return all(task.is_single for task in tick.outgoing.moved)
 

@@ -28,7 +28,7 @@ from orchestrator.store.code.turns import Unshown
 from orchestrator.store.runs.transitions import RunRow
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.transitions import Moved
-from orchestrator.transport.codec import Attempt, Ended
+from orchestrator.transport.codec import Ended
 from orchestrator.transport.quarantine import Refused
 
 T = TypeVar("T")
@@ -144,11 +144,6 @@ class TickRuns(_Mergeable):
         changes.facts += facts
         changes.of_flow = True
 
-    def take_changes(self) -> ChangesByRun:
-        """Return what runs are to be notified of now."""
-        changes, self.changes = self.changes, ChangesByRun()
-        return changes
-
 
 class Capacity(_Mergeable):
     """What came free, and who turned out not to be of use."""
@@ -194,7 +189,7 @@ class Outgoing(_Mergeable):
     claimed: list[Claimed] = []
     """Tasks to push."""
     paged: list[Paged] = []
-    """Activations to send page by page."""
+    """Those of them that are activations which go page by page."""
     ended: list[Ended] = []
     """Tasks and runs that ended, for waiting clients."""
     revoked: list[Moved] = []
@@ -356,16 +351,6 @@ class TickResult(_Mergeable):
         """Yield tasks that ended, and runs of code whose turns did."""
         yield from (ended.id for ended in self.outgoing.ended)
         yield from (run for run, _ in self.capacity.turns_over)
-
-    def sent(self) -> Sequence[Claimed]:
-        """Return the tasks that it has claimed, however they are sent."""
-        paged = self.outgoing.paged
-        return [*self.outgoing.claimed, *(one.task for one in paged)] if paged else self.outgoing.claimed
-
-    def last_claimed(self) -> Attempt | None:
-        """Return one of the attempts that it has claimed, if any."""
-        sent = self.sent()
-        return Attempt(sent[-1].id, sent[-1].attempt) if sent else None
 
 
 def _follow_ups(task: Moved, result: bytes | None, error: TaskError | None) -> Iterable[NewTask]:

@@ -65,7 +65,7 @@ def test_cancel_while_dispatched_takes_the_message_back(system: System) -> None:
 
 def test_cancel_of_one_in_a_bundle_leaves_its_neighbours(system: System) -> None:
     worker = system.worker(slots=1)
-    system.scheduler.term.dispatcher._rates["default"] = 1_000.0  # a fast queue is bundled
+    system.scheduler.term.dispatcher.windows.rates["default"] = 1_000.0  # a fast queue is bundled
     handles = system.dispatch(6)
     assert system.redis.xlen(KEYS.queue(system.generation, "default")) == 1
     handles[2].cancel()

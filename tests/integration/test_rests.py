@@ -34,7 +34,7 @@ def rests(system: System) -> Rests:
 
 def test_nudges_are_gathered_where_no_worker_has_room(system: System, rests: Rests) -> None:
     """Else every enqueue would cost a tick, and a commit beside its own."""
-    while system.scheduler.term.dispatcher.had_room:
+    while system.scheduler.term.dispatcher.last.had_room:
         waiting = system.job.enqueue()
         system.tick()
     assert system.states(waiting) == ["pending"]

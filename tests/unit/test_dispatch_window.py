@@ -15,6 +15,7 @@ from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.limits import LaneService
+from orchestrator.scheduler.link import messages
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.tasks.claims import Claimed
@@ -169,14 +170,13 @@ def test_a_fast_queue_is_kept_ahead_of_its_slots() -> None:
 # -- messages
 
 
-def unpacked(messages: Mapping[str, Sequence[bytes]]) -> dict[str, list[list[Dispatch]]]:
-    return {queue: [decode_dispatches(body) for body in bodies] for queue, bodies in messages.items()}
+def unpacked(found: Mapping[str, Sequence[bytes]]) -> dict[str, list[list[Dispatch]]]:
+    return {queue: [decode_dispatches(body) for body in bodies] for queue, bodies in found.items()}
 
 
 def test_a_short_line_is_spread_over_the_slots() -> None:
-    dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=1_000)
     for count in (1, 5, 10, 19):
-        bundles = unpacked(dispatcher.messages([claimed(number) for number in range(count)]))["a"]
+        bundles = unpacked(messages([claimed(number) for number in range(count)], fleet_of(a=10).slots))["a"]
         assert [len(bundle) for bundle in bundles] == [1] * count
 
 
@@ -184,20 +184,19 @@ def test_large_tasks_are_not_bundled() -> None:
     tasks = [
         claimed(number)._replace(payload=b"x" * size) for number, size in enumerate([400_000] * 5 + [3_000_000, 5])
     ]
-    bundles = unpacked(Dispatcher(fleet_of(a=1), LaneService(), batch=10).messages(tasks))["a"]
+    bundles = unpacked(messages(tasks, fleet_of(a=1).slots))["a"]
     assert [len(bundle) for bundle in bundles] == [2, 2, 1, 1, 1]
     assert [task.id for bundle in bundles for task in bundle] == [task.id for task in tasks]
 
 
 def test_a_long_line_is_bundled() -> None:
-    dispatcher = Dispatcher(fleet_of(a=10), LaneService(), batch=10_000)
-    bundles = unpacked(dispatcher.messages([claimed(number) for number in range(1_000)]))["a"]
+    bundles = unpacked(messages([claimed(number) for number in range(1_000)], fleet_of(a=10).slots))["a"]
     assert {len(bundle) for bundle in bundles} == {LARGEST_BUNDLE}
 
 
 def test_a_message_carries_the_whole_task() -> None:
     task = Claimed(b"i" * 16, 7, "job", b"payload", "a", '{"timeout":1.0}', b"r" * 16, 3, True)
-    (bundle,) = unpacked(Dispatcher(fleet_of(a=10), LaneService(), batch=10).messages([task]))["a"]
+    (bundle,) = unpacked(messages([task], fleet_of(a=10).slots))["a"]
     assert bundle == [Dispatch(b"i" * 16, 7, "job", b"payload", "a", '{"timeout":1.0}', b"r" * 16, 3, True)]
 
 
@@ -209,15 +208,15 @@ def test_nothing_is_lost_doubled_or_reordered_on_the_way_into_messages(
     line: list[tuple[str, bool]], slots: int
 ) -> None:
     tasks = [claimed(number, queue, alone=alone) for number, (queue, alone) in enumerate(line)]
-    messages = unpacked(Dispatcher(fleet_of(a=slots, b=1), LaneService(), batch=1_000).messages(tasks))
-    for queue, bundles in messages.items():
+    found = unpacked(messages(tasks, fleet_of(a=slots, b=1).slots))
+    for queue, bundles in found.items():
         sent = [task for bundle in bundles for task in bundle]
         for alone in (False, True):
             wanted = [task.id for task in tasks if task.queue == queue and task.alone is alone]
             assert [task.id for task in sent if task.alone is alone] == wanted
         assert all(len(bundle) <= LARGEST_BUNDLE for bundle in bundles)
         assert all(len(bundle) == 1 for bundle in bundles if any(task.alone for task in bundle))
-    assert sum(len(bundle) for bundles in messages.values() for bundle in bundles) == len(tasks)
+    assert sum(len(bundle) for bundles in found.values() for bundle in bundles) == len(tasks)
 
 
 # -- room

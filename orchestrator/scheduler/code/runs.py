@@ -131,6 +131,7 @@ class CodeRuns(RunKind):
             lambda tx, some: with_events.update(self._with_events(tx, some, asked)),
             lambda tx, task, error: mark_stuck(tx, [(task.id, task.attempt, _unreadable(error))]),
         )
+        with_events |= {paged.task.id: paged.task for paged in tx.result.outgoing.paged}
         tx.result.outgoing.claimed = [
             with_events.get(task.id, task)
             for task in tx.result.outgoing.claimed

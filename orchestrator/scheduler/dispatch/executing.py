@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 
 from orchestrator.domain.executors.call import wanted
 from orchestrator.domain.executors.record import encode_record, next_record
@@ -18,17 +17,8 @@ from orchestrator.store.tasks import details
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.transitions import Requeue
 
-_options = attrgetter("options")
 _MACHINE_IS_AWAY = 1.0
 """Seconds before an execution is looked at again whose machine has no worker at the moment."""
-
-
-def split(found: list[Claimed]) -> tuple[list[Claimed], list[Claimed]]:
-    """Return what workers run in their slots, and what executors do; as a rule, tasks share a few options."""
-    outside = {options for options in set(map(_options, found)) if executor_of(options) is not None}
-    if not outside:
-        return found, []
-    return [task for task in found if task.options not in outside], [task for task in found if task.options in outside]
 
 
 def place_executions(

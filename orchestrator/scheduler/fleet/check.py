@@ -52,9 +52,7 @@ class FleetCheck:
     def run(self) -> Suspicion:
         """Look at Redis and the fleet, and note which in-flight tasks seem to be nowhere."""
         suspicion = Suspicion(looked=False)
-
-        def check() -> None:
-            nonlocal suspicion
+        with self.link.talking():
             if self.generations.keep(self.monotonic()):
                 self.fleet.grace()
                 self._count_at = 0.0
@@ -65,8 +63,6 @@ class FleetCheck:
             if self._is_count_due():
                 suspicion = self._suspects()
             self.link.worked()
-
-        self.link.talk(check)
         return suspicion
 
     def _is_count_due(self) -> bool:

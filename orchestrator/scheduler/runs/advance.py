@@ -27,7 +27,7 @@ from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.runs.backlog import Backlog, RunAndChanges
 from orchestrator.scheduler.runs.kinds import RunKind, Saved
 from orchestrator.scheduler.runs.triggers import Triggers
-from orchestrator.scheduler.tick_result import Wake
+from orchestrator.scheduler.tick_result import ChangesByRun, Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version
@@ -58,7 +58,8 @@ class Runs:
     backlog: Backlog
 
     def __post_init__(self) -> None:
-        self._kinds = {kind.name: kind for kind in (RunKind(), self.dags, self.flows, self.code)}
+        self._workflows: tuple[RunKind, ...] = self.dags, self.flows, self.code
+        self._kinds = {kind.name: kind for kind in (RunKind(), *self._workflows)}
 
     # -- what makes runs go on
 
@@ -98,7 +99,8 @@ class Runs:
         Runs that are `resetting` end because others repeat them from an earlier event.
         """
         while touched := tx.result.runs:
-            self.notify(tx, [(run, [changes]) for run, changes in touched.take_changes().items()])
+            moved, touched.changes = touched.changes, ChangesByRun()
+            self.notify(tx, [(run, [changes]) for run, changes in moved.items()])
             ends = [
                 RunEnd(
                     one, touched.continuing.pop(one.id, None), one.id in resetting, touched.unheard.pop(one.id, None)
@@ -237,7 +239,7 @@ class Runs:
             run: found for run, changes in some if (found := [f for h in changes for f in h.facts_for_code])
         }
         of_code = {run: learned for run, learned in facts.items() if run not in saved and _is_for_code(learned[0])}
-        heard = append_facts(tx, of_code, deltas)
+        heard = append_facts(tx, of_code, deltas) if of_code else set()
         rest = {run: delta for run, delta in deltas.items() if run not in heard}
         if rest:
             plans = {run: (plan.state, plan.expanding) for run, plan in saved.items()}
@@ -248,7 +250,7 @@ class Runs:
 
     def forget(self, ids: Sequence[bytes]) -> None:
         """Remember nothing more of runs that are being cancelled. If they go on, Postgres has them."""
-        for kind in self._kinds.values():
+        for kind in self._workflows:
             kind.drop(ids)
 
     # -- ends
@@ -266,7 +268,8 @@ class Runs:
             state = verdict(row.counters, row.cancelling, row.reason == TIMED_OUT)
             if state is None or row.state not in run_sources_of(state) or row.id in waiting:
                 continue  # a change that waits may open it again
-            if tx.budget.has_room_for_hooks(*self._kinds[row.kind].hooks(row.id, state)):
+            kind = self._kinds[row.kind]
+            if not kind.has_hooks or tx.budget.has_room_for_hooks(*kind.hooks(row.id, state)):
                 complete.append((row.id, state, None))
             else:
                 late.append((row.id, RunChanges()))
@@ -330,7 +333,7 @@ class Runs:
             tx.result.wake(Wake.RUNS_TO_BEGIN)
         if hooks and any(row.workflow is not None for row in over):
             self.triggers.runs_ended(tx, [(self._kinds[row.kind], row) for row in over])
-        for kind in self._kinds.values():
+        for kind in self._workflows:
             if rows := [row for row in ended if row.kind == kind.name]:
                 kind.drop([row.id for row in rows])
                 kind.ended(tx, rows)
