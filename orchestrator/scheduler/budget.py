@@ -95,7 +95,7 @@ class TickBudget:
     read_nodes: int = 0
     """Nodes of the flows whose definitions have been read."""
     evaluated: set[str] = field(default_factory=set)
-    """Kinds of expressions of which a dear one has been evaluated for those whose turn it is."""
+    """Kinds of expressions of which an expensive one has been evaluated for those whose turn it is."""
     asked: int = 0
     """How many have been asked whether an event starts them."""
     asking_cost: int = 0

@@ -1,7 +1,7 @@
 """Find the one that is at fault, so that nobody else waits for it.
 
-A tick does everything at once. If it fails, the next one is *careful*: whatever belongs to runs, reports or requests is
-done under savepoints, each with a tick result of its own, and halved until the culprit is alone.
+A tick does everything at once. If it fails, the next one *bisects*: what belongs to runs, reports or requests is done
+under savepoints, each with a tick result of its own, and halved until the culprit is alone.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.states import IN_FLIGHT_STATES
 from orchestrator.scheduler.leadership import TermOver
-from orchestrator.scheduler.tasks.duplicates import remove_duplicates
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import is_being_restored, is_outage, is_timeout
 from orchestrator.store.driver import savepoint
 from orchestrator.store.sql import statement_of
+from orchestrator.store.tasks import duplicates
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -36,10 +38,10 @@ def isolate(
     do: Callable[[Transaction, Sequence[T]], object],
     give_up: Callable[[Transaction, T, Exception], None],
 ) -> None:
-    """Do something with all items at once; in a careful tick without those with which it fails."""
+    """Do something with all items at once; in a bisecting tick without those with which it fails."""
     if not items:
         return
-    if not tx.is_careful:
+    if not tx.is_bisecting:
         do(tx, items)
         return
     error = _failure(tx, lambda: do(tx, items))
@@ -58,15 +60,15 @@ def isolate(
 def attempt(tx: Transaction, what: str, do: Callable[[Transaction, int], object], rows: int) -> None:
     """Do one part of a tick with so many rows, or fewer where they took too long before.
 
-    In a careful tick, go on with the other parts if it fails.
+    In a bisecting tick, go on with the other parts if it fails.
     """
     budget = tx.budget
     most = budget.parts.most(what, rows)
-    if tx.is_careful and budget.parts.is_out(what):
+    if tx.is_bisecting and budget.parts.is_out(what):
         tx.result.failed_parts.append(what)
         return
     with budget.doing(what):
-        if not tx.is_careful:
+        if not tx.is_bisecting:
             do(tx, most)
             return
         with tx.hurrying():
@@ -110,3 +112,33 @@ def _failure(tx: Transaction, do: Callable[[], object]) -> Exception | None:
             tx.result = whole
             return None
     raise AssertionError("the last try returns")
+
+
+_MOST_REMOVED = 1_000
+"""That are removed at once."""
+_NAMED_IN_LOG = 10
+"""Of those, how many are named in the log."""
+
+
+def remove_duplicates(tx: Transaction, error: Exception) -> bool:
+    """Remove open tasks that have ended, if an error says that there is one; say whether there was.
+
+    What they came to when they ended stays, and whoever waits for them is told that.
+    """
+    task = duplicates.named_in(error)
+    if task is None:
+        return False
+    removed = duplicates.remove(tx.connection, task, _MOST_REMOVED)
+    if not removed:
+        return False
+    tx.result.note(removed)
+    tx.result.outgoing.revoked.extend(double for double in removed if double.before in IN_FLIGHT_STATES)
+    log.error(
+        "task.duplicates_removed tasks=%d: tasks that had ended were open as well and could not end again. The open "
+        "rows are removed, the results stay: %s%s",
+        len(removed),
+        ", ".join(to_text(double.id) for double in removed[:_NAMED_IN_LOG]),
+        " …" if len(removed) > _NAMED_IN_LOG else "",
+        extra={"task_id": to_text(removed[0].id)},
+    )
+    return True

@@ -21,9 +21,8 @@ from orchestrator.domain.limits.names import queue_bucket
 from orchestrator.domain.limits.unheard import Attempt, Handed, Unheard, is_heard_of, lane_buckets
 from orchestrator.domain.tasks.task import executor_of, parse_options
 from orchestrator.scheduler import isolation
-from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.tick_result import TickResult
+from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.limits import lanes as store
 from orchestrator.store.tasks import waiting

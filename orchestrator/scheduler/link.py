@@ -15,12 +15,11 @@ from operator import attrgetter
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.scheduler.changes import ChangeLog
 from orchestrator.scheduler.code.paging import Paging
-from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.fleet.generations import Generations
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.fleet.watch import FleetWatch
 from orchestrator.scheduler.leadership import Leadership
-from orchestrator.scheduler.tick_result import TickResult
+from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.trace_context import below, run_span

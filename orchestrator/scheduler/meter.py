@@ -20,8 +20,7 @@ from orchestrator.monitoring.exposition import (
     counter,
     histogram,
 )
-from orchestrator.scheduler.commit_hooks import CommitHooks
-from orchestrator.scheduler.tick_result import TickResult, sampled
+from orchestrator.scheduler.tick_result import CommitHooks, TickResult, sampled
 from orchestrator.store import driver
 from orchestrator.store.tasks.claims import Claimed
 

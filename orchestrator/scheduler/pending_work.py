@@ -8,7 +8,6 @@ from datetime import datetime
 
 from orchestrator.scheduler.code.ends import close_runs
 from orchestrator.scheduler.code.runs import CodeRuns, fire_timers
-from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.isolation import attempt
 from orchestrator.scheduler.requests import Requests
@@ -17,7 +16,7 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.schedules import extend_backfills, fire_schedules
 from orchestrator.scheduler.tasks.timers import expire, fail_unknown, fire_due, release_crowded, release_known
-from orchestrator.scheduler.tick_result import Wake
+from orchestrator.scheduler.tick_result import CommitHooks, Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.settings import Settings
 from orchestrator.store.tasks import waiting

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
-from orchestrator.scheduler.commit_hooks import CommitHooks
-from orchestrator.scheduler.tick_result import TickResult
+from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.runs.transitions import RunRow
 from orchestrator.store.tasks.claims import Claimed

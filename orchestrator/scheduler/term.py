@@ -21,7 +21,6 @@ from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.scheduler.budget import Pace
 from orchestrator.scheduler.changes import ChangeLog
 from orchestrator.scheduler.code.runs import CodeRuns
-from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
 from orchestrator.scheduler.fleet.capabilities import Crowd
@@ -45,7 +44,7 @@ from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.tasks.reports import Reports
 from orchestrator.scheduler.throughput import ThroughputRecord
-from orchestrator.scheduler.tick_result import TickResult
+from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
@@ -98,7 +97,7 @@ class Term:
         self._stopping = stopping
         self._on_ended = on_ended
         self._monotonic = monotonic
-        self._is_careful = bool(pace.parts)
+        self._is_bisecting = bool(pace.parts)
         self._late_part: str | None = None
         """Of the last tick that failed, the part whose statement took too long."""
         self._said_at = 0.0
@@ -201,7 +200,7 @@ class Term:
             result = self._commit(inbound, suspicion)
         except Exception as error:
             is_known = self._late_part is not None
-            if self._is_careful or (is_about_all(error) and not is_known):
+            if self._is_bisecting or (is_about_all(error) and not is_known):
                 raise
             if is_known:
                 log.warning(
@@ -211,7 +210,7 @@ class Term:
                 )
             else:
                 log.error("scheduler.tick_rolled_back error=%s: the next tick looks for the cause", first_line(error))
-            self._is_careful = True
+            self._is_bisecting = True
             return
         is_useful = inbound.entries or inbound.fleet_changed or result.outgoing.ended or self.dispatcher.last.had_room
         self._nudged_in_vain = inbound.nudged and not is_useful
@@ -277,7 +276,7 @@ class Term:
 
     def _apply_leftover(self, inbound: Inbound, cursor: Cursor) -> Sequence[Ended]:
         """Apply what still stands in the stream of a generation that ends, up to a cursor; return what ended."""
-        self._is_careful = True  # nothing that stands there may keep the next generation from beginning
+        self._is_bisecting = True  # nothing that stands there may keep the next generation from beginning
         decoded = self._reports.decode(inbound)
         with self._transaction(cursor) as (tx, _):
             self._reports.apply(tx, decoded)
@@ -300,7 +299,7 @@ class Term:
                 self._began = self._due_since = began = self._monotonic()
                 watched, undone = self._streams.fleet.is_watched, self._rolled_back
                 tx = Transaction(
-                    writing.connection, writing.now, budget, self._is_careful, not self._is_careful, watched, undone
+                    writing.connection, writing.now, budget, self._is_bisecting, not self._is_bisecting, watched, undone
                 )
                 tx.vault, tx.spans, tx.result = self._vault, self._spans, result
                 tx.statement_limit = TICK_LIMIT * self._settings.lease
@@ -328,7 +327,7 @@ class Term:
         for part in self._remembering:
             part.committed(tick)
         self._on_ended(len(tick.outgoing.ended))
-        self._is_careful = bool(tick.failed_parts or self._pace.parts)
+        self._is_bisecting = bool(tick.failed_parts or self._pace.parts)
         if self.link.has_pages:
             self.due_in = 0.0
         elif tick.failed_parts:  # it is tried again, but all the others come first

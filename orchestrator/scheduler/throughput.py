@@ -14,9 +14,8 @@ from datetime import datetime
 
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.monitoring.exposition import SECONDS
-from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.meter import Meter
-from orchestrator.scheduler.tick_result import TickResult
+from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store import throughput
 

@@ -277,7 +277,7 @@ class TickResult(_Mergeable):
     outgoing: Outgoing = msgspec.field(default_factory=Outgoing)
     counts: Counts = msgspec.field(default_factory=Counts)
     failed_parts: list[str] = []
-    """What a careful tick could not do, and nobody in particular is at fault."""
+    """What a bisecting tick could not do, and nobody in particular is at fault."""
 
     def note(
         self,
@@ -360,3 +360,13 @@ def _follow_ups(task: Moved, result: bytes | None, error: TaskError | None) -> I
     if task.state == TaskState.FAILED:
         return after_end(task.id, task.attempt, callbacks, error, task.trace)
     return ()
+
+
+class CommitHooks:
+    """Keeps something in memory between ticks."""
+
+    def committed(self, tick: TickResult) -> None:
+        """A transaction was committed with this result."""
+
+    def rolled_back(self) -> None:
+        """A transaction, or a part of one, was rolled back."""

@@ -34,7 +34,7 @@ class Transaction:
     connection: Connection
     now: datetime
     budget: TickBudget = field(default_factory=TickBudget)
-    is_careful: bool = False
+    is_bisecting: bool = False
     """The one before it failed: what belongs to runs is tried, so that the one at fault is found."""
     may_gather: bool = False
     """What nobody waits for the answer of may be sent with the next statement."""

@@ -75,7 +75,7 @@ def test_many_large_runs_that_are_pending_begin_tick_by_tick(system: System, mon
         system.clock.now += len(tasks) * share / in_time
         create_tasks(tx, tasks, *more)
 
-    monkeypatch.setattr("orchestrator.scheduler.dag.plans.create_tasks", creating)
+    monkeypatch.setattr("orchestrator.scheduler.dag.creation.create_tasks", creating)
     system.app.workflows.apply(wide("large", 200))
     worker = system.worker()
     runs = [system.app.workflows["large"].start() for _ in range(60)]

@@ -103,7 +103,7 @@ def test_a_tree_whose_children_cannot_be_created_is_found(system: System, monkey
             raise ValueError("no")
         return create_runs(tx, new)
 
-    monkeypatch.setattr("orchestrator.scheduler.dag.plans.create_runs", refusing)
+    monkeypatch.setattr("orchestrator.scheduler.dag.creation.create_runs", refusing)
     system.tick(4)
     assert row(system, bad)["stuck"] is not None
     assert children(system, good) > 0

@@ -64,7 +64,7 @@ def test_after_a_rollback_it_claims(system: System, claimed: list[int], monkeypa
     worker.succeed(first)
     with monkeypatch.context() as patch:
         patch.setattr(system.scheduler.term, "_is_drained", lambda *_: 1 / 0)
-        system.tick()  # which fails, and the next one is careful
+        system.tick()  # which fails, and the next one bisects
     claimed.clear()
     worker.succeed(second)
     system.tick()

@@ -264,7 +264,7 @@ def test_what_cannot_follow_the_end_of_a_run_that_never_began_stops_nobody(
     original = Triggers.runs_ended
 
     def runs_ended(self: Triggers, tx: Any, ended: Any) -> None:
-        if any(run.workflow == "single" for run in ended):
+        if any(run.workflow == "single" for _, run in ended):
             raise ZeroDivisionError("a defect")
         original(self, tx, ended)
 

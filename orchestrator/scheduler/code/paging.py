@@ -21,8 +21,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code.history_budget import PAGE
 from orchestrator.domain.ids import about_run
-from orchestrator.scheduler.commit_hooks import CommitHooks
-from orchestrator.scheduler.tick_result import Paged, TickResult
+from orchestrator.scheduler.tick_result import CommitHooks, Paged, TickResult
 from orchestrator.store.code import turns
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.telemetry import get_logger

@@ -21,7 +21,6 @@ from orchestrator.domain.runs.verdict import CONTINUED, TIMED_OUT
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.paging import Paging
-from orchestrator.scheduler.code.queries import Asked, Queries
 from orchestrator.scheduler.fleet.capabilities import Crowd
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.isolation import isolate
@@ -39,6 +38,73 @@ from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.transitions import Requeue
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Ended, encode
+
+Asked = Mapping[bytes, Mapping[bytes, Query]]
+"""By run and its own id, what is asked of code."""
+
+
+class Queries:
+    """What the code of runs is asked, from when it stands in the inbox until the code has heard it.
+
+    Only the leader knows of a query, and only in memory: who gets no answer asks again. A query that was sent is kept
+    until its turn is reported, and is sent again if nobody took that turn, because the worker had the code no longer in
+    memory for example. One whose worker died is not sent again: it may be what took the worker down.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, dict[bytes, Query]] = {}
+        """What no code has been sent."""
+        self._sent: dict[bytes, tuple[int, dict[bytes, Query]]] = {}
+        """What the code of runs was sent, and in which attempt, which has not been reported."""
+
+    def committed(self, tick: TickResult) -> None:
+        """Keep what was asked until the code has heard it."""
+        for run, query in tick.code.asked:
+            self._waiting.setdefault(run, {})[query.id] = query
+        for run in tick.code.reported:
+            self._sent.pop(run, None)
+        for run in tick.code.passed_on:
+            self._waiting.pop(run, None)
+        for run, attempt in tick.code.sent.items():
+            self._sent[run] = attempt, self._waiting.pop(run, {})
+
+    def waiting(self, tick: TickResult) -> Asked:
+        """Return, by run, what code is asked and has not been sent."""
+        if not tick.code.asked:
+            return self._waiting
+        asked = {run: dict(queries) for run, queries in self._waiting.items()}
+        for run, query in tick.code.asked:
+            asked.setdefault(run, {})[query.id] = query
+        return asked
+
+    def send(self, tick: TickResult, asked: Asked, run: bytes, attempt: int) -> None:
+        """Note that a turn is on its way, with what the run is asked."""
+        if run in asked:
+            tick.code.sent[run] = attempt
+        else:
+            self.forget(tick, [run])  # what was lost with a worker
+
+    def not_shown(self, tick: TickResult, turns: Iterable[tuple[bytes, int]]) -> None:
+        """Ask again, in their next turns, what runs were asked in turns that nobody took: run and attempt."""
+        for run, attempt in turns:
+            sent = self._sent.get(run)
+            if sent is not None and sent[0] == attempt:
+                tick.code.reported.append(run)
+                tick.code.asked.extend((run, query) for query in sent[1].values())
+
+    def shown(self, tick: TickResult, runs: Sequence[bytes], answered: Container[bytes]) -> list[bytes]:
+        """Note that the code of runs has taken a turn; return those that were asked something else meanwhile."""
+        self.forget(tick, runs)
+        asked = self.waiting(tick)
+        if not asked:
+            return []
+        return [run for run in runs if any(query not in answered for query in asked.get(run, ()))]
+
+    def forget(self, tick: TickResult, runs: Iterable[bytes]) -> None:
+        """Keep no longer what runs were sent."""
+        if self._sent:
+            tick.code.reported.extend(run for run in runs if run in self._sent)
+
 
 log = get_logger("scheduler")
 

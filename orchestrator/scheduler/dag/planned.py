@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +13,9 @@ from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.placement import of_step
 from orchestrator.domain.dag.plan import Plan
+from orchestrator.domain.dag.scope import Scope, Work
 from orchestrator.domain.dag.steps import StepProgram
+from orchestrator.scheduler.budget import TickBudget
 
 
 class Compiled:
@@ -22,7 +26,7 @@ class Compiled:
         self.graph = Graph(definition)
         self.programs = [StepProgram(self.graph, place) for place in range(len(self.graph.steps))]
         self.placements = [of_step(step, definition.queue) for step in self.graph.steps]
-        self.dear: set[tuple[str, int]] = set()
+        self.expensive: set[tuple[str, int]] = set()
         """Kinds of expressions, and places of the steps, that took long to evaluate for one run or another."""
 
     @cached_property
@@ -53,3 +57,45 @@ class DagRun:
     """The first of the runs that started each other, and at last this one."""
     params_size: int = 0
     """Bytes of its parameters, as they are stored."""
+
+
+_EXPENSIVE = 20_000
+"""What an evaluation may cost that nobody notices, in the units of `Work`: some milliseconds."""
+_A_WHILE = 10 * _EXPENSIVE
+"""What may be evaluated at once when the time is over."""
+
+
+class Evaluating:
+    """Evaluates one kind of expressions of many steps, as far as there is time.
+
+    The cost of an expression is known only when it has been evaluated, and how long that takes depends on who else uses
+    the machine. So the leader looks at its clock before each. When the time of the tick is over, cheap expressions go
+    on for a little while, so that nobody waits for the expressions of others; of those that were expensive before, one
+    is evaluated for the runs whose turn it is, and the rest waits.
+    """
+
+    def __init__(self, budget: TickBudget, kind: str) -> None:
+        self._budget = budget
+        self._kind = kind
+        self._work = Work()
+        self._spent = 0
+
+    @contextmanager
+    def on(self, run: DagRun, place: int, names: Scope) -> Iterator[bool]:
+        """Do something for a step, if there is room and time for it, and remember whether it was expensive."""
+        before = names.budget.spent
+        self._budget.step = f"the {self._kind} of step {run.compiled.graph.steps[place].name!r}"
+        with self._work.on(names.budget) as has_room:
+            yield has_room and not self._waits(run, place)
+        self._budget.step = None  # it is left standing if that fails
+        cost = names.budget.spent - before
+        self._spent += cost
+        if cost > _EXPENSIVE:
+            run.compiled.expensive.add((self._kind, place))
+            self._budget.evaluated.add(self._kind)
+
+    def _waits(self, run: DagRun, place: int) -> bool:
+        is_expensive = (self._kind, place) in run.compiled.expensive
+        if self._spent <= _A_WHILE and not (is_expensive and self._kind in self._budget.evaluated):
+            return False
+        return self._budget.is_spent

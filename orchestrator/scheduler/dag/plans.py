@@ -6,46 +6,35 @@ rebuilt from what Postgres has.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC
 from itertools import islice
-from typing import Any
 
 import msgspec
 
 from orchestrator.domain import timezones
 from orchestrator.domain.dag.checks import MOST_STEPS
-from orchestrator.domain.dag.definition import check_size, hooks_of, resolve_params
-from orchestrator.domain.dag.placement import Origin
+from orchestrator.domain.dag.definition import hooks_of
 from orchestrator.domain.dag.plan import Plan
-from orchestrator.domain.dag.scope import EvaluationBudget, Scope
+from orchestrator.domain.dag.scope import Scope
 from orchestrator.domain.dag.state import STATE_OF_TASK, DagState, Delta
 from orchestrator.domain.dag.steps import FanOut, Skip
-from orchestrator.domain.ids import derived_id, to_text
-from orchestrator.domain.plain import REFUSALS
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.runs.nesting import Nesting
-from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow
-from orchestrator.references import as_reference
-from orchestrator.scheduler.dag.evaluating import Evaluating
+from orchestrator.scheduler.dag.creation import StepCreation, reason_of
 from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.outputs import Outputs, Place
-from orchestrator.scheduler.dag.planned import Compiled, DagRun
-from orchestrator.scheduler.dag.retries import reopen_held, retry_plan
+from orchestrator.scheduler.dag.planned import Compiled, DagRun, Evaluating
+from orchestrator.scheduler.dag.retries import retry_plan
 from orchestrator.scheduler.runs.backlog import Backlog
-from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.runs.kinds import Advanced, PlannedRuns, Saved
-from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import VALUE
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.dag.plans import Version
-from orchestrator.store.dag.workflows import Stored
-from orchestrator.store.runs import retries as run_retries
-from orchestrator.store.runs.creation import NewRun
 
 _PLANNED_STEPS = 200_000
 """Of the plans that are kept in memory; a step takes a quarter of a kilobyte there."""
@@ -72,12 +61,10 @@ class Dags(PlannedRuns[DagRun]):
         super().__init__(_PLANNED_STEPS)
         self._backlog = backlog
         self.max_payload = max_payload
-        self._nesting = nesting or Nesting()
         self._slice = slice_size
         self._compiled: LruCache[tuple[str, int], Compiled] = LruCache(_COMPILED_STEPS)
         self._outputs = Outputs(max_payload)
-        self._latest: dict[str, Stored | None] = {}
-        """Workflows of which child runs are being created."""
+        self._steps = StepCreation(self._outputs, max_payload, slice_size, nesting or Nesting())
 
     def rolled_back(self) -> None:
         """What was planned did not happen."""
@@ -200,7 +187,7 @@ class Dags(PlannedRuns[DagRun]):
         while unsettled and room:
             singles, room = self._decide(tx, unsettled, room)
             fans = [(run, place) for run in unsettled for place in list(run.plan.fans_with_room)]
-            unsettled = self._create(tx, singles, fans, max(room, self._slice)) if singles or fans else []
+            unsettled = self._steps.create(tx, singles, fans, max(room, self._slice)) if singles or fans else []
         for run in runs:
             if not run.plan.has_more:
                 self._outputs.settled(run.id)
@@ -238,7 +225,7 @@ class Dags(PlannedRuns[DagRun]):
         try:
             decision = run.compiled.programs[place].decide(names)
         except InvalidWorkflow as error:
-            run.plan.fail(place, _reason(tx, error))
+            run.plan.fail(place, reason_of(tx, error))
             return False
         if isinstance(decision, Skip):
             run.plan.skip(place, decision.reason)
@@ -248,154 +235,6 @@ class Dags(PlannedRuns[DagRun]):
             run.plan.open_single(place)
             return True
         return False
-
-    def _create(self, tx: Transaction, singles: list[Place], fans: list[Place], room: int) -> list[DagRun]:
-        """Create tasks and child runs; return the runs of which some could not be created."""
-        found = self._outputs.names(
-            tx.connection, [*singles, *fans], lambda program: program.creation_needs, known=tx.result.tasks.results
-        )
-        self._latest.clear()
-        tasks: list[NewTask] = []
-        children: list[NewRun] = []
-        failed = [(run, place, 0 if run.plan.fan(place) else 1, reason) for (run, place), reason in found.refused]
-        work = Evaluating(tx.budget, "input")
-        for run, place in found.readable:
-            names, fan = found.names[run.id], run.plan.fan(place)
-            is_child = run.compiled.graph.steps[place].workflow is not None
-            most = tx.budget.room_for_children(run.id) if is_child else self._slice
-            with work.on(run, place, names) as may_be_done:
-                if not may_be_done or not most or not tx.budget.has_room_for_data(run.id):
-                    found.late.append((run, place))
-                elif fan is None:
-                    self._instantiate(tx, run, place, range(1), None, names, tasks, children, failed)
-                else:
-                    room -= reopen_held(tx, run.id, run.plan, place, min(self._slice, room))
-                    positions = run.plan.create(place, min(self._slice, room, most))
-                    room -= len(positions)
-                    if positions:
-                        self._instantiate(tx, run, place, positions, fan.total, names, tasks, children, failed)
-        for run, place in found.late:
-            if run.plan.fan(place) is None:
-                run.plan.put_back(place)
-        if tasks:
-            retried = {run.id for run, _ in [*singles, *fans] if run.plan.retried}
-            before = [task.id for task in tasks if task.run_id in retried] if retried else []
-            create_tasks(tx, tasks, run_retries.past_attempts(tx.connection, before) if before else {})
-        if children:
-            children = self._within_limits(tx, children, [*singles, *fans], failed)
-            create_runs(tx, children)
-        for run, place, number, reason in failed:
-            run.plan.abandon(place, number, reason)
-        return list({run.id: run for run, _, _, _ in failed}.values())
-
-    def _within_limits(
-        self,
-        tx: Transaction,
-        children: list[NewRun],
-        started: Iterable[tuple[DagRun, int]],
-        failed: list[tuple[DagRun, int, int, str]],
-    ) -> list[NewRun]:
-        """Return the child runs that may be started; a tree of runs that has grown too large gets no more."""
-        full = full_trees(tx, children, self._nesting)
-        if not full:
-            return children
-        refused = Counter((child.parent_run, child.parent_step) for child in children if child.root in full)
-        for run, place in started:
-            step = run.compiled.graph.steps[place]
-            if number := refused[run.id, step.name]:
-                failed.append((run, place, number, self._nesting.too_many(step.workflow or "")))
-        return [child for child in children if child.root not in full]
-
-    def _instantiate(
-        self,
-        tx: Transaction,
-        run: DagRun,
-        place: int,
-        positions: range,
-        count: int | None,
-        names: Scope,
-        tasks: list[NewTask],
-        children: list[NewRun],
-        failed: list[tuple[DagRun, int, int, str]],
-    ) -> None:
-        step = run.compiled.graph.steps[place]
-        new_tasks: list[NewTask] = []
-        new_runs: list[NewRun] = []
-        try:
-            instances = run.compiled.programs[place].instances(names, positions, count)
-            for position, (given, key) in zip(positions, instances, strict=False):
-                if step.workflow is not None:
-                    new_runs.append(self._child(tx, run, step.workflow, step.name, position, given, names.budget))
-                    tx.budget.created_child(run.id, len(new_runs[-1].params or ""))
-                else:
-                    new_tasks.append(self.task_of(run, place, position, count, given, key))
-                    tx.budget.created(run.id, len(new_tasks[-1].payload))
-                if not tx.budget.has_room_for_data(run.id):
-                    break
-        except (InvalidWorkflow, *REFUSALS) as error:
-            failed.append((run, place, len(positions), _reason(tx, error)))
-            return
-        tasks.extend(new_tasks)
-        children.extend(new_runs)
-        created = len(new_tasks) + len(new_runs)
-        if created < len(positions):
-            run.plan.give_back(place, len(positions) - created)
-
-    def task_of(
-        self, run: DagRun, place: int, position: int, count: int | None, given: dict[str, Any], key: str | None
-    ) -> NewTask:
-        """Return a task of a step, as it is created."""
-        step = run.compiled.graph.steps[place]
-        context = {"workflow": run.info["workflow"], "step": step.name, "index": position, "count": count}
-        payload = _encode(((), given, context))
-        if len(payload) > self.max_payload:
-            raise InvalidWorkflow(
-                f"The input of task {step.name!r} has {len(payload):,} bytes, and at most {self.max_payload:,} are "
-                f"allowed. Let upstreams return references to large data, or raise the setting max_payload."
-            )
-        identifier = derived_id(run.id, step.name, position)
-        return run.compiled.placements[place].new(identifier, payload, key, Origin(run.id, position, step.name))
-
-    def _child(
-        self,
-        tx: Transaction,
-        run: DagRun,
-        workflow: str,
-        step: str,
-        position: int,
-        given: dict[str, Any],
-        budget: EvaluationBudget,
-    ) -> NewRun:
-        if workflow not in self._latest:
-            self._latest[workflow] = workflows.latest(tx.connection, workflow)
-        stored = self._latest[workflow]
-        if stored is None:
-            raise InvalidWorkflow(f"There is no workflow {workflow!r}.")
-        if any(as_reference(value) is not None for value in given.values()):
-            raise InvalidWorkflow(
-                f"Step {step!r}: a parameter of workflow {workflow!r} is large and in the payload store, and "
-                f"parameters stand in the row of a run. Pass it to a task, or let that workflow make it itself."
-            )
-        params = resolve_params(stored.definition, given, tx.now)
-        if run.depth >= self._nesting.depth:
-            raise InvalidWorkflow(self._nesting.too_deep(workflow, run.depth + 1))
-        turn = (run.plan.retried,) if run.plan.retried else ()
-        identifier = derived_id(run.id, "run", step, position, *turn)
-        new = dags.new_run(stored.definition, stored.version, identifier, params, budget=budget)
-        check_size(new.params or "", f"The parameters of workflow {workflow!r}", self.max_payload)
-        return new._replace(
-            parent_run=run.id,
-            parent_step=step,
-            parent_position=position,
-            fire_time=run.info["fire_time"],
-            depth=run.depth + 1,
-            root=run.root,
-        )
-
-
-def _reason(tx: Transaction, error: Exception) -> str:
-    """Return why a step cannot be evaluated, which may quote a value."""
-    return str(error) if tx.vault is None else tx.vault.seal_text(str(error))
 
 
 def _apply_to_plan(run: DagRun, changes: RunChanges) -> None:

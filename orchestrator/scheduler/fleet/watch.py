@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain.ids import to_text
-from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.tick_result import TickResult
+from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.settings import Settings
 from orchestrator.store import fleet as mirror

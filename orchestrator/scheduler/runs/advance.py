@@ -161,7 +161,7 @@ class Runs:
         long = [run for run, changes in planned if any(one.is_for_all_steps for one in changes)]
         steps = self.dags.sizes(dags.versions(tx.connection, long) if long else {})
         slices = _slices(tx, planned, lambda one: steps(one[0]))
-        late += self._notify_slices(tx, slices, _is_due if is_urgent else _is_none)
+        late += self._notify_slices(tx, slices, _is_due if is_urgent else lambda *_: False)
         if late and not is_marked:
             self.backlog.add(tx, [(run, one) for run, changes in late for one in changes])
 
@@ -384,19 +384,13 @@ def _slices(tx: Transaction, some: Sequence[T], steps: Callable[[T], int] = lamb
         yield slice_
 
 
-# Which slices are done however little time there is:
-
-
-def _is_none(number: int, slice_: Sequence[object]) -> bool:  # noqa: ARG001
-    return False
-
-
-def _is_first(number: int, slice_: Sequence[object]) -> bool:  # noqa: ARG001
+def _is_first(number: int, _: Sequence[object]) -> bool:
+    """Say whether a slice is done however little time there is: the first."""
     return number == 0
 
 
 def _is_due(number: int, slice_: Sequence[object]) -> bool:
-    """The first, and a run that stands alone behind it.
+    """Say whether a slice is done however little time there is: the first, and a run that stands alone behind it.
 
     Its definition may be one that has not been worked out yet. Behind those of a tree that takes all the time, tick
     after tick, it never would be.

@@ -16,8 +16,7 @@ import orchestrator
 from orchestrator.domain.ids import about_run, to_text
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.scheduler.budget import COST
-from orchestrator.scheduler.commit_hooks import CommitHooks
-from orchestrator.scheduler.tick_result import Wake
+from orchestrator.scheduler.tick_result import CommitHooks, Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version

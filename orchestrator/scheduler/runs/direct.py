@@ -13,8 +13,8 @@ from orchestrator.domain.plain import REFUSALS, read_json
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow
-from orchestrator.scheduler.dag.evaluating import Evaluating
-from orchestrator.scheduler.dag.planned import Compiled, DagRun
+from orchestrator.scheduler.dag.creation import task_of
+from orchestrator.scheduler.dag.planned import Compiled, DagRun, Evaluating
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import create_tasks
@@ -68,7 +68,7 @@ def _only_task(tx: Transaction, dags: Dags, work: Evaluating, new: NewRun, compi
             return None
         try:
             ((given, key),) = compiled.programs[0].instances(names, range(1), None)
-            return dags.task_of(run, 0, 0, None, given, key)
+            return task_of(run, 0, 0, None, given, key, dags.max_payload)
         except (InvalidWorkflow, *REFUSALS):
             return None
 

@@ -8,8 +8,8 @@ from typing import Generic, NamedTuple, TypeVar
 from orchestrator.domain.dag.state import Delta
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.states import RunState
-from orchestrator.scheduler.commit_hooks import CommitHooks
 from orchestrator.scheduler.dag.lru_cache import LruCache
+from orchestrator.scheduler.tick_result import CommitHooks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.runs.transitions import RunRow
 

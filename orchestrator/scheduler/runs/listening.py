@@ -1,8 +1,8 @@
 """Who waits for an event, in which order they are asked, and how many of them in one tick.
 
 Whether a workflow starts by an event is for its filter to say, and one of thousands that wait for the same event may
-have a dear one. So they are asked in an order, those without a filter first, as far as a tick has time; how far it has
-come stays with the event, which is gone on with in the next tick.
+have an expensive one. So they are asked in an order, those without a filter first, as far as a tick has time; how far
+it has come stays with the event, and the next tick goes on from there.
 """
 
 from __future__ import annotations

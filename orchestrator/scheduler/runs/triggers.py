@@ -117,7 +117,7 @@ class Triggers:
         """Ask those who listen, as far as there is time; return the requests about which not all have been asked."""
         left: dict[int, Position | None] = {}
         turn = self._listeners.in_turn(tx.budget, posted, left)
-        if tx.is_careful:
+        if tx.is_bisecting:
             for pair in turn:
                 isolate(tx, [pair], self._ask, _leave_out)
         else:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 
 from orchestrator.domain.code.activation import Activated, Violation
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.obstacles import hold_for_key
 from orchestrator.domain.tasks.reports import AttemptReport, Report, fold, fold_notes
@@ -38,11 +39,10 @@ from orchestrator.scheduler.code.batches import apply_activations
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.tasks.creation import create_enqueued, error_json, log_failed
-from orchestrator.scheduler.tasks.gone import find_gone
 from orchestrator.scheduler.tick_result import TickResult, Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import said
-from orchestrator.store.tasks import details, transitions, waiting
+from orchestrator.store.tasks import details, transitions, unique, waiting
 from orchestrator.store.tasks.transitions import Adoption, AttemptEnd, AttemptStart, Moved, Requeue, Success
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Malformed, decode_flush, encode
@@ -99,7 +99,7 @@ class Reports:
         self.apply_reports(tx, decoded.reports)
 
     def apply_reports(self, tx: Transaction, reports: Sequence[Reported]) -> None:
-        """Apply reports. In a careful tick, one that cannot be is set aside, and a failure takes its place."""
+        """Apply reports. In a bisecting tick, one that cannot be is set aside, and a failure takes its place."""
         isolate(tx, reports, self._apply, self._refuse)
 
     def _refuse(self, tx: Transaction, reported: Reported, error: Exception) -> None:
@@ -316,3 +316,20 @@ def _refused(report: Succeeded | Failed | Activated, error: Exception) -> Failed
     """Return what stands for a report that cannot be stored: without it, the task would be run again for ever."""
     why = TaskError("ReportRefused", f"The attempt ended, but its report could not be stored: {type(error).__name__}.")
     return Failed(report.id, report.attempt, -1.0, why, retryable=False)
+
+
+_MOST_NAMED = 200
+"""Ids in one message: as many as the quarantine keeps of it."""
+
+
+def find_gone(tx: Transaction, tasks: Sequence[KnownTask]) -> Iterator[Refused]:
+    """Yield those of these tasks that Postgres does not know, by name and what they last did, as people are told."""
+    known = unique.known(tx.connection, [task.id for task in tasks])
+    gone: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for task in tasks:
+        if task.id not in known:
+            gone[task.name, task.state].append(to_text(task.id))
+    for (name, state), ids in gone.items():
+        for start in range(0, len(ids), _MOST_NAMED):
+            some = ids[start : start + _MOST_NAMED]
+            yield Refused("lost commits", encode(some), f"Postgres has lost tasks: {len(some)} of {name} ({state})")

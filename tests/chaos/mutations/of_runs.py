@@ -1,4 +1,4 @@
-"""Mutations of what becomes of runs: careful ticks, plans, and workflows as code."""
+"""Mutations of what becomes of runs: bisecting ticks, plans, and workflows as code."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _UNDONE = "            tx.result = whole\n            tx.rolled_back()\n        
 CAREFUL_TICKS = (
     Mutation(
         "nobody-isolated",
-        "a tick is never careful: one run that cannot be planned stops everybody",
+        "a tick never bisects: one run that cannot be planned stops everybody",
         "orchestrator/scheduler/isolation.py",
-        "    if not tx.is_careful:\n        do(tx, items)\n",
+        "    if not tx.is_bisecting:\n        do(tx, items)\n",
         "    if True:\n        do(tx, items)\n",
         (seeds("22", "died of a defect"),),
     ),

@@ -16,6 +16,7 @@ from sqlalchemy import exc
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.scheduler import requests
 from orchestrator.scheduler.dag import plans as dags
+from orchestrator.scheduler.dag.creation import StepCreation
 from orchestrator.scheduler.flow.plans import Flows
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.store.runs import cancels
@@ -76,12 +77,12 @@ class Poisons:
         with ExitStack() as stack:
             for owner, name, operation, ids in (
                 (dags.Dags, "_open", "evaluate", lambda given: [given[2].id]),
-                (dags.Dags, "_instantiate", "create", lambda given: [given[2].id]),
+                (StepCreation, "_instantiate", "create", lambda given: [given[3][0].id]),
                 (Flows, "_advance", "advance", lambda given: [given[3].id]),
                 (runs, "count", "count", lambda given: given[1]),
                 (runs, "settle", "count", lambda given: given[1]),
-                (Triggers, "runs_ended", "hooks", lambda given: [run.id for run in given[3]]),
-                (requests, "retry_run", "request", lambda given: [given[3].target]),
+                (Triggers, "runs_ended", "hooks", lambda given: [run.id for _, run in given[2]]),
+                (requests, "retry_run", "request", lambda given: [given[2].target]),
                 (cancels, "mark", "request", lambda given: given[1]),
                 (cancels, "at_rest", "stop", lambda given: given[1]),
             ):

@@ -1,0 +1,203 @@
+"""Create the tasks and child runs of steps that start, as far as a tick has room for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from orchestrator.domain import timezones
+from orchestrator.domain.dag.definition import check_size, resolve_params
+from orchestrator.domain.dag.placement import Origin
+from orchestrator.domain.dag.scope import EvaluationBudget, Scope
+from orchestrator.domain.ids import derived_id
+from orchestrator.domain.plain import REFUSALS
+from orchestrator.domain.runs.nesting import Nesting
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.references import as_reference
+from orchestrator.scheduler.dag.outputs import Outputs, Place
+from orchestrator.scheduler.dag.planned import DagRun, Evaluating
+from orchestrator.scheduler.dag.retries import reopen_held
+from orchestrator.scheduler.runs.creation import create_runs, full_trees
+from orchestrator.scheduler.tasks.creation import create_tasks
+from orchestrator.scheduler.transaction import Transaction
+from orchestrator.store.dag import plans as dags
+from orchestrator.store.dag import workflows
+from orchestrator.store.dag.workflows import Stored
+from orchestrator.store.runs import retries as run_retries
+from orchestrator.store.runs.creation import NewRun
+
+
+class Failure(NamedTuple):
+    """Tasks or child runs of a step that cannot be created."""
+
+    run: DagRun
+    place: int
+    number: int
+    reason: str
+
+
+@dataclass
+class _Created:
+    """What comes of steps in one round."""
+
+    tasks: list[NewTask] = field(default_factory=list)
+    children: list[NewRun] = field(default_factory=list)
+    failed: list[Failure] = field(default_factory=list)
+    latest: dict[str, Stored | None] = field(default_factory=dict)
+    """The workflows of the child runs."""
+
+
+class StepCreation:
+    """Creates what steps consist of."""
+
+    def __init__(self, outputs: Outputs, max_payload: int, slice_size: int, nesting: Nesting) -> None:
+        self._outputs = outputs
+        self._max_payload = max_payload
+        self._slice = slice_size
+        self._nesting = nesting
+
+    def create(self, tx: Transaction, singles: list[Place], fans: list[Place], room: int) -> list[DagRun]:
+        """Create tasks and child runs; return the runs of which some could not be created."""
+        started = [*singles, *fans]
+        found = self._outputs.names(
+            tx.connection, started, lambda program: program.creation_needs, known=tx.result.tasks.results
+        )
+        created = _Created()
+        for (run, place), reason in found.refused:
+            created.failed.append(Failure(run, place, 0 if run.plan.fan(place) else 1, reason))
+        work = Evaluating(tx.budget, "input")
+        for run, place in found.readable:
+            names, fan = found.names[run.id], run.plan.fan(place)
+            is_child = run.compiled.graph.steps[place].workflow is not None
+            most = tx.budget.room_for_children(run.id) if is_child else self._slice
+            with work.on(run, place, names) as may_be_done:
+                if not may_be_done or not most or not tx.budget.has_room_for_data(run.id):
+                    found.late.append((run, place))
+                elif fan is None:
+                    self._instantiate(tx, created, (run, place), range(1), None, names)
+                else:
+                    room -= reopen_held(tx, run.id, run.plan, place, min(self._slice, room))
+                    positions = run.plan.create(place, min(self._slice, room, most))
+                    room -= len(positions)
+                    if positions:
+                        self._instantiate(tx, created, (run, place), positions, fan.total, names)
+        for run, place in found.late:
+            if run.plan.fan(place) is None:
+                run.plan.put_back(place)
+        if created.tasks:
+            retried = {run.id for run, _ in started if run.plan.retried}
+            before = [task.id for task in created.tasks if task.run_id in retried] if retried else []
+            create_tasks(tx, created.tasks, run_retries.past_attempts(tx.connection, before) if before else {})
+        if created.children:
+            self._refuse_full_trees(tx, created, started)
+            create_runs(tx, created.children)
+        for failure in created.failed:
+            failure.run.plan.abandon(failure.place, failure.number, failure.reason)
+        return list({failure.run.id: failure.run for failure in created.failed}.values())
+
+    def _refuse_full_trees(self, tx: Transaction, created: _Created, started: Iterable[Place]) -> None:
+        """Leave out child runs of a tree of runs that has grown too large: it gets no more."""
+        full = full_trees(tx, created.children, self._nesting)
+        if not full:
+            return
+        refused = Counter((child.parent_run, child.parent_step) for child in created.children if child.root in full)
+        for run, place in started:
+            step = run.compiled.graph.steps[place]
+            if number := refused[run.id, step.name]:
+                created.failed.append(Failure(run, place, number, self._nesting.too_many(step.workflow or "")))
+        created.children = [child for child in created.children if child.root not in full]
+
+    def _instantiate(
+        self, tx: Transaction, created: _Created, step: Place, positions: range, count: int | None, names: Scope
+    ) -> None:
+        """Make what stands at some positions of a step, all or nothing, until there is no more room for data."""
+        run, place = step
+        tasks: list[NewTask] = []
+        children: list[NewRun] = []
+        is_child = run.compiled.graph.steps[place].workflow is not None
+        try:
+            instances = run.compiled.programs[place].instances(names, positions, count)
+            for position, (given, key) in zip(positions, instances, strict=False):
+                if is_child:
+                    children.append(self._child(tx, created, step, position, given, names.budget))
+                    tx.budget.created_child(run.id, len(children[-1].params or ""))
+                else:
+                    tasks.append(task_of(run, place, position, count, given, key, self._max_payload))
+                    tx.budget.created(run.id, len(tasks[-1].payload))
+                if not tx.budget.has_room_for_data(run.id):
+                    break
+        except (InvalidWorkflow, *REFUSALS) as error:
+            created.failed.append(Failure(run, place, len(positions), reason_of(tx, error)))
+            return
+        created.tasks.extend(tasks)
+        created.children.extend(children)
+        left = len(positions) - len(tasks) - len(children)
+        if left:
+            run.plan.give_back(place, left)
+
+    def _child(
+        self,
+        tx: Transaction,
+        created: _Created,
+        place: Place,
+        position: int,
+        given: dict[str, Any],
+        budget: EvaluationBudget,
+    ) -> NewRun:
+        run, step = place[0], place[0].compiled.graph.steps[place[1]]
+        workflow = step.workflow or ""
+        if workflow not in created.latest:
+            created.latest[workflow] = workflows.latest(tx.connection, workflow)
+        stored = created.latest[workflow]
+        if stored is None:
+            raise InvalidWorkflow(f"There is no workflow {workflow!r}.")
+        if any(as_reference(value) is not None for value in given.values()):
+            raise InvalidWorkflow(
+                f"Step {step.name!r}: a parameter of workflow {workflow!r} is large and in the payload store, and "
+                f"parameters stand in the row of a run. Pass it to a task, or let that workflow make it itself."
+            )
+        params = resolve_params(stored.definition, given, tx.now)
+        if run.depth >= self._nesting.depth:
+            raise InvalidWorkflow(self._nesting.too_deep(workflow, run.depth + 1))
+        turn = (run.plan.retried,) if run.plan.retried else ()
+        identifier = derived_id(run.id, "run", step.name, position, *turn)
+        new = dags.new_run(stored.definition, stored.version, identifier, params, budget=budget)
+        check_size(new.params or "", f"The parameters of workflow {workflow!r}", self._max_payload)
+        return new._replace(
+            parent_run=run.id,
+            parent_step=step.name,
+            parent_position=position,
+            fire_time=run.info["fire_time"],
+            depth=run.depth + 1,
+            root=run.root,
+        )
+
+
+def task_of(
+    run: DagRun,
+    place: int,
+    position: int,
+    count: int | None,
+    given: dict[str, Any],
+    key: str | None,
+    max_payload: int,
+) -> NewTask:
+    """Return a task of a step, as it is created."""
+    step = run.compiled.graph.steps[place]
+    context = {"workflow": run.info["workflow"], "step": step.name, "index": position, "count": count}
+    payload = timezones.encode(((), given, context))
+    if len(payload) > max_payload:
+        raise InvalidWorkflow(
+            f"The input of task {step.name!r} has {len(payload):,} bytes, and at most {max_payload:,} are "
+            f"allowed. Let upstreams return references to large data, or raise the setting max_payload."
+        )
+    identifier = derived_id(run.id, step.name, position)
+    return run.compiled.placements[place].new(identifier, payload, key, Origin(run.id, position, step.name))
+
+
+def reason_of(tx: Transaction, error: Exception) -> str:
+    """Return why a step cannot be evaluated, which may quote a value."""
+    return str(error) if tx.vault is None else tx.vault.seal_text(str(error))
