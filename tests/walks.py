@@ -1,8 +1,8 @@
 """How far one walks through the files of the product to follow one thing, as calls are really made.
 
 The walk has all calls that are given the thing, or return it, and those that lead there. A stay is a stretch of calls
-in one file, and a return a stay in a file that was visited before. Files that a reader need not open on the way do not
-count, because their names say what they do; nor do files that are only given the result of the whole tick.
+in one file, and a return a stay in a file that was visited before. All files of the product count, but for those that
+are only given the result of the whole tick.
 """
 
 from __future__ import annotations
@@ -22,23 +22,6 @@ from uuid import UUID
 import orchestrator
 
 ROOT = Path(orchestrator.__file__).parent.parent
-HELPERS = {
-    "domain/ids.py",
-    "scheduler/isolation.py",
-    "scheduler/meter.py",
-    "sdk/values/sealing.py",
-    "sealing.py",
-    "store/deadlines.py",
-    "store/driver.py",
-    "store/sql.py",
-    "transport/batch_sizes.py",
-    "transport/codec.py",
-    "transport/connection.py",
-    "transport/keys.py",
-    "transport/listening.py",
-    "transport/raw_connection.py",
-    "transport/signing.py",
-}
 _OF_ALL = ("TickResult", "Transaction")
 
 
@@ -50,8 +33,7 @@ class Walk:
 
     @property
     def stays(self) -> list[str]:
-        calls = [file for file in self.calls if file not in HELPERS]
-        return [file for place, file in enumerate(calls) if place == 0 or file != calls[place - 1]]
+        return [file for place, file in enumerate(self.calls) if place == 0 or file != self.calls[place - 1]]
 
     @property
     def files(self) -> set[str]:

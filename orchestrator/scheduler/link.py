@@ -24,11 +24,10 @@ from orchestrator.store.tasks.claims import Claimed
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.trace_context import below, run_span
 from orchestrator.transport import connection as transport
-from orchestrator.transport.batch_sizes import MOST_BYTES
 from orchestrator.transport.codec import LARGEST_BUNDLE, Attempt, encode
 from orchestrator.transport.keys import private_queue
 from orchestrator.transport.leader.queues import StreamsDamaged
-from orchestrator.transport.leader.streams import NO_CHANGES, Inbound, LeaderStreams
+from orchestrator.transport.leader.streams import MOST_BYTES, NO_CHANGES, Inbound, LeaderStreams
 from orchestrator.transport.quarantine import Refused
 
 log = get_logger("scheduler")

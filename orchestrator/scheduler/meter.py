@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from operator import attrgetter
 
 from orchestrator.domain.states import TaskState
@@ -22,7 +22,6 @@ from orchestrator.monitoring.exposition import (
 )
 from orchestrator.scheduler.tick_result import CommitHooks, TickResult, sampled
 from orchestrator.store import driver
-from orchestrator.store.tasks.claims import Claimed
 
 _queue = attrgetter("queue")
 _TIMED = 7
@@ -69,19 +68,17 @@ class Meter(CommitHooks):
             counts_by_queue = dict.fromkeys(queues, len(sent)) if len(queues) == 1 else Counter(map(_queue, sent))
             for queue, number in counts_by_queue.items():
                 self.dispatched[self.label(queue)] += number
-            self._wait(sent, time.time())
+            now = time.time()
+            for place, times in sampled(len(sent)):
+                task = sent[place]  # its id tells when it was enqueued; attempts after the first waited for others
+                if not task.failures and task.id[6] >> 4 == _TIMED and not task.is_turn_task:
+                    seconds = now - int.from_bytes(task.id[:6], "big") / 1_000
+                    _histogram(self.waits, self.label(task.queue)).add(max(0.0, seconds), times)
 
     def ticked(self, seconds: float) -> None:
         """A tick has come to its end, so long after it began to work."""
         self.ticks += 1
         self.tick_times.add(seconds)
-
-    def _wait(self, claimed: Sequence[Claimed], now: float) -> None:
-        """Note how long first attempts have waited since they were enqueued, which their ids tell."""
-        for task, times in sampled(claimed):
-            if not task.failures and task.id[6] >> 4 == _TIMED and not task.is_turn_task:
-                seconds = now - int.from_bytes(task.id[:6], "big") / 1_000
-                _histogram(self.waits, self.label(task.queue)).add(max(0.0, seconds), times)
 
     def label(self, queue: str) -> str:
         """Return the label under which a queue is counted."""

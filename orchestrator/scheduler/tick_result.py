@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from enum import Flag, auto
 from operator import add, attrgetter, iadd, ior, or_
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -30,8 +30,6 @@ from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.transitions import Moved
 from orchestrator.transport.codec import Ended
 from orchestrator.transport.quarantine import Refused
-
-T = TypeVar("T")
 
 
 class Paged(NamedTuple):
@@ -224,11 +222,11 @@ class _Timed(Protocol):
     def duration(self) -> float | None: ...
 
 
-def sampled(batch: Sequence[T]) -> Iterator[tuple[T, int]]:
-    """Yield all of a small batch, or every n-th of a large one, and for how many of it each stands."""
-    step = max(1, len(batch) // _LOOKS)
-    for place in range(0, len(batch), step):
-        yield batch[place], min(step, len(batch) - place)
+def sampled(number: int) -> Iterator[tuple[int, int]]:
+    """Yield all places of a small batch, or every n-th of a large one, and for how many of it each stands."""
+    step = max(1, number // _LOOKS)
+    for place in range(0, number, step):
+        yield place, min(step, number - place)
 
 
 class Counts(_Mergeable):
@@ -257,9 +255,11 @@ class Counts(_Mergeable):
         """Take note of how long attempts ran; of many, every n-th is looked at, and stands for n."""
         if len(moved) == len(reported) and len(queues := set(map(_queue, moved))) == 1:  # then nobody is looked for
             queue = queues.pop()
-            self.ran += [(queue, row.duration, times) for row, times in sampled(reported) if row.duration is not None]
+            for place, times in sampled(len(reported)):
+                if (seconds := reported[place].duration) is not None:
+                    self.ran.append((queue, seconds, times))
         elif moved:
-            wanted = {task.id: (task.queue, times) for task, times in sampled(moved)}
+            wanted = {moved[place].id: (moved[place].queue, times) for place, times in sampled(len(moved))}
             for row in reported:
                 if row.id in wanted and row.duration is not None:
                     queue, times = wanted[row.id]

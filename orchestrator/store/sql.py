@@ -72,7 +72,8 @@ class Statement(Generic[R]):
 
     def __call__(self, connection: Connection, /, *batches: Values, **values: Any) -> list[R]:
         """Run it with the columns of batches and other values; return its rows."""
-        return self._rows(self._send(connection, self._encoded(batches, values)))
+        answer = self._send(connection, self._encoded(batches, values))
+        return list(starmap(self._maker(answer.columns), answer.rows)) if answer.rows else []
 
     def one(self, connection: Connection, /, *batches: Values, **values: Any) -> R:
         """Run it; return its only row."""
@@ -90,7 +91,8 @@ class Statement(Generic[R]):
 
     def alone(self, engine: Engine, /, *batches: Values, **values: Any) -> list[R]:
         """Run it by itself on a connection of an engine in autocommit mode, past SQLAlchemy; return its rows."""
-        return self._rows(execute(engine, self.sql, self._encoded(batches, values)))
+        answer = execute(engine, self.sql, self._encoded(batches, values))
+        return list(starmap(self._maker(answer.columns), answer.rows)) if answer.rows else []
 
     def _encoded(self, batches: Iterable[Values], values: dict[str, Any]) -> dict[str, Any]:
         for batch in batches:
@@ -116,13 +118,12 @@ class Statement(Generic[R]):
         marks = {"": ":{}"} | {cast: f"CAST(:{{}} AS {cast[2:]})" for cast in self._casts.values() if cast}
         return text(_PARAMETER.sub(lambda found: marks[found[2]].format(found[1]), self.sql))
 
-    def _rows(self, answer: Answer) -> list[R]:
-        if not answer.rows:
-            return []
+    def _maker(self, columns: Sequence[Any]) -> Callable[..., R]:
+        """Return what makes a row; which that is depends on the columns that the first answer has."""
         if self._make is None:
             (row,) = get_args(self.__orig_class__)  # type: ignore[attr-defined]
-            self._make = _maker(self.name, row, [column[0] for column in answer.columns])
-        return list(starmap(self._make, answer.rows))
+            self._make = _maker(self.name, row, [column[0] for column in columns])
+        return self._make
 
 
 def _maker(name: str, row: Any, columns: Sequence[str]) -> Callable[..., Any]:
@@ -166,7 +167,8 @@ class Prepared(Statement[R]):
 
     def begin(self, connection: Connection, /, **values: Any) -> list[R]:
         """Begin a transaction with it, in one round trip. The connection must be in autocommit mode."""
-        return self._rows(self._send(connection, self._encoded((), values), self._begin))
+        answer = self._send(connection, self._encoded((), values), self._begin)
+        return list(starmap(self._maker(answer.columns), answer.rows)) if answer.rows else []
 
     def commit(self, connection: Connection, /, **values: Any) -> None:
         """End a transaction with it, in one round trip; if it fails, nothing is committed."""

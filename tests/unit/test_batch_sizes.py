@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.transport.batch_sizes import MOST_BYTES, BatchSizes
+from orchestrator.transport.leader.streams import MOST_BYTES, BatchSizes
 
 
 def entries(*sizes: int) -> list[tuple[str, bytes]]:

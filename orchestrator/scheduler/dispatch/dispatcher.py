@@ -168,7 +168,8 @@ class Dispatcher(CommitHooks):
 
     def recount(self, in_flight: Sequence[InFlight]) -> None:
         """Start from what Postgres says is in flight."""
-        self.windows.recount(in_flight)
+        leaving = [task for task in in_flight if task.worker in self._fleet.leaving and task.status == "running"]
+        self.windows.recount(map(_queue, in_flight), (task.queue for task in leaving if not task.is_execution))
         self._fleet.capabilities.recount(task.id for task in in_flight)
         self._fleet.capabilities.executions.recount(
             {task.id: (task.queue, task.worker) for task in in_flight if task.is_execution}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ from orchestrator.scheduler.tick_result import TickResult, Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.limits import queues
 from orchestrator.store.limits.queues import QueueRow
-from orchestrator.store.tasks.waiting import InFlight
 
 _AHEAD = 0.25
 """Seconds of a queue's rate that may be handed out before anybody has heard of a start: a worker does not know the
@@ -59,12 +58,10 @@ class Windows:
         self._measured_at = 0.0
         self._finished: Counter[str] = Counter()
 
-    def recount(self, in_flight: Sequence[InFlight]) -> None:
-        """Start from what Postgres says is in flight."""
-        self.outstanding = Counter(task.queue for task in in_flight)
-        leaving = self._fleet.leaving
-        ran = (task for task in in_flight if task.worker in leaving and task.status == "running")
-        self._leaving = Counter(task.queue for task in ran if not task.is_execution) if leaving else Counter()
+    def recount(self, in_flight: Iterable[str], leaving: Iterable[str]) -> None:
+        """Start from the queue of each task that is in flight, and of each that runs in a worker that drains."""
+        self.outstanding = Counter(in_flight)
+        self._leaving = Counter(leaving)
 
     def refresh(self, tx: Transaction) -> None:
         """Read what people allow, if that is not known."""

@@ -174,6 +174,7 @@ class Reports:
             tx.result.wake(Wake.HANDED_BACK, any(row.outcome is None for row in again))
             repeated = transitions.requeue(tx.connection, again, tx.now)
             tx.result.note(repeated, lingering=lingering)
+            tx.result.counts.time(repeated, again)
             _count_repeated(tx.result, again, repeated)
             _log_lost(unhappy, repeated)
         if endings:
@@ -204,7 +205,6 @@ def _count_repeated(tick: TickResult, again: Sequence[Requeue], repeated: Sequen
         outcome = outcomes.get(task.id)
         if outcome is not None:
             (tick.counts.lost if outcome == "lost" else tick.counts.retried).append(task.queue)
-    tick.counts.time(repeated, again)
 
 
 def _decide(

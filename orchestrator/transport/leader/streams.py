@@ -10,18 +10,43 @@ from typing import NamedTuple, cast
 from redis import Redis
 
 from orchestrator.domain.tasks.task import KeyHolder
-from orchestrator.transport.batch_sizes import BatchSizes
 from orchestrator.transport.codec import Applied, Ended, Word, encode
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import KEY_HOLDER_TTL, Keys
 from orchestrator.transport.leader.fleet import FleetKeys
 from orchestrator.transport.leader.queues import NOTICING_DAMAGE, Queues
 from orchestrator.transport.leader.terms import Deposed, TermForgotten, Terms, entry_after
-from orchestrator.transport.listening import Found, Listening
 from orchestrator.transport.pages import Pages
 from orchestrator.transport.quarantine import Refused, keep_aside
-from orchestrator.transport.raw_connection import Argument, RawConnection, Script, field
+from orchestrator.transport.raw_connection import Argument, Found, Listening, RawConnection, Script, field
 from orchestrator.transport.signing import Signing
+
+MOST_BYTES = 4_000_000
+"""Of events that are applied together; or one, however large it is."""
+
+
+class BatchSizes:
+    """Learns from what was read how many entries to ask for, so that no more is read than a tick can apply."""
+
+    def __init__(self) -> None:
+        self._few: int | None = None
+
+    def number(self, most: int) -> int:
+        """Return how many entries are to be read, where `most` would be too many if they are large."""
+        return most if self._few is None else min(most, self._few)
+
+    def cut(self, entries: list[tuple[str, bytes]], asked: int) -> list[tuple[str, bytes]]:
+        """Return the first entries, as far as they are not too large together; the others are read again."""
+        size = 0
+        for place, (_, body) in enumerate(entries):
+            size += len(body)
+            if place and size > MOST_BYTES:
+                self._few = place
+                return entries[:place]
+        if self._few is not None and len(entries) == asked:
+            self._few *= 2
+        return entries
+
 
 # What was applied is told before anything is handed out, each thing for itself: where Redis is full and takes neither,
 # forgetting applied events still makes room. The stream of changes is there for people who watch: where it cannot be
