@@ -27,7 +27,7 @@ SHARE = 0.1
 SLICE = 2_000
 """Steps that are planned between two looks at the clock."""
 COST = 6
-"""What it costs to tell a run anything, as a number of steps that are planned."""
+"""The cost of notifying a run of anything, as a number of steps that are planned."""
 _MOST_DATA = 4_000_000
 """Bytes of input that are created in one tick, and a little more: they are written to Postgres with it."""
 _A_HOOK = 1_000

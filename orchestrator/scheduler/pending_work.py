@@ -117,7 +117,7 @@ class PendingWork(CommitHooks):
         """Let runs go on that wait. Whatever takes all the time of a tick comes last in the next one."""
         runs = self.runs
         parts: list[tuple[bool, str, Part]] = [
-            (pending_work.untold_runs, "tell runs what has waited", lambda tx, _: runs.catch_up(tx)),
+            (pending_work.untold_runs, "notify runs of pending changes", lambda tx, _: runs.catch_up(tx)),
             (pending_work.pending_runs, "begin runs", runs.begin),
             (pending_work.expanding_runs, "create tasks of fan-outs", runs.expand),
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.domain.code import history
 from orchestrator.scheduler.tick_result import TickResult, Wake
 
 
@@ -25,3 +26,17 @@ def test_an_empty_value_replaces_an_older_one_and_a_missing_one_does_not() -> No
     part.outgoing.drains = frozenset()
     whole.merge(part)
     assert whole.outgoing.drains == frozenset()
+
+
+def test_what_happened_to_a_run_in_two_parts_is_summed_up() -> None:
+    run, child = bytes(16), history.ChildCompleted(b"c" * 16, b"")
+    whole, part = TickResult(), TickResult()
+    whole.runs.child_ended(run, "success", "step")
+    part.runs.child_ended(run, "success", "step")
+    part.runs.child_ended(run, "failed", "other")
+    part.runs.child_ended(run, "success", child)
+    whole.merge(part)
+    changes = whole.runs.changes[run]
+    assert changes.delta == {"success": 3, "failed": 1, "opened": -4}
+    assert changes.ended == {("step", "success"): 2, ("other", "failed"): 1}
+    assert changes.facts == [child]

@@ -1,1 +1,1 @@
-"""Runs of flow graphs: told, planned, and ended."""
+"""Runs of flow graphs: planned and ended."""

@@ -1,4 +1,4 @@
-"""Advance runs of flows: tell the planner what happened, and do what it answers, all runs of a tick at once.
+"""Advance runs of flows: notify the planner of what happened, and carry out its commands, all runs of a tick at once.
 
 Definitions never change, and are kept. Of runs whose tasks are under way the leader also keeps what it has written
 last, as it was written: so it need not read that again when they end. It forgets all of that whenever a tick fails.
@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
+
+import msgspec
 
 from orchestrator.domain import timezones
 from orchestrator.domain.code import history
@@ -64,20 +66,19 @@ class Known(NamedTuple):
     caller: Caller
 
 
-class _Effects(NamedTuple):
+class _Effects(msgspec.Struct):
     """What is to be done for runs."""
 
-    tasks: list[NewTask]
-    cancelled: list[bytes]
-    timers: list[tuple[bytes, bytes, float]]
-    gone: list[tuple[bytes, bytes]]
-    visits: list[Visit]
-    ends: list[tuple[bytes, RunState, str | None]]
+    tasks: list[NewTask] = []
+    cancelled: list[bytes] = []
+    timers: list[tuple[bytes, bytes, float]] = []
+    gone: list[tuple[bytes, bytes]] = []
+    visits: list[Visit] = []
+    ends: list[tuple[bytes, RunState, str | None]] = []
 
     def add(self, other: _Effects) -> None:
-        pairs: Iterator[Any] = zip(self, other, strict=True)
-        for mine, others in pairs:
-            mine.extend(others)
+        for name in self.__struct_fields__:
+            getattr(self, name).extend(getattr(other, name))
 
 
 def call_id(run: bytes, number: int) -> bytes:
@@ -104,7 +105,7 @@ class Flows(PlannedRuns[FlowRun]):
     def advance(self, tx: Transaction, changes: Mapping[bytes, Sequence[RunChanges]]) -> Advanced:
         """Notify planners of what happened to their runs, and do what they command."""
         saved: dict[bytes, Saved] = {}
-        effects = _Effects([], [], [], [], [], [])
+        effects = _Effects()
         late: set[bytes] = set()
         for run in self._load(tx, changes):
             known = self._version(tx, run)
@@ -132,11 +133,11 @@ class Flows(PlannedRuns[FlowRun]):
         """Forget the timers of runs that have ended."""
         store.forget(tx.connection, [row.id for row in rows], is_gathered=tx.gathers(len(rows)))
 
-    def _keep_signals(self, tx: Transaction, known: Known, run: FlowRun, told: Sequence[RunChanges]) -> Saved:
+    def _keep_signals(self, tx: Transaction, known: Known, run: FlowRun, changes: Sequence[RunChanges]) -> Saved:
         """Keep signals for a run that is over: who sent them was told that they are there, and a retry finds them."""
         state = _read(run)
         planner = _planner(tx, known, run, state)
-        for event in _events(told):
+        for event in _events(changes):
             if isinstance(event, commands.Signalled):
                 planner.keep(event)
         data = _encode(tx, state)
@@ -167,16 +168,16 @@ class Flows(PlannedRuns[FlowRun]):
             cancel_tasks(tx, effects.cancelled)
 
     def _advance(
-        self, tx: Transaction, known: Known, run: FlowRun, told: Sequence[RunChanges]
+        self, tx: Transaction, known: Known, run: FlowRun, changes: Sequence[RunChanges]
     ) -> tuple[Saved, _Effects]:
         state, delta = _read(run), Delta()
-        happened = [*_events(told)]
+        happened = [*_events(changes)]
         if not isinstance(run.params, dict):
             reason = "Its parameters are sealed with a data key that the scheduler does not have."
             return self._abort(tx, known, run, happened, reason)
         cursor = state.cursor
         planner = _planner(tx, known, run, state)
-        effects = _Effects([], [], [], [], [], [])
+        effects = _Effects()
         waiting = deque(happened)
         while waiting:
             event = waiting.popleft()
@@ -222,7 +223,7 @@ class Flows(PlannedRuns[FlowRun]):
         """Return how a run ends that cannot go on; None if that cannot be kept because of signals."""
         state, delta = _read(run), Delta()
         self._runs.drop(run.id)
-        effects = _Effects([], [], [], [], [], [])
+        effects = _Effects()
         for event in happened:
             if isinstance(event, commands.Retried):
                 _count_begin(event, state, delta)
@@ -321,12 +322,12 @@ _STORED = (
 )
 
 
-def _events(told: Sequence[RunChanges]) -> Iterator[Event]:
+def _events(changes: Sequence[RunChanges]) -> Iterator[Event]:
     """Yield what happened to a run, as its planner knows it."""
-    for changes in told:
-        if changes.begun:
+    for one in changes:
+        if one.begun:
             yield commands.Begun()
-        for fact in changes.facts:
+        for fact in one.facts:
             if isinstance(fact, history.TaskCompleted) and is_reference(fact.result):
                 yield commands.CallEnded(fact.id, error=_STORED)
             elif isinstance(fact, history.TaskCompleted):
@@ -341,7 +342,7 @@ def _events(told: Sequence[RunChanges]) -> Iterator[Event]:
             elif isinstance(fact, history.SignalReceived):
                 value, by, why = timezones.decode(fact.value)
                 yield commands.Signalled(fact.name, value, by, why)
-        if changes.is_retried:
+        if one.is_retried:
             yield commands.Retried()
 
 

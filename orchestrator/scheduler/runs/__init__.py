@@ -1,1 +1,1 @@
-"""Runs of any kind: begun, told, ended, cancelled."""
+"""Runs of any kind: begun, notified, ended, cancelled."""

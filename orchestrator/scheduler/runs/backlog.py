@@ -1,7 +1,7 @@
-"""Runs that wait: to begin, to go on, or to be told what happened to them, because they are stuck or time was up.
+"""Runs that wait: to begin, to go on, or to be notified of pending changes, because they are stuck or time was up.
 
-All of it waits in Postgres, and trees of runs are served by turns. Who is told nothing is remembered here, and can be
-had from Postgres at any time.
+All of it waits in Postgres, and trees of runs are served by turns. The leader remembers which runs have pending
+changes, and can read that from Postgres at any time.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _TAKEN_BYTES = 4_000_000
 RunAndChanges = tuple[bytes, Sequence[RunChanges]]
 """A run, and what happened to it since it was last notified."""
 Sizes = Callable[[Mapping[bytes, Version]], Callable[[bytes], int]]
-"""Says how to tell how many steps runs of these versions have."""
+"""Returns a function that says how many steps a run of these versions has."""
 
 
 class Backlog(CommitHooks):
-    """The leader's view of the runs that wait to be told."""
+    """The leader's view of the runs that have pending changes."""
 
     def __init__(self) -> None:
         self._waiting: set[bytes] | None = None
@@ -72,7 +72,7 @@ class Backlog(CommitHooks):
         self._are_many = False
 
     def waiting(self, tx: Transaction, runs: Sequence[bytes]) -> set[bytes]:
-        """Return those of these runs that are told nothing now."""
+        """Return those of these runs that have pending changes, and are notified of nothing else before these."""
         if not runs:
             return set()
         if self._waiting is None and not self._are_many:
@@ -141,15 +141,15 @@ class Backlog(CommitHooks):
         run, changes = some
         reason = {"event": 0, "kind": type(error).__name__, "message": said(error), "difference": ""}
         reason |= {"release": orchestrator.__version__}
-        told = "".join(traceback.format_exception(error))
-        log.error("run.stuck run=%s error=%s: nobody waits for this run", to_text(run), told, extra=about_run(run))
+        trace = "".join(traceback.format_exception(error))
+        log.error("run.stuck run=%s error=%s: nobody waits for this run", to_text(run), trace, extra=about_run(run))
         stuck.set_aside(tx.connection, [(run, msgspec.json.encode(reason).decode().replace("\\u0000", " "))])
         self._note(wait=[run])
         tx.result.outgoing.counted.append(run)
         self.add(tx, [(run, one) for one in changes])
 
     def next(self, tx: Transaction, sizes: Sizes) -> list[Waited]:
-        """Return what the next runs in the line are to be told.
+        """Return the pending changes of the next runs in the line.
 
         It is as much as can be done between two looks at the clock, or one. It keeps its place until it is removed.
         """
@@ -170,19 +170,19 @@ class Backlog(CommitHooks):
         return pending_changes.read(tx.connection, ids)
 
     def remove(self, tx: Transaction, some: Iterable[Waited]) -> None:
-        """Keep no longer what runs are told now; if that is all, they no longer wait."""
-        told = list(some)
-        unfinished = pending_changes.remove(tx.connection, [place for waited in told for place in waited.ids])
-        self._note(go_on={waited.run for waited in told} - unfinished)
+        """Remove pending changes of which runs are notified now; runs that have no others no longer wait."""
+        waited = list(some)
+        unfinished = pending_changes.remove(tx.connection, [place for one in waited for place in one.ids])
+        self._note(go_on={one.run for one in waited} - unfinished)
 
     def release(self, tx: Transaction, runs: Sequence[bytes]) -> None:
-        """Let runs hear, now that they have begun again, what they were not told before they ended."""
+        """Let runs that have begun again be notified of changes that were pending when they ended."""
         late = self.waiting(tx, runs)
         if late:
             pending_changes.release(tx.connection, list(late))
 
     def take_of(self, tx: Transaction, runs: Sequence[bytes]) -> Mapping[bytes, Sequence[RunChanges]]:
-        """Return all that these runs have not been told; they are no longer stuck."""
+        """Take all pending changes of these runs, which are no longer stuck."""
         taken = pending_changes.take_of(tx.connection, runs)
         self._note(go_on=runs)
         return taken

@@ -72,7 +72,7 @@ class Cancels:
         waiting = self.backlog.waiting(tx, ids)
         left = [run for run in ids if run not in waiting and not self.runs.is_refused(tx, run)]
         isolate(tx, left, self._end, lambda tx, run, error: self.backlog.set_aside(tx, (run, ()), error))
-        self.runs.advance(tx)  # a stuck run is to be told of the children that have ended just now
+        self.runs.advance(tx)  # a stuck run is notified of the children that have ended just now
         waiting = self.backlog.waiting(tx, ids)  # and those of which this was found out just now
         self._close_stuck(tx, [run for run in ids if run in waiting])
         return len(below) == _MARKED
