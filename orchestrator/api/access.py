@@ -1,4 +1,4 @@
-"""Who is let in: by a key, or by a proxy that is trusted, as soon as there is either; before, only this machine."""
+"""Authentication: by a key or by a trusted proxy, as soon as there is either; before that, only for this machine."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from orchestrator.store import keys, sessions
 
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Does something in a thread."""
-Shown = Secret | Ticket
-"""By what somebody says who they are: a key, or the session that they have begun with one."""
+Credential = Secret | Ticket
+"""A key, or the session that was begun with one."""
 
 _REMEMBERED = 1.0
 """Seconds for which a look into Postgres holds: so long may a key that was revoked still open the door."""
@@ -41,18 +41,18 @@ _NO_KEY = (
 
 
 class Caller(NamedTuple):
-    """Who asks for something."""
+    """The caller of a request."""
 
     actor: Actor
     key_scope: KeyScope = _ALL
     scope: Scope = Scope.ADMIN
-    """What they may do; where nobody is asked who they are, everything."""
+    """What the caller may do; everything where no key is needed."""
     key: str | None = None
     """The id of the key that has let them in."""
     quotas: Quotas | None = None
-    """How much they may ask for; None where nobody is asked who they are."""
+    """How much the caller may ask for; None where no key is needed."""
     again: Callable[[], Awaitable[object]] | None = None
-    """Refuses who has been let in and may not be here any more: asked by what takes long."""
+    """Refuses a caller whose key was revoked or has expired since. Long requests call it again."""
 
 
 class Doorkeeper:
@@ -70,9 +70,9 @@ class Doorkeeper:
         self._one_by_one = asyncio.Lock()
         """For looks at what may be a guess."""
 
-    def stranger(self, peer: str, headers: Headers, ticket: Ticket | None = None) -> Actor:
-        """Return who somebody is who was not let in: by name where that is known, else who they say they are."""
-        given, user = _shown(headers, ticket), None
+    def refused_actor(self, peer: str, headers: Headers, ticket: Ticket | None = None) -> Actor:
+        """Return the actor of a refused request: by name where the key is known, else by what it claims."""
+        given, user = _credential(headers, ticket), None
         if given is None:
             with contextlib.suppress(Refused):
                 user = self._proxies.user(peer, headers)
@@ -86,14 +86,14 @@ class Doorkeeper:
     async def admit(
         self, peer: str, headers: Headers, needed: Scope | None, run: Run, ticket: Ticket | None = None
     ) -> Caller:
-        """Refuse who may not do this, and return who does it, and to what they may.
+        """Return the caller, or refuse one that may not do this.
 
-        None needs no key, for those who only ask whether the server lives. A ticket counts where no key was sent.
+        A probe needs no key, so `needed` is None. A ticket counts where no key was sent.
         """
         origin = self._proxies.origin(peer, headers)
         if needed is None:
             return Caller(Actor("?", origin))
-        given = _shown(headers, ticket)
+        given = _credential(headers, ticket)
         user = self._proxies.user(peer, headers) if given is None else None
         if user is not None:
             return _check_user(user, needed, origin)
@@ -110,20 +110,20 @@ class Doorkeeper:
         self._known.pop(ticket.id, None)
 
     def is_tls(self, peer: str, request: HTTPConnection) -> bool:
-        """Say whether nobody can listen on the way: here, or up to a proxy that is trusted."""
+        """Say whether the connection is encrypted: here, or up to a trusted proxy."""
         return request.scope["scheme"] == "https" or self._proxies.is_tls(peer, request.headers)
 
     def prefix(self, peer: str, request: HTTPConnection) -> str:
-        """Return what stands before every path in the addresses that somebody's browser has."""
+        """Return the prefix of all paths in the caller's browser."""
         return self._proxies.prefix(peer, request.headers)
 
     @property
     def asks(self) -> bool:
-        """Say whether everybody has to show who they are."""
+        """Say whether every caller needs a key or a proxy's word."""
         return self._has_keys or self._proxies.identify
 
-    async def _look_after(self, given: Shown | None, origin: str, run: Run) -> None:
-        """Read keys; from where many wrong ones came, those that nobody knows yet are looked for one by one.
+    async def _look_after(self, given: Credential | None, origin: str, run: Run) -> None:
+        """Read keys. Unknown keys from an address that has sent many wrong ones are looked up one by one.
 
         So guesses never take more than one connection, and a good key among them waits, but is not refused.
         """
@@ -133,8 +133,8 @@ class Doorkeeper:
         else:
             await self._look(given, run)
 
-    async def _look(self, given: Shown | None, run: Run) -> None:
-        """Read keys; whoever needs the same meanwhile waits for this, so that a crowd looks once."""
+    async def _look(self, given: Credential | None, run: Run) -> None:
+        """Read keys. Concurrent requests with the same key share one look-up."""
         id = None if given is None else given.id
         look = self._looks.get(id)
         if look is None:
@@ -142,11 +142,11 @@ class Doorkeeper:
             look.add_done_callback(lambda _: self._looks.pop(id))
         await asyncio.shield(look)
 
-    def _is_fresh(self, given: Shown | None) -> bool:
+    def _is_fresh(self, given: Credential | None) -> bool:
         since = time.monotonic() - _REMEMBERED
         return self._asked_at > since and (given is None or self._known.get(given.id, (-math.inf, None))[0] > since)
 
-    def read_keys(self, given: Shown | None = None) -> bool:
+    def read_keys(self, given: Credential | None = None) -> bool:
         """Look into Postgres whether there are keys, and what this one is; return the first."""
         now = time.monotonic()
         with self._api.reading() as connection:
@@ -158,15 +158,15 @@ class Doorkeeper:
         self._asked_at = now
         return self._has_keys
 
-    def _key(self, given: Shown) -> Key | None:
-        """Return the key that somebody has, good or not, as far as it is known; None for a guess."""
+    def _key(self, given: Credential) -> Key | None:
+        """Return the key of a credential, valid or not, if it is known; None for a guess."""
         found = self._known.get(given.id, (0.0, None))[1]
         if found is None:
             return None
         return found[0] if isinstance(given, Ticket) or found[0].is_of(given) else None
 
     def _note_guess(self, origin: str) -> None:
-        """Count a wrong key, and send away who has tried many."""
+        """Count a wrong key, and refuse an address that has tried many."""
         seconds = math.ceil(self._login_limits.wait(origin))
         if not seconds:
             self._login_limits.note(origin)
@@ -176,7 +176,7 @@ class Doorkeeper:
             Problem(title="There were too many wrong keys", status=429, detail=detail), {"Retry-After": str(seconds)}
         )
 
-    def _check(self, given: Shown | None, sent: bool, needed: Scope, origin: str) -> Key:
+    def _check(self, given: Credential | None, sent: bool, needed: Scope, origin: str) -> Key:
         if given is None:
             raise _unknown(_NO_KEY if sent else _NOTHING_SENT)
         found = self._known.get(given.id, (0.0, None))[1]
@@ -192,7 +192,7 @@ class Doorkeeper:
         return key
 
     def _check_session(self, found: tuple[Key, datetime] | None, needed: Scope, origin: str) -> Key:
-        """Return the key of a session; one that nobody knows may have been good, so that no try is refused for it."""
+        """Return the key of a session. An unknown session may have ended, so it is not refused as a guess."""
         reason = "it has ended" if found is None else found[0].fault(found[1])
         if found is None or reason is not None:
             if found is None and not self._login_limits.wait(origin):
@@ -220,11 +220,11 @@ def _given(headers: Headers) -> Secret | None:
     return parse(text.strip()) if word.lower() == "bearer" else None
 
 
-def _find(connection: Connection, given: Shown) -> tuple[Key, datetime] | None:
+def _find(connection: Connection, given: Credential) -> tuple[Key, datetime] | None:
     return sessions.find(connection, given) if isinstance(given, Ticket) else keys.find(connection, given.id)
 
 
-def _shown(headers: Headers, ticket: Ticket | None) -> Shown | None:
+def _credential(headers: Headers, ticket: Ticket | None) -> Credential | None:
     return ticket if ticket is not None and not _sent(headers) else _given(headers)
 
 

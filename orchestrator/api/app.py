@@ -111,7 +111,7 @@ async def _page(text: str, _: Request) -> Response:
 
 
 def _by_path(endpoints: Sequence[Endpoint]) -> dict[str, dict[str, Endpoint]]:
-    """Return the routes by path; a word of its own comes before a place that takes any word."""
+    """Return the routes by path; a word of its own comes before a parameter."""
     found: dict[str, dict[str, Endpoint]] = {}
     for endpoint in sorted(endpoints, key=lambda endpoint: endpoint.path.replace("{", "\x7f")):
         found.setdefault(endpoint.path, {})[endpoint.method] = endpoint
@@ -140,8 +140,8 @@ def _without_slash(request: Request) -> Response | None:
     if path not in _CONSTANTS and request.app.paths.find(shorter) is None:
         return None
     query = request.scope["query_string"].decode("latin-1")
-    place = f"../{path.rpartition('/')[2]}"
-    return RedirectResponse(f"{place}?{query}" if query else place)
+    target = f"../{path.rpartition('/')[2]}"
+    return RedirectResponse(f"{target}?{query}" if query else target)
 
 
 async def _not_served(nowhere: ServedPath, request: Request, error: Exception) -> Response:

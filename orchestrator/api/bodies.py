@@ -156,9 +156,9 @@ class Decoder:
         try:
             return self._item.decode(raw)
         except msgspec.ValidationError as error:
-            place = f"$.{self._name}[{number}]"
-            message, has_place, inner = str(error).partition(" - at `$")
-            raise msgspec.ValidationError(f"{message} - at `{place}{inner if has_place else '`'}") from None
+            where = f"$.{self._name}[{number}]"
+            message, has_more, inner = str(error).partition(" - at `$")
+            raise msgspec.ValidationError(f"{message} - at `{where}{inner if has_more else '`'}") from None
 
 
 @lru_cache(None)

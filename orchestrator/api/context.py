@@ -75,7 +75,7 @@ class Api:
         self.names = KnownNames(self._kinds_of_names)
         """What names stand for that are enqueued."""
         self.past = Recent()
-        """Minutes that are over, counted. Nothing that somebody does changes them."""
+        """Minutes that are over, counted. No action changes them."""
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

@@ -46,9 +46,9 @@ class Endpoint:
     call_large: Callable[..., Any] | None = None
     """Called in a thread in place of one that is `async`, where the body is large."""
     scope: Scope | None
-    """What a key must be good for; None for what everybody may ask."""
+    """The scope that a key needs; None if no key is needed."""
     about: Subject
-    """Whose it is: what a key that is for some queues and workflows only is held against."""
+    """What the route is about. A bound key is checked against it."""
     tag: str
     status: int = 200
     summary: str = ""
@@ -68,11 +68,11 @@ class Endpoint:
     takes_key: bool = False
     takes_match: bool = False
     etag: Callable[[Any], str] | None = None
-    """Names the state of what is answered or stored, so that nobody need read it again who has it."""
+    """Returns the ETag of an answer, so that a client that has it need not read it again."""
     is_kept: Callable[[Any], bool] | None = None
-    """Says of an answer that nothing has come of it yet, which is told with 202."""
+    """Says whether an answer means that nothing has come of it yet; then the status is 202."""
     may_be_nothing: bool = False
-    """There may be nothing to answer with, which is told with 204."""
+    """There may be nothing to answer with; then the status is 204."""
     takes_key_scope: bool = False
     true_values: bool = False
     """The answer has values as a program needs them, also those that `redact` names."""
@@ -149,7 +149,7 @@ class Endpoint:
 
 
 class Options(TypedDict, total=False):
-    """Fields of an endpoint that its function does not tell."""
+    """Fields of an endpoint that are not derived from its function."""
 
     scope: Scope | None
     status: int

@@ -1,7 +1,7 @@
 """Which route a request is for: found by the words of its path, as they were sent.
 
 A `%2F` is a part of the word that it stands in, so that whatever has a name can be asked for by it. Where a path fits a
-route with this very word and one with a place for any, the one that has the method is meant; but no word is an id.
+route with this very word and one with a parameter, the one that has the method is meant; but no word is an id.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _words(scope: Scope) -> list[str]:
 
 
 def _matches(node: _Node[T], words: list[str], found: tuple[str, ...]) -> Iterator[Match[T]]:
-    """Yield all that a path fits; a word of its own comes before a place that takes any word."""
+    """Yield all that a path fits; a word of its own comes before a parameter."""
     if not words:
         if node.served is not None:
             yield Match(node.served, dict(zip(node.names, found, strict=True)))

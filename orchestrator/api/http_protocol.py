@@ -1,4 +1,4 @@
-"""HTTP/1.1 for those who mean well: one way to read each request, a size of its head, and a time for it.
+"""HTTP/1.1 with limits: one way to read each request, a largest head, and a time within which it must come.
 
 httptools reads requests, in C. What it takes and two readers could take differently is refused here, so that a proxy in
 front of this server and the server itself never disagree where a request ends.
@@ -123,7 +123,7 @@ class TimedProtocol(HttpToolsProtocol):
         self._watch()
 
     def on_headers_complete(self) -> None:
-        """Begin to serve a request whose head is there."""
+        """Begin to serve a request after its head has come."""
         self._unread = 0
         if len(self.pipeline) >= _MOST_AHEAD:
             raise _TooManyAhead
@@ -221,7 +221,7 @@ class TimedProtocol(HttpToolsProtocol):
 
 
 def _check(headers: Iterable[tuple[bytes, bytes]], version: str) -> None:
-    """Refuse a head that says something twice, or in a way that not everybody understands."""
+    """Refuse a head that is ambiguous: it repeats a header, or has a form that readers take differently."""
     hosts = lengths = codings = 0
     for name, value in headers:
         if name == b"host":

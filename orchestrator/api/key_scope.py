@@ -32,12 +32,12 @@ from orchestrator.store.insights import Lineage, Relative
 
 
 class OutOfKeyScope(NotFound):
-    """It exists, and is outside the key scope. The caller is told that it does not exist."""
+    """It exists, and is outside the key scope. The answer says that it does not exist."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a route is about, and so whose it is."""
+    """What a route is about."""
 
     name: str
     check: Callable[[Api, KeyScope, Mapping[str, Any]], None]
@@ -234,7 +234,7 @@ def _refuse(_: Api, __: KeyScope, ___: Mapping[str, Any]) -> None:
 
 
 def _admit(_: Api, __: KeyScope, ___: Mapping[str, Any]) -> None:
-    """Let everybody in."""
+    """Admit every key."""
 
 
 QUEUE = _in_path(Kind.QUEUE, "name")
@@ -248,6 +248,6 @@ BACKFILL = _in_path(Kind.BACKFILL, "number")
 WITHIN = Subject("within", _admit)
 """The function is given the `key_scope`, and keeps to it: lists, and what is named in a body."""
 WHOLE = Subject("whole", _refuse)
-"""The system as a whole: for nobody who is bound to a part."""
+"""The system as a whole: not for bound keys."""
 NOTHING = Subject("nothing", _admit)
-"""Nothing that is anybody's."""
+"""Nothing that a key scope could exclude."""

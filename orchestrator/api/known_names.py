@@ -31,7 +31,7 @@ class KnownNames:
         self._lock = threading.Lock()
 
     def check(self, names: Iterable[str]) -> list[str]:
-        """Return what to tell of these names; raise InvalidTask if one is a workflow's."""
+        """Return warnings about these names; raise InvalidTask if one is a workflow's."""
         names = {*names}
         if self._is_due(names):
             self._refresh(names)

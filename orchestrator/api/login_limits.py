@@ -1,4 +1,4 @@
-"""Who tries keys that open nothing: counted by address, in a bounded memory, and sent away for a while."""
+"""Wrong keys, counted by address in bounded memory. An address with too many is refused for a while."""
 
 from __future__ import annotations
 

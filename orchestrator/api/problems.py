@@ -29,7 +29,7 @@ from orchestrator.transport import connection as transport
 
 MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER = 2
-"""Seconds after which who could not be served may try again."""
+"""Seconds after which a refused client may try again."""
 
 
 class FieldError(msgspec.Struct, frozen=True):
@@ -90,14 +90,14 @@ def at(pointer: str, error: Exception) -> Refused:
     return Refused(problem, found.headers)
 
 
-_AT = re.compile(r"(?s)(?P<detail>.*?)(?: - at `(?P<place>.*)`)?$")
+_AT = re.compile(r"(?s)(?P<detail>.*?)(?: - at `(?P<where>.*)`)?$")
 
 
 def misfit(error: msgspec.ValidationError, mark: str = "#/") -> Refused:
     """Return what to say of a request that does not fit its type; `?` marks the parts of an address."""
     found = _AT.match(str(error))
-    detail, place = (found["detail"], found["place"] or "$") if found else (str(error), "$")
-    path = re.findall(r"[^.\[\]$]+", place.removeprefix("key in "))
+    detail, where = (found["detail"], found["where"] or "$") if found else (str(error), "$")
+    path = re.findall(r"[^.\[\]$]+", where.removeprefix("key in "))
     unknown = re.search(r"unknown field `(.+?)`|missing required field `(.+?)`", detail)
     if unknown:
         path.append(unknown[1] or unknown[2])

@@ -26,7 +26,7 @@ _PREFIX = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
 
 
 class User(NamedTuple):
-    """Somebody whom a proxy has let in."""
+    """A user whom a trusted proxy names."""
 
     name: str
     scope: Scope | None
@@ -53,7 +53,7 @@ class Proxies:
 
     @property
     def identify(self) -> bool:
-        """Say whether there are proxies that tell who somebody is."""
+        """Say whether trusted proxies name users."""
         return bool(self._user_header)
 
     def origin(self, peer: str, headers: Headers) -> str:
@@ -73,7 +73,7 @@ class Proxies:
         return given if len(given) <= _LONGEST_NAME and _PREFIX.fullmatch(given) else ""
 
     def user(self, peer: str, headers: Headers) -> User | None:
-        """Return whom a proxy has let in; None if none of ours says so."""
+        """Return the user whom a trusted proxy names; None if there is none."""
         if not self._user_header or not self.is_ours(peer):
             return None
         named = headers.getlist(self._user_header)
@@ -138,7 +138,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_address(host: str, address: str, asks: bool) -> None:
-    """Refuse to serve an address where everybody could come in, because nobody is asked who they are.
+    """Refuse to serve an address that other machines can reach while no key is needed.
 
     What `host` is called says nothing: any name may lead anywhere.
     """
@@ -151,7 +151,7 @@ def check_address(host: str, address: str, asks: bool) -> None:
 
 
 def check_sender(peer: str, headers: Headers) -> None:
-    """Refuse who is not on this machine, and what a browser on it sends for a page of somebody else's.
+    """Refuse other machines, and requests that a browser on this machine sends for a foreign page.
 
     Such a page is known by its origin, by what the browser says of its site, or by a name that leads here.
     """

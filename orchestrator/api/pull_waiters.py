@@ -8,7 +8,7 @@ from orchestrator.transport.pull_notifications import PullNotifications
 
 
 class PullWaiters:
-    """Work in Redis, and two threads, begun with the first who waits, that hear of it for everybody."""
+    """Work in Redis, and two threads that hear of it for all requests; the first request that waits begins them."""
 
     def __init__(self, connections: Connections) -> None:
         redis, keys = connections.redis, connections.keys
@@ -16,7 +16,7 @@ class PullWaiters:
         self.offers = PullNotifications(redis, keys.pull_offers, one_by_one=True)
         """Wakes one waiter for each offer of its services."""
         self.ends = PullNotifications(redis, keys.pull_ends, one_by_one=False)
-        """Wakes all who wait until the end of an execution is in Postgres."""
+        """Wakes all requests that wait until the end of an execution is in Postgres."""
 
     def close(self) -> None:
         """End the threads."""

@@ -29,9 +29,9 @@ from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
 from orchestrator.store.limits import queues
 
 _MOST_KNOWN = 10_000
-"""Keys whose usage is remembered."""
+"""Keys whose usage is kept."""
 _MOST_QUEUES = 100_000
-"""Queues whose tasks are remembered."""
+"""Queues whose tasks are kept."""
 _SHARE = 10
 """A queue is counted when so large a part of a quota was added to it."""
 
@@ -66,7 +66,7 @@ class Meter:
 
     @contextlib.contextmanager
     def request(self, caller: Caller, received: Received) -> Iterator[None]:
-        """Count a request of somebody while it is under way, and the bytes that came with it, or refuse it."""
+        """Count a caller's request while it is under way, and the bytes that came with it, or refuse it."""
         used = self._usage(caller)
         if used is None:
             yield
@@ -82,7 +82,7 @@ class Meter:
 
     @contextlib.contextmanager
     def stream(self, caller: Caller) -> Iterator[None]:
-        """Count an event stream of somebody while it is open, or refuse it."""
+        """Count a caller's event stream while it is open, or refuse it."""
         used = self._usage(caller)
         if used is None:
             yield
@@ -112,7 +112,7 @@ class Meter:
             raise _refusal(exceeded)
 
     def _count_due(self) -> None:
-        """Count the tasks of queues to which many were added, now and then; nobody waits for it."""
+        """Count the tasks of queues to which many were added, now and then, in the background."""
         if self._due and time.monotonic() - self._looked_at > LOOK and (self._look is None or self._look.done()):
             self._looked_at = time.monotonic()
             self._look = asyncio.ensure_future(self._read(dict(self._due), Counter(self._added)))

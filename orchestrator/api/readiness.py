@@ -20,7 +20,7 @@ _LONGEST = 5.0
 
 
 class Readiness:
-    """Looks when it is asked; those who ask in the meantime get the same answer."""
+    """Looks when it is asked; concurrent questions share one answer."""
 
     def __init__(self, settings: Settings, connections: Connections) -> None:
         self._settings = settings

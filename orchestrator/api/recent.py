@@ -37,6 +37,6 @@ class Recent:
             return answer
 
     def forget(self) -> None:
-        """Have everything read again: somebody has changed something, and looks what came of it."""
+        """Have everything read again, after an action that has changed something."""
         with self._lock:
             self._found.clear()

@@ -181,7 +181,7 @@ def _stored_schedule(api: Api, found: StoredSchedule) -> StoredSchedule:
 
 
 def _call(hidden: Redaction, payload: bytes) -> bytes:
-    """Return a call without what is secret; one that is sealed is for who has the key, and that is not this server."""
+    """Return a call without what is secret; a sealed one as it is, because this server cannot open it."""
     return timezones.encode(hidden.call_shown(*call_of(payload))) if hidden and not is_sealed(payload) else payload
 
 

@@ -1,4 +1,4 @@
-"""What somebody was not let do, in the audit log: not more of it than anybody wants to read, or to store."""
+"""Refused requests in the audit log, at a bounded rate."""
 
 from __future__ import annotations
 

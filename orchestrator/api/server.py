@@ -78,8 +78,8 @@ def serve(
         ssl_keyfile=certificate and certificate.key,
         timeout_graceful_shutdown=_LAST_REQUESTS,
     )
-    place = f"[{host}]" if ":" in host else host
-    address = f"{'https' if certificate else 'http'}://{place}:{listener.getsockname()[1]}"
+    name = f"[{host}]" if ":" in host else host
+    address = f"{'https' if certificate else 'http'}://{name}:{listener.getsockname()[1]}"
     with listener:
         try:
             ApiServer(config, address, app.state.let_go, rate).run(sockets=[listener])
@@ -117,7 +117,7 @@ class ApiServer(uvicorn.Server):
 
 
 def _wait_for_postgres(settings: Settings) -> bool:
-    """Wait until Postgres can be used; False if the process was told to stop before."""
+    """Wait until Postgres can be used; False if the process was stopped before."""
     engine = database.engine_for(
         settings.require_database(), autocommit=True, pool_size=1, name="orchestrator api", namespace=settings.namespace
     )
@@ -131,12 +131,12 @@ def _wait_for_postgres(settings: Settings) -> bool:
 
 
 def _end(_number: int, _frame: object) -> None:
-    """End as one who was asked to, and has: the server raises once more what it was stopped by, when it has stopped."""
+    """Exit with 0: when the server has stopped, it raises the signal once more that stopped it."""
     sys.exit(0)
 
 
 def _asks(settings: Settings) -> bool:
-    """Say whether everybody has to show who they are."""
+    """Say whether every caller needs a key or a proxy's word."""
     api = Api(settings)
     try:
         door = Doorkeeper(api)
@@ -160,7 +160,7 @@ def _check_certificate(certificate: Certificate | None) -> None:
 
 
 def _listen(host: str, port: int, or_any: bool, *, asks: bool) -> socket.socket:
-    """Listen at the first address that a name leads to, unless everybody could come in there."""
+    """Listen at the first address of a name, unless other machines can reach it while no key is needed."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         check_address(host, str(address[0]), asks)

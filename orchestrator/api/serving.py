@@ -1,4 +1,4 @@
-"""All that is served under one path: who asks is let in, what was asked is read, done and answered."""
+"""All endpoints of one path: authenticate the caller, read the request, perform it, and answer."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ class ServedPath:
                 stops = Uncertain("The server stops, and has not waited for the end of this request.")
                 response = self.refuse(stops, request, caller)
             except Exception as error:  # noqa: BLE001  # a defect is one request's, and is told without a traceback
-                actor = caller.actor if caller else self._door.stranger(peer, request.headers, self.ticket(request))
+                actor = (
+                    caller.actor if caller else self._door.refused_actor(peer, request.headers, self.ticket(request))
+                )
                 await self._note(error, actor, request)
                 # In no variable of this frame, which the error holds: what was read would stay in memory.
                 response = self.refuse(
@@ -109,7 +111,7 @@ class ServedPath:
             await response(scope, receive, send)
 
     def ticket(self, request: Request) -> Ticket | None:
-        """Return what somebody shows instead of a key; the API takes keys alone."""
+        """Return what a caller has instead of a key; the API takes keys alone."""
         del request
         return None
 
@@ -118,7 +120,7 @@ class ServedPath:
         return await _answer(self._api, self._slots, self._meter, endpoint, request, caller)
 
     def refuse(self, error: Exception, request: Request, caller: Caller | None) -> Response:
-        """Say why not; without a caller, nobody was let in."""
+        """Say why not; `caller` is None before authentication."""
         del caller
         return problem(error, request)
 
@@ -136,7 +138,7 @@ class ServedPath:
         self._api.observed.answered(told, known.path, known.tag, status, seconds)
 
     async def _note(self, error: Exception, actor: Actor, request: Request) -> None:
-        """Have it in the audit log that somebody was not let do something."""
+        """Write a refusal to the audit log."""
         status = error.problem.status if isinstance(error, Refused) else 404 if isinstance(error, OutOfKeyScope) else 0
         if (status in (401, 403) or isinstance(error, OutOfKeyScope)) and self._refusals.is_told():
             note = partial(self._refusals.write, actor, request.method, request.url.path, status)
@@ -245,7 +247,7 @@ def query_of(request: Request) -> str:
 
 
 def problem(error: Exception, request: Request) -> Response:
-    """Return the answer that tells of an error; a defect is logged, and told without a traceback."""
+    """Return the answer for an error; a defect is logged, and its traceback is not sent."""
     found = explained(error, request)
     data = msgspec.json.encode(found.problem)
     if not request.url.path.startswith(CLIENTS):
@@ -265,7 +267,7 @@ def explained(error: Exception, request: Request) -> Refused:
 
 
 def _without_names(error: Exception) -> Exception:
-    """Return an error for somebody who may not know what else there is: no name that is near, and no reason."""
+    """Return an error for a bound key: without similar names, and without the reason."""
     return (
         refused(404, "It was not found", "There is none, or it is not for this key.") if _is_missing(error) else error
     )

@@ -26,7 +26,7 @@ from orchestrator.sdk.waiting.steps import Pause, Steps
 from orchestrator.time_limits import TimeLimit
 
 _LONGEST_WAIT = 300.0
-"""Seconds that a request may wait for an answer of somebody else's."""
+"""Seconds that a request may wait for an answer of a run or a task."""
 _MOST_WAITING = 1_000
 """Requests that may wait for a slot."""
 _LOOK_UPS = 2
@@ -68,7 +68,7 @@ class _Limit:
 
     @property
     def is_idle(self) -> bool:
-        """Say whether nobody has anything of it."""
+        """Say whether nothing is acquired."""
         return self._free == self._most
 
     async def acquire(self, client: Client | None) -> None:
@@ -134,7 +134,7 @@ class Slots:
         return self._large.slot(_name(caller))
 
     async def look_up(self, call: Callable[[], Any]) -> Any:
-        """Look in a thread whom a key belongs to."""
+        """Look up a key in a thread."""
         async with self._look_ups.slot(""):
             return await _in_thread(call)
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_QUEUES = 100
-"""Queues that have labels of their own; all others are told as one."""
+"""Queues that have labels of their own; all others are one."""
 OTHER = "other"
 """The label of all the others."""
 

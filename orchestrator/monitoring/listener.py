@@ -1,7 +1,7 @@
 """A small HTTP server for monitoring: /metrics, /healthz and /readyz, and nothing else.
 
 It needs no thread of its own: a worker's parent forks, so it serves from the loop in which it waits for everything. A
-request is a few hundred bytes, an answer fits a socket's buffer, and whoever is slow is dropped.
+request is a few hundred bytes, an answer fits a socket's buffer, and a slow client is dropped.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from orchestrator.monitoring.exposition import CONTENT_TYPE, Family, render
 
 LOOPBACK = "127.0.0.1"
 _MOST_OPEN = 16
-"""Connections at a time; whoever comes later waits for one to be closed."""
+"""Connections at a time; later ones wait for one to be closed."""
 _LONGEST_REQUEST = 16_384
-_PATIENCE = 5.0
+_TIMEOUT = 5.0
 """Seconds that a request may take to arrive, and an answer to leave."""
 _TURN = 0.5
 """Seconds after which a thread that serves looks whether it is wanted any longer."""
 _TRY_AGAIN = 5.0
 """Seconds until an address that was taken is tried again: a worker that drains may have it a little longer."""
 ELSEWHERE = "the log of this process says why"
-"""Said instead of a reason to who may be anybody."""
+"""Said instead of a reason to callers on other machines."""
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
@@ -73,7 +73,7 @@ class Listener:
         now = time.monotonic()
         if self._socket is None and now >= self._open_at:
             self._listen(now)
-        for connection in [one for one, (since, _) in self._open.items() if now - since > _PATIENCE]:
+        for connection in [one for one, (since, _) in self._open.items() if now - since > _TIMEOUT]:
             self._drop(connection)
         takes_more = self._socket is not None and len(self._open) < _MOST_OPEN
         return [*self._open, *([self._socket] if takes_more and self._socket is not None else [])]
@@ -121,11 +121,11 @@ class Listener:
 
     def _listen(self, now: float) -> None:
         try:
-            family, kind, protocol, _, place = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
+            family, kind, protocol, _, address = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
             listener = socket.socket(family, kind, protocol)
             try:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(place)
+                listener.bind(address)
                 listener.listen(_MOST_OPEN)
                 listener.setblocking(False)
             except OSError:
@@ -170,7 +170,7 @@ class Listener:
 
     def _send(self, connection: socket.socket, answer: bytes) -> None:
         try:
-            connection.settimeout(_PATIENCE)
+            connection.settimeout(_TIMEOUT)
             connection.sendall(answer)
             connection.shutdown(socket.SHUT_WR)
         except OSError as error:
@@ -209,7 +209,7 @@ class Listener:
 
 
 def _is_near(connection: socket.socket) -> bool:
-    """Say whether somebody on this machine asks."""
+    """Say whether the caller is on this machine."""
     try:
         return ipaddress.ip_address(connection.getpeername()[0].partition("%")[0]).is_loopback
     except (OSError, ValueError, IndexError):  # gone, or of another kind
@@ -231,6 +231,6 @@ def _response(status: int, body: bytes | Mapping[str, object], *, allow: str = "
 
 
 def serve_metrics(address: str, observed: Observed, log: logging.Logger) -> None:
-    """Serve what a process tells, in a thread, if it was given an address."""
+    """Serve the metrics of a process, in a thread, if it was given an address."""
     if address:
         Listener(address, observed, log).start()

@@ -1,4 +1,4 @@
-"""What every process tells of itself, under the names that all exporters use."""
+"""Metrics of every process, under the names that all exporters use."""
 
 from __future__ import annotations
 

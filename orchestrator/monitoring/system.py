@@ -1,4 +1,4 @@
-"""What only Postgres and Redis know: read when somebody asks, at most every few seconds, and in bounded time."""
+"""Metrics of Postgres and Redis: read on request, at most every few seconds, and in bounded time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import Keys
 
 _FRESH = 5.0
-"""Seconds for which what was read is told again."""
+"""Seconds for which what was read is served again."""
 _LONGEST = 2.0
 """Seconds that reading may take."""
 
 
 class SystemGauges:
-    """Numbers about the whole system. All processes that can read them tell the same, so take the `max` over these."""
+    """Numbers about the whole system. All processes that can read them report the same: take the `max`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -46,7 +46,7 @@ def when(moment: datetime | None, now: datetime) -> str:
 
 
 def present() -> datetime:
-    """Return the time, to tell ages by."""
+    """Return the current time."""
     return datetime.now(UTC)
 
 

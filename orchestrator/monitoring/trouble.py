@@ -1,4 +1,4 @@
-"""What is wrong now, in the words of the person who has to act."""
+"""What is wrong now, for the person who has to act."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Trouble:
 
 
 def of_the_system(overview: Overview, lease: float, complaint: str | None = None) -> Iterator[Trouble]:
-    """Say what is wrong with our own processes: nobody leads, nobody serves a queue, nobody knows a task."""
+    """Say what is wrong with our own processes: no leader, no worker for a queue, an unknown task."""
     leader = overview.leader
     is_useless = leader is not None and leader.idle is not None and leader.idle > lease
     if leader is None:
@@ -99,7 +99,7 @@ def stands_still(worker: WorkerView) -> str:
 
 
 def _unknown(unknown: UnknownTasks, now: datetime) -> str:
-    """Say what nobody knows, and what becomes of that."""
+    """Say which task or workflow is unknown, and what becomes of it."""
     end = ago(unknown.fails_at, now)
     if not unknown.runs:
         return f"{unknown.name!r}: {unknown.tasks:,} wait{f', the first fails {end}' if end else ''}"

@@ -154,7 +154,7 @@ def test_who_says_nothing_or_too_much_keeps_nobody_waiting(server: Listener, mon
     with connect(server) as loud:
         loud.sendall(b"x" * listening._LONGEST_REQUEST)
         assert loud.recv(1) == b""
-    monkeypatch.setattr(listening, "_PATIENCE", 0.1)
+    monkeypatch.setattr(listening, "_TIMEOUT", 0.1)
     for connection in silent:
         assert connection.recv(1) == b""
         connection.close()

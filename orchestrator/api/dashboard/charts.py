@@ -19,7 +19,7 @@ class Bar:
     """One minute."""
 
     at: int
-    """Its place from the left."""
+    """How many minutes stand to the left of it."""
     value: float
     failed: float
     y: float
@@ -101,8 +101,8 @@ def _shape(counts: Sequence[int], most: int, least: float) -> str:
     """Return bars as a path; those that are very low are drawn a little higher, so that one sees them."""
     heights = [max(HEIGHT * count / most, least) for count in counts]
     return "".join(
-        f"M{place + 0.12:.2f} {HEIGHT:g}v-{height:.1f}h.76v{height:.1f}z"
-        for place, (count, height) in enumerate(zip(counts, heights, strict=True))
+        f"M{minute + 0.12:.2f} {HEIGHT:g}v-{height:.1f}h.76v{height:.1f}z"
+        for minute, (count, height) in enumerate(zip(counts, heights, strict=True))
         if count
     )
 
@@ -135,13 +135,13 @@ def _ends(one: Throughput) -> int:
 def _bars(ends: Sequence[int], failed: Sequence[int], begin: datetime) -> list[Bar]:
     most = max(*ends, 1)
     bars = []
-    for place, (all_ends, bad) in enumerate(zip(ends, failed, strict=True)):
+    for minute, (all_ends, bad) in enumerate(zip(ends, failed, strict=True)):
         height = max(HEIGHT * all_ends / most, 1.0) if all_ends else 0.0
         bad_height = max(HEIGHT * bad / most, 1.5) if bad else 0.0
-        moment = begin + timedelta(minutes=place)
+        moment = begin + timedelta(minutes=minute)
         bars.append(
             Bar(
-                place,
+                minute,
                 all_ends,
                 bad,
                 round(HEIGHT - height, 2),
@@ -160,8 +160,8 @@ def _percentiles(bounds: Sequence[float], minutes: Sequence[Sequence[Sequence[in
     by_minute = [percentile(bounds, minute, 0.95) for minute in counts]
     highest = max((value for value in by_minute if value is not None), default=0.0) or 1.0
     points = " ".join(
-        f"{place + 0.5:g},{HEIGHT - 1 - (HEIGHT - 3) * value / highest:.1f}"
-        for place, value in enumerate(by_minute)
+        f"{minute + 0.5:g},{HEIGHT - 1 - (HEIGHT - 3) * value / highest:.1f}"
+        for minute, value in enumerate(by_minute)
         if value is not None
     )
     p50, p95, p99 = (percentile(bounds, total, part) for part in (0.5, 0.95, 0.99))
@@ -171,8 +171,8 @@ def _percentiles(bounds: Sequence[float], minutes: Sequence[Sequence[Sequence[in
 def _added(rows: Sequence[Sequence[int]], length: int) -> list[int]:
     total = [0] * length
     for row in rows:
-        for place, count in enumerate(row[:length]):
-            total[place] += count
+        for index, count in enumerate(row[:length]):
+            total[index] += count
     return total
 
 
@@ -182,10 +182,10 @@ def percentile(bounds: Sequence[float], counts: Sequence[int], part: float) -> f
     if not wanted:
         return None
     passed = 0
-    for place, count in enumerate(counts):
+    for index, count in enumerate(counts):
         if count and passed + count >= wanted:
-            low = bounds[place - 1] if place else 0.0
-            high = bounds[place] if place < len(bounds) else bounds[-1]
+            low = bounds[index - 1] if index else 0.0
+            high = bounds[index] if index < len(bounds) else bounds[-1]
             return low + (high - low) * (wanted - passed) / count
         passed += count
     return bounds[-1]

@@ -96,10 +96,10 @@ def _drawn(flow: Flow, walked: Walked) -> Graph:
         replace(edge, label=_label(labels[edge.upper, edge.lower]), is_done=walked.lines[edge.upper, edge.lower] > 0)
         for edge in plain.edges
     ]
-    places = {node.step.name: node for node in plain.nodes}
+    nodes = {node.step.name: node for node in plain.nodes}
     for lane, line in enumerate(sorted(back)):
         y = plain.height + _LANE * (lane + 0.5)
-        edges.append(_line_back(places[line[0]], places[line[1]], y, line, _label(labels[line]), walked))
+        edges.append(_line_back(nodes[line[0]], nodes[line[1]], y, line, _label(labels[line]), walked))
     room = _LANE if back else 0
     height = plain.height + room * (len(back) + 0.5)
     return Graph(plain.nodes, edges, plain.width + 2 * room, height, inset=room)

@@ -29,7 +29,7 @@ _HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""The origin of a form is told to our own server, which looks at it, and to nobody else."""
+"""A form sends its origin to this server only, which checks it."""
 _ADDRESSES = re.compile(r'(\b(?:href|src|action|formaction|data-live|data-pulse|data-name-in-path)=")(/ui\b)')
 """Where templates have addresses. Nothing that is only shown looks so: its quotation marks are escaped."""
 
@@ -60,7 +60,7 @@ def _environment() -> Environment:
 
 
 def page(template: str, status: int = 200, **values: Any) -> Response:
-    """Return a page for whoever looks at it; what only others can open is told to be sealed."""
+    """Return a page for the current visit. Sealed values are shown as sealed."""
     text = _environment().get_template(template).render(visit=current.get(), now=words.present(), **values)
     if before := prefix.get():
         text = _ADDRESSES.sub(lambda found: f"{found[1]}{before}{found[2]}", text)
@@ -85,7 +85,7 @@ def refusal(problem: Problem, headers: dict[str, str]) -> Response:
 
 
 class Said(NamedTuple):
-    """What became of what somebody did on the page before."""
+    """The outcome of the last action, shown on the next page."""
 
     text: str
     is_error: bool = False
@@ -126,11 +126,11 @@ current: ContextVar[Visit | None] = ContextVar("orchestrator_visit", default=Non
 """Set while a page is made."""
 
 prefix: ContextVar[str] = ContextVar("orchestrator_prefix", default="")
-"""What stands before the address of every page in the browser of who looks; a proxy has cut it off."""
+"""The prefix of all pages in the visitor's browser, which a proxy removes."""
 
 
 def key_scope_of_visitor() -> KeyScope:
-    """Return what who looks at the page may have to do with."""
+    """Return the key scope of the current visit."""
     visit = current.get()
     assert visit is not None, "a page is being made"
     return visit.key_scope

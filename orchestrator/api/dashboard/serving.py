@@ -15,7 +15,14 @@ from starlette.responses import Response
 from orchestrator.api.access import Caller
 from orchestrator.api.bodies import LARGEST_QUESTION, SMALL, check_shape, read_body
 from orchestrator.api.dashboard.rendering import Said, Visit, current, go, page, prefix, refusal
-from orchestrator.api.dashboard.session import Session, begin_session, end_session, headers_with_key, place, ticket_of
+from orchestrator.api.dashboard.session import (
+    Session,
+    begin_session,
+    end_session,
+    headers_with_key,
+    own_page,
+    ticket_of,
+)
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.problems import MEDIA_TYPE, Refused, misfit, refused
@@ -37,7 +44,7 @@ class Action(Endpoint):
     said: str = ""
     """What is said when it was done."""
     needs: str = ""
-    """The field that nobody may leave empty, though the route has a default for it."""
+    """A field that the form requires, though the route has a default for it."""
 
     def outcome(self, answer: Any) -> str:
         """Say what came of it."""
@@ -53,7 +60,7 @@ class PagePath(ServedPath):
     """All that the dashboard serves under one path."""
 
     def ticket(self, request: Request) -> Ticket | None:
-        """Return what somebody has who has logged in."""
+        """Return the ticket of a logged-in visitor."""
         return ticket_of(request)
 
     async def answer(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
@@ -69,7 +76,9 @@ class PagePath(ServedPath):
         form = _form(data) if len(data) <= SMALL else await self._slots.run(partial(_form, data), caller)
         token = form.get(_TOKEN, [""])[0]
         if endpoint.path == LOG_IN and session.ticket is not None and not session.is_of(token):
-            return session.finish(go(place(form.get("to", [""])[0])))  # another tab of the browser has logged in since
+            return session.finish(
+                go(own_page(form.get("to", [""])[0]))
+            )  # another tab of the browser has logged in since
         session.check(token)
         if endpoint.path == LOG_IN:
             return await self._log_in(request, session, form)
@@ -77,7 +86,7 @@ class PagePath(ServedPath):
             return await self._log_out(session, caller)
         if endpoint.query is not None:
             given |= endpoint.read_query("")
-        back = place(form.get(_BACK, [""])[0])
+        back = own_page(form.get(_BACK, [""])[0])
         try:
             answer = await self._do(endpoint, given, request, caller, partial(_read, endpoint, form))
         except ClientDisconnect:
@@ -95,14 +104,14 @@ class PagePath(ServedPath):
         return session.finish(go(to), Said(await self._slots.run(partial(endpoint.outcome, answer), caller)))
 
     async def _log_in(self, request: Request, session: Session, form: dict[str, list[str]]) -> Response:
-        """Let somebody in by the key that they have typed, or say why not."""
-        key, to = form.get("key", [""])[0].strip(), place(form.get("to", [""])[0])
+        """Log in with the key that was typed, or say why not."""
+        key, to = form.get("key", [""])[0].strip(), own_page(form.get("to", [""])[0])
         headers = headers_with_key(request, key)
         peer = request.client.host if request.client else ""
         try:
             caller = await self._door.admit(peer, headers, Scope.READ, self._slots.look_up)
         except Refused as error:
-            await super()._note(error, self._door.stranger(peer, headers), request)
+            await super()._note(error, self._door.refused_actor(peer, headers), request)
             return session.finish(page("login.html", error.problem.status, to=to, wrong=error.problem))
         if caller.key is None:  # nobody is asked who they are
             return session.finish(go(to))
@@ -142,7 +151,7 @@ class PagePath(ServedPath):
             return answer
 
     def refuse(self, error: Exception, request: Request, caller: Caller | None) -> Response:
-        """Show why not; who is not known, or no longer, is sent to the log-in, unless a program of the page asks."""
+        """Show why not. A visitor without a valid session goes to the log-in, unless a script of the page asks."""
         found = explained(error, request)
         session = self._session(request)
         status = found.problem.status
@@ -158,7 +167,7 @@ class PagePath(ServedPath):
         return session.finish(refusal(found.problem, headers))
 
     async def _note(self, error: Exception, actor: Actor, request: Request) -> None:
-        """Have it in the audit log; that somebody has not logged in, or no longer, is nothing to note."""
+        """Write a refusal to the audit log, unless only a log-in is missing."""
         is_nobody = "authorization" not in request.headers and request.method == "GET"
         if not (is_nobody and isinstance(error, Refused) and error.problem.status == 401):
             await super()._note(error, actor, request)
@@ -196,11 +205,11 @@ def _log_in_for(here: str) -> str:
 
 
 def _page_before(request: Request) -> str:
-    """Return the page whose form was sent, as the browser tells it; the form itself is not read of a stranger."""
+    """Return the page whose form was sent, as the browser tells it; the form itself is not read before a log-in."""
     found = urlsplit(request.headers.get("referer", ""))
     is_ours = found.netloc == request.headers.get("host", "")
     path = found.path.removeprefix(prefix.get())
-    return place(f"{path}?{found.query}" if found.query else path) if is_ours else place("")
+    return own_page(f"{path}?{found.query}" if found.query else path) if is_ours else own_page("")
 
 
 def _without_blanks(query: str) -> str:

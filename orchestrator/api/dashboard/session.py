@@ -76,7 +76,7 @@ class Session:
         return response
 
     def enter(self, response: Response, ticket: Ticket) -> Response:
-        """Let somebody in until they close the browser, log out, or the session is no longer good."""
+        """Set the ticket, which lasts until the browser is closed, a log-out, or the end of the session."""
         self._set(response, _TICKET, ticket.text)
         response.delete_cookie(_TOKEN, path=self._root)
         return self.finish(response)
@@ -100,7 +100,7 @@ class Session:
 
 
 def ticket_of(request: Request) -> Ticket | None:
-    """Return what somebody has who has logged in, be it good or not."""
+    """Return the ticket of a log-in, valid or not."""
     return parse_ticket(_cookies(request).get(_TICKET, ""))
 
 
@@ -117,8 +117,8 @@ def headers_with_key(request: Request, typed: str) -> Headers:
     return Headers(raw=[*kept, (b"authorization", f"Bearer {typed}".encode("latin-1", "replace"))])
 
 
-def place(text: str | None) -> str:
-    """Return where to go, if that is a page of the dashboard; else its first one."""
+def own_page(text: str | None) -> str:
+    """Return an address if it is one of the dashboard; else that of its first page."""
     found = urlsplit(text or "")
     is_ours = found.path == ROOT or found.path.startswith(f"{ROOT}/")
     if not is_ours or found.scheme or found.netloc or "\\" in (text or "") or not (text or "").isprintable():
@@ -151,7 +151,7 @@ def _read(cookie: str | None) -> Said | None:
 
 
 def begin_session(api: Api, key: str, actor: Actor, before: Ticket | None) -> Ticket:
-    """Begin a session of who has shown a key, by its id, in place of the one that the browser had before."""
+    """Begin a session for the id of a key, in place of the one that the browser had before."""
     ticket = Ticket(secrets.token_urlsafe(32))
     with api.backend.connections.writing("the session was begun", transaction=True) as connection:
         if before is not None:

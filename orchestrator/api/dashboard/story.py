@@ -1,4 +1,4 @@
-"""The history of a run of code, told in sentences."""
+"""The history of a run of code, in sentences."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def with_query(path: str, values: Mapping[str, Any]) -> str:
 
 
 def plain(text: str | None) -> str:
-    """Return a text that somebody else wrote, without what a page cannot show."""
+    """Return a user's text without what a page cannot show."""
     return terminal_safe(text or "")
 
 

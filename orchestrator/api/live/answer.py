@@ -29,7 +29,7 @@ _FIRST = b"retry: 1000\n\n"
 _SILENCE = b":\n\n"
 
 Admit = Callable[[], Awaitable[object]]
-"""Refuses who may no longer listen."""
+"""Refuses a listener whose key is no longer valid."""
 
 
 class Listening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ class Listening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Wanted(NamedTuple):
-    """What somebody wants to listen to, and for how long."""
+    """The subject of a stream, and its longest duration."""
 
     subject: Subject
     seconds: float | None

@@ -1,4 +1,4 @@
-"""Many who want to know something at the same time are answered by one read, in a thread."""
+"""One read, in a thread, answers all questions of a moment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAUSE = 0.02
 
 
 class Batches(Generic[K, V]):
-    """Reads for all who have asked since the last read began; nobody gets an answer that is older than the question."""
+    """Answers all questions since the last read began with one read. No answer is older than its question."""
 
     def __init__(self, read: Callable[[Sequence[K]], Mapping[K, V]]) -> None:
         self._read = read
@@ -57,6 +57,6 @@ class Batches(Generic[K, V]):
 
 
 def _looked_at(answer: asyncio.Future[V]) -> None:
-    """Whoever asked may be gone by now, and an error is nobody's defect then."""
+    """Look at an error whose listener may have gone."""
     if not answer.cancelled():
         answer.exception()

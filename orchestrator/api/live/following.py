@@ -27,11 +27,12 @@ class Following:
         self._url = redis_url
         self._keys = keys
         self._heard = heard
-        """Called in the loop; says whether anybody listens."""
+        """Called in the loop; says whether there are listeners."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wanted = threading.Event()
         self._is_closed = False
-        self._place: asyncio.Future[Cursor] | None = None
+        self._began: asyncio.Future[Cursor] | None = None
+        """Where it began; done when it has."""
         self._redis: Redis | None = None
 
     async def begin(self) -> None:
@@ -40,11 +41,11 @@ class Following:
         if self._loop is not loop:
             self._loop = loop
             threading.Thread(target=self._run, name="orchestrator-live", args=(loop,), daemon=True).start()
-        if self._place is None:
-            self._place = loop.create_future()
-            self._place.add_done_callback(_looked_at)
+        if self._began is None:
+            self._began = loop.create_future()
+            self._began.add_done_callback(_looked_at)
             self._wanted.set()
-        await asyncio.shield(self._place)
+        await asyncio.shield(self._began)
 
     def close(self) -> None:
         """End the thread when it comes round."""
@@ -68,7 +69,7 @@ class Following:
             redis.close()
 
     def _follow(self, loop: asyncio.AbstractEventLoop, follower: Follower, outage: Outage) -> None:
-        """Follow until nobody listens any more."""
+        """Follow until there are no listeners."""
         pause = threading.Event()
         is_first = True
         while not self._is_closed:
@@ -85,24 +86,24 @@ class Following:
                     return
                 pause.wait(_PAUSE)
                 continue
-            place = Cursor(follower.generation, follower.position)
-            if not _in(loop, self._pass_on, heard, place, is_first):
+            cursor = Cursor(follower.generation, follower.position)
+            if not _in(loop, self._pass_on, heard, cursor, is_first):
                 return
             is_first = False
 
     # -- in the loop
 
-    def _pass_on(self, heard: Heard, place: Cursor, is_first: bool) -> bool:
-        goes_on = self._heard(heard, place) or is_first
-        if self._place is not None and not self._place.done():
-            self._place.set_result(place)
+    def _pass_on(self, heard: Heard, cursor: Cursor, is_first: bool) -> bool:
+        goes_on = self._heard(heard, cursor) or is_first
+        if self._began is not None and not self._began.done():
+            self._began.set_result(cursor)
         if not goes_on:
-            self._place = None
+            self._began = None
             self._wanted.clear()
         return goes_on
 
     def _failed(self, error: Exception) -> bool:
-        waiting, self._place = self._place, None
+        waiting, self._began = self._began, None
         if waiting is not None:
             waiting.set_exception(error)
         return False
@@ -122,7 +123,7 @@ def _in(loop: asyncio.AbstractEventLoop, call: Callable[..., bool], *arguments: 
         raise
 
 
-def _looked_at(place: asyncio.Future[Cursor]) -> None:
-    """Whoever wanted to listen may be gone by now."""
-    if not place.cancelled():
-        place.exception()
+def _looked_at(began: asyncio.Future[Cursor]) -> None:
+    """Look at an error whose listener may have gone."""
+    if not began.cancelled():
+        began.exception()

@@ -1,4 +1,4 @@
-"""Who listens to what, and what each is told."""
+"""All listeners by subject, and the events that each gets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = get_logger("api")
 _FOLDED = {Kind.SYSTEM: 1.0, Kind.QUEUE: 0.2, Kind.RUN: 0.2}
 """Seconds for which moves are gathered into one event."""
 _SPEAKING = (Kind.TASK, Kind.RUN_LOG)
-"""What has lines to be told of."""
+"""Subjects with log lines."""
 _LAST_WORDS = 0.8
 """Seconds after the end of a task that has said something, in which the last of it may be written and stored."""
 _LOOKED_AT = 0.1
@@ -51,7 +51,7 @@ _TRY_AGAIN = 1.0
 
 
 class Over(Exception):
-    """Whoever comes back has heard the end already."""
+    """The listener has had the end already."""
 
 
 class Hub:
@@ -63,7 +63,7 @@ class Hub:
         self._pasts: Batches[Missed, Past | None] = Batches(reads.pasts)
         self._journals: Batches[tuple[Subject, str], Heard] = Batches(reads.journals)
         self._following = Following(api.settings.require_redis(), api.backend.connections.keys, self._heard)
-        self._place = Cursor("", NOWHERE)
+        self._cursor = Cursor("", NOWHERE)
         self._listeners: dict[Subject, set[Listener]] = {}
         self._folds: dict[Subject, Fold] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,7 +83,7 @@ class Hub:
             self._joining -= 1
         self._flush(subject)
         after = parse(last) if last else None
-        listener = Listener(subject, self._place._replace(log=after.log if after else NOWHERE))
+        listener = Listener(subject, self._cursor._replace(log=after.log if after else NOWHERE))
         self._listeners.setdefault(subject, set()).add(listener)
         try:
             state = await self._states.get(subject)
@@ -113,7 +113,7 @@ class Hub:
                 self._folds.pop(listener.subject, None)
 
     def let_go(self) -> None:
-        """End all streams: the server stops, and who listened finds another."""
+        """End all streams: the server stops, and listeners connect to another."""
         self._is_closed = True
         for listener in self._all():
             listener.close()
@@ -123,7 +123,7 @@ class Hub:
         """Have a listener begin again, with a snapshot."""
         if listener.is_ending:
             return
-        self._do(self._refresh(listener, listener.hold(self._place)))
+        self._do(self._refresh(listener, listener.hold(self._cursor)))
 
     def _all(self) -> list[Listener]:
         return [listener for listeners in self._listeners.values() for listener in listeners]
@@ -148,7 +148,7 @@ class Hub:
             self._do(self._hear(listener))
 
     def _told(self, listener: Listener, moves: Iterable[TaskChange]) -> bytes:
-        """Return the events of moves of its task that a listener has missed; the end is told by the last event."""
+        """Return the events of moves of its task that a listener has missed; the end has an event of its own."""
         said = b""
         for task in moves:
             if age(task) > listener.age and task.status not in ENDED_TASK_STATES:
@@ -174,7 +174,7 @@ class Hub:
     # -- the end
 
     def _end(self, listener: Listener, end: object) -> None:
-        """Tell a listener the end, after all that its task has said; one that has not begun yet, when it has."""
+        """Send a listener the end after all log lines of its task; a listener that has not begun gets it then."""
         if listener.is_held:
             listener.end = end
         elif not listener.is_ending:
@@ -193,7 +193,7 @@ class Hub:
     # -- what tasks say
 
     async def _hear(self, listener: Listener) -> None:
-        """Tell a listener what its task, or the tasks of its run, have said since."""
+        """Send a listener new log lines of its task, or of the tasks of its run."""
         if listener.will_hear and not listener.is_ending:
             return
         listener.will_hear = True
@@ -214,21 +214,21 @@ class Hub:
                 listener.give(event("progress", progress(heard.mark), self._id(listener)))
 
     def _id(self, listener: Listener) -> str:
-        return str(self._place._replace(log=listener.log))
+        return str(self._cursor._replace(log=listener.log))
 
     # -- what moves
 
-    def _heard(self, heard: HeardOfAll, place: Cursor) -> bool:
-        """Tell everybody what has come, up to a place; say whether anybody listens."""
+    def _heard(self, heard: HeardOfAll, cursor: Cursor) -> bool:
+        """Send changes to all listeners, up to a cursor; say whether there are any."""
         for entry in heard.entries:
             if entry.changes.is_first:
-                self._place = Cursor(entry.changes.generation, entry.id)
+                self._cursor = Cursor(entry.changes.generation, entry.id)
                 self._folds.clear()
                 for listener in self._all():
                     self.refresh(listener)
             else:
                 self._tell(entry)
-        self._place = place
+        self._cursor = cursor
         if heard.has_gap:
             self._folds.clear()
             for listener in self._all():
@@ -245,7 +245,7 @@ class Hub:
 
     def _tell(self, entry: Entry) -> None:
         changes = entry.changes
-        self._place = Cursor(changes.generation, entry.id)
+        self._cursor = Cursor(changes.generation, entry.id)
         moves: dict[Subject, list[TaskChange]] = {}
         for task in changes.tasks:
             if (found := self._listeners.get(Subject(Kind.TASK, task.id))) is not None:
@@ -281,7 +281,7 @@ class Hub:
                 listener.give(event("task", told, self._id(listener)))
 
     async def _look_at(self, subject: Subject) -> None:
-        """Tell all who listen to a run how it stands now, as often as it can be read."""
+        """Send listeners of a run its state, as often as it can be read."""
         if subject in self._looked_at:
             self._looked_at[subject] = True
             return
@@ -307,7 +307,7 @@ class Hub:
             return
         if subject.kind is Kind.RUN_LOG:
             return
-        said = event(str(subject.kind), final(state), str(self._place))
+        said = event(str(subject.kind), final(state), str(self._cursor))
         for listener in self._listeners.get(subject, ()):
             if not listener.is_ending:
                 listener.give(said)
@@ -320,10 +320,10 @@ class Hub:
         return fold
 
     def _flush(self, subject: Subject) -> None:
-        """Tell what has been gathered."""
+        """Send what has been gathered."""
         fold = self._folds.pop(subject, None)
         if fold is not None:
-            said = fold.events(str(self._place))
+            said = fold.events(str(self._cursor))
             for listener in self._listeners.get(subject, ()):
                 listener.give(said)
 

@@ -1,7 +1,7 @@
-"""One who listens: what is to be sent to it waits here, up to a limit.
+"""A listener of a stream, with a bounded buffer of events.
 
-Who does not read for so long that more gathers than the limit is not waited for. What has gathered is thrown away, and
-when it reads again it is given a snapshot, and goes on from there.
+If a listener reads so slowly that the buffer overflows, the buffer is dropped. When it reads again, it gets a snapshot,
+and goes on from there.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from orchestrator.transport.changes import NOWHERE
 from orchestrator.transport.codec import ProgressMark
 
 _MOST_BYTES = 1_000_000
-"""That may wait for one listener; those who listen to the same share them."""
+"""That may wait for one listener; listeners of the same subject share them."""
 _MOST_HELD = 4 * _MOST_BYTES
-"""While it is read what it begins with: who comes back with thousands of others waits for a while."""
+"""While its snapshot is read, which takes a while when thousands of listeners come back at once."""
 
 
 END = "end"
@@ -62,7 +62,7 @@ class Listener:
         self.mark: ProgressMark | None = None
         """The last progress that it was given."""
         self.age = (-1, 0)
-        """How far the task had come of which it was told last."""
+        """How far its task had come at the last event."""
         self.hearing = asyncio.Lock()
         self.will_hear = False
         self.turn = 0
@@ -85,7 +85,7 @@ class Listener:
         return self._held is not None
 
     def hold(self, since: Cursor) -> int:
-        """Give it nothing until it begins anew, from this place; return the number of that beginning."""
+        """Give it nothing until it begins anew, from this cursor; return the number of that beginning."""
         self._waiting, self._size, self._held = [], 0, []
         self.since, self.log, self.is_lagging, self.end = since, self._sent_log, False, None
         self.turn += 1

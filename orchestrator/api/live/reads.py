@@ -18,7 +18,7 @@ from orchestrator.transport.codec import ProgressMark, TaskChange, stream_positi
 
 
 class Missed(NamedTuple):
-    """Who wants to know what happened between two places."""
+    """A question: what happened to a subject between two cursors?"""
 
     subject: Subject
     after: Cursor
@@ -95,7 +95,7 @@ class Reads:
         return heard
 
     def pasts(self, asked: Sequence[Missed]) -> dict[Missed, Past | None]:
-        """Return what listeners have missed; None where nobody knows, and they begin again."""
+        """Return what listeners have missed; None where it is not known, and they begin again."""
         connections = self._api.backend.connections
         redis, keys = connections.redis, connections.keys
         standing = find_entries(redis, keys, {one.after.entry for one in asked})
@@ -109,21 +109,21 @@ class Reads:
             return pasts
         after = min((one.after.entry for one in known), key=stream_position)
         until = max((one.until.entry for one in known), key=stream_position)
-        placed = [(stream_position(entry.id), entry) for entry in history(redis, keys, after, until)]
+        positioned = [(stream_position(entry.id), entry) for entry in history(redis, keys, after, until)]
         by_task: dict[bytes, list[tuple[tuple[int, int], TaskChange]]] = {}
-        for place, entry in placed:
+        for position, entry in positioned:
             for task in entry.changes.tasks:
-                by_task.setdefault(task.id, []).append((place, task))
-        firsts = [place for place, entry in placed if entry.changes.is_first]
+                by_task.setdefault(task.id, []).append((position, task))
+        firsts = [position for position, entry in positioned if entry.changes.is_first]
         for one in known:
             begin, end = stream_position(one.after.entry), stream_position(one.until.entry)
-            if any(begin < place <= end for place in firsts):
+            if any(begin < position <= end for position in firsts):
                 continue
             if one.subject.kind is Kind.TASK:
                 moves = by_task.get(cast("bytes", one.subject.key), ())
-                pasts[one] = Past([task for place, task in moves if begin < place <= end], b"")
+                pasts[one] = Past([task for position, task in moves if begin < position <= end], b"")
                 continue
-            theirs = [entry for place, entry in placed if begin < place <= end]
+            theirs = [entry for position, entry in positioned if begin < position <= end]
             pasts[one] = Past([], missed(one.subject, theirs).events(str(one.until)))
         return pasts
 

@@ -1,4 +1,4 @@
-"""What can be listened to, and what is told of it: events as bytes, made once for all who listen to the same."""
+"""Subjects of streams, and their events as bytes, made once for all listeners of a subject."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def event(name: str, data: object, id: str = "") -> bytes:
 
 
 def move(task: TaskChange) -> TaskMove:
-    """Return what is told of a task that has moved."""
+    """Return the event of a task that has moved."""
     run = None if task.run is None else UUID(bytes=task.run)
     return TaskMove(UUID(bytes=task.id), task.name, task.queue, task.status, task.attempt, run)
 
@@ -129,12 +129,12 @@ def move_of(task: TaskView) -> TaskMove:
 
 
 def progress(mark: ProgressMark) -> Progress:
-    """Return what is told of how far a task has come."""
+    """Return the event of a task's progress."""
     return Progress(mark.attempt, mark.fraction, mark.text)
 
 
 def line(kind: Kind, said: LogEntry) -> Line:
-    """Return what is told of a line; who listens to a run is told whose it is."""
+    """Return the event of a log line; for a run, it names the task."""
     if kind is Kind.RUN_LOG:
         return RunLine(said.at, said.attempt, said.level, said.text, said.source, said.task, said.step)
     return Line(said.at, said.attempt, said.level, said.text, said.source)
@@ -146,7 +146,7 @@ _ORDER = {TaskState.DISPATCHED: 0, TaskState.RUNNING: 1, TaskState.PENDING: 2}
 def age(task: TaskChange | TaskView) -> tuple[int, int]:
     """Return what grows with every move of a task: its attempt, and how far that has come; one that waits comes last.
 
-    A snapshot may know more than what is told after it. By this, nobody is told what is over already.
+    A snapshot may be newer than the changes that follow it. By this, no listener gets what is over already.
     """
     return task.attempt, _ORDER.get(TaskState(task.status), 3)
 
@@ -164,7 +164,7 @@ def final(state: State) -> Any:
 
 
 class Fold:
-    """What is told at once of a queue, a run or the system, gathered from several commits."""
+    """Changes of a queue, a run or the system, gathered from several commits into one event."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
@@ -189,17 +189,17 @@ class Fold:
         """Add workers that have come and gone."""
         self._workers.update((worker.id, worker.state) for worker in workers)
 
-    def events(self, place: str) -> bytes:
-        """Return the events of what was gathered up to a place."""
+    def events(self, cursor: str) -> bytes:
+        """Return the events of what was gathered up to a cursor."""
         said = b""
         if self.tasks:
-            said += event("tasks", TaskMoves([move(task) for task in self.tasks]), place)
+            said += event("tasks", TaskMoves([move(task) for task in self.tasks]), cursor)
         if self._counts or self._runs:
             counts = {queue: dict(found) for queue, found in self._counts.items()}
-            said += event("activity", Activity(counts, dict(self._runs)), place)
+            said += event("activity", Activity(counts, dict(self._runs)), cursor)
         if self._workers:
             moves = [WorkerMove(worker, state) for worker, state in self._workers.items()]
-            said += event("workers", WorkerMoves(moves), place)
+            said += event("workers", WorkerMoves(moves), cursor)
         return said
 
 
@@ -215,7 +215,7 @@ def missed(subject: Subject, entries: Sequence[Entry]) -> Fold:
 
 
 def is_about(subject: Subject, task: TaskChange) -> bool:
-    """Say whether who listens to this is told of a task."""
+    """Say whether a subject has events of a task."""
     if subject.kind is Kind.TASK:
         return task.id == subject.key
     if subject.kind is Kind.RUN:

@@ -44,5 +44,5 @@ def _shown(api: Api, one: ApprovalView) -> ApprovalView:
         hidden = api.redaction_of_run(one.run) if one.redact or api.redaction else api.redaction
         return dataclasses.replace(one, input=hidden.shown(as_json(one.input)))
     arguments, keywords = api.redaction_of_run(one.run).call_shown(*call_of(one.input or b""))
-    given = {str(place): value for place, value in enumerate(arguments, 1)} | keywords
+    given = {str(number): value for number, value in enumerate(arguments, 1)} | keywords
     return dataclasses.replace(one, input=as_json(given) if given else None)

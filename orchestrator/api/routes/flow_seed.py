@@ -379,10 +379,10 @@ def _task(view: FlowRunView) -> FlowTask:
     )
 
 
-def _node_run(task: UUID, place: str, view: NodeRunView) -> NodeRunItem:
+def _node_run(task: UUID, attempt: str, view: NodeRunView) -> NodeRunItem:
     prep = {"kind": view.kind} if view.branch is None else {"kind": view.kind, "branch": view.branch}
     return NodeRunItem(
-        id=f"{task}-{place}",
+        id=f"{task}-{attempt}",
         task_id=str(task),
         node_key=view.node,
         attempt_no=view.attempt,

@@ -165,7 +165,7 @@ class Log(msgspec.Struct, frozen=True):
 
     lines: list[LogEntry]
     cursor: str | None = None
-    """There may be more after these: what comes after this place."""
+    """There may be more after these: what comes after this cursor."""
 
 
 class LogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -35,13 +35,13 @@ _KEYS = (
 _SAYS_NOTHING = (Unavailable, ConfigurationError, Forbidden, OrchestratorError)
 """What is raised where a request came to nothing, whatever became of the one before it."""
 _ON_THE_WAY = (502, 503, 504)
-"""What somebody between the client and the server says: the server may have done it."""
+"""Statuses of a proxy between client and server: the server may have done it."""
 _TRIES = 4
 _PAUSES = (0.05, 0.25, 1.0)
 """Seconds between tries, unless the server says how many."""
 _LONGEST_PAUSE = 5.0
 _MOST_WAITING = 64
-"""Calls that wait for somebody's answer at the same time; others wait for a thread."""
+"""Calls that wait for an answer at the same time; others wait for a thread."""
 _UNLIMITED = 330.0
 """Seconds that a call may take which gives no time of its own: a little more than the server gives it."""
 _FOREVER = 1e9
@@ -143,11 +143,11 @@ class Asking:
         if reply.status < 300 and reply.content_type == "application/json":
             return None
         if reply.content_type != _PROBLEM:
-            return self._stranger(reply)
+            return self._not_ours(reply)
         try:
             problem = msgspec.json.decode(describe_json(reveal_json(reply.body)), type=Problem)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return self._stranger(reply)
+            return self._not_ours(reply)
         text = problem.detail or problem.title
         if reply.status == 401:
             what = "refuses setting api_key" if self.http.has_key else "asks for a key, and setting api_key is not set"
@@ -187,7 +187,7 @@ class Asking:
             f"({call.part} {call.name}{whom}): {error}"
         )
 
-    def _stranger(self, reply: Reply) -> OrchestratorError:
+    def _not_ours(self, reply: Reply) -> OrchestratorError:
         if reply.status in (429, 502, 503, 504):
             return Unavailable(f"What stands before the API at {self.http.url} cannot reach it: status {reply.status}")
         return ConfigurationError(
@@ -205,7 +205,7 @@ def _in_doubt(doubt: Uncertain | None, problem: OrchestratorError) -> Orchestrat
 
 
 def bound(call: Declared) -> Any:
-    """Return a method of somebody who has an `_asking`."""
+    """Return a method of a part that has an `_asking`."""
 
     def blocking(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self._asking.call(call, args, kwargs)

@@ -21,7 +21,7 @@ from orchestrator.trace_context import current_trace
 
 _MOST_IDLE = 16
 _LONGEST_IDLE = 60.0
-"""Seconds after which a connection that nobody needed is not trusted any more."""
+"""Seconds after which an idle connection is not used again."""
 _CONNECTING = 10.0
 """Seconds that it may take to connect."""
 
@@ -49,7 +49,7 @@ class Reply(NamedTuple):
 
 
 _Idle = deque[tuple[Connection, float]]
-"""Connections that nobody uses, and since when."""
+"""Idle connections, and since when."""
 
 
 class Http:
@@ -79,7 +79,7 @@ class Http:
             self._headers["Authorization"] = f"Bearer {_as_header(settings.api_key)}"
         self._idle: PerProcess[_Idle] = PerProcess(deque)
         self._is_over = False
-        """Nobody closes what is opened now, so it is not kept."""
+        """Connections that are opened now are not kept."""
 
     def close(self) -> None:
         """Close what is open; what is in use is closed after it."""
@@ -89,7 +89,7 @@ class Http:
     def post(self, path: str, body: bytes, timeout: float, under_way: set[Connection] | None = None) -> Reply:
         """Send a request and return what comes back; Unreached or Broken if nothing does.
 
-        Meanwhile the connection stands in `under_way`, for who may want to `hang_up`.
+        Meanwhile the connection stands in `under_way`, so that another thread can `hang_up`.
         """
         idle = self._idle()
         if timeout <= 0:
@@ -203,7 +203,7 @@ def _as_header(key: str) -> str:
 
 
 def _is_quiet(connection: Connection) -> bool:
-    """Say whether nothing has come meanwhile: on a line on which nobody is asked, that can only be its end."""
+    """Say whether nothing has come meanwhile: on an idle connection, that can only be its end."""
     if connection.sock is None:
         return False
     try:

@@ -17,7 +17,7 @@ _LATE = 2.0
 
 
 class RemoteRunListener:
-    """Hears of one run; for one thread. Only the speed of who looks depends on it."""
+    """Hears of one run; for one thread. Only speed depends on it."""
 
     def __init__(self, http: Http, run: bytes) -> None:
         self._http = http

@@ -80,7 +80,7 @@ class RemoteTasks(_WaitingPart, _Tasks):  # type: ignore[misc]
         return count
 
     def overdue(self, task: bytes) -> str:
-        """Say how a task is whose end somebody has waited for in vain."""
+        """Say how a task is whose end did not come in time."""
         return _or_away(super().overdue, task)
 
     async def aenqueue(self, task: NewTask) -> bytes:
@@ -161,7 +161,7 @@ class RemoteCode(_WaitingPart, _Code):  # type: ignore[misc]
         return Recording(found.run_id, [reveal_event(event) for event in found.events])
 
     def overdue(self, run: bytes, update: str | None = None) -> str:
-        """Say how a run is whose end or answer somebody has waited for in vain."""
+        """Say how a run is whose end or answer did not come in time."""
         return _or_away(super().overdue, run, update)
 
     def _try_reached(self, sent: Sent) -> bytes | None:

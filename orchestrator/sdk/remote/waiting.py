@@ -1,7 +1,7 @@
-"""Waiting for ends over HTTP: everyone in a process who waits shares a few long polls.
+"""Waiting for ends over HTTP: all waiters of a process share a few long polls.
 
-Each poll asks for thousands of ids. Who comes while one is under way is asked for by the next: only the one that is
-alone is long, so that after a moment all are gathered in as few as hold them.
+Each poll asks for thousands of ids. A waiter that comes while a poll is under way is part of the next one. Only a poll
+that is alone is long, so after a moment all ids are in as few polls as hold them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Heard = Ended | OrchestratorError | None
 
 
 class _Waiter(NamedTuple):
-    """Somebody who waits, until a certain time."""
+    """A waiter, and its deadline."""
 
     wake: Callable[[Heard], None]
     deadline: float
@@ -46,7 +46,7 @@ _MOST_POLLS = 8
 _LONG, _SHORT = 5.0, 1.0
 """Seconds of a poll that is alone, and of one that is not."""
 _GATHER = 0.005
-"""Seconds in which those are gathered who come while others are asked for."""
+"""Seconds in which new waiters are gathered while another poll is under way."""
 _LINGER = 10.0
 """Seconds for which a thread stays that has nothing to ask."""
 _LONGEST_PAUSE = 2.0
@@ -54,7 +54,7 @@ _FOREVER = 1e9
 
 
 class Waits:
-    """Everyone in this process who waits for something to end."""
+    """All waiters of this process."""
 
     def __init__(self, asking: Asking, obstacles: Callable[[bytes], list[str]]) -> None:
         """`obstacles` says what keeps something from its end."""
@@ -136,7 +136,7 @@ class _Polls:
             waiter.wake(None)  # and go on with those who come after
 
     def listen(self, keys: Iterable[Key], waiter: _Waiter) -> None:
-        """Tell somebody from now on when one of these ends."""
+        """Wake a waiter from now on when one of these ends."""
         with self._changed:
             for key in keys:
                 self._waiting.setdefault(key, []).append(waiter)
@@ -149,7 +149,7 @@ class _Polls:
                 self._changed.notify()
 
     def forget(self, keys: Iterable[Key], waiter: _Waiter) -> None:
-        """Tell them no more."""
+        """Wake it no more."""
         with self._changed:
             for key in keys:
                 waiting = self._waiting.get(key, [])
@@ -226,7 +226,7 @@ class _Polls:
         return answer.ended
 
     def _done(self, keys: Sequence[Key], ends: Iterable[End]) -> None:
-        """Tell those whose end has come; the others are asked for again."""
+        """Wake waiters whose end has come; the others are asked for again."""
         ended = {end.id: Ended(end.id, end.state, end.result, end.error) for end in ends}
         calls: dict[tuple[_Waiter, bytes], Ended | None] = {}
         with self._changed:

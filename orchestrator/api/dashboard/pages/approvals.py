@@ -36,7 +36,7 @@ class Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A decision that nobody can act on yet."""
+    """A decision that is stored while no scheduler leads."""
 
     note: str
 
@@ -54,7 +54,7 @@ def reject(api: Api, id: UUID, body: Decided) -> Asked | Stored:
 
 
 def _told(api: Api, asked: Asked, decision: str) -> Asked | Stored:
-    """Return what was asked for or, where nobody leads, that it is stored."""
+    """Return what was asked for or, if no scheduler leads, that it is stored."""
     with api.reading() as connection:
         is_led = NO_LEADER not in insights.find_obstacles(connection, asked.id.bytes)
     said = f"{decision}, which is stored: no scheduler leads, and the next one that does lets the run go on"
@@ -62,7 +62,7 @@ def _told(api: Api, asked: Asked, decision: str) -> Asked | Stored:
 
 
 def _check_place(api: Api, run: UUID, node: str) -> None:
-    """Refuse what was meant for another node than the one where the run stands by now: somebody was faster."""
+    """Refuse a decision about a node that the run has left: somebody else decided first."""
     cursor = api.backend.flows.show(run.bytes).cursor
     if cursor != node:
         stands = f"stands at {cursor!r}" if cursor else "has come to its end"

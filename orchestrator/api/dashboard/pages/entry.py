@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.rendering import STATIC, page, pages
-from orchestrator.api.dashboard.session import place
+from orchestrator.api.dashboard.session import own_page
 from orchestrator.api.key_scope import NOTHING
 from orchestrator.api.problems import refused
 
@@ -26,21 +26,21 @@ class LogInQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def log_in(api: Api, query: LogInQuery) -> Response:
     """Ask for a key."""
     del api
-    return page("login.html", to=place(query.to), wrong=None)
+    return page("login.html", to=own_page(query.to), wrong=None)
 
 
 @routes.post("/login", about=NOTHING, scope=None)
 def enter(api: Api) -> Response:
     """Let somebody in, which `serving.py` does: it knows who is let in."""
     del api
-    return page("login.html", to=place(""), wrong=None)
+    return page("login.html", to=own_page(""), wrong=None)
 
 
 @routes.post("/logout", about=NOTHING, scope=None)
 def leave(api: Api) -> Response:
     """End the session."""
     del api
-    return page("login.html", to=place(""), wrong=None)
+    return page("login.html", to=own_page(""), wrong=None)
 
 
 @routes.get("/static/{name}", about=NOTHING, scope=None)

@@ -39,13 +39,13 @@ _MOST_FAILURES = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """What only those see who may see all."""
+    """What visitors see whose key is not bound."""
 
     overview: Overview
     troubles: list[Trouble]
 
     @property
-    def mark(self) -> str:
+    def fingerprint(self) -> str:
         """Which troubles there are, whatever is said of them: a page that has another one is read again."""
         found = sorted(f"{one.kind} {one.about}" for one in self.troubles)
         return blake2b("\n".join(found).encode(), digest_size=6).hexdigest()
@@ -71,7 +71,7 @@ def read_whole(api: Api) -> Whole:
 
 
 def read_queues(api: Api, key_scope: KeyScope) -> list[QueueCounts]:
-    """Return the queues, as all who look within a second see them."""
+    """Return the queues, read at most once a second."""
 
     def read() -> list[QueueCounts]:
         with api.reading() as connection:
@@ -81,12 +81,12 @@ def read_queues(api: Api, key_scope: KeyScope) -> list[QueueCounts]:
 
 
 def read_minutes(api: Api, key_scope: KeyScope) -> list[Throughput]:
-    """Return the last hour by the minute, as all who look within a second see it."""
+    """Return the last hour by the minute, read at most once a second."""
     return api.recent.get(("minutes", key_scope), _RECENT, lambda: system.read_minutes(api, key_scope))
 
 
 def read_hour(api: Api, key_scope: KeyScope) -> Hour:
-    """Return the last hour of all that somebody may see."""
+    """Return the last hour of everything in a key scope."""
     return hour(read_minutes(api, key_scope), datetime.now(UTC))
 
 
@@ -143,7 +143,7 @@ class Pulse(msgspec.Struct, frozen=True):
     outage: str
     """Why nothing moves; empty while something does."""
     troubles: str = ""
-    """A mark of all that needs a person, for those who see all."""
+    """A fingerprint of all troubles; empty for a bound key."""
 
 
 @routes.get("/pulse", about=WITHIN)
@@ -161,7 +161,7 @@ def pulse(api: Api, key_scope: KeyScope) -> Response:
         return _answer(Pulse("Postgres is away"), 503)
     kinds = {one.kind for one in whole.troubles}
     found = next((text for kind, text in _OUTAGES.items() if kind in kinds), "")
-    return _answer(Pulse(found, "" if key_scope.is_bound else whole.mark))
+    return _answer(Pulse(found, "" if key_scope.is_bound else whole.fingerprint))
 
 
 def _answer(found: Pulse, status: int = 200) -> Response:

@@ -94,7 +94,7 @@ def _of_code(api: Api, run: RunDetail) -> dict[str, Any]:
         "story": story(events[-_MOST_EVENTS:]),
         "left_out": max(0, len(events) - _MOST_EVENTS),
         "gantt": gantt_of_events(run, events, present()),
-        "places": frozenset(allowed(recording.events)),
+        "resettable": frozenset(allowed(recording.events)),
     }
 
 

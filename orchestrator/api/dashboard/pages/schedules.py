@@ -51,7 +51,7 @@ def list_schedules(api: Api, query: SchedulesQuery, key_scope: KeyScope) -> Resp
     now = datetime.now(UTC)
     found, after = api.backend.schedules.page(limit=query.limit, after=query.cursor, within=key_scope.workflows)
     backfills = [one for one in api.backend.schedules.list_backfills(20) if key_scope.has_workflow(one.workflow)]
-    hours = [now + timedelta(hours=12 * place) for place in range(3)]
+    hours = [now + timedelta(hours=12 * half_days) for half_days in range(3)]
     last = squares(api, [stored.workflow for stored in found], _LAST)
     return page(
         "schedules.html",
