@@ -130,23 +130,21 @@ def of_queues(queues: Sequence[QueueLoad]) -> Iterator[Family]:
         *(({**labels, "state": "delayed"}, queue.delayed) for labels, queue in found),
         *(({**labels, "state": "in_flight"}, queue.in_flight) for labels, queue in found),
     )
-    yield gauge(
-        "orchestrator_queue_oldest_seconds",
+    for name, (field, help) in _OF_QUEUES.items():
+        yield gauge(name, help, *((labels, float(getattr(queue, field) or 0)) for labels, queue in found))
+
+
+_OF_QUEUES = {
+    "orchestrator_queue_oldest_seconds": (
+        "oldest",
         "Age of the oldest task of a queue that only waits for a free slot; 0 where none does.",
-        *((labels, queue.oldest or 0.0) for labels, queue in found),
-    )
-    yield gauge(
-        "orchestrator_queue_slots",
+    ),
+    "orchestrator_queue_slots": (
+        "slots",
         "How many tasks the live workers of a queue run at once, of all their queues together.",
-        *((labels, queue.slots) for labels, queue in found),
-    )
-    yield gauge(
-        "orchestrator_queue_paused",
-        "Whether a queue is paused.",
-        *((labels, float(queue.paused)) for labels, queue in found),
-    )
-
-
+    ),
+    "orchestrator_queue_paused": ("paused", "Whether a queue is paused."),
+}
 _OF_SYSTEM = {
     "orchestrator_lease_term": ("term", "Number of the present term of leading."),
     "orchestrator_lease_remaining_seconds": ("lease_remaining", "Time until the lease runs out unless it is renewed."),

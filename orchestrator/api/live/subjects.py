@@ -11,6 +11,7 @@ from uuid import UUID
 
 import msgspec
 
+from orchestrator.api.shapes import made_from
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, TaskState
 from orchestrator.sdk.tasks.logs import LogEntry
 from orchestrator.sealing import describe_json
@@ -125,19 +126,17 @@ def move(task: TaskChange) -> TaskMove:
 
 def move_of(task: TaskView) -> TaskMove:
     """Return the state of a task as if it had just come into it."""
-    return TaskMove(task.id, task.name, task.queue, task.status, task.attempt, task.run_id)
+    return made_from(TaskMove, task)
 
 
 def progress(mark: ProgressMark) -> Progress:
     """Return the event of a task's progress."""
-    return Progress(mark.attempt, mark.fraction, mark.text)
+    return made_from(Progress, mark)
 
 
 def line(kind: Kind, said: LogEntry) -> Line:
     """Return the event of a log line; for a run, it names the task."""
-    if kind is Kind.RUN_LOG:
-        return RunLine(said.at, said.attempt, said.level, said.text, said.source, said.task, said.step)
-    return Line(said.at, said.attempt, said.level, said.text, said.source)
+    return made_from(RunLine if kind is Kind.RUN_LOG else Line, said)
 
 
 _ORDER = {TaskState.DISPATCHED: 0, TaskState.RUNNING: 1, TaskState.PENDING: 2}

@@ -22,31 +22,10 @@ from orchestrator.api.routes import (
     schedules,
     seed,
     system,
-    task_values,
     tasks,
     workflows,
 )
 
-ROUTES: tuple[Endpoint, ...] = (
-    *enqueueing.routes,
-    *tasks.routes,
-    *bulk.routes,
-    *task_values.routes,
-    *queues.routes,
-    *workflows.routes,
-    *runs.routes,
-    *code.routes,
-    *approvals.routes,
-    *schedules.routes,
-    *fleet.routes,
-    *system.routes,
-    *live.routes,
-    *quarantine.routes,
-    *audit.routes,
-    *client.routes,
-    *seed.routes,
-    *flows.routes,
-    *flow_seed.routes,
-    *registry.routes,
-    *pull.routes,
-)
+_WORK = (enqueueing, tasks, bulk, queues, workflows, runs, code, approvals, schedules, fleet)
+_SYSTEM = (system, live, quarantine, audit, client, seed, flows, flow_seed, registry, pull)
+ROUTES: tuple[Endpoint, ...] = tuple(route for subject in (*_WORK, *_SYSTEM) for route in subject.routes)

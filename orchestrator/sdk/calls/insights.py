@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Annotated, Protocol
+from functools import partial
+from typing import Annotated, Any, Protocol
 from uuid import UUID
 
 from msgspec import Meta
@@ -27,11 +28,9 @@ from orchestrator.store.insights import (
     QueueCounts,
     RunDetail,
     RunFilter,
-    RunView,
     StepView,
     TaskDetail,
     TaskFilter,
-    TaskView,
     WorkerView,
 )
 from orchestrator.store.insights.ids import IdMatch
@@ -178,19 +177,18 @@ class InsightCalls(Protocol):
 
 def list_tasks(insights: InsightCalls, wanted: TaskFilter, *, limit: int, before: UUID | None = None) -> TaskPage:
     """Return as many tasks that match as are asked for, if there are so many: page after page."""
-    found: list[TaskView] = []
-    while True:
-        tasks, before = insights.page_of_tasks(wanted, limit=limit - len(found), before=before)
-        found += tasks
-        if before is None or len(found) == limit:
-            return TaskPage(found, before)
+    return TaskPage(*_gather(partial(insights.page_of_tasks, wanted), limit, before))
 
 
 def list_runs(insights: InsightCalls, wanted: RunFilter, *, limit: int, before: UUID | None = None) -> RunPage:
     """Return as many runs that match as are asked for, if there are so many: page after page."""
-    found: list[RunView] = []
+    return RunPage(*_gather(partial(insights.page_of_runs, wanted), limit, before))
+
+
+def _gather(read: Callable[..., Any], limit: int, before: UUID | None) -> tuple[list[Any], UUID | None]:
+    found: list[Any] = []
     while True:
-        runs, before = insights.page_of_runs(wanted, limit=limit - len(found), before=before)
-        found += runs
+        items, before = read(limit=limit - len(found), before=before)
+        found += items
         if before is None or len(found) == limit:
-            return RunPage(found, before)
+            return found, before

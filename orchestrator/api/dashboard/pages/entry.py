@@ -30,15 +30,9 @@ def log_in(api: Api, query: LogInQuery) -> Response:
 
 
 @routes.post("/login", about=NOTHING, scope=None)
-def enter(api: Api) -> Response:
-    """Let somebody in, which `serving.py` does: it knows who is let in."""
-    del api
-    return page("login.html", to=own_page(""), wrong=None)
-
-
 @routes.post("/logout", about=NOTHING, scope=None)
-def leave(api: Api) -> Response:
-    """End the session."""
+def enter_or_leave(api: Api) -> Response:
+    """Begin or end a session, which `serving.py` does: it authenticates."""
     del api
     return page("login.html", to=own_page(""), wrong=None)
 
