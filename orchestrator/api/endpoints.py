@@ -178,6 +178,7 @@ class Routes:
     prefix: str = ""
     media_type: str = JSON
     """Of what routes answer that look at something."""
+    kind: type[Endpoint] = Endpoint
     found: list[Endpoint] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Endpoint]:
@@ -218,7 +219,7 @@ class Routes:
                 raise TypeError(f"{method} {path}: whom it is about may have to be looked up, which needs a thread.")
             summary, _, description = (inspect.getdoc(call) or "").partition("\n")
             self.found.append(
-                Endpoint(
+                self.kind(
                     method=method,
                     path=self.prefix + path,
                     call=call,

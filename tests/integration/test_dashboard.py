@@ -16,7 +16,7 @@ from sqlalchemy import Engine, event
 from orchestrator.api import access, login_limits
 from orchestrator.api.app import create_app
 from orchestrator.api.dashboard.paths import PAGES
-from orchestrator.api.dashboard.serving import Action
+from orchestrator.api.dashboard.rendering import Action
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.key_scope import BACKFILL, QUEUE, RUN, TASK, WORKFLOW, Subject
 from orchestrator.domain.access import Scope, Secret

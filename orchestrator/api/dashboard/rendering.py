@@ -10,11 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from orchestrator.api.dashboard import words
-from orchestrator.api.endpoints import Routes
+from orchestrator.api.endpoints import Endpoint, Routes
 from orchestrator.api.problems import Problem
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.sealing import describe_json
@@ -65,6 +66,36 @@ def page(template: str, status: int = 200, **values: Any) -> Response:
     if before := prefix.get():
         text = _ADDRESSES.sub(lambda found: f"{found[1]}{before}{found[2]}", text)
     return HTMLResponse(describe_json(text.encode()), status, headers=_HEADERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action(Endpoint):
+    """A route of the API that a form can ask for."""
+
+    said: str = ""
+    """What is said when it was done."""
+    needs: str = ""
+    """A field that the form requires, though the route has a default for it."""
+
+    def outcome(self, answer: Any) -> str:
+        """Say what came of it."""
+        note = getattr(answer, "note", None)
+        if note is not None:
+            return f"{note[0].upper()}{note[1:]}."
+        if hasattr(answer, "result"):
+            return f"The answer: {msgspec.json.encode(answer.result).decode()}"
+        return self.said.format(answer=answer)
+
+
+class Note(msgspec.Struct, frozen=True):
+    """The outcome of an action that only pages have."""
+
+    note: str
+
+
+def page_actions(prefix: str) -> Routes:
+    """Return actions of pages that are no routes of the API."""
+    return Routes("dashboard", prefix, HTML, Action)
 
 
 def pages(prefix: str) -> Routes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, get_args, get_origin
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -14,7 +13,7 @@ from starlette.responses import Response
 
 from orchestrator.api.access import Caller
 from orchestrator.api.bodies import LARGEST_QUESTION, SMALL, check_shape, read_body
-from orchestrator.api.dashboard.rendering import Said, Visit, current, go, page, prefix, refusal
+from orchestrator.api.dashboard.rendering import Action, Said, Visit, current, go, page, prefix, refusal
 from orchestrator.api.dashboard.session import (
     Session,
     begin_session,
@@ -35,25 +34,6 @@ from orchestrator.sdk.acting import Actor
 LOG_IN, LOG_OUT = "/ui/login", "/ui/logout"
 _TOKEN, _BACK = "token", "back"
 _NOT_DONE = Said("Nothing was done: you are not logged in, or no longer. Log in, and do it once more.", is_error=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Action(Endpoint):
-    """A route of the API that a form can ask for."""
-
-    said: str = ""
-    """What is said when it was done."""
-    needs: str = ""
-    """A field that the form requires, though the route has a default for it."""
-
-    def outcome(self, answer: Any) -> str:
-        """Say what came of it."""
-        note = getattr(answer, "note", None)
-        if note is not None:
-            return f"{note[0].upper()}{note[1:]}."
-        if hasattr(answer, "result"):
-            return f"The answer: {msgspec.json.encode(answer.result).decode()}"
-        return self.said.format(answer=answer)
 
 
 class PagePath(ServedPath):

@@ -9,17 +9,17 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from orchestrator.api.context import Api, Asked
-from orchestrator.api.dashboard.rendering import page, pages
-from orchestrator.api.key_scope import WITHIN
+from orchestrator.api.context import Api
+from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
+from orchestrator.api.key_scope import RUN, WITHIN
 from orchestrator.api.problems import refused
 from orchestrator.api.routes import approvals as approval_routes
-from orchestrator.api.routes import flows as flow_routes
 from orchestrator.domain.access import KeyScope
+from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.tasks.obstacles import NO_LEADER
 from orchestrator.store import audit, insights
 
-routes = pages("/ui/approvals")
+routes, actions = pages("/ui/approvals"), page_actions("/ui/runs")
 
 
 class ApprovalsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,33 +35,29 @@ class Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     why: Annotated[str, Meta(max_length=2_000)] = ""
 
 
-class Stored(msgspec.Struct, frozen=True):
-    """A decision that is stored while no scheduler leads."""
-
-    note: str
-
-
-def approve(api: Api, id: UUID, body: Decided) -> Asked | Stored:
+@actions.post("/{id}/approve", about=RUN)
+def approve(api: Api, id: UUID, body: Decided) -> Note:
     """Approve what a run of a flow waits for, if it still does."""
-    _check_place(api, id, body.node)
-    return _told(api, flow_routes.approve_flow(api, id, flow_routes.Decision(body.why)), "approved")
+    return _decide(api, id, body, APPROVED, "approved", "the run goes on")
 
 
-def reject(api: Api, id: UUID, body: Decided) -> Asked | Stored:
+@actions.post("/{id}/reject", about=RUN)
+def reject(api: Api, id: UUID, body: Decided) -> Note:
     """Reject what a run of a flow waits for, if it still does."""
-    _check_place(api, id, body.node)
-    return _told(api, flow_routes.reject_flow(api, id, flow_routes.Decision(body.why)), "rejected")
+    return _decide(api, id, body, REJECTED, "rejected", "the run goes on, or ends, as its flow says")
 
 
-def _told(api: Api, asked: Asked, decision: str) -> Asked | Stored:
-    """Return what was asked for or, if no scheduler leads, that it is stored."""
+def _decide(api: Api, run: UUID, body: Decided, decision: str, word: str, outcome: str) -> Note:
+    """Decide an approval; say what follows or, if no scheduler leads, that the decision is stored."""
+    _check_node(api, run, body.node)
+    api.backend.flows.decide(run.bytes, decision, body.why)
     with api.reading() as connection:
-        is_led = NO_LEADER not in insights.find_obstacles(connection, asked.id.bytes)
-    said = f"{decision}, which is stored: no scheduler leads, and the next one that does lets the run go on"
-    return asked if is_led else Stored(said)
+        is_led = NO_LEADER not in insights.find_obstacles(connection, run.bytes)
+    stored = "which is stored: no scheduler leads, and the next one that does lets the run go on"
+    return Note(f"{word}: {outcome}" if is_led else f"{word}, {stored}")
 
 
-def _check_place(api: Api, run: UUID, node: str) -> None:
+def _check_node(api: Api, run: UUID, node: str) -> None:
     """Refuse a decision about a node that the run has left: somebody else decided first."""
     cursor = api.backend.flows.show(run.bytes).cursor
     if cursor != node:

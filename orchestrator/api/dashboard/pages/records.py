@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from orchestrator.api.context import Api, Done
-from orchestrator.api.dashboard.rendering import page, pages
+from orchestrator.api.context import Api
+from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.redacting import shown
 from orchestrator.api.routes import audit as audit_routes
@@ -23,7 +23,7 @@ from orchestrator.sdk.checks import check_label, check_name
 from orchestrator.sdk.quotas import parse_quotas
 from orchestrator.store import keys
 
-routes = pages("/ui")
+routes, actions = pages("/ui"), page_actions("/ui")
 
 
 @routes.get("/audit", about=WHOLE, scope=Scope.ADMIN)
@@ -73,6 +73,7 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Where they are not as usual: `rate=10, priority=0`."""
 
 
+@actions.post("/keys", about=WHOLE, scope=Scope.ADMIN)
 def create_key(api: Api, body: NewKey) -> Response:
     """Make a key, and show it this once: only a hash of it is kept."""
     label = check_label("name", body.name)
@@ -98,11 +99,12 @@ class OneKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
 
 
-def revoke_key(api: Api, body: OneKey) -> Done:
+@actions.post("/keys/revoke", about=WHOLE, scope=Scope.ADMIN)
+def revoke_key(api: Api, body: OneKey) -> Note:
     """Let a key open nothing any more; servers know it within a second."""
     connections = api.backend.connections
     with connections.writing("the key was revoked", transaction=True) as connection:
         if not keys.revoke(connection, body.id):
             raise NotFound(f"There is no key {body.id!r:.60}.")
         connections.record(connection, "revoke", "key", body.id)
-    return Done("revoke")
+    return Note("the key opens nothing any more")

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.gantt import timeline
-from orchestrator.api.dashboard.rendering import key_scope_of_visitor, page, pages
+from orchestrator.api.dashboard.rendering import Note, key_scope_of_visitor, page, page_actions, pages
 from orchestrator.api.key_scope import TASK, WITHIN, lineage_within
 from orchestrator.api.problems import refused
 from orchestrator.api.routes import bulk
@@ -27,7 +27,7 @@ from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.cancels import MOST_AT_ONCE, OpenFilter
 from orchestrator.store.tasks.redrive import FailedFilter
 
-routes = pages("/ui/tasks")
+routes, actions = pages("/ui/tasks"), page_actions("/ui/tasks")
 
 _MOST_AT_ONCE = 200
 """Tasks that are cancelled or tried again by one form."""
@@ -93,13 +93,7 @@ class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: Annotated[list[UUID], Meta(max_length=_MOST_AT_ONCE)] = []
 
 
-class Counted(msgspec.Struct, frozen=True):
-    """How many were asked for, and how many of these it was too late for."""
-
-    note: str
-
-
-def act_on_chosen(api: Api, ids: list[UUID], key_scope: KeyScope, act: str) -> Counted:
+def act_on_chosen(api: Api, ids: list[UUID], key_scope: KeyScope, act: str) -> Note:
     """Cancel marked tasks, or try them again; what has changed meanwhile is left alone."""
     if not ids:
         raise refused(422, "There is nothing marked", "Mark the tasks that are meant.")
@@ -114,15 +108,17 @@ def act_on_chosen(api: Api, ids: list[UUID], key_scope: KeyScope, act: str) -> C
             continue
     left = f"; {len(ids) - done} could not be: they are in another state by now" if done < len(ids) else ""
     what = "cancelled" if act == "cancel" else "tried again"
-    return Counted(f"{done} of {len(ids)} tasks are {what}{left}")
+    return Note(f"{done} of {len(ids)} tasks are {what}{left}")
 
 
-def cancel_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Counted:
+@actions.post("/cancel-chosen", about=WITHIN)
+def cancel_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     """Cancel the tasks that are marked."""
     return act_on_chosen(api, body.id, key_scope, "cancel")
 
 
-def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Counted:
+@actions.post("/retry-chosen", about=WITHIN)
+def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     """Try the tasks again that are marked."""
     return act_on_chosen(api, body.id, key_scope, "retry")
 
