@@ -1,4 +1,4 @@
-"""The ASGI application: every route, read, done in a thread or, if it can, without one, and answered."""
+"""The ASGI application: composes all routes and pages, and finds the one that a request is for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the routes work with."""
+"""The parts that routes share: the backend, caches and redaction; and types that many answers have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not shown of a task or a run because another one has named it: names and values travel, and stay hidden."""
+"""Redaction that a task or a run inherits: secrets of its relatives stay hidden in its own values."""
 
 from __future__ import annotations
 

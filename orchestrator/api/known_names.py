@@ -1,4 +1,4 @@
-"""What the names of tasks stand for, as workers and definitions said a moment ago."""
+"""A cache of the registered names: tasks, workflows and flows, as workers and definitions have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API's process as monitoring sees it: what was asked of it, and what Postgres and Redis say of the whole."""
+"""Metrics of the API: its requests, and those of Postgres and Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What went wrong, as an answer: problem details (RFC 9457) that name the field and say what was expected."""
+"""Errors as answers: problem details (RFC 9457) that name the field and say what was expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process of the API has open for workers that pull their work."""
+"""Connections of an API process for workers that pull their work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks the quotas of a caller: before a request is served, and before its tasks are stored.
+"""Applies the quotas of a caller: before a request is served, and before its tasks are stored.
 
 Nothing is read for a request. The open tasks of a queue are counted beside the requests, every ten seconds at most,
 and only after a tenth of a quota was added to it here.

@@ -1,4 +1,4 @@
-"""What several pages read at about the same time is read once: many open pages cost little more than one."""
+"""A short-lived cache for pages: many open pages cost little more than one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every answer passes here on its way out: what `redact` names is hidden, whichever route has made the answer.
+"""Redacts every answer: what `redact` names is hidden, whichever route has made the answer.
 
 A type with values of users in it says here, or where it is declared (`@hides`), how they are hidden. A test refuses
 routes whose answers have a field for any value and do not say so. True values are for programs: a route that returns

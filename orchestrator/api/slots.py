@@ -1,4 +1,4 @@
-"""Request slots: how many requests are worked on and wait, and how a call that waits is taken step by step.
+"""Request slots: how many requests are performed at once and wait, and how a call that waits is performed in steps.
 
 A caller has slots of its own within those of the server, and expensive requests have others than cheap ones. So neither
 another caller nor one's own expensive requests keep a cheap one waiting. Looking up keys takes none of these slots.

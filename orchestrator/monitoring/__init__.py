@@ -1,1 +1,1 @@
-"""What monitoring systems ask processes for: metrics, and whether they live and can work."""
+"""Metrics, liveness and readiness of processes, for monitoring systems."""

@@ -1,4 +1,4 @@
-"""The text format that Prometheus reads: families of samples, with labels of which there are never too many."""
+"""Prometheus' text format: families of samples, with a bounded number of labels."""
 
 from __future__ import annotations
 

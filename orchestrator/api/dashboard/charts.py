@@ -1,4 +1,4 @@
-"""Numbers of the last hour, drawn: bars by the minute, and percentiles read from counted bounds."""
+"""Charts of the last hour: bars by the minute, and percentiles from histograms."""
 
 from __future__ import annotations
 

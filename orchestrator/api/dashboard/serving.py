@@ -1,4 +1,4 @@
-"""A path of the dashboard: let in by a key or the cookie of a log-in, sent by forms, answered with pages."""
+"""A path of the dashboard: authentication by a key or the cookie of a log-in, forms, and pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands on pages: states with a sign beside their colour, ages, ids that can be copied, values as data."""
+"""Filters and functions of the templates: states with a sign beside their colour, ages, numbers, values as data."""
 
 from __future__ import annotations
 

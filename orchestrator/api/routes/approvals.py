@@ -1,4 +1,4 @@
-"""What waits for a person, of workflows as code and of flows; it is decided with the routes of the run that waits."""
+"""Promises and approvals that wait for a person; the routes of their runs decide them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks by the thousand: open ones cancelled, failed ones tried again, after a look at how many that is."""
+"""Cancel open tasks and retry failed ones by the thousand, with a preview."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of workflows as code: told and asked, their histories, and resets."""
+"""Runs of workflows as code: signals, promises, queries, updates, histories and resets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks enqueued, one or many."""
+"""Enqueue one task or many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers: what each of them does, and told to drain."""
+"""Workers: drain one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flows at the root, in the words of the system that they come from: a run is a task, and it is completed or canceled.
+"""Flows at the root, in the words of the flow scheduler whose clients use them: a run is a task, completed or canceled.
 
 A flow's id is its name, and a version's is `name@version`. Texts of JSON are taken as well as data, and names of fields
 as they are written here or without underscores, in any case: `flow_id`, `FlowID`.

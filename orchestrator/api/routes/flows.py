@@ -1,4 +1,4 @@
-"""Flow graphs: checked, published, started, signalled, approved, and looked at."""
+"""Flow graphs: validate, publish, start, signal, approve and show them."""
 
 from __future__ import annotations
 

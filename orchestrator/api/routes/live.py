@@ -1,4 +1,4 @@
-"""What happens, as it happens: server-sent events."""
+"""Server-sent events of tasks, runs, queues and the system."""
 
 from __future__ import annotations
 

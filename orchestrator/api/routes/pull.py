@@ -1,4 +1,4 @@
-"""Work for those who ask for it, at the root: workers behind a firewall, in any language.
+"""Work for workers that pull it, at the root: behind a firewall, in any language.
 
 A poll that waits holds neither a thread nor a connection to Postgres. What is completed is durable before it is
 answered: the worker that watches the execution reports it, the leader applies that, and only then is it said here.

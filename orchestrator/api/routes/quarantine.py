@@ -1,4 +1,4 @@
-"""Messages that were set aside: listed, shown, cleared away."""
+"""Messages in quarantine: list and show them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues: what stands in them, paused, limited, emptied, and how long they keep what has ended."""
+"""Queues: pause, resume, limit and purge them, and set their retention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry of services over HTTP, at the root: who offers what, how busy they are, and whom to ask next.
+"""The registry of services over HTTP, at the root: service workers, their load, and which one to call next.
 
 What was registered is kept in Postgres, and what heartbeats say in Redis, where the workers that ask for services look
 it up. So a heartbeat writes nothing into Postgres but a time once an hour, and a Redis that has lost everything is

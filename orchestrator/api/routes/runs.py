@@ -1,4 +1,4 @@
-"""Runs of any kind: listed, shown, cancelled, tried again."""
+"""Runs of any kind: list, show and rerun them, with their steps, outputs and logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules: set, paused, triggered, filled in."""
+"""Schedules: list, show, set, trigger and backfill them."""
 
 from __future__ import annotations
 

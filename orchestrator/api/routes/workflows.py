@@ -1,4 +1,4 @@
-"""Workflows that are data: checked, applied, compared, started."""
+"""Workflows that are data: validate, apply, compare and start them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program can ask of the orchestrator, one protocol for each subject, whichever way it goes.
+"""Every call of a client, one protocol for each subject, for both implementations.
 
     calls ── tasks  runs  workflows  code  schedules  queues  fleet  insights     what can be asked
     backend    answers from Postgres and Redis

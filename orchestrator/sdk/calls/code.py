@@ -1,4 +1,4 @@
-"""Runs of workflows as code: started, told, asked and waited for. Values come and go encoded."""
+"""Runs of workflows as code: start, signal, query, update, cancel and wait. Values are encoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers: told to drain, and to end."""
+"""Workers: drain one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flow graphs: published, started, signalled, and looked at."""
+"""Flow graphs: publish, start, signal, decide and show them."""
 
 from __future__ import annotations
 

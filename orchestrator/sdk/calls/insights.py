@@ -1,4 +1,4 @@
-"""What people see: tasks, runs, queues, workers and the system as a whole, read-only."""
+"""Read-only queries for people: tasks, runs, queues, workers and the system as a whole."""
 
 from __future__ import annotations
 

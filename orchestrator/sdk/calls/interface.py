@@ -1,4 +1,4 @@
-"""What a client can ask, by subject."""
+"""All calls of a client, by subject."""
 
 from __future__ import annotations
 

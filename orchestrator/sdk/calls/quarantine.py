@@ -1,4 +1,4 @@
-"""Messages that could not be understood or applied, set aside for people."""
+"""Messages in quarantine, which could not be decoded or applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues: paused, limited, emptied, and told how long to keep what has ended."""
+"""Queues: pause, limit and purge them, and set their retention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs: of many tasks, and of workflows that are data; some of it holds for runs of code too."""
+"""Runs of many tasks and of workflows that are data; some calls work for runs of code, too."""
 
 from __future__ import annotations
 

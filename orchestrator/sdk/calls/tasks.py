@@ -1,4 +1,4 @@
-"""Tasks: enqueued, asked about, waited for, cancelled and tried again."""
+"""Tasks: enqueue, show, wait for, cancel and retry them."""
 
 from __future__ import annotations
 

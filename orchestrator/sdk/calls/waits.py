@@ -1,4 +1,4 @@
-"""Waiting for ends: one question for many, which is answered when the first of them have come."""
+"""A long poll for the ends of many tasks and runs: it is answered when the first of them have ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workflows that are data: stored, started, and told what happened."""
+"""Workflows that are data: apply, start and delete them, and post events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests, tried again where that is safe; and answers, or the errors that the server has raised."""
+"""Calls over HTTP: requests, retried where that is safe, and their answers or the server's errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listen to one run over HTTP: the API says as a stream of events what happens to it."""
+"""Listen to the event stream of one run over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored payloads over HTTP: the API reads the store, and is asked for one part after the other."""
+"""Stored payloads over HTTP: the API reads the store, and sends one part after the other."""
 
 from __future__ import annotations
 

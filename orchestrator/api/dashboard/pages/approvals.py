@@ -1,4 +1,4 @@
-"""What waits for a person: what it is about, since when, and the two buttons that decide it."""
+"""Approvals that wait for a person, and the two buttons that decide one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way in and out: a key is asked for where there is one, and begins a session. And the files of the pages."""
+"""Log-in and log-out; and the static files of the pages."""
 
 from __future__ import annotations
 

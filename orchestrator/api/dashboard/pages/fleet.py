@@ -1,4 +1,4 @@
-"""Workers, and what each of them does now."""
+"""Workers, and the tasks that each of them runs."""
 
 from __future__ import annotations
 

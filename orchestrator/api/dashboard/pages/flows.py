@@ -1,4 +1,4 @@
-"""Flow graphs: which there are, their versions drawn, and a run of one: its cursor, its state, and its visits."""
+"""Flow graphs: a list, each version drawn, and a run with its cursor, state and visits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues: what stands in them, and how they are steered."""
+"""Queues: their tasks, limits and last hour."""
 
 from __future__ import annotations
 

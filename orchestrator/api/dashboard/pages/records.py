@@ -1,4 +1,4 @@
-"""Who did what, and which keys there are."""
+"""The audit log, and keys."""
 
 from __future__ import annotations
 

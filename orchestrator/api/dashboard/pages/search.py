@@ -1,4 +1,4 @@
-"""One question over everything; an id leads to its page at once."""
+"""Search for tasks and runs; an id leads to its page at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks: found by filters that stand in the address, and all that is known of a single one."""
+"""Tasks: a list with filters, previews of what a bulk action would do, and all that is known of one task."""
 
 from __future__ import annotations
 

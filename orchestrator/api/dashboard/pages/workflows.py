@@ -1,4 +1,4 @@
-"""Workflows: which there are, what they consist of, their last runs; and a form that starts one."""
+"""Workflows: a list, and one with its steps, last runs and a form that starts it."""
 
 from __future__ import annotations
 
