@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Concatenate, Generic, ParamSpec, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -26,6 +27,7 @@ from orchestrator.store.insights import TaskDetail
 from orchestrator.store.insights.names import kinds_of_names
 from orchestrator.store.insights.redact import Family, Relative
 
+P = ParamSpec("P")
 T = TypeVar("T")
 PAGE = 50
 LARGEST_PAGE = 1_000
@@ -72,7 +74,7 @@ class Api:
         self.pull_waiters = PerProcess(lambda: PullWaiters(self.backend.connections))
         self.recent = Recent()
         """What pages read, which many may have open."""
-        self.names = KnownNames(self._kinds_of_names)
+        self.names = KnownNames(partial(self.read, kinds_of_names))
         """What names stand for that are enqueued."""
         self.past = Recent()
         """Minutes that are over, counted. No action changes them."""
@@ -83,17 +85,17 @@ class Api:
         with self.backend.connections.reading() as connection:
             yield connection
 
-    def _kinds_of_names(self) -> dict[str, str]:
+    def read(self, find: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a query on a connection of its own."""
         with self.reading() as connection:
-            return kinds_of_names(connection)
+            return find(connection, *args, **kwargs)
 
     def redaction_of_task(self, task: TaskDetail) -> Redaction:
         """Return what is not shown of a task: what it names itself, and what those do that it may have values from."""
         own = tuple(task.options.get("redact", ()))
         family = Family([], [], [], [], is_partial=False)
         if task.run_id is not None or task.parent_id is not None:
-            with self.reading() as connection:
-                family = insights.family_of(connection, task=task.id, everywhere=bool(self.redaction))
+            family = self.read(insights.family_of, task=task.id, everywhere=bool(self.redaction))
         family.patterns.extend(task.options.get("inherited", ()))
         if own or self.redaction or family.patterns:
             family.relatives.append(Relative((*own, *family.patterns), task.payload, task.result))
@@ -101,13 +103,11 @@ class Api:
 
     def redaction_of_workflow(self, name: str) -> Redaction:
         """Return what is not shown of the parameters of a workflow."""
-        with self.reading() as connection:
-            return Redaction((*self._everywhere, *insights.patterns_of_workflow(connection, name)))
+        return Redaction((*self._everywhere, *self.read(insights.patterns_of_workflow, name)))
 
     def redaction_of_run(self, run: UUID) -> Redaction:
         """Return what is not shown of what a run's tasks were given and have returned."""
-        with self.reading() as connection:
-            family = insights.family_of(connection, run=run, everywhere=bool(self.redaction))
+        family = self.read(insights.family_of, run=run, everywhere=bool(self.redaction))
         return inherited(family, self._everywhere)
 
     def close(self) -> None:

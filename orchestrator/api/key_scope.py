@@ -120,8 +120,7 @@ def is_within(key_scope: KeyScope, one: Relative) -> bool:
 
 def check_tasks(api: Api, key_scope: KeyScope, tasks: Collection[UUID]) -> None:
     """Refuse tasks of which one does not exist, or is outside the key scope."""
-    with api.reading() as connection:
-        owners = insights.find_task_owners(connection, tasks)
+    owners = api.read(insights.find_task_owners, tasks)
     for task in tasks:
         found = owners.get(task)
         if found is None:
@@ -141,8 +140,7 @@ def has_run(api: Api, key_scope: KeyScope, run: UUID) -> bool:
 
 def check_runs(api: Api, key_scope: KeyScope, runs: Collection[UUID]) -> None:
     """Refuse runs of which one does not exist, or is outside the key scope."""
-    with api.reading() as connection:
-        owners = insights.find_run_owners(connection, runs)
+    owners = api.read(insights.find_run_owners, runs)
     for run in runs:
         if run not in owners:
             raise NotFound.by_id("run", str(run))

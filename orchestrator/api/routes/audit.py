@@ -43,6 +43,5 @@ def list_audit(api: Api, query: AuditQuery) -> AuditPage:
 
     Enqueueing tasks, starting runs and posting events is not in it.
     """
-    with api.reading() as connection:
-        found = audit.page(connection, made_from(AuditFilter, query), limit=query.limit, before=query.cursor)
+    found = api.read(audit.page, made_from(AuditFilter, query), limit=query.limit, before=query.cursor)
     return AuditPage(found.lines, found.next)

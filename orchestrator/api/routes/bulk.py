@@ -45,8 +45,7 @@ def open_tasks(api: Api, wanted: OpenFilter, key_scope: KeyScope) -> list[OpenGr
     """Return which tasks would be cancelled."""
     if any(state in ENDED_TASK_STATES for state in wanted.statuses):
         raise unfit("Expected states of open tasks: pending, dispatched, running.")
-    with api.reading() as connection:
-        return cancels.preview(connection, wanted, key_scope.queues)
+    return api.read(cancels.preview, wanted, key_scope.queues)
 
 
 @routes.post(

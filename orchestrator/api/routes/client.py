@@ -25,7 +25,7 @@ from orchestrator.api.problems import unfit
 from orchestrator.api.redacting import hides_answer, value_shown
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.errors import OrchestratorError
-from orchestrator.sdk.calls.declaring import REPEATED, Body, Declared, Kind, Rest, declared
+from orchestrator.sdk.calls.declaring import REPEATED, Body, Declared, Kind, Rest, Wrapped, declared
 from orchestrator.sdk.calls.interface import PARTS
 from orchestrator.sdk.calls.waits import PATH, End, Ends, Waiting
 from orchestrator.sdk.waiting.steps import Pause, Steps
@@ -177,7 +177,7 @@ def _plain(call: Declared, rest: Rest) -> Endpoint:
     kind, argument = next(iter((rules.about or {}).items()), (None, ""))
     method, path = rest.route.split()
     result = msgspec.structs.fields(call.answer)[0].type
-    listing = _listing(rest.answer, result) if rest.answer else None
+    wrapping = None if rest.answer is None else _wrapping(rest.answer, result)
 
     def perform(api: Api, key_scope: KeyScope, **named: Any) -> Any:
         first = next(iter(named.values()), None)
@@ -187,7 +187,7 @@ def _plain(call: Declared, rest: Rest) -> Endpoint:
         done = make(api, key_scope, {argument: value} if argument else {})
         if rest.done:
             return Asked(first, rest.done) if isinstance(first, UUID) else Done(rest.done)
-        return done if listing is None else listing(done)
+        return done if wrapping is None else wrapping(done)
 
     perform.__name__ = rest.name or (call.name if kind and call.name.endswith(kind) else f"{call.name}_{kind}")
     return Endpoint(
@@ -201,17 +201,15 @@ def _plain(call: Declared, rest: Rest) -> Endpoint:
         status=rest.status,
         summary=rest.summary or call.summary,
         path_params={name: _PATH_PARAMS[name] for name in re.findall(r"{(\w+)", path)},
-        answer=(Asked if "{id}" in path else Done) if rest.done else listing or result,
+        answer=(Asked if "{id}" in path else Done) if rest.done else wrapping or result,
         is_expensive=rules.expensive,
         largest_body=largest_body(rules.scope),
     )
 
 
-def _listing(declared: str, result: Any) -> type[msgspec.Struct]:
-    """Return the type of an answer whose one field is the result of a call."""
-    name, text = declared.split(": ", 1)
-    kind, field = name.split(".")
-    return msgspec.defstruct(kind, [(field, result)], frozen=True, namespace={"__doc__": text})
+def _wrapping(answer: Wrapped, result: Any) -> type[msgspec.Struct]:
+    namespace = {"__doc__": answer.description}
+    return msgspec.defstruct(answer.name, [(answer.field, result)], frozen=True, namespace=namespace)
 
 
 _CALLS = [call for name, part in PARTS.items() for call in declared(name, part).values()]

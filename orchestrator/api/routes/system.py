@@ -61,10 +61,7 @@ def status(api: Api) -> Overview:
 @routes.get("/api/v1/search", about=WITHIN, is_expensive=True)
 def search(api: Api, query: SearchQuery, key_scope: KeyScope) -> Found:
     """Find tasks and runs by id, name, tag, or the text of an error."""
-    with api.reading() as connection:
-        return insights.search(
-            connection, query.text, query.limit, queues=key_scope.queues, workflows=key_scope.workflows
-        )
+    return api.read(insights.search, query.text, query.limit, queues=key_scope.queues, workflows=key_scope.workflows)
 
 
 class ThroughputQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,8 +84,7 @@ class ThroughputAnswer(msgspec.Struct, frozen=True):
 def show_throughput(api: Api, query: ThroughputQuery, key_scope: KeyScope) -> ThroughputAnswer:
     """Show what became of tasks in the last hour, by queue and ten seconds. The ten seconds under way are not in it."""
     since = datetime.now(UTC) - timedelta(seconds=query.seconds)
-    with api.reading() as connection:
-        found = throughput.read(connection, since, query.queue)
+    found = api.read(throughput.read, since, query.queue)
     return ThroughputAnswer([*SECONDS], [row for row in found if key_scope.has_queue(row.queue)])
 
 
@@ -98,10 +94,9 @@ def read_minutes(api: Api, key_scope: KeyScope, queue: str | None = None, *, eac
     since, over = minute - timedelta(minutes=59), minute - _WRITTEN
 
     def read(since: datetime, until: datetime | None = None) -> list[Throughput]:
-        with api.reading() as connection:
-            if each:
-                return throughput.minutes_of_queues(connection, since, key_scope.queues)
-            return throughput.minutes(connection, since, queue, key_scope.queues, until)
+        if each:
+            return api.read(throughput.minutes_of_queues, since, key_scope.queues)
+        return api.read(throughput.minutes, since, queue, key_scope.queues, until)
 
     if each or queue is not None:
         return read(since)

@@ -19,7 +19,7 @@ from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.code.history import RunStarted
 from orchestrator.domain.dag.conditions import Condition
 from orchestrator.domain.dag.definition import Definition, content_hash
-from orchestrator.errors import InvalidWorkflow, NotFound, WrongState
+from orchestrator.errors import InvalidWorkflow, WrongState
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.dag import definitions, writing
 from orchestrator.sdk.dag.registered import hiding
@@ -176,14 +176,8 @@ def answer(stored: workflows.Stored) -> WorkflowAnswer:
 
 def find(api: Api, name: str, version: int | None = None) -> workflows.Stored:
     """Return a version of a workflow, or say that there is none."""
-    if version is None:
-        return api.backend.workflows.latest(name)
-    with api.reading() as connection:
-        found = workflows.read(connection, name, version)
-    if found is None:
-        newest = api.backend.workflows.latest(name)
-        raise NotFound(f"Workflow {name!r} has no version {version}; the newest is {newest.version}.")
-    return found
+    known = api.backend.workflows
+    return known.latest(name) if version is None else known.read(name, version)
 
 
 def start(api: Api, name: str, given: NewRunOf, key: str | None, key_scope: KeyScope) -> UUID:
@@ -283,8 +277,7 @@ def diff_workflow(api: Api, body: Document, key_scope: KeyScope) -> Difference:
     """Say what applying a definition would change."""
     definition = read_definition(body)
     check_workflow(key_scope, definition.name)
-    with api.reading() as connection:
-        stored = workflows.latest(connection, definition.name)
+    stored = api.read(workflows.latest, definition.name)
     before, after = writing.compared(None if stored is None else stored.definition, definition)
     return Difference(before != after, stored.version if stored else None, before, after)
 
@@ -292,8 +285,7 @@ def diff_workflow(api: Api, body: Document, key_scope: KeyScope) -> Difference:
 @routes.get("/{name}/versions", about=WORKFLOW)
 def list_versions(api: Api, name: str, query: VersionsQuery) -> Versions:
     """List the versions that a workflow has had, newest first. None of them ever changes."""
-    with api.reading() as connection:
-        found = workflows.list_versions(connection, name, query.limit, query.cursor)
+    found = api.read(workflows.list_versions, name, query.limit, query.cursor)
     if not found and query.cursor is None:
         api.backend.workflows.latest(name)  # says that there is none, and which are near
     return Versions(found, found[-1].version if len(found) == query.limit else None)

@@ -60,6 +60,14 @@ class Body(StrEnum):
     """Many of them, or a definition."""
 
 
+class Wrapped(NamedTuple):
+    """The type of an answer that has the result of a call as its one field."""
+
+    name: str
+    field: str
+    description: str
+
+
 class Rest(NamedTuple):
     """A plain HTTP route of a call about one thing, which the path names, or of a list."""
 
@@ -72,8 +80,8 @@ class Rest(NamedTuple):
     """Of the operation in the OpenAPI document, if it is not made of those of the call and of what it is about."""
     tag: str = ""
     """There, too: the subject, if it is not that of the call."""
-    answer: str = ""
-    """The type of an answer that has the result as its one field: `Queues.queues: Every queue.`"""
+    answer: Wrapped | None = None
+    """None if the result itself is the answer."""
     summary: str = ""
     """If it is not that of the call."""
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.patterns import whole
-from orchestrator.sdk.calls.declaring import SYSTEM, Kind, Rest, call
+from orchestrator.sdk.calls.declaring import SYSTEM, Kind, Rest, Wrapped, call
 from orchestrator.store.audit import AuditEntry, AuditFilter
 from orchestrator.store.code.keys import KeyedRun
 from orchestrator.store.insights import (
@@ -96,7 +96,7 @@ class InsightCalls(Protocol):
             "GET /queues",
             name="list_queues",
             tag="queues",
-            answer="Queues.queues: Every queue that has open tasks, workers or settings.",
+            answer=Wrapped("Queues", "queues", "Every queue that has open tasks, workers or settings."),
         ),
     )
     def list_queues(self) -> list[QueueCounts]:
@@ -108,7 +108,7 @@ class InsightCalls(Protocol):
             "GET /workers",
             name="workers",
             tag="workers",
-            answer="Workers.workers: The fleet, as the leader last saw it.",
+            answer=Wrapped("Workers", "workers", "The fleet, as the leader last saw it."),
         ),
     )
     def list_workers(self) -> list[WorkerView]:

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from orchestrator.domain.access import Scope
 from orchestrator.domain.patterns import whole
-from orchestrator.sdk.calls.declaring import SYSTEM, Rest, call
+from orchestrator.sdk.calls.declaring import SYSTEM, Rest, Wrapped, call
 from orchestrator.transport.quarantine import CAP, SetAside
 
 Limit = Annotated[int, Meta(ge=1, le=CAP)]
@@ -32,7 +32,7 @@ class QuarantineCalls(Protocol):
         rest=Rest(
             "DELETE /quarantine",
             name="clear_quarantine",
-            answer="Cleared.messages: How many were dropped.",
+            answer=Wrapped("Cleared", "messages", "How many were dropped."),
             summary="Drop everything that was set aside",
         ),
     )

@@ -17,7 +17,7 @@ from orchestrator.api.routes import approvals as approval_routes
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.tasks.obstacles import NO_LEADER
-from orchestrator.store import audit, insights
+from orchestrator.store import audit
 
 routes, actions = pages("/ui/approvals"), page_actions("/ui/runs")
 
@@ -51,8 +51,7 @@ def _decide(api: Api, run: UUID, body: Decided, decision: str, word: str, outcom
     """Decide an approval; say what follows or, if no scheduler leads, that the decision is stored."""
     _check_node(api, run, body.node)
     api.backend.flows.decide(run.bytes, decision, body.why)
-    with api.reading() as connection:
-        is_led = NO_LEADER not in insights.find_obstacles(connection, run.bytes)
+    is_led = NO_LEADER not in api.backend.tasks.obstacles(run.bytes)
     stored = "which is stored: no scheduler leads, and the next one that does lets the run go on"
     return Note(f"{word}: {outcome}" if is_led else f"{word}, {stored}")
 
@@ -62,8 +61,7 @@ def _check_node(api: Api, run: UUID, node: str) -> None:
     cursor = api.backend.flows.show(run.bytes).cursor
     if cursor != node:
         stands = f"stands at {cursor!r}" if cursor else "has come to its end"
-        with api.reading() as connection:
-            known = audit.decision(connection, str(run), node)
+        known = api.read(audit.decision, str(run), node)
         by = "somebody else may have decided it" if known is None else f"it was {known}"
         detail = f"Run {run} waited at {node!r:.200}, and {stands} by now: {by}."
         raise refused(409, "It is decided already", detail)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import blake2b
 from typing import Literal
 
@@ -55,8 +56,7 @@ def read_whole(api: Api) -> Whole:
     """Return how the system is doing, and what needs a person, as `orchestrator status` says it."""
     queues = read_queues(api, KeyScope())
     ends = _ends(read_minutes(api, KeyScope()))
-    with api.reading() as connection:
-        found = overview_of(connection, queues=queues, ends=ends)
+    found = api.read(overview_of, queues=queues, ends=ends)
     insights = api.backend.insights
     health, held = insights.redis(found.events.generation if found.events else None, [queue.queue for queue in queues])
     transactions = insights.long_transactions(api.settings.long_transaction)
@@ -72,12 +72,7 @@ def read_whole(api: Api) -> Whole:
 
 def read_queues(api: Api, key_scope: KeyScope) -> list[QueueCounts]:
     """Return the queues, read at most once a second."""
-
-    def read() -> list[QueueCounts]:
-        with api.reading() as connection:
-            return list_queues(connection, key_scope.queues)
-
-    return api.recent.get(("queues", key_scope), _RECENT, read)
+    return api.recent.get(("queues", key_scope), _RECENT, lambda: api.read(list_queues, key_scope.queues))
 
 
 def read_minutes(api: Api, key_scope: KeyScope) -> list[Throughput]:
@@ -101,11 +96,7 @@ def _ends(minutes: list[Throughput]) -> Ends:
 
 def read_failures(api: Api, key_scope: KeyScope, since: timedelta, most: int = MOST_LOOKED_AT) -> Failures:
     """Return failed tasks by name and error, the largest groups first."""
-
-    def read() -> Failures:
-        with api.reading() as connection:
-            return latest_failures(connection, datetime.now(UTC) - since, key_scope.queues, most)
-
+    read = partial(api.read, latest_failures, datetime.now(UTC) - since, key_scope.queues, most)
     return api.recent.get(("failures", key_scope, since, most), 5 * _RECENT, read)
 
 
@@ -185,11 +176,7 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
     now = datetime.now(UTC)
     since = now - RANGES[query.within]
     failures = read_failures(api, key_scope, RANGES[query.within])
-
-    def read_spread() -> dict[insights.GroupKey, list[int]]:
-        with api.reading() as connection:
-            return insights.spread_of_failures(connection, since, now, _PARTS, key_scope.queues)
-
+    read_spread = partial(api.read, insights.spread_of_failures, since, now, _PARTS, key_scope.queues)
     return page(
         "failures.html",
         groups=failures.groups,

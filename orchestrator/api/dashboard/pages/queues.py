@@ -44,8 +44,7 @@ def show_queue(api: Api, name: str) -> Response:
     listed = task_routes.list_tasks(api, task_routes.TaskQuery(queue=name, statuses=open_states, limit=20), key_scope)
     minutes = system.read_minutes(api, key_scope, name)
     if found is None and not (minutes or listed.items or _has_ended_tasks(api, name, key_scope)):
-        with api.reading() as connection:
-            refuse_unnamed(name, {queue.queue for queue in queues} | of_workflows(connection), if_new="")
+        refuse_unnamed(name, {queue.queue for queue in queues} | api.read(of_workflows), if_new="")
     return page(
         "queue.html",
         name=name,

@@ -40,8 +40,7 @@ def show_keys(api: Api) -> Response:
 
 
 def _keys(api: Api, made: Key | None = None, secret: Secret | None = None) -> Response:
-    with api.reading() as connection:
-        found = keys.list_all(connection)
+    found = api.read(keys.list_all)
     return page(
         "keys.html", usual=_quotas(DEFAULTS), quotas=_quotas, keys=found, made=made, secret=secret, scopes=list(Scope)
     )

@@ -61,8 +61,7 @@ def _starter(api: Api, task: UUID | None, key_scope: KeyScope) -> Relative | Non
     """Return the task that started a run, if it is still kept, and within the key scope."""
     if task is None:
         return None
-    with api.reading() as connection:
-        found = find_relative(connection, task)
+    found = api.read(find_relative, task)
     return found if found is not None and is_within(key_scope, found) else None
 
 

@@ -57,8 +57,7 @@ def preview_retry(api: Api, query: FailedQuery, key_scope: KeyScope) -> Response
     groups: list[redrive.Group] = []
     is_part = False
     if wanted != FailedFilter():
-        with api.reading() as connection:
-            groups, is_part = redrive.preview_latest(connection, wanted, key_scope.queues)
+        groups, is_part = api.read(redrive.preview_latest, wanted, key_scope.queues)
     total = sum(group.tasks for group in groups)
     looked_at = redrive.MOST_LOOKED_AT if is_part else None
     return page("retry.html", query=query, groups=groups, total=total, looked_at=looked_at)

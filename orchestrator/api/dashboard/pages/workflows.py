@@ -39,12 +39,7 @@ def list_workflows(api: Api, key_scope: KeyScope) -> Response:
 def squares(api: Api, workflows: Iterable[str], limit: int = _LAST_RUNS) -> dict[str, list[LastRun]]:
     """Return the last runs of each of these workflows, the oldest of them first, from one statement for all."""
     names = tuple(dict.fromkeys(workflows))
-
-    def read() -> dict[str, list[LastRun]]:
-        with api.reading() as connection:
-            return insights.last_runs(connection, names, limit)
-
-    return api.recent.get(("squares", names, limit), 1.0, read)
+    return api.recent.get(("squares", names, limit), 1.0, lambda: api.read(insights.last_runs, names, limit))
 
 
 def last_runs(api: Api, workflow: str, key_scope: KeyScope, limit: int = _LAST_RUNS) -> list[Any]:
