@@ -64,12 +64,11 @@ def cancel_tasks(api: Api, body: Cancel, key_scope: KeyScope) -> Cancelled:
     count, asked = sum(group.tasks for group in groups), not body.dry_run and bool(groups)
     if asked:
         connections = api.backend.connections
-        with connections.writing("the request to cancel tasks was stored", transaction=True) as connection:
+        with connections.changing("the request to cancel tasks was stored") as connection:
             count = cancels.ask(connection, wanted, key_scope.queues)
             said = {"name": body.name, "status": ", ".join(body.statuses), "run": body.run and str(body.run)}
             detail = {name: value for name, value in said.items() if value}
             connections.record(connection, "cancel", "open tasks", body.queue or "", tasks=count, **detail)
-        connections.nudge()
     return Cancelled(count, [made_from(TaskGroup, one) for one in groups], asked, count == MOST_AT_ONCE)
 
 
