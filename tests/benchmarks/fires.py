@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
 import json
 import pstats
 import tempfile
@@ -27,7 +28,6 @@ from orchestrator.embedded import EmbeddedServices
 from orchestrator.store import database, driver
 from orchestrator.store.dag import workflows
 from orchestrator.store.schedules import definitions as schedules
-from tests.benchmarks.ticks import settle_down
 from tests.integration.stage import System, fresh_system
 
 _DUE = text("UPDATE orchestrator.schedules SET next_fire = date_trunc('minute', now()), due_at = now()")
@@ -109,7 +109,9 @@ def main() -> None:
                 while system.scheduler.term.fleet.in_grace:
                     system.tick()
                 fill(engine, options.schedules, options.workflows)
-                settle_down()
+                gc.collect()  # and then as seldom as a scheduler does
+                gc.freeze()
+                gc.set_threshold(20_000, 20, 20)
                 found = [measured(system, options.schedules) for _ in range(options.rounds)]
                 figures: dict[str, Any] = {name: [round(one[name], 1) for one in found] for name in found[0]}
                 print(json.dumps(figures, indent=2, ensure_ascii=False))
