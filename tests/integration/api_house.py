@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,15 +11,14 @@ from uuid import UUID
 import httpx
 from sqlalchemy import Connection, Engine
 
-from orchestrator.api.app import create_app
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.sdk.backend import Backend
 from orchestrator.sdk.dag import definitions
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.settings import Settings, load_settings
-from orchestrator.store import keys
 from orchestrator.store.database import engine_for
+from tests.integration.api_client import ApiClient, make_key
 
 OWN, OTHERS = "mail.out", "bank.out"
 
@@ -40,17 +37,12 @@ class House:
     backfills: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.app = create_app(self.settings)
+        self._client = ApiClient(self.settings)
+        self.app = self._client.app
 
     def send(self, method: str, path: str, key: Secret | None = None, **given: Any) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {key or self.key}"}
-
-        async def ask() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                return await client.request(method, path, headers=headers, **given)
-
-        return asyncio.run(ask())
+        answer: httpx.Response = self._client.send(method, path, key=key or self.key, **given)
+        return answer
 
     def get(self, path: str, key: Secret | None = None) -> Any:
         answer = self.send("GET", path, key)
@@ -60,10 +52,7 @@ class House:
     def make_key(
         self, queues: str | None, workflows: str | None, scope: Scope = Scope.ADMIN, tasks: str | None = None
     ) -> Secret:
-        secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
-        with self.engine.connect() as connection:
-            keys.add(connection, secret, "bound", scope, None, queues=queues, workflows=workflows, tasks=tasks)
-        return secret
+        return make_key(self.engine, scope, "bound", queues=queues, workflows=workflows, tasks=tasks)
 
 
 def definition(workflow: str, queue: str, **more: Any) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,11 +10,10 @@ import httpx
 import pytest
 
 from orchestrator import HandlerFailed, InvalidArguments, UpdateRefused, WorkflowContext
-from orchestrator.api.app import create_app
-from orchestrator.domain.access import Scope, Secret
+from orchestrator.domain.access import Scope
 from orchestrator.errors import from_problem
 from orchestrator.sdk.code.engine import Engine
-from orchestrator.store import keys
+from tests.integration.api_client import ApiClient, make_key
 from tests.integration.code_stage import rest
 from tests.integration.stage import System, Worker
 from tests.waiting import eventually
@@ -26,17 +23,7 @@ Ask = Callable[..., httpx.Response]
 
 @pytest.fixture
 def ask(system: System) -> Ask:
-    app = create_app(system.settings)
-
-    def ask(method: str, path: str, **given: Any) -> httpx.Response:
-        async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                return await client.request(method, path, **given)
-
-        return asyncio.run(send())
-
-    return ask
+    return ApiClient(system.settings).send
 
 
 @pytest.fixture
@@ -94,11 +81,9 @@ def test_what_does_not_fit_is_refused(ask: Ask, worker: Worker) -> None:
 
 def test_a_key_is_held_against_the_queue_that_the_code_runs_in(system: System, ask: Ask, worker: Worker) -> None:
     def start(queues: str) -> int:
-        secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
-        with system.engine.begin() as connection:
-            keys.add(connection, secret, "bound", Scope.ENQUEUE, None, queues=queues, workflows="shop.")
-        headers = {"Authorization": f"Bearer {secret}"}
-        return ask("POST", "/api/v1/workflows/shop.order/runs", json={"args": ["tea"]}, headers=headers).status_code
+        key = make_key(system.engine, Scope.ENQUEUE, queues=queues, workflows="shop.")
+        status: int = ask("POST", "/api/v1/workflows/shop.order/runs", json={"args": ["tea"]}, key=key).status_code
+        return status
 
     try:
         assert (start("mail"), start("shop")) == (403, 201)

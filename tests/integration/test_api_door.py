@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,48 +10,25 @@ import pytest
 from sqlalchemy import Engine
 
 from orchestrator.api import access, login_limits
-from orchestrator.api.app import create_app
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.settings import load_settings
 from orchestrator.store import audit, keys
 from orchestrator.store.audit import AuditFilter
-from orchestrator.store.database import engine_for
-from tests.emptying import empty
+from tests.integration.api_client import ApiClient, empty_engine, make_key  # noqa: F401
 
 SSO = {"api_proxies": "10.0.0.5", "api_user_header": "X-User", "api_user_scope": "operate"}
 
 
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = engine_for(database_url, autocommit=True)
-    with engine.connect() as connection:
-        empty(connection, "api_keys", "audit")
-    yield engine
-    engine.dispose()
-
-
-class Server:
+class Server(ApiClient):
     """A server in this process, asked from any address."""
 
     def __init__(self, database_url: str, redis_url: str, **settings: Any) -> None:
-        self._app = create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url, **settings))
+        super().__init__(load_settings(environ={}, database_url=database_url, redis_url=redis_url, **settings))
 
     def ask(self, method: str, path: str, peer: str = "127.0.0.1", **headers: str) -> httpx.Response:
         given = {name.replace("_", "-"): value for name, value in headers.items()}
-
-        async def ask() -> httpx.Response:
-            transport = httpx.ASGITransport(self._app, client=(peer, 1234))
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                return await client.request(method, path, headers=given)
-
-        return asyncio.run(ask())
-
-
-def new_key(engine: Engine, expires_at: datetime | None = None, scope: Scope = Scope.ADMIN) -> Secret:
-    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
-    with engine.connect() as connection:
-        keys.add(connection, secret, "test", scope, expires_at)
-    return secret
+        answer: httpx.Response = self.send(method, path, peer=peer, headers=given)
+        return answer
 
 
 def test_a_user_of_a_named_proxy_acts_under_their_own_name(engine: Engine, database_url: str, redis_url: str) -> None:
@@ -69,7 +43,7 @@ def test_a_user_of_a_named_proxy_acts_under_their_own_name(engine: Engine, datab
 
 
 def test_whose_key_was_not_let_do_something_is_known_by_name(engine: Engine, database_url: str, redis_url: str) -> None:
-    server, small, revoked = Server(database_url, redis_url), new_key(engine, scope=Scope.READ), new_key(engine)
+    server, small, revoked = Server(database_url, redis_url), make_key(engine, scope=Scope.READ), make_key(engine)
     with engine.connect() as connection:
         keys.revoke(connection, revoked.id)
     for key in (small, revoked, Secret(small.id, "x" * 43)):
@@ -81,7 +55,7 @@ def test_whose_key_was_not_let_do_something_is_known_by_name(engine: Engine, dat
 
 @pytest.mark.parametrize("sent", ["Bearer orc_0123456789ab_cut", "Basic YTpi", "orc_0123456789ab_cut"])
 def test_what_is_no_key_is_not_taken_for_none(engine: Engine, database_url: str, redis_url: str, sent: str) -> None:
-    new_key(engine)
+    make_key(engine)
     server = Server(database_url, redis_url)
     answer = server.ask("GET", "/api/v1/tasks", Authorization=sent)
     assert (answer.status_code, "is no key" in answer.json()["detail"]) == (401, True)
@@ -116,7 +90,7 @@ def test_without_keys_pages_of_other_sites_read_nothing(engine: Engine, database
         assert server.ask("GET", path, **{site: "cross-site"}).status_code == 403
         for own in ("same-origin", "none"):
             assert server.ask("GET", path, **{site: own}).status_code == 200
-    key = new_key(engine)
+    key = make_key(engine)
     given = {site: "cross-site", "Authorization": f"Bearer {key}"}
     assert Server(database_url, redis_url).ask("GET", "/api/v1/tasks", **given).status_code == 200
 
@@ -125,7 +99,7 @@ def test_who_tries_many_keys_is_sent_away_and_nobody_else(
     engine: Engine, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    server, good, late = Server(database_url, redis_url), new_key(engine), new_key(engine)
+    server, good, late = Server(database_url, redis_url), make_key(engine), make_key(engine)
 
     def status(key: Secret, peer: str = "203.0.113.9") -> int:
         return server.ask("GET", "/api/v1/tasks", peer, Authorization=f"Bearer {key}").status_code
@@ -145,8 +119,8 @@ def test_who_tries_many_keys_is_sent_away_and_nobody_else(
 
 
 def test_a_client_whose_key_was_revoked_locks_out_nobody(engine: Engine, database_url: str, redis_url: str) -> None:
-    server, good, revoked = Server(database_url, redis_url), new_key(engine), new_key(engine)
-    expired = new_key(engine, datetime.now(UTC) - timedelta(seconds=1))
+    server, good, revoked = Server(database_url, redis_url), make_key(engine), make_key(engine)
+    expired = make_key(engine, expires_at=datetime.now(UTC) - timedelta(seconds=1))
     with engine.connect() as connection:
         keys.revoke(connection, revoked.id)
 

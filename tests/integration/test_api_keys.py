@@ -6,7 +6,6 @@ import asyncio
 import re
 import secrets
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
@@ -24,103 +23,62 @@ from orchestrator.domain.access import Scope, Secret, parse
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import load_settings
 from orchestrator.store import keys
-from orchestrator.store.database import engine_for
 from orchestrator.transport.pull import Pulls
+from tests.integration.api_client import ApiClient, empty_engine, make_key  # noqa: F401
 
 ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
 GUARDED = [endpoint for endpoint in ROUTES if endpoint.scope is not None]
 
 
 @pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = engine_for(database_url, autocommit=True)
-    with engine.connect() as connection:
-        connection.exec_driver_sql("DELETE FROM orchestrator.api_keys")
-    yield engine
-    engine.dispose()
-
-
-class Asked:
-    """A server in this process, on real tables."""
-
-    def __init__(self, database_url: str, redis_url: str) -> None:
-        self._app = create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
-
-    def send(self, *requests: tuple[str, str], key: Secret | str | None = None) -> list[httpx.Response]:
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-
-        async def ask() -> list[httpx.Response]:
-            transport = httpx.ASGITransport(self._app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                return [await client.request(method, path, headers=headers) for method, path in requests]
-
-        return asyncio.run(ask())
-
-    def post(self, path: str, body: object, key: Secret) -> httpx.Response:
-        async def ask() -> httpx.Response:
-            transport = httpx.ASGITransport(self._app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=90) as client:
-                return await client.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
-
-        return asyncio.run(ask())
-
-
-@pytest.fixture
-def server(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Asked:
+def server(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> ApiClient:
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
     monkeypatch.setattr(login_limits, "_TRIES", 10_000)
-    return Asked(database_url, redis_url)
-
-
-def make(engine: Engine, scope: Scope, expires_at: datetime | None = None) -> Secret:
-    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
-    with engine.connect() as connection:
-        keys.add(connection, secret, "test", scope, expires_at)
-    return secret
+    return ApiClient(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
 
 
 def addresses() -> list[tuple[str, str]]:
     return [(one.method, re.sub(r"{\w+}", ID, one.path)) for one in GUARDED]
 
 
-def test_every_route_is_refused_without_a_good_key(engine: Engine, server: Asked) -> None:
-    good = make(engine, Scope.ADMIN)
-    expired = make(engine, Scope.ADMIN, datetime.now(UTC) - timedelta(seconds=1))
-    revoked = make(engine, Scope.ADMIN)
+def test_every_route_is_refused_without_a_good_key(engine: Engine, server: ApiClient) -> None:
+    good = make_key(engine, Scope.ADMIN)
+    expired = make_key(engine, expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    revoked = make_key(engine, Scope.ADMIN)
     with engine.connect() as connection:
         keys.revoke(connection, revoked.id)
     wrong = Secret(good.id, secrets.token_urlsafe(32))
     for key in (None, "orc_nonsense", expired, revoked, wrong, Secret("0" * 12, good.secret)):
-        answers = server.send(*addresses(), key=key)
+        answers = server.send_all(*addresses(), key=key)
         assert {answer.status_code for answer in answers} == {401}, key
         assert all("WWW-Authenticate" in answer.headers for answer in answers)
     assert str(good) not in "".join(answer.text for answer in answers)
 
 
-def test_a_scope_too_small_is_refused_on_every_route(engine: Engine, server: Asked) -> None:
+def test_a_scope_too_small_is_refused_on_every_route(engine: Engine, server: ApiClient) -> None:
     order = list(Scope)
     for number, scope in enumerate(order[:-1]):
-        key = make(engine, scope)
+        key = make_key(engine, scope)
         larger = [
             place
             for endpoint, place in zip(GUARDED, addresses(), strict=True)
             if endpoint.scope and order.index(endpoint.scope) > number
         ]
-        answers = server.send(*larger, key=key)
+        answers = server.send_all(*larger, key=key)
         assert {answer.status_code for answer in answers} <= {403}, scope
-    assert server.send(("GET", "/api/v1/tasks"), key=make(engine, Scope.READ))[0].status_code == 200
+    assert server.send_all(("GET", "/api/v1/tasks"), key=make_key(engine, Scope.READ))[0].status_code == 200
 
 
-def test_whoever_watches_needs_no_key(engine: Engine, server: Asked) -> None:
-    make(engine, Scope.READ)
-    assert [answer.status_code for answer in server.send(("GET", "/healthz"), ("GET", "/readyz"))] == [200, 200]
+def test_whoever_watches_needs_no_key(engine: Engine, server: ApiClient) -> None:
+    make_key(engine, Scope.READ)
+    assert [answer.status_code for answer in server.send_all(("GET", "/healthz"), ("GET", "/readyz"))] == [200, 200]
 
 
 def test_who_waits_is_sent_away_when_the_key_is_revoked(
-    engine: Engine, server: Asked, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, server: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "_LOOK_AGAIN", 0.05)
-    key = make(engine, Scope.OPERATE)
+    key = make_key(engine, Scope.OPERATE)
     looked = threading.Event()
     take = Pulls.take
 
@@ -143,19 +101,19 @@ def test_who_waits_is_sent_away_when_the_key_is_revoked(
 
 
 def test_where_redis_is_away_that_is_said(engine: Engine, database_url: str) -> None:
-    server = Asked(database_url, "redis://127.0.0.1:1/0")
+    server = ApiClient(load_settings(environ={}, database_url=database_url, redis_url="redis://127.0.0.1:1/0"))
     with engine.connect() as connection:
         connection.exec_driver_sql(
             "INSERT INTO orchestrator.tasks (id, name, queue, payload) VALUES (%s, 'a', 'a', '')", (ID,)
         )
-        log, answer = server.send(("GET", f"/api/v1/tasks/{ID}/logs"), ("GET", "/api/v1/quarantine"))
+        log, answer = server.send_all(("GET", f"/api/v1/tasks/{ID}/logs"), ("GET", "/api/v1/quarantine"))
         connection.exec_driver_sql("DELETE FROM orchestrator.tasks WHERE id = %s", (ID,))
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
     assert (log.status_code, log.json()) == (200, {"lines": [], "cursor": None})
 
 
-def test_without_any_key_only_this_machine_is_served(engine: Engine, server: Asked) -> None:
-    assert server.send(("GET", "/api/v1/tasks"))[0].status_code == 200
+def test_without_any_key_only_this_machine_is_served(engine: Engine, server: ApiClient) -> None:
+    assert server.send_all(("GET", "/api/v1/tasks"))[0].status_code == 200
     with pytest.raises(ConfigurationError, match="orchestrator keys create"):
         check_address("0.0.0.0", "0.0.0.0", asks=False)
     check_address("0.0.0.0", "0.0.0.0", asks=True)
@@ -164,7 +122,7 @@ def test_without_any_key_only_this_machine_is_served(engine: Engine, server: Ask
 
 
 def test_keys_are_made_listed_and_revoked_by_command(
-    engine: Engine, database_url: str, redis_url: str, server: Asked
+    engine: Engine, database_url: str, redis_url: str, server: ApiClient
 ) -> None:
     environment = {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}
 
@@ -175,7 +133,7 @@ def test_keys_are_made_listed_and_revoked_by_command(
 
     key = parse(run("create", "grafana", "--scope", "read", "--expires", "90d").strip())
     assert key is not None
-    assert server.send(("GET", "/api/v1/tasks"), key=key)[0].status_code == 200
+    assert server.send_all(("GET", "/api/v1/tasks"), key=key)[0].status_code == 200
     assert re.search(rf"{key.id} +grafana +read +good", run("list"))
     assert key.secret not in run("list", "--json")
     with engine.connect() as connection:
@@ -183,8 +141,8 @@ def test_keys_are_made_listed_and_revoked_by_command(
     assert key.secret.encode() not in stored.hash
     run("revoke", key.id)
     assert re.search(rf"{key.id} +grafana +read +revoked", run("list"))
-    make(engine, Scope.READ)  # without any, none is asked for
-    assert server.send(("GET", "/api/v1/tasks"), key=key)[0].status_code == 401
+    make_key(engine, Scope.READ)  # without any, none is asked for
+    assert server.send_all(("GET", "/api/v1/tasks"), key=key)[0].status_code == 401
 
 
 def test_a_crowd_looks_once(database_url: str, redis_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,11 +26,11 @@ from orchestrator.api.dashboard.paths import PAGES
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.http_protocol import TimedProtocol
 from orchestrator.api.routes import ROUTES
-from orchestrator.domain.access import Scope, Secret
+from orchestrator.domain.access import Secret
 from orchestrator.sdk.ids import new_id
 from orchestrator.settings import load_settings
-from orchestrator.store import keys
 from orchestrator.store.database import engine_for
+from tests.integration.api_client import make_key
 from tests.waiting import eventually
 
 T = TypeVar("T")
@@ -82,10 +82,7 @@ def engine(database_url: str) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def key(engine: Engine) -> Secret:
-    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
-    with engine.connect() as connection:
-        keys.add(connection, secret, "test", Scope.ADMIN, None)
-    return secret
+    return make_key(engine)
 
 
 @pytest.fixture

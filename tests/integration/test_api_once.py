@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from sqlalchemy import Engine
-from starlette.applications import Starlette
 
-from orchestrator.api.app import create_app
 from orchestrator.api.routes import ROUTES, enqueueing
-from orchestrator.settings import load_settings
-from orchestrator.store.database import engine_for
-from tests.emptying import empty
+from tests.integration.api_client import ApiClient, bare_api, bare_settings, empty_engine  # noqa: F401
 
 ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
 """Of nothing."""
 
 
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = engine_for(database_url, autocommit=True)
-    with engine.connect() as connection:
-        empty(connection)
-    yield engine
-    engine.dispose()
+def post(api: ApiClient, path: str, body: Any, *headers: tuple[str, str]) -> Any:
+    given = {"content": body} if isinstance(body, bytes) else {"json": body}
+    return api.send("POST", path, headers=[*headers], **given)
 
 
-@pytest.fixture
-def app(engine: Engine, database_url: str, redis_url: str) -> Starlette:
-    del engine
-    return create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
-
-
-def post(app: Starlette, path: str, body: Any, *headers: tuple[str, str]) -> httpx.Response:
-    async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            given = {"content": body} if isinstance(body, bytes) else {"json": body}
-            return await client.post(path, headers=[*headers], **given)
-
-    return asyncio.run(ask())
-
-
-def bulk(app: Starlette, key: str, *calls: dict[str, Any]) -> httpx.Response:
-    return post(app, "/api/v1/tasks/bulk", {"tasks": [*calls]}, ("Idempotency-Key", key))
+def bulk(api: ApiClient, key: str, *calls: dict[str, Any]) -> Any:
+    return post(api, "/api/v1/tasks/bulk", {"tasks": [*calls]}, ("Idempotency-Key", key))
 
 
 def call(name: str, *args: Any, **options: Any) -> dict[str, Any]:
@@ -59,13 +32,13 @@ def count(engine: Engine) -> int:
         return int(connection.exec_driver_sql("SELECT count(*) FROM orchestrator.tasks").scalar_one())
 
 
-def test_many_tasks_are_enqueued_once_under_a_key(app: Starlette, engine: Engine) -> None:
+def test_many_tasks_are_enqueued_once_under_a_key(api: ApiClient, engine: Engine) -> None:
     calls = [call("t.a", 1), call("t.a", 1), call("t.b", 2)]
-    first, again = bulk(app, "k", *calls), bulk(app, "k", *calls)
+    first, again = bulk(api, "k", *calls), bulk(api, "k", *calls)
     assert (first.status_code, again.status_code) == (201, 201)
     assert len(set(first.json()["ids"])) == 3
     assert again.json() == first.json()
-    assert bulk(app, "other", *calls).json()["ids"] != first.json()["ids"]
+    assert bulk(api, "other", *calls).json()["ids"] != first.json()["ids"]
     assert count(engine) == 6
 
 
@@ -81,10 +54,10 @@ def test_many_tasks_are_enqueued_once_under_a_key(app: Starlette, engine: Engine
     ids=["arguments", "name", "order", "fewer", "more"],
 )
 def test_other_tasks_under_the_same_key_are_refused_as_a_whole(
-    app: Starlette, engine: Engine, others: list[dict[str, Any]]
+    api: ApiClient, engine: Engine, others: list[dict[str, Any]]
 ) -> None:
-    assert bulk(app, "k", call("t.a", 1), call("t.b", 2)).status_code == 201
-    refused = bulk(app, "k", *others)
+    assert bulk(api, "k", call("t.a", 1), call("t.b", 2)).status_code == 201
+    refused = bulk(api, "k", *others)
     assert refused.status_code == 409, refused.text
     assert "'k" in refused.json()["detail"]
     assert "once:" not in refused.text
@@ -92,49 +65,49 @@ def test_other_tasks_under_the_same_key_are_refused_as_a_whole(
     assert count(engine) == 2
 
 
-def test_a_task_of_many_with_a_key_of_its_own_goes_by_that(app: Starlette, engine: Engine) -> None:
+def test_a_task_of_many_with_a_key_of_its_own_goes_by_that(api: ApiClient, engine: Engine) -> None:
     own = call("t.a", 1, idempotency_key="mine")
-    alone = post(app, "/api/v1/tasks", own).json()["id"]
-    answers = [bulk(app, "k", own, call("t.b", 2)).json()["ids"] for _ in range(2)]
+    alone = post(api, "/api/v1/tasks", own).json()["id"]
+    answers = [bulk(api, "k", own, call("t.b", 2)).json()["ids"] for _ in range(2)]
     assert answers[0] == answers[1]
     assert answers[0][0] == alone
     assert count(engine) == 2
-    both = bulk(app, "k", call("t.b", 2), call("t.a", 1, unique_key="u"))
+    both = bulk(api, "k", call("t.b", 2), call("t.a", 1, unique_key="u"))
     assert both.status_code == 422
     assert "#/tasks/1" in both.json()["detail"]
 
 
-def test_more_tasks_than_keys_can_be_locked_for_are_refused(app: Starlette, engine: Engine) -> None:
+def test_more_tasks_than_keys_can_be_locked_for_are_refused(api: ApiClient, engine: Engine) -> None:
     most = enqueueing._MOST_UNDER_A_KEY
-    assert len(bulk(app, "k", *[call("t.a", 1)] * most).json()["ids"]) == most
-    assert bulk(app, "l", *[call("t.a", 1)] * (most + 1)).status_code == 422
+    assert len(bulk(api, "k", *[call("t.a", 1)] * most).json()["ids"]) == most
+    assert bulk(api, "l", *[call("t.a", 1)] * (most + 1)).status_code == 422
     assert count(engine) == most
 
 
-def test_every_route_that_would_do_it_again_refuses_the_key(app: Starlette) -> None:
+def test_every_route_that_would_do_it_again_refuses_the_key(api: ApiClient) -> None:
     places = {"id": ID, "number": "1"}
     routes = [one for one in ROUTES if one.method == "POST" and not one.takes_key]
     assert "/api/v1/events" in {one.path for one in routes}
     for endpoint in routes:
         path = endpoint.path.format_map({name: places.get(name, "a") for name in endpoint.path_params})
-        answer = post(app, path, {}, ("Idempotency-Key", "k"))
+        answer = post(api, path, {}, ("Idempotency-Key", "k"))
         assert (answer.status_code, "Idempotency-Key" in answer.text) == (422, True), f"{path}: {answer.text}"
 
 
-def test_a_header_that_decides_is_given_once(app: Starlette, engine: Engine) -> None:
+def test_a_header_that_decides_is_given_once(api: ApiClient, engine: Engine) -> None:
     for name in ("Idempotency-Key", "Authorization"):
-        answer = post(app, "/api/v1/tasks", call("t.a"), (name, "a"), (name, "b"))
+        answer = post(api, "/api/v1/tasks", call("t.a"), (name, "a"), (name, "b"))
         assert answer.status_code == 400
         assert name in answer.json()["detail"]
     assert count(engine) == 0
 
 
-def test_a_key_is_shown_as_it_was_given(app: Starlette) -> None:
+def test_a_key_is_shown_as_it_was_given(api: ApiClient) -> None:
     key = ("Idempotency-Key", "i1")
-    first = post(app, "/api/v1/tasks", call("shop.job", 1), key).json()["id"]
-    again = post(app, "/api/v1/tasks", call("shop.job", 1, queue="default", delay=5), key)
+    first = post(api, "/api/v1/tasks", call("shop.job", 1), key).json()["id"]
+    again = post(api, "/api/v1/tasks", call("shop.job", 1, queue="default", delay=5), key)
     assert again.json()["id"] == first  # what is the default may be said, and when it starts is not compared
-    other = post(app, "/api/v1/tasks", call("shop.job", 2), key).json()
+    other = post(api, "/api/v1/tasks", call("shop.job", 2), key).json()
     assert (other["status"], other["task_id"]) == (409, first)
     assert "the key 'i1'" in other["detail"]
 
@@ -153,54 +126,54 @@ def test_a_key_is_shown_as_it_was_given(app: Starlette) -> None:
     ],
 )
 def test_a_key_belongs_to_a_call_with_all_its_options(
-    app: Starlette, engine: Engine, option: str, value: Any, said: str
+    api: ApiClient, engine: Engine, option: str, value: Any, said: str
 ) -> None:
-    first = bulk(app, "k", call("shop.job", 1)).json()["ids"][0]
-    other = bulk(app, "k", call("shop.job", 1) | {option: value})
+    first = bulk(api, "k", call("shop.job", 1)).json()["ids"][0]
+    other = bulk(api, "k", call("shop.job", 1) | {option: value})
     assert (other.status_code, other.json()["task_id"]) == (409, first)
     assert f"Task {first} was enqueued under the key 'k/0'" in other.json()["detail"]
     assert said in other.json()["detail"].partition(";")[0]
     assert count(engine) == 1
 
 
-def test_a_key_of_a_single_task_belongs_to_its_options_too(app: Starlette, engine: Engine) -> None:
+def test_a_key_of_a_single_task_belongs_to_its_options_too(api: ApiClient, engine: Engine) -> None:
     key = ("Idempotency-Key", "i1")
     given = call("shop.job", 1, retries=2, priority=3, redact=["a"])
-    first = post(app, "/api/v1/tasks", given, key).json()["id"]
-    assert post(app, "/api/v1/tasks", given, key).json()["id"] == first
-    other = post(app, "/api/v1/tasks", given | {"queue": "mail", "retries": 4}, key)
+    first = post(api, "/api/v1/tasks", given, key).json()["id"]
+    assert post(api, "/api/v1/tasks", given, key).json()["id"] == first
+    other = post(api, "/api/v1/tasks", given | {"queue": "mail", "retries": 4}, key)
     assert (other.status_code, other.json()["task_id"]) == (409, first)
     assert "queue 'default', here 'mail'" in other.json()["detail"]
     assert "other retries" in other.json()["detail"]
     assert count(engine) == 1
 
 
-def test_one_of_many_tasks_that_cannot_be_accepted_is_named(app: Starlette, engine: Engine) -> None:
-    answer = post(app, "/api/v1/tasks/bulk", {"tasks": [call("t.a"), call("t.a", priority=1000)]}).json()
+def test_one_of_many_tasks_that_cannot_be_accepted_is_named(api: ApiClient, engine: Engine) -> None:
+    answer = post(api, "/api/v1/tasks/bulk", {"tasks": [call("t.a"), call("t.a", priority=1000)]}).json()
     assert (answer["status"], answer["errors"][0]["pointer"]) == (422, "#/tasks/1")
     assert answer["detail"].startswith("#/tasks/1: ")
     assert count(engine) == 0
 
 
-def test_a_run_of_a_flow_is_started_once_under_a_key(app: Starlette, engine: Engine) -> None:
+def test_a_run_of_a_flow_is_started_once_under_a_key(api: ApiClient, engine: Engine) -> None:
     definition = {"start": "ask", "nodes": {"ask": {"kind": "approval"}}}
-    assert post(app, "/api/v1/flows/order", {"definition": definition}).status_code == 200
+    assert post(api, "/api/v1/flows/order", {"definition": definition}).status_code == 200
     key, given = ("Idempotency-Key", "k"), {"flow_id": "order", "params": {"val": 2}}
-    first, again = post(app, "/tasks", given, key), post(app, "/tasks", given, key)
+    first, again = post(api, "/tasks", given, key), post(api, "/tasks", given, key)
     assert (first.status_code, again.json()) == (200, first.json()), again.text
-    assert post(app, "/tasks", given | {"request_id": "k"}).json() == first.json()  # they are one
-    assert post(app, "/tasks", given | {"request_id": "k"}, key).json() == first.json()
-    other = post(app, "/tasks", given | {"params": {"val": 3}}, key)
+    assert post(api, "/tasks", given | {"request_id": "k"}).json() == first.json()  # they are one
+    assert post(api, "/tasks", given | {"request_id": "k"}, key).json() == first.json()
+    other = post(api, "/tasks", given | {"params": {"val": 3}}, key)
     assert (other.status_code, "with other parameters" in other.text) == (409, True), other.text
-    both = post(app, "/tasks", given | {"request_id": "other"}, key)
+    both = post(api, "/tasks", given | {"request_id": "other"}, key)
     assert (both.status_code, "Idempotency-Key" in both.text) == (422, True), both.text
-    assert post(app, "/tasks", given, ("Idempotency-Key", "another")).json() != first.json()
+    assert post(api, "/tasks", given, ("Idempotency-Key", "another")).json() != first.json()
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM orchestrator.runs").scalar_one() == 2
 
 
-def test_titles_say_what_is_wrong(app: Starlette) -> None:
-    deep = post(app, "/api/v1/tasks", b'{"name": "t.a", "args": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+def test_titles_say_what_is_wrong(api: ApiClient) -> None:
+    deep = post(api, "/api/v1/tasks", b'{"name": "t.a", "args": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
     assert (deep.status_code, deep.json()["title"]) == (422, "The request does not fit")
-    name = post(app, "/api/v1/queues/no%20name/pause", {})
+    name = post(api, "/api/v1/queues/no%20name/pause", {})
     assert (name.status_code, name.json()["title"]) == (422, "It cannot be accepted")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -21,7 +20,7 @@ from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import encode_call
-from orchestrator.store import keys
+from tests.integration.api_client import make_key
 from tests.integration.api_house import House, furnished
 from tests.integration.serving import serving
 from tests.waiting import eventually
@@ -34,10 +33,7 @@ def house(database_url: str, redis_url: str) -> Iterator[House]:
 
 
 def limited(house: House, **quotas: Any) -> Secret:
-    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
-    with house.engine.connect() as connection:
-        keys.add(connection, secret, "limited", Scope.ENQUEUE, None, quotas=Quotas(**quotas))
-    return secret
+    return make_key(house.engine, Scope.ENQUEUE, "limited", quotas=Quotas(**quotas))
 
 
 def enqueue(house: House, key: Secret, **more: Any) -> httpx.Response:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import json
 import logging
-import secrets
 import shutil
 import socket
 import ssl
@@ -29,30 +27,14 @@ from orchestrator.api import access, bodies, http_protocol, server
 from orchestrator.api.app import create_app
 from orchestrator.api.http_protocol import TimedProtocol
 from orchestrator.cli import main
-from orchestrator.domain.access import Scope, Secret, masked
+from orchestrator.domain.access import masked
 from orchestrator.errors import ConfigurationError
-from orchestrator.settings import Settings, load_settings
+from orchestrator.settings import Settings
 from orchestrator.store import audit, keys
 from orchestrator.store.audit import AuditFilter
-from orchestrator.store.database import engine_for
 from orchestrator.telemetry import adopt_logs, close_output, configure_logging
-from tests.emptying import empty
+from tests.integration.api_client import ApiClient, bare_settings, empty_engine, make_key  # noqa: F401
 from tests.waiting import eventually
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = engine_for(database_url, autocommit=True)
-    with engine.connect() as connection:
-        empty(connection, "api_keys", "audit")
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def settings(engine: Engine, database_url: str, redis_url: str) -> Settings:
-    del engine
-    return load_settings(environ={}, database_url=database_url, redis_url=redis_url)
 
 
 @contextlib.contextmanager
@@ -72,20 +54,9 @@ def serving(settings: Settings, **options: Any) -> Iterator[int]:
         thread.join(60)
 
 
-def make(engine: Engine, expires_at: datetime | None = None) -> Secret:
-    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
-    with engine.connect() as connection:
-        keys.add(connection, secret, "test", Scope.ADMIN, expires_at)
-    return secret
-
-
 def ask(settings: Settings, path: str, peer: str = "127.0.0.1", method: str = "GET", **headers: str) -> httpx.Response:
-    async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(create_app(settings), client=(peer, 1))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.request(method, path, headers=headers)
-
-    return asyncio.run(ask())
+    answer: httpx.Response = ApiClient(settings).send(method, path, peer=peer, headers=headers)
+    return answer
 
 
 # -- what anybody is told
@@ -94,7 +65,7 @@ def ask(settings: Settings, path: str, peer: str = "127.0.0.1", method: str = "G
 def test_whether_it_is_ready_is_told_without_names_of_servers(
     settings: Settings, engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make(engine)
+    make_key(engine)
     monkeypatch.setattr(logging.getLogger("orchestrator"), "propagate", True)
     assert ask(settings, "/healthz").json() == {"status": "ok"}
     assert ask(settings, "/readyz").json() == {"status": "ready"}
@@ -147,10 +118,10 @@ def test_that_the_last_key_is_over_opens_no_door(
     settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    make(engine, datetime.now(UTC) - timedelta(seconds=1))
+    make_key(engine, expires_at=datetime.now(UTC) - timedelta(seconds=1))
     assert ask(settings, "/api/v1/tasks").status_code == 401
     with engine.connect() as connection:
-        keys.revoke(connection, make(engine).id)
+        keys.revoke(connection, make_key(engine).id)
     assert ask(settings, "/api/v1/tasks").status_code == 401
 
 
@@ -164,7 +135,7 @@ def test_a_name_that_leads_here_and_a_page_of_others_are_refused(settings: Setti
 
 
 def test_every_answer_says_what_must_not_be_done_with_it(settings: Settings, engine: Engine) -> None:
-    key = make(engine)
+    key = make_key(engine)
     bearer = {"Authorization": f"Bearer {key}"}
     for path, given, status in (
         ("/api/v1/tasks", bearer, 200),
@@ -182,7 +153,7 @@ def test_every_answer_says_what_must_not_be_done_with_it(settings: Settings, eng
 
 
 def test_no_page_of_others_may_read_anything(settings: Settings, engine: Engine) -> None:
-    given = {"Authorization": f"Bearer {make(engine)}", "Origin": "https://evil.example"}
+    given = {"Authorization": f"Bearer {make_key(engine)}", "Origin": "https://evil.example"}
     for method in ("GET", "OPTIONS"):
         answer = ask(settings, "/api/v1/tasks", method=method, **given)
         assert not [name for name in answer.headers if name.lower().startswith("access-control")]
@@ -193,7 +164,7 @@ def test_keys_stand_in_no_log_and_in_no_audit(
     settings: Settings, engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    key = make(engine)
+    key = make_key(engine)
     with caplog.at_level(logging.DEBUG):
         ask(settings, f"/api/v1/queues/{key}/pause", method="POST")
         ask(settings, f"/api/v1/tasks?key={key}")
@@ -322,7 +293,7 @@ def test_who_sends_a_body_by_drops_is_answered_and_let_go(
     with serving(settings, timeout_keep_alive=60) as port:
         got = exchange(port, head + b"\r\n{")
         assert got.startswith(b"HTTP/1.1 408"), got
-        make(engine)
+        make_key(engine)
         monkeypatch.setattr(http_protocol, "LONGEST_DRAIN", 0.4)
         with socket.create_connection(("127.0.0.1", port), timeout=60) as link:  # answered with 401 before it is read
             link.sendall(head + b"Authorization: Bearer orc_x\r\n\r\n{")

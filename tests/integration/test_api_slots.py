@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import secrets
 import socket
 from base64 import b64encode
 from collections.abc import AsyncIterator
@@ -19,9 +18,9 @@ from sqlalchemy import Engine, event, text
 from orchestrator.api import app as application
 from orchestrator.api import slots
 from orchestrator.api.routes import ROUTES
-from orchestrator.domain.access import Scope, Secret
+from orchestrator.domain.access import Scope
 from orchestrator.settings import load_settings
-from orchestrator.store import keys
+from tests.integration.api_client import make_key
 from tests.integration.serving import serving
 from tests.waiting import eventually
 
@@ -60,11 +59,7 @@ def test_a_small_bulk_does_not_wait_for_expensive_requests() -> None:
 
 
 def _key(engine: Engine, name: str, queues: str | None = None) -> dict[str, str]:
-    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
-    with engine.connect() as connection:
-        keys.add(connection, secret, name, Scope.ADMIN, None, queues=queues)
-        connection.commit()
-    return {"Authorization": f"Bearer {secret}"}
+    return {"Authorization": f"Bearer {make_key(engine, Scope.ADMIN, name, queues=queues)}"}
 
 
 def test_a_key_that_holds_all_its_slots_keeps_neither_probes_nor_other_keys_waiting(

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from sqlalchemy import Engine
-from starlette.applications import Starlette
 
-from orchestrator.api.app import create_app
-from orchestrator.settings import load_settings
-from orchestrator.store.database import engine_for
-from tests.emptying import empty
+from tests.integration.api_client import ApiClient, bare_api, bare_settings, empty_engine  # noqa: F401
 
 END = """
 WITH ended AS (DELETE FROM orchestrator.tasks RETURNING *)
@@ -26,28 +20,9 @@ SELECT id, name, queue, payload, 'success', '\\xc3', 1, 0, 0, 0, seq, created_at
 MANY = 100
 
 
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = engine_for(database_url, autocommit=True)
-    with engine.connect() as connection:
-        empty(connection)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def app(engine: Engine, database_url: str, redis_url: str) -> Starlette:
-    del engine
-    return create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
-
-
-def client(app: Starlette) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60)
-
-
-def test_one_waits_for_the_end_or_for_so_long(app: Starlette, engine: Engine) -> None:
+def test_one_waits_for_the_end_or_for_so_long(api: ApiClient, engine: Engine) -> None:
     async def ask() -> tuple[Any, ...]:
-        async with client(app) as asking:
+        async with api.opened() as asking:
             path = f"/api/v1/tasks/{(await asking.post('/api/v1/tasks', json={'name': 't.a'})).json()['id']}"
             began = time.monotonic()
             early = await asking.get(f"{path}?wait=0.3")
@@ -68,9 +43,5 @@ def test_one_waits_for_the_end_or_for_so_long(app: Starlette, engine: Engine) ->
 
 
 @pytest.mark.parametrize(("wait", "status"), [("61", 422), ("-1", 422), ("nan", 422), ("x", 422), ("1", 404)])
-def test_what_cannot_be_waited_for_is_refused_at_once(app: Starlette, wait: str, status: int) -> None:
-    async def ask() -> httpx.Response:
-        async with client(app) as asking:
-            return await asking.get(f"/api/v1/tasks/0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17?wait={wait}")
-
-    assert asyncio.run(ask()).status_code == status
+def test_what_cannot_be_waited_for_is_refused_at_once(api: ApiClient, wait: str, status: int) -> None:
+    assert api.get(f"/api/v1/tasks/0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17?wait={wait}").status_code == status

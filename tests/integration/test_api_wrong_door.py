@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 from click.testing import CliRunner
-from starlette.applications import Starlette
 
-from orchestrator.api.app import create_app
 from orchestrator.cli import main
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.sdk.tasks.by_name import call_by_name
+from tests.integration.api_client import ApiClient
 from tests.integration.stage import System
 
 DAG = "name: nightly\ntasks: {load: {task: known}}"
@@ -23,49 +20,32 @@ OWN = "name: known\ntasks: {only: {task: known}}"
 FLOW = {"start": "a", "nodes": {"a": {"kind": "approval", "params": {"approval_key": "$shared.ok"}}}}
 
 
-class Client:
-    """Asks an application, without a server around it."""
-
-    def __init__(self, app: Starlette) -> None:
-        self._app = app
-
-    def post(self, path: str, json: Any) -> httpx.Response:
-        """Return the answer."""
-
-        async def ask() -> httpx.Response:
-            transport = httpx.ASGITransport(self._app, client=("127.0.0.1", 1))
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                return await client.post(path, json=json)
-
-        return asyncio.run(ask())
-
-
 @pytest.fixture
-def client(system: System) -> Client:
+def client(system: System) -> ApiClient:
     system.app.task(name="known")(lambda: None)
     system.app.workflows.apply(loads(DAG))
     system.app.workflows.apply(loads(OWN))
     system.app.flows.publish("graph", FLOW)
     system.worker(knows=("known", "signup", "signup@1"))
     system.settle()
-    return Client(create_app(system.settings))
+    return ApiClient(system.settings)
 
 
-def enqueue(client: Client, name: str, **more: Any) -> Any:
+def enqueue(client: ApiClient, name: str, **more: Any) -> Any:
     return client.post("/api/v1/tasks", json={"name": name, **more})
 
 
 @pytest.mark.parametrize(
     ("name", "path"), [("nightly", "workflows/nightly"), ("graph", "flows/graph"), ("signup", "workflows/signup")]
 )
-def test_a_workflow_is_no_task(client: Client, system: System, name: str, path: str) -> None:
+def test_a_workflow_is_no_task(client: ApiClient, system: System, name: str, path: str) -> None:
     answers = [enqueue(client, name), client.post("/api/v1/tasks/bulk", json={"tasks": [{"name": name}]})]
     assert [one.status_code for one in answers] == [422, 422]
     assert all(f"POST /api/v1/{path}/runs" in one.json()["detail"] for one in answers)
     assert system.count("tasks") == 0
 
 
-def test_a_workflow_is_no_task_of_a_python_client_however_large(client: Client, system: System) -> None:
+def test_a_workflow_is_no_task_of_a_python_client_however_large(client: ApiClient, system: System) -> None:
     """A large request is worked on elsewhere than a small one."""
     for size in (1, 70_000):
         task = call_by_name(system.settings, "nightly", ["x" * size], {}, options={}, queue="default")
@@ -75,7 +55,7 @@ def test_a_workflow_is_no_task_of_a_python_client_however_large(client: Client, 
     assert system.count("tasks") == 0
 
 
-def test_a_name_that_nobody_knows_is_stored_with_a_warning(client: Client) -> None:
+def test_a_name_that_nobody_knows_is_stored_with_a_warning(client: ApiClient) -> None:
     known, unknown = enqueue(client, "known"), enqueue(client, "t.a")
     assert (known.status_code, known.json().keys()) == (201, {"id"})
     assert unknown.status_code == 201
@@ -85,7 +65,7 @@ def test_a_name_that_nobody_knows_is_stored_with_a_warning(client: Client) -> No
     assert [("t.a" in one) for one in many.json()["warnings"]] == [True]
 
 
-def test_a_task_expires_at_a_time_or_after_seconds(client: Client, system: System) -> None:
+def test_a_task_expires_at_a_time_or_after_seconds(client: ApiClient, system: System) -> None:
     at = datetime.now(UTC) + timedelta(hours=1)
     ids = [enqueue(client, "known", expires=one).json()["id"] for one in (3_600, at.isoformat())]
     ends = [system.row(id)["expires_at"] for id in ids]
@@ -94,7 +74,7 @@ def test_a_task_expires_at_a_time_or_after_seconds(client: Client, system: Syste
 
 
 def test_the_command_refuses_workflows_and_warns(
-    client: Client, system: System, in_empty_folder: Any, monkeypatch: pytest.MonkeyPatch
+    client: ApiClient, system: System, in_empty_folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del client, in_empty_folder
     monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", system.settings.database_url)

@@ -26,6 +26,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.store import keys
 from orchestrator.store.tasks import redrive
 from tests.emptying import empty
+from tests.integration import api_client
 from tests.integration.api_house import House, changes, furnished
 from tests.integration.visitor import SESSION, Visitor
 from tests.integration.waiting_house import flow_that_asks
@@ -61,10 +62,7 @@ def anyone(house: House) -> Visitor:
 
 
 def make_key(house: House, scope: Scope, queues: str | None = None, workflows: str | None = None) -> Secret:
-    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
-    with house.engine.connect() as connection:
-        keys.add(connection, secret, "ada", scope, None, queues=queues, workflows=workflows)
-    return secret
+    return api_client.make_key(house.engine, scope, "ada", queues=queues, workflows=workflows)
 
 
 def address(endpoint: Endpoint, house: House, name: str = "mail") -> str:

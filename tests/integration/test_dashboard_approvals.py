@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from threading import Thread
@@ -17,14 +16,15 @@ import pytest
 
 from orchestrator.api import access, login_limits
 from orchestrator.api.dashboard.flow_graph import graphs
-from orchestrator.domain.access import Scope, Secret
+from orchestrator.domain.access import Scope
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.errors import WrongState
 from orchestrator.sdk.backend import Backend
 from orchestrator.sdk.backend import code as code_backend
 from orchestrator.sdk.values.payload import encode_value
-from orchestrator.store import insights, keys
+from orchestrator.store import insights
 from tests.emptying import empty
+from tests.integration.api_client import make_key
 from tests.integration.api_house import House, changes, furnished
 from tests.integration.visitor import Visitor
 from tests.integration.waiting_house import ASKS, code_that_asks, flow_that_asks
@@ -47,11 +47,8 @@ def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
 
 
 def log_in(house: House, scope: Scope, workflows: str | None = None) -> Visitor:
-    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
-    with house.engine.connect() as connection:
-        keys.add(connection, secret, "ada", scope, None, queues=workflows, workflows=workflows)
     visitor = Visitor(house.app)
-    visitor.log_in(secret)
+    visitor.log_in(make_key(house.engine, scope, "ada", queues=workflows, workflows=workflows))
     return visitor
 
 

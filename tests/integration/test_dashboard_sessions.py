@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import Engine
@@ -15,27 +14,14 @@ from orchestrator.api.app import create_app
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.settings import load_settings
 from orchestrator.store import keys, sessions
-from orchestrator.store.database import engine_for
-from tests.emptying import empty
+from tests.integration.api_client import empty_engine, make_key  # noqa: F401
 from tests.integration.visitor import SESSION, Visitor
 
 
 @pytest.fixture
-def engine(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def key(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Secret:
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    engine = engine_for(database_url, autocommit=True)
-    with engine.connect() as connection:
-        empty(connection, "api_keys", "sessions", "audit")
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def key(engine: Engine) -> Secret:
-    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
-    with engine.connect() as connection:
-        keys.add(connection, secret, "ada", Scope.OPERATE, None)
-    return secret
+    return make_key(engine, Scope.OPERATE, "ada")
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 from orchestrator.cli.flow import commands
 from orchestrator.errors import WrongState
 from orchestrator.sdk.flow.handle import FlowHandle
+from tests.integration.api_client import ApiClient
 from tests.integration.flow_stage import Stage
 from tests.integration.stage import System
-from tests.integration.test_api_names import Server
 from tests.waiting import eventually
 
 ASK: dict[str, Any] = {"start": "ask", "nodes": {"ask": {"kind": "approval"}}}
@@ -120,9 +120,7 @@ def test_who_watches_a_flow_hears_of_each_node_and_of_its_end(
     assert err.endswith("success\n")
 
 
-def test_the_page_of_a_run_that_was_retried_shows_its_last_visits(
-    system: System, database_url: str, redis_url: str
-) -> None:
+def test_the_page_of_a_run_that_was_retried_shows_its_last_visits(system: System) -> None:
     case = {"action": "out", "expr": {"eq": ["$shared.never", True]}}
     node = {"kind": "choice", "choice_cases": [case], "default_action": "again"}
     edges = [{"from": "turn", "action": "again", "to": "turn"}, {"from": "turn", "action": "out", "to": ""}]
@@ -136,6 +134,6 @@ def test_the_page_of_a_run_that_was_retried_shows_its_last_visits(
     assert stage.run(run) == "failed"
     (row,) = system.sql("SELECT max(number) AS last FROM orchestrator.node_runs")
     assert row["last"] == 620
-    page = Server(database_url, redis_url).ask("GET", f"/ui/runs/{run.id}")
+    page = ApiClient(system.settings).send("GET", f"/ui/runs/{run.id}")
     assert page.status_code == 200
     assert "The first 320 of 620 visits are left out" in page.text

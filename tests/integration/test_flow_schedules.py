@@ -15,8 +15,8 @@ from orchestrator.cli import main
 from orchestrator.sdk.dag import definitions
 from orchestrator.sdk.flow.builder import FlowGraph
 from orchestrator.sdk.flow.handle import FlowHandle
+from tests.integration.api_client import ApiClient
 from tests.integration.stage import System
-from tests.integration.test_api_names import Server
 
 DAY = 86_400.0
 """Schedules here fire at midnight, so that no fire comes by itself while a test runs."""
@@ -216,12 +216,12 @@ def test_from_the_command_line(system: System, in_empty_folder: Path) -> None:
     assert [one["id"] for one in runs(system)] == [started]
 
 
-def test_over_http(system: System, database_url: str, redis_url: str) -> None:
-    server = Server(database_url, redis_url)
-    answer = server.ask("PUT", "/api/v1/schedules/ask", json={"schedule": {"every": "24h"}, "version": 1})
+def test_over_http(system: System) -> None:
+    server = ApiClient(system.settings)
+    answer = server.send("PUT", "/api/v1/schedules/ask", json={"schedule": {"every": "24h"}, "version": 1})
     assert (answer.status_code, answer.json()["flow"], answer.json()["version"]) == (200, True, 1)
-    answer = server.ask("PUT", "/api/v1/schedules/ask", json={"schedule": {"every": "24h"}, "version": 9})
+    answer = server.send("PUT", "/api/v1/schedules/ask", json={"schedule": {"every": "24h"}, "version": 9})
     assert answer.status_code == 404
-    assert server.ask("POST", "/api/v1/schedules/ask/default/trigger").status_code == 201
-    page = server.ask("GET", "/ui/schedules")
+    assert server.send("POST", "/api/v1/schedules/ask/default/trigger").status_code == 201
+    page = server.send("GET", "/ui/schedules")
     assert 'href="/ui/flows/ask"' in page.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from importlib import import_module
 from typing import Any
 from uuid import UUID
@@ -14,19 +13,18 @@ from click.testing import CliRunner
 from orchestrator import Orchestrator
 from orchestrator.api import access
 from orchestrator.cli import main
-from orchestrator.domain.access import Scope, Secret
+from orchestrator.domain.access import Scope
 from orchestrator.domain.code.history import RunStarted
 from orchestrator.domain.ids import derived_id
 from orchestrator.domain.tasks.starts import Start, StartCode, StartMany, StartSteps, as_task
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, Lost, NewTask, Succeeded
 from orchestrator.sdk.dag import definitions
-from orchestrator.store import keys
 from orchestrator.store.insights import Lineage
 from orchestrator.store.insights import lineage as lineage_of
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.task_runtime import JobRuntime
+from tests.integration.api_client import ApiClient, make_key
 from tests.integration.stage import ONE, System, raw
-from tests.integration.test_api_keys import Asked
 from tests.integration.test_tasks_that_enqueue import child_of
 from tests.outbox import KeptOutbox
 
@@ -200,20 +198,18 @@ def test_it_is_shown_by_the_api_the_page_and_the_command(
     shown = CliRunner().invoke(main, ["tasks", "show", handle.id]).stdout
     assert mine_id in shown.partition("What it enqueued:")[2]
     assert f"enqueued by  {handle.id}, job" in CliRunner().invoke(main, ["tasks", "show", mine_id]).stdout
-    server = Asked(system.settings.database_url, system.settings.redis_url)
+    server = ApiClient(system.settings)
     asked = [("GET", f"/api/v1/tasks/{mine_id}"), ("GET", f"/api/v1/tasks/{mine_id}/lineage")]
     asked += [("GET", f"/api/v1/tasks/{handle.id}/lineage"), ("GET", f"/ui/tasks/{handle.id}")]
-    child, up, down, page = server.send(*asked)
+    child, up, down, page = server.send_all(*asked)
     assert child.json()["parent"] == handle.id
     assert up.json()["parent"]["id"] == handle.id
     assert [one["id"] for one in down.json()["children"]] == [mine_id, others_id]
     assert f"/ui/tasks/{others_id}" in page.text
-    assert f"/ui/tasks/{handle.id}" in server.send(("GET", f"/ui/tasks/{mine_id}"))[0].text
-    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
+    assert f"/ui/tasks/{handle.id}" in server.get(f"/ui/tasks/{mine_id}").text
+    secret = make_key(system.engine, Scope.READ, queues="default")
     try:
-        with system.engine.begin() as connection:
-            keys.add(connection, secret, "bound", Scope.READ, None, queues="default")
-        bound, page, hidden = server.send(*asked[2:], ("GET", f"/api/v1/tasks/{others_id}/lineage"), key=secret)
+        bound, page, hidden = server.send_all(*asked[2:], ("GET", f"/api/v1/tasks/{others_id}/lineage"), key=secret)
         assert [one["id"] for one in bound.json()["children"]] == [mine_id]
         assert others_id not in page.text
         assert hidden.status_code == 404

@@ -54,26 +54,11 @@ from orchestrator.sdk.values.payload import encode_call
 from orchestrator.sealing import CALL, vault_of
 from orchestrator.settings import load_settings
 from orchestrator.store import keys
-from orchestrator.store.database import engine_for
-from tests.emptying import empty
+from tests.integration.api_client import bare_settings, empty_engine, make_key  # noqa: F401
 from tests.integration.serving import serving
 from tests.waiting import eventually
 
 ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = engine_for(database_url, autocommit=True)
-    with engine.connect() as connection:
-        empty(connection)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
-def settings(engine: Engine, database_url: str, redis_url: str) -> Settings:
-    return load_settings(environ={}, database_url=database_url, redis_url=redis_url)
 
 
 @pytest.fixture
@@ -95,13 +80,6 @@ def client(url: str, **settings: Any) -> Iterator[tuple[Orchestrator, Task[[int]
         yield app, double
 
 
-def make(engine: Engine, scope: Scope) -> Secret:
-    secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
-    with engine.connect() as connection:
-        keys.add(connection, secret, "test", scope, None)
-    return secret
-
-
 def count(engine: Engine) -> int:
     with engine.connect() as connection:
         found: int = connection.execute(text("SELECT count(*) FROM orchestrator.tasks")).scalar_one()
@@ -112,30 +90,28 @@ def count(engine: Engine) -> int:
 
 
 def test_a_key_is_asked_for_and_not_shown(engine: Engine, api: str) -> None:
-    key = make(engine, Scope.ENQUEUE)
+    key = make_key(engine, Scope.ENQUEUE)
     with client(api, api_key=str(key)) as (app, double):
         assert double.enqueue(2).status() == "pending"
         assert str(key) not in repr(app.settings)
         with pytest.raises(Forbidden, match="needs the scope operate") as refused:
             app.queue("mail").pause()
         assert key.secret not in str(refused.value)
-    with engine.connect() as connection:
-        bound = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
-        keys.add(connection, bound, "test", Scope.OPERATE, None, queues="bank.", workflows=None)
+    bound = make_key(engine, Scope.OPERATE, queues="bank.")
     with client(api, api_key=str(bound)) as (app, _), pytest.raises(Forbidden, match="begin with 'bank.'"):
         app.queue("mail").pause()
 
 
 @pytest.mark.parametrize("key", ["", "nonsense", f"orc_{'0' * 12}_{'x' * 43}"])
 def test_without_a_good_key_nothing_is_done(engine: Engine, api: str, key: str) -> None:
-    make(engine, Scope.ADMIN)
+    make_key(engine, Scope.ADMIN)
     with client(api, api_key=key) as (_, double), pytest.raises(ConfigurationError, match="setting api_key"):
         double.enqueue(2)
     assert count(engine) == 0
 
 
 def test_a_key_that_is_revoked_ends_a_wait(engine: Engine, api: str) -> None:
-    key, _ = make(engine, Scope.ENQUEUE), make(engine, Scope.ADMIN)
+    key, _ = make_key(engine, Scope.ENQUEUE), make_key(engine, Scope.ADMIN)
     with client(api, api_key=str(key)) as (_, double):
         handle = double.enqueue(2)
         with engine.connect() as connection:
@@ -408,7 +384,7 @@ def test_a_server_without_tls_is_said_to_have_none(api: str) -> None:
 
 
 def test_each_error_of_the_way_there_names_the_setting_and_what_to_do(engine: Engine, api: str) -> None:
-    small = make(engine, Scope.READ)
+    small = make_key(engine, Scope.READ)
     with client(api) as (_, double), pytest.raises(ConfigurationError) as none:
         double.enqueue(2)
     with (

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 
-import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import Engine
 
 from orchestrator.cli import main
 from orchestrator.sealing import key_name
-from orchestrator.store.database import engine_for
-from tests.emptying import empty
+from tests.integration.api_client import empty_engine  # noqa: F401
 
 NEW = f"new:{base64.b64encode(b'n' * 32).decode()}"
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = engine_for(database_url, autocommit=True)
-    with engine.connect() as connection:
-        empty(connection)
-    yield engine
-    engine.dispose()
 
 
 def add_worker(engine: Engine, id: str, state: str, *names: str) -> None:

@@ -13,8 +13,9 @@ from orchestrator import Orchestrator, Settings
 from orchestrator.cli import main
 from orchestrator.cli.schedules import commands
 from orchestrator.sdk import schedules as sdk_schedules
+from orchestrator.settings import load_settings
 from orchestrator.store.schedules import definitions
-from tests.integration.test_api_names import Server
+from tests.integration.api_client import ApiClient
 
 KEYS = [f"{workflow}/{name}" for workflow in ("a", "a-b", "b/c") for name in ("default", "x", "y")]
 KEYS.remove("b/c/y")
@@ -65,21 +66,21 @@ def test_in_a_program(stored: list[str], database_url: str, redis_url: str, monk
 
 
 def test_over_http(stored: list[str], database_url: str, redis_url: str) -> None:
-    server = Server(database_url, redis_url)
+    server = ApiClient(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
     found: list[str] = []
     query = "limit=3"
     while True:
-        answer = server.ask("GET", f"/api/v1/schedules?{query}").json()
+        answer = server.send("GET", f"/api/v1/schedules?{query}").json()
         assert len(answer["schedules"]) <= 3
         found += [f"{one['workflow']}/{one['name']}" for one in answer["schedules"]]
         if answer["next"] is None:
             break
         query = f"limit=3&cursor={answer['next']}"
     assert found == stored
-    shown = server.ask("GET", "/ui/schedules?limit=3").text
+    shown = server.send("GET", "/ui/schedules?limit=3").text
     assert [key for key in stored if f'id="{key}"' in shown] == stored[:3]
     assert f'href="/ui/schedules?cursor={stored[2].replace("/", "%2F")}"' in shown
-    assert 'rel="next"' not in server.ask("GET", f"/ui/schedules?cursor={stored[2]}").text
+    assert 'rel="next"' not in server.send("GET", f"/ui/schedules?cursor={stored[2]}").text
 
 
 def test_on_the_command_line(stored: list[str], in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from orchestrator.sdk.backend import shared_commits as shared
 from orchestrator.store import database
 from tests.chaos.cutting import Cutting
 from tests.emptying import empty
+from tests.integration.api_client import empty_engine  # noqa: F401
 
 
 @pytest.fixture
@@ -43,15 +44,6 @@ def job(app: Orchestrator) -> Task[[int], int]:
         return number
 
     return job
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = database.engine_for(database_url, autocommit=True)
-    with engine.connect() as connection:
-        empty(connection)
-    yield engine
-    engine.dispose()
 
 
 def rows(engine: Engine, sql: str) -> list[tuple[Any, ...]]:

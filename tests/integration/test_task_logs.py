@@ -23,8 +23,8 @@ from orchestrator.transport.codec import LogLine, encode
 from orchestrator.transport.keys import Keys
 from orchestrator.workers.reporting.journal import Journal
 from orchestrator.workers.running.job import Bundle, Job
+from tests.integration.api_client import ApiClient
 from tests.integration.stage import System, raw
-from tests.integration.test_api_keys import Asked
 from tests.waiting import eventually
 
 
@@ -132,10 +132,10 @@ def test_the_api_shows_pages_the_last_lines_and_those_of_an_attempt(
     for attempt in (1, 2, 3):
         speaking(system, task.bytes, f"{attempt} a", f"{attempt} b", attempt=attempt, run=UUID(run.id).bytes)
     keeping(system).store()
-    server = Asked(system.settings.database_url, system.settings.redis_url)
+    server = ApiClient(system.settings)
 
     def read(path: str) -> dict[str, Any]:
-        (answer,) = server.send(("GET", f"/api/v1/{path}"))
+        answer = server.get(f"/api/v1/{path}")
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
