@@ -19,16 +19,15 @@ from orchestrator.domain.schedules.schedule import from_data
 from orchestrator.errors import InvalidWorkflow, NotFound, did_you_mean
 from orchestrator.sdk.backend.flow_signals import FlowSignals
 from orchestrator.sdk.backend.part import reading
+from orchestrator.sdk.backend.workflows import create_run
 from orchestrator.sdk.calls.flows import FlowCalls
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.dag.schedule_fields import checked_schedule
 from orchestrator.sdk.values.display import as_json
-from orchestrator.store.dag import plans as dags
 from orchestrator.store.flow import definitions, reads
 from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.flow.definitions import Published, StoredFlow
 from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
-from orchestrator.store.runs import creation
 from orchestrator.store.schedules import definitions as schedules
 from orchestrator.store.schedules.fires import Target, run_of
 
@@ -138,11 +137,7 @@ class FlowBackend(FlowSignals, FlowCalls):
         initial = self._checked_shared(stored, shared or {})
         run = flow_runs.new_run(name, stored.version, run_id, dict(params), tags, initial)._replace(key=key)
         check_size(run.params or "", f"The parameters of flow {name!r}", self._limit)
-        with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
-            if not creation.create(connection, [dags.sealed(run, self._vault)]) and key is not None:
-                run_id = dags.find_same(connection, run, params) or run_id
-        self._connections.nudge()
-        return run_id
+        return create_run(self, run, params)
 
     def _checked_shared(self, stored: StoredFlow, shared: Mapping[str, Any]) -> dict[str, Any]:
         """Return a shared state to begin with, or refuse one that cannot be kept, or that decides an approval."""

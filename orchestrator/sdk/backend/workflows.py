@@ -21,6 +21,7 @@ from orchestrator.store.dag import workflows
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.insights import CodeWorkflowView
 from orchestrator.store.runs import creation
+from orchestrator.store.runs.creation import NewRun
 from orchestrator.trace_context import current_trace
 
 
@@ -64,6 +65,16 @@ def _listeners(connection: Connection, event: str) -> list[str]:
     ]
 
 
+def create_run(part: Part, run: NewRun, params: Mapping[str, Any]) -> bytes:
+    """Store a run of a workflow or flow; return its id, or that of the run which has its key."""
+    found = None
+    with part._connections.writing(f"run {to_text(run.id)} was stored") as connection:
+        if not creation.create(connection, [dags.sealed(run, part._vault)]) and run.key is not None:
+            found = dags.find_same(connection, run, params)
+    part._connections.nudge()
+    return found or run.id
+
+
 class WorkflowBackend(Part, WorkflowCalls):
     """What a client can do with workflows, by name."""
 
@@ -99,11 +110,7 @@ class WorkflowBackend(Part, WorkflowCalls):
             key=key, trace=current_trace()
         )
         check_size(run.params or "", f"The parameters of workflow {name!r}", self._limit)
-        with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
-            if not creation.create(connection, [dags.sealed(run, self._vault)]) and key is not None:
-                run_id = dags.find_same(connection, run, params) or run_id
-        self._connections.nudge()
-        return run_id
+        return create_run(self, run, params)
 
     def post_event(self, event_id: bytes, name: str, payload: Any) -> None:
         if problem := unstorable(payload):
