@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from orchestrator import WorkflowContext
+from orchestrator.api.context import Api
+from orchestrator.api.dashboard import rendering
+from orchestrator.api.dashboard.pages import tasks
+from orchestrator.api.routes.tasks import TaskQuery
+from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.sdk.code.engine import Engine
 from tests.integration.code_stage import act
 from tests.integration.stage import System, raw
@@ -73,3 +80,16 @@ def test_from_a_turn_of_code_to_what_it_commands(system: System, engine_: Engine
     with following(*marks_of(raw(handle))) as walk:
         system.tick()
     short(walk, files=24, stays=40)
+
+
+def test_from_a_page_of_the_dashboard_to_its_rows(system: System, request: pytest.FixtureRequest) -> None:
+    api = Api(system.settings)
+    request.addfinalizer(api.close)
+    visit = rendering.Visit(who="ada", scope=Scope.ADMIN, key_scope=KeyScope(), path="/ui", query="", token="")
+    reset = rendering.current.set(visit)
+    request.addfinalizer(lambda: rendering.current.reset(reset))
+    handle = system.job.enqueue(1)
+    with following(*marks_of(raw(handle))) as walk:
+        tasks.list_tasks(api, TaskQuery(), KeyScope())
+    walk.calls = [file for file in walk.calls if not file.endswith(".html")]  # which jinja enters line by line
+    short(walk, files=8, stays=9)
