@@ -14,6 +14,7 @@ import pytest
 from orchestrator.cli.flow import commands
 from orchestrator.errors import WrongState
 from orchestrator.sdk.flow.handle import FlowHandle
+from orchestrator.trace_context import set_trace
 from tests.integration.api_client import ApiClient
 from tests.integration.flow_stage import Stage
 from tests.integration.stage import System
@@ -28,6 +29,18 @@ def run(system: System) -> FlowHandle:
     run = system.app.flows["ask"].options(tags=["mine"]).start(amount=5)
     system.pass_seconds(2)
     return run
+
+
+def test_a_run_belongs_to_the_trace_of_its_start(system: System) -> None:
+    system.app.flows.publish("ask", ASK)
+    caller = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    set_trace(caller)
+    try:
+        started = system.app.flows["ask"].start()
+        started.rerun()
+    finally:
+        set_trace(None)
+    assert [row["trace"] for row in system.sql("SELECT trace FROM orchestrator.runs ORDER BY id")] == [caller, caller]
 
 
 async def _first(run: FlowHandle) -> Any:

@@ -66,8 +66,8 @@ def _listeners(connection: Connection, event: str) -> list[str]:
 
 
 def create_run(part: Part, run: NewRun, params: Mapping[str, Any]) -> bytes:
-    """Store a run of a workflow or flow; return its id, or that of the run which has its key."""
-    found = None
+    """Store a run of a workflow or flow in the caller's trace; return its id, or that of the run which has its key."""
+    run, found = run._replace(trace=current_trace()), None
     with part._connections.writing(f"run {to_text(run.id)} was stored") as connection:
         if not creation.create(connection, [dags.sealed(run, part._vault)]) and run.key is not None:
             found = dags.find_same(connection, run, params)
@@ -106,9 +106,7 @@ class WorkflowBackend(Part, WorkflowCalls):
     ) -> bytes:
         stored = self.latest(name)
         resolved = resolve_params(stored.definition, params, datetime.now(UTC))
-        run = dags.new_run(stored.definition, stored.version, run_id, resolved, tags)._replace(
-            key=key, trace=current_trace()
-        )
+        run = dags.new_run(stored.definition, stored.version, run_id, resolved, tags)._replace(key=key)
         check_size(run.params or "", f"The parameters of workflow {name!r}", self._limit)
         return create_run(self, run, params)
 
