@@ -334,6 +334,13 @@ def test_plans_read_only_what_a_slice_needs(system: System) -> None:
             assert "ended_tasks_by_time" in str(plan)
 
 
+def test_no_statement_is_compiled(system: System) -> None:
+    """A table without an index to use counts as immensely expensive; to compile its scan took half a second a round."""
+    with system.engine.connect() as connection:
+        retention.prepare(connection)
+        assert connection.exec_driver_sql("SHOW jit").scalar_one() == "off"
+
+
 def scans_of(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Return the nodes of a plan that read rows of a table."""
     if "Scan" in node["Node Type"] and node.get("Relation Name"):

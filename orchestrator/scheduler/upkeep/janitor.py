@@ -5,7 +5,8 @@ at ten thousand tasks a second the claims would by then wade through half a mill
 a vacuum of this one small table by the number of tasks that ended, and never for more than a tenth of the time.
 
 Postgres plans by statistics that autovacuum takes once a minute at best. Where a statement of the leader took too long,
-and where a table has ten times the rows that they tell of or a tenth, new ones are taken.
+and where a table has ten times the rows that they tell of or a tenth, new ones are taken. `tasks` fills and empties all
+day, so they come from a small sample: one of the default size costs as much as 2,500 tasks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from orchestrator.telemetry import get_logger
 log = get_logger("scheduler")
 
 VACUUM = "VACUUM (TRUNCATE false, PARALLEL 0) orchestrator.tasks"
+SAMPLE = "SET LOCAL default_statistics_target = 10"
+"""A tenth of Postgres's default, and so of its cost: 3,000 rows. Autovacuum takes more of a busy table."""
 _AFTER = 20_000
 """Tasks that ended since the last vacuum."""
 _LOOKS_EVERY = 5.0
@@ -67,7 +70,7 @@ class Janitor:
                 with self._engine.connect() as connection:
                     for table in sorted(suspect.union(statistics.misleading(connection))):
                         log.info("upkeep.analyzing table=%s", table)
-                        connection.exec_driver_sql(f"ANALYZE orchestrator.{table}")
+                        connection.exec_driver_sql(f"{SAMPLE}; ANALYZE orchestrator.{table}")  # one transaction
                     if is_due:
                         connection.exec_driver_sql(VACUUM)
             except exc.SQLAlchemyError as error:
