@@ -7,7 +7,6 @@ ten million finished tasks as with none.
 from __future__ import annotations
 
 import hashlib
-from uuid import UUID
 
 _VERSION_7 = 0x7000_8000_0000_0000_0000
 _RANDOM = 0x0FFF_3FFF_FFFF_FFFF_FFFF
@@ -48,7 +47,8 @@ def successor_id(run: bytes) -> bytes:
 
 def to_text(identifier: bytes) -> str:
     """Return the usual text form of an id."""
-    return str(UUID(bytes=identifier))
+    digits = identifier.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def about_run(run: bytes) -> dict[str, str]:

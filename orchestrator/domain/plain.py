@@ -41,6 +41,8 @@ def is_too_deep(plain: Any) -> bool:
 
 def unstorable(value: Any) -> str | None:
     """Return why a value cannot be kept as JSON in Postgres, and read back as it was; None where it can."""
+    if type(value) is bool or (type(value) is int and fits(value)):
+        return None
     try:
         plain = msgspec.to_builtins(value, str_keys=True)
         msgspec.json.encode(plain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from orchestrator.scheduler.code.ends import close_runs
@@ -14,7 +14,7 @@ from orchestrator.scheduler.requests import Requests
 from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
-from orchestrator.scheduler.schedules import extend_backfills, fire_schedules
+from orchestrator.scheduler.schedules import FirePace, extend_backfills, fire_schedules
 from orchestrator.scheduler.tasks.timers import expire, fail_unknown, fire_due, release_crowded, release_known
 from orchestrator.scheduler.tick_result import CommitHooks, Wake
 from orchestrator.scheduler.transaction import Transaction
@@ -49,17 +49,21 @@ class PendingWork(CommitHooks):
     _pending_work: AgendaProbe | None = None
     _next_part: int = 0
     """Which of those who wait in the line of runs come first, where there is no time for all of them."""
+    _pace: FirePace = field(default_factory=FirePace)
+    _has_fired: bool = False
+    """The last tick fired schedules."""
     was_empty: bool = False
     """There was nothing to do in the last tick, by what the tick before it has left."""
 
     def rolled_back(self) -> None:
-        """What was done waits again."""
-        self._pending_work = None
+        """What was done waits again. The next tick fires schedules: it looks for the one that failed, if one did."""
+        self._pending_work, self._has_fired = None, False
 
-    def run(self, tx: Transaction, found: AgendaProbe | None) -> float:
+    def run(self, tx: Transaction, found: AgendaProbe | None, *, somebody_waits: bool = False) -> float:
         """Do what waits, and note what waits next; return how many seconds that can wait.
 
-        `found` is what waited when the transaction began, if the tick is one that looks at everything.
+        `found` is what waited when the transaction began, if the tick is one that looks at everything. If
+        `somebody_waits`, because a report or an enqueue came in, no schedules are fired in two ticks in a row.
         """
 
         def do(what: str, part: Part) -> None:
@@ -80,8 +84,9 @@ class PendingWork(CommitHooks):
         if pending_work.inbox:
             do("apply requests", self.requests.apply)
             pending_work = waiting.probe_agenda(tx.connection)
-        if _is_due(pending_work.next_due, tx.now):
-            do("fire schedules", lambda tx, limit: fire_schedules(tx, self.cancels, limit))
+        self._has_fired = _is_due(pending_work.next_fire, tx.now) and not (self._has_fired and somebody_waits)
+        if self._has_fired:
+            do("fire schedules", lambda tx, limit: fire_schedules(tx, self.cancels, self._pace, limit))
             pending_work = waiting.probe_agenda(tx.connection)
         if pending_work.backfills and thorough:
             do("go on with backfills", extend_backfills)
@@ -107,7 +112,7 @@ class PendingWork(CommitHooks):
             if fleet.is_in_view:  # otherwise nobody can say what is known
                 do("fail unknown tasks", lambda tx, limit: fail_unknown(tx, fleet, limit))
             runs.advance(tx)
-        busy = pending_work.is_busy or _is_due(pending_work.next_due, tx.now)
+        busy = pending_work.is_busy or _is_due(pending_work.next_of_all, tx.now)
         if busy or tx.result.wakeups & _LOOK_AGAIN:
             pending_work = waiting.probe_agenda(tx.connection)
         self._pending_work = pending_work
@@ -133,7 +138,7 @@ class PendingWork(CommitHooks):
     def _is_empty(self, pending_work: AgendaProbe, tx: Transaction) -> bool:
         """Say whether there is nothing to do, and nothing to look for."""
         asked = tx.result.wakeups & (_LOOK_FIRST | _LOOK_AGAIN | Wake.CONTESTED)
-        waits = pending_work.is_busy or _is_due(pending_work.next_due, tx.now) or self.fleet.capabilities.crowds
+        waits = pending_work.is_busy or _is_due(pending_work.next_of_all, tx.now) or self.fleet.capabilities.crowds
         return not (asked or waits or tx.result.runs)
 
     def _fire_timers(self, tx: Transaction, limit: int) -> None:
@@ -146,8 +151,8 @@ class PendingWork(CommitHooks):
         if pending_work.is_busy:
             return 0.0
         due_in = self.settings.safety_scan
-        if pending_work.next_due is not None:
-            due_in = min(due_in, max(0.0, (pending_work.next_due - now).total_seconds()))
+        if (due := pending_work.next_of_all) is not None:
+            due_in = min(due_in, max(0.0, (due - now).total_seconds()))
         return due_in
 
 

@@ -36,10 +36,12 @@ from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
 
-_SLICE = 200
-"""Schedules that are looked at, and fires that are started, between two looks at the clock."""
 _TIME = 0.03
 """Seconds in which a tick fires schedules: dispatch waits, and the runs that it starts begin in the same tick."""
+_FEWEST = 100
+"""Fires of a tick, however long they take: a tick costs Postgres and the leader as much as some 40 fires do."""
+_SLICE = 200
+"""Fires of the first tick, before it is known how long they take; and runs that a look at the backfills starts."""
 _MOST_BACKFILLS = 20
 _CANNOT_BE_READ = (*REFUSALS, LookupError, OSError)
 """What comes of a definition that another release wrote, or of a time zone that this machine does not know."""
@@ -59,17 +61,26 @@ class _Firing:
     error: str | None = None
 
 
-def fire_schedules(tx: Transaction, cancels: Cancels, limit: int) -> None:
-    """Fire schedules that are due, slice by slice, as long as there is time. The rest is due in the next tick."""
-    until = tx.budget.monotonic() + _TIME
-    while limit > 0:
-        size = min(limit, _SLICE)
-        due = store.due(tx.connection, tx.now, size)
-        if due:
-            _fire_slice(tx, cancels, due, size)
-        limit -= size
-        if len(due) < size or tx.budget.monotonic() >= until:
-            break
+class FirePace:
+    """How many schedules a tick has time for, by the time that those of the last tick took."""
+
+    def __init__(self) -> None:
+        self.size = _SLICE
+
+    def learn(self, fires: int, seconds: float) -> None:
+        """Take note of how long so many took; the next tick has at most twice as many."""
+        in_time = int(fires * _TIME / seconds) if seconds > 0 else 2 * self.size
+        self.size = max(_FEWEST, min(in_time, 2 * self.size))
+
+
+def fire_schedules(tx: Transaction, cancels: Cancels, pace: FirePace, limit: int) -> None:
+    """Fire schedules that are due, as many as there is time for. The rest is due in the next tick."""
+    began, size = tx.budget.monotonic(), min(limit, pace.size)
+    due = store.due(tx.connection, tx.now, size)
+    if due:
+        _fire_slice(tx, cancels, due, size)
+    if len(due) == size:
+        pace.learn(size, tx.budget.monotonic() - began)
 
 
 def _fire_slice(tx: Transaction, cancels: Cancels, due: Sequence[DueSchedule], room: int) -> None:
@@ -152,7 +163,7 @@ def _run(tx: Transaction, row: DueSchedule, schedule: Schedule, fire: datetime, 
         digest = hashlib.blake2b(key.encode(), digest_size=10).digest()
         identifier = time_ordered_id(int(fire.timestamp() * 1000), digest)
         return store.run_of(row.target, schedule, fire, identifier, row.key, tx.vault)
-    return store.run_of(row.target, schedule, fire, _run_id(tx.now, key, place), row.key)._replace(key=key)
+    return store.run_of(row.target, schedule, fire, _run_id(tx.now, key, place), row.key, key=key)
 
 
 def _run_id(now: datetime, key: str, place: int) -> bytes:
@@ -171,6 +182,7 @@ def _write(tx: Transaction, cancels: Cancels, firings: Sequence[_Firing]) -> Non
         last_fire, last_run = mine[-1] if mine else (None, None)
         advances.append(
             Advance(
+                place=firing.row.place,
                 workflow=firing.row.workflow,
                 name=firing.row.name,
                 next_fire=firing.next_fire,
@@ -227,8 +239,9 @@ def _extend(tx: Transaction, backfill: OpenBackfill, room: int) -> None:
 def _backfill_run(tx: Transaction, backfill: OpenBackfill, schedule: Schedule, fire: datetime, place: int) -> NewRun:
     series = backfill.series
     one_by_one = msgspec.structs.replace(schedule, overlap="allow")  # its own limit takes the place of overlap
-    run = store.run_of(backfill.target, one_by_one, fire, _run_id(tx.now, fire_key(series, fire), place), series)
     key = fire_key(series if backfill.again else f"{backfill.workflow}/{backfill.name}", fire)
-    if run.lane is None:
-        run = run._replace(lane=f"schedule {series}", lane_limit=backfill.concurrency)
-    return run._replace(key=key)
+    identifier = _run_id(tx.now, fire_key(series, fire), place)
+    run = store.run_of(backfill.target, one_by_one, fire, identifier, series, key=key)
+    if run.lane is not None:
+        return run
+    return run._replace(lane=f"schedule {series}", lane_limit=backfill.concurrency)

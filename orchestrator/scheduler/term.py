@@ -228,7 +228,8 @@ class Term:
                 lost, tx.result.outgoing.withdrawn = self._reconciler.judge(suspicion)
                 self._reports.apply_reports(tx, lost)
             self.runs.advance(tx)
-            self.due_in = self.pending_work.run(tx, pending_work)
+            somebody_waits = inbound.nudged or bool(inbound.entries)
+            self.due_in = self.pending_work.run(tx, pending_work, somebody_waits=somebody_waits)
             settle_ends(tx)
             if suspicion is not None:
                 self.lanes.release_stopped(tx, self.fleet)

@@ -192,6 +192,7 @@ def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> Answer:
 
 def copy(connection: Connection, sql: str, lines: Any) -> None:
     """Write a file of rows in the transaction that is open (needs psycopg2)."""
+    flush(connection)
     lent = connection.connection
     cursor: Any = lent.cursor()
     try:
@@ -202,6 +203,13 @@ def copy(connection: Connection, sql: str, lines: Any) -> None:
         if known.connection_invalidated:
             connection.invalidate(error)
         raise known from error
+
+
+def copied(value: object) -> str:
+    """Return a value as it stands in a file of rows."""
+    if value is None:
+        return "\\N"
+    return str(value).replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def _known(error: Any, dialect: Dialect, connection: Any, sql: str, parameters: Any) -> exc.DBAPIError:

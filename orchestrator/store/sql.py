@@ -241,9 +241,10 @@ class Batch:
         return f"INTO orchestrator.{table} ({', '.join(stored)}) SELECT {values} FROM {source or self._table}"
 
     def __call__(self, rows: Iterable[Sequence[Any]]) -> Values:
-        """Return the columns of rows."""
+        """Return the columns of rows. One that is all null is sent empty: `unnest` fills it up to the first."""
         columns = list(zip(*rows, strict=True)) or [()] * len(self._names)
-        return dict(zip(self._names, columns, strict=True))
+        sent = [() if not any(column) and column.count(None) == len(column) else column for column in columns[1:]]
+        return dict(zip(self._names, [columns[0], *sent], strict=True))
 
 
 def _written(columns: str) -> dict[str, str]:
@@ -276,7 +277,8 @@ def _blobs(values: Iterable[bytes | None]) -> str:
     return "{" + ",".join("NULL" if value is None else f'"\\\\x{value.hex()}"' for value in values) + "}"
 
 
-def _words(values: Iterable[str | None]) -> str:
+def array_of(values: Iterable[str | None]) -> str:
+    """Return an array of texts as Postgres reads it."""
     return "{" + ",".join("NULL" if value is None else _quoted(value) for value in values) + "}"
 
 
@@ -287,7 +289,8 @@ def _quoted(word: str) -> str:
 
 
 def _times(values: Iterable[datetime | str | None]) -> str:
-    return "{" + ",".join("NULL" if value is None else f'"{value}"' for value in values) + "}"
+    written: dict[datetime | str | None, str] = {None: "NULL"}  # many rows of a batch have the same time
+    return "{" + ",".join(written.get(value) or written.setdefault(value, f'"{value}"') for value in values) + "}"
 
 
 def _uuid(value: bytes | str) -> str:
@@ -298,8 +301,9 @@ _ENCODERS: dict[str, Callable[[Any], str]] = {
     "::uuid": _uuid,
     "::uuid[]": _uuids,
     "::bytea[]": _blobs,
-    "::text[]": _words,
-    "::jsonb[]": _words,
+    "::text[]": array_of,
+    "::jsonb[]": array_of,
+    "::tid[]": array_of,
     "::timestamptz[]": _times,
     **{f"::{kind}[]": _numbers for kind in ("smallint", "int", "integer", "bigint", "boolean", "double precision")},
 }

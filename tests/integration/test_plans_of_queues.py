@@ -95,7 +95,10 @@ def with_keys() -> list[NewTask]:
 
 
 def advances() -> list[Advance]:
-    return [Advance(f"flow{n % 2000}", f"s{n}", TOMORROW, TOMORROW, NOW, None, 1, 0, None) for n in range(1, BATCH + 1)]
+    return [
+        Advance(f"(0,{n})", f"flow{n % 2000}", f"s{n}", TOMORROW, TOMORROW, NOW, None, 1, 0, None)
+        for n in range(1, BATCH + 1)
+    ]
 
 
 SHARES = [Share("q", f"job|{number}", 0, 2) for number in range(LANES)] + [Share("q", None, 0, 10)]

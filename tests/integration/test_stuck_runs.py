@@ -475,10 +475,10 @@ def test_a_schedule_that_cannot_be_fired_stops_no_other(system: System, worker: 
     system.sql("UPDATE orchestrator.schedules SET due_at = now() - interval '1 second', next_fire = now()")
     original = fires.run_of
 
-    def run_of(target: Any, *arguments: Any) -> Any:
+    def run_of(target: Any, *arguments: Any, **options: Any) -> Any:
         if target.name == "broken":
             raise ZeroDivisionError("a defect")
-        return original(target, *arguments)
+        return original(target, *arguments, **options)
 
     monkeypatch.setattr(fires, "run_of", run_of)
     work(system, worker)

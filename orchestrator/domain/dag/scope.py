@@ -7,8 +7,7 @@ costs too much fails the step that asks for it, not the leader that evaluates it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Mapping, Set
 from typing import Any
 
 from orchestrator.errors import ExpressionError, InvalidWorkflow
@@ -110,12 +109,13 @@ class Work:
     def __init__(self) -> None:
         self._spent = 0
 
-    @contextmanager
-    def on(self, budget: EvaluationBudget) -> Iterator[bool]:
-        """Do something for a step, if there is room for it, and count what it costs."""
-        before = budget.spent
-        yield before <= ENOUGH_WORK and self._spent <= _MOST_AT_ONCE
-        self._spent += budget.spent - before
+    def has_room(self, budget: EvaluationBudget) -> bool:
+        """Say whether something may be evaluated for a step."""
+        return budget.spent <= ENOUGH_WORK and self._spent <= _MOST_AT_ONCE
+
+    def count(self, cost: int) -> None:
+        """Count what it has cost."""
+        self._spent += cost
 
 
 class Scope(dict[str, Any]):

@@ -86,6 +86,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         return f"{times}{since}{f', before {self.end}' if self.end is not None else ''}"
 
 
+@functools.lru_cache(maxsize=64)
 def catch_up_parts(text: str) -> tuple[str, int | None] | None:
     """Return kind and limit of a catch-up policy, or None if this is none."""
     found = _CATCH_UP.fullmatch(text)
@@ -104,9 +105,15 @@ def key_of(workflow: str, name: str) -> str:
     return f"{workflow}/{name}"
 
 
+@functools.lru_cache(maxsize=64)  # thousands of schedules are due at the same moment
+def fire_text(fire: datetime) -> str:
+    """Return a fire as text, in UTC."""
+    return fire.astimezone(UTC).isoformat()
+
+
 def fire_key(schedule: str, fire: datetime) -> str:
     """Return the idempotency key of the run of one fire: there is one run per fire, whoever starts it and when."""
-    return f"schedule {schedule} {fire.astimezone(UTC).isoformat()}"
+    return f"schedule {schedule} {fire_text(fire)}"
 
 
 def delay_of(schedule: Schedule, key: str) -> timedelta:
@@ -143,13 +150,13 @@ def _next_fire(schedule: Schedule, after: datetime) -> datetime | None:
         fire = moment(schedule.at, schedule.zone)
         return fire if fire > after else None
     assert schedule.cron is not None
-    return _next_of_cron(schedule.cron, schedule.zone, after.replace(microsecond=0))
+    return _next_of_cron(schedule.cron, schedule.timezone, after.replace(microsecond=0) if after.microsecond else after)
 
 
 @functools.lru_cache(maxsize=4096)  # thousands of schedules are due at the same moment
-def _next_of_cron(expression: str, zone: ZoneInfo, after: datetime) -> datetime | None:
+def _next_of_cron(expression: str, timezone: str, after: datetime) -> datetime | None:
     next_one = _next_on_the_clock if cron.has_fixed_hour(expression) else _next_elapsed
-    return next_one(expression, zone, after)
+    return next_one(expression, ZoneInfo(timezone), after)
 
 
 def fires(schedule: Schedule, start: datetime, end: datetime) -> Iterator[datetime]:

@@ -85,10 +85,10 @@ class Evaluating:
         """Do something for a step, if there is room and time for it, and remember whether it was expensive."""
         before = names.budget.spent
         self._budget.step = f"the {self._kind} of step {run.compiled.graph.steps[place].name!r}"
-        with self._work.on(names.budget) as has_room:
-            yield has_room and not self._waits(run, place)
+        yield self._work.has_room(names.budget) and not self._waits(run, place)
         self._budget.step = None  # it is left standing if that fails
         cost = names.budget.spent - before
+        self._work.count(cost)
         self._spent += cost
         if cost > _EXPENSIVE:
             run.compiled.expensive.add((self._kind, place))

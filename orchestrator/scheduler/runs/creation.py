@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from orchestrator.domain.runs.nesting import Nesting
 from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
+from orchestrator.sealing import VALUE
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.runs import ancestry, creation
 from orchestrator.store.runs.creation import NewRun
@@ -22,6 +23,14 @@ def create_runs(tx: Transaction, new: Sequence[NewRun]) -> set[bytes]:
     if tx.vault is not None:
         new = [dags.sealed(run, tx.vault) for run in new]
     return creation.create(tx.connection, new, tx.now, has_spans=tx.has_spans)
+
+
+def copy_begun(tx: Transaction, new: Sequence[tuple[NewRun, bytes]]) -> None:
+    """Create runs that have begun with one task, with their states; Postgres refuses all of them where one exists."""
+    tx.result.wake(Wake.DELAYED, any(run.timeout is not None for run, _ in new))
+    if tx.vault is not None:
+        new = [(dags.sealed(run, tx.vault), tx.vault.seal(VALUE, state)) for run, state in new]
+    creation.copy_begun(tx.connection, new, tx.now)
 
 
 def full_trees(tx: Transaction, new: Iterable[NewRun], nesting: Nesting) -> set[bytes]:

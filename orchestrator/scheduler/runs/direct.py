@@ -5,7 +5,10 @@ Every other run is created pending, and begins when its turn comes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+from sqlalchemy.exc import IntegrityError
 
 from orchestrator.domain.dag.scope import EvaluationBudget, Scope
 from orchestrator.domain.ids import to_text
@@ -16,11 +19,16 @@ from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.dag.creation import task_of
 from orchestrator.scheduler.dag.planned import Compiled, DagRun, Evaluating
 from orchestrator.scheduler.dag.plans import Dags
-from orchestrator.scheduler.runs.creation import create_runs
+from orchestrator.scheduler.runs.creation import copy_begun, create_runs
 from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
+from orchestrator.store.driver import savepoint
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.runs.transitions import RunRow
+from orchestrator.trace_context import below, run_span
+
+_MANY = 20
+"""Runs that pay for a savepoint, under which they are copied."""
 
 
 def create_begun(tx: Transaction, dags: Dags, new: Sequence[NewRun]) -> set[bytes]:
@@ -29,21 +37,41 @@ def create_begun(tx: Transaction, dags: Dags, new: Sequence[NewRun]) -> set[byte
     A run of one task begins here, unless a limit may keep it waiting or its input takes long to evaluate.
     """
     tasks: dict[bytes, NewTask] = {}
-    rows: list[NewRun] = []
+    begun: list[tuple[NewRun, bytes]] = []
+    waiting: list[NewRun] = []
     work = Evaluating(tx.budget, "input")
     for run in new:
         compiled = _compiled(tx, dags, run)
         task = None if compiled is None else _only_task(tx, dags, work, run, compiled)
         if compiled is None or compiled.begun is None or task is None:
-            rows.append(run)
+            waiting.append(run)
             continue
         tasks[run.id] = task
         tx.budget.created(run.id, len(task.payload))
-        rows.append(run._replace(total=1, state=compiled.begun[1], begun=True))
-    created = create_runs(tx, rows)
-    create_tasks(tx, [task for run, task in tasks.items() if run in created])
-    tx.result.outgoing.runs += [_row(run) for run in rows if run.begun and run.id in created]
+        begun.append((run, compiled.begun[1]))
+    if len(begun) >= _MANY and _copied(tx, begun, tasks):
+        created = create_runs(tx, waiting).union(tasks)
+    else:
+        rows = [run._replace(total=1, state=state, begun=True) for run, state in begun]
+        created = create_runs(tx, rows + waiting)
+        create_tasks(tx, [task for run, task in tasks.items() if run in created])
+    if tx.is_watched:
+        tx.result.outgoing.runs += [_row(run) for run, _ in begun if run.id in created]
     return created
+
+
+def _copied(tx: Transaction, begun: Sequence[tuple[NewRun, bytes]], tasks: Mapping[bytes, NewTask]) -> bool:
+    """Create runs with their tasks all at once; say whether that is done, which it is not where one exists."""
+    new = list(tasks.values())
+    if tx.has_spans:
+        new = [replace(tasks[run.id], trace=run.trace and below(run.trace, run_span(run.id))) for run, _ in begun]
+    try:
+        with savepoint(tx.connection):
+            copy_begun(tx, begun)
+            create_tasks(tx, new, are_new=True)
+    except IntegrityError:
+        return False
+    return True
 
 
 def _compiled(tx: Transaction, dags: Dags, run: NewRun) -> Compiled | None:

@@ -35,8 +35,17 @@ def create_enqueued(tx: Transaction, children: Sequence[NewTask]) -> None:
     create_tasks(tx, [child for child in children if child.unique is None])
 
 
-def create_tasks(tx: Transaction, children: Sequence[NewTask], attempts: Mapping[bytes, int] | None = None) -> None:
-    """Create tasks, once; `attempts` of tasks that were taken back go on counting from there."""
+def create_tasks(
+    tx: Transaction,
+    children: Sequence[NewTask],
+    attempts: Mapping[bytes, int] | None = None,
+    *,
+    are_new: bool = False,
+) -> None:
+    """Create tasks, once; `attempts` of tasks that were taken back go on counting from there.
+
+    Those that `are_new` are copied, which costs Postgres a third: it refuses all of them where one exists.
+    """
     if children:
         tx.result.wake(Wake.DELAYED, any(child.delay > 0 or child.expires is not None for child in children))
         tx.result.wake(Wake.REQUESTS, any(child.lane is not None for child in children))
@@ -45,6 +54,9 @@ def create_tasks(tx: Transaction, children: Sequence[NewTask], attempts: Mapping
             payloads.keep(tx.connection, kept)
         if tx.vault is not None:
             children = [msgspec.structs.replace(new, payload=tx.vault.seal(CALL, new.payload)) for new in children]
+        if are_new:
+            enqueue.copy_tasks(tx.connection, children, tx.now)
+            return
         size = sum(len(new.payload) for new in children)
         enqueue.create_tasks(
             tx.connection,

@@ -193,17 +193,20 @@ def new_run(
     tags: Iterable[str] = (),
     *,
     budget: EvaluationBudget | None = None,
+    key: str | None = None,
+    schedule: str | None = None,
+    fire_time: str | None = None,
 ) -> NewRun:
     """Return a run of a definition that is to be created, with tags beside those of the definition.
 
     What it costs to evaluate its key is charged to the budget.
     """
     limit = definition.concurrency
-    key: Any = ""
+    lane_key: Any = ""
     if limit is not None and limit.key:
         names = Scope({"params": params}, budget)
         names.budget.begin()
-        key = parse_template(limit.key).render(names)
+        lane_key = parse_template(limit.key).render(names)
     return NewRun(
         id=run_id,
         name=definition.name,
@@ -212,8 +215,11 @@ def new_run(
         params=stored_json(params),
         timeout=definition.timeout,
         tags=stored_json((*definition.tags, *tags)),
-        lane=_lane(definition.name, str(key)) if limit is not None else None,
+        key=key,
+        lane=_lane(definition.name, str(lane_key)) if limit is not None else None,
         lane_limit=limit.limit if limit is not None else None,
+        schedule=schedule,
+        fire_time=fire_time,
     )
 
 

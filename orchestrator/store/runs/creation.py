@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+import io
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from itertools import zip_longest
-from typing import Annotated, NamedTuple
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import Connection
 
+from orchestrator.domain.states import RunState
 from orchestrator.references import MARK
-from orchestrator.store import payloads
+from orchestrator.store import driver, payloads
 from orchestrator.store.runs.tracing import span_of_run
-from orchestrator.store.sql import Batch, Blob, Json, Prepared, Statement
+from orchestrator.store.sql import Batch, Blob, Json, Prepared, Statement, array_of
 
 
 class NewRun(NamedTuple):
@@ -151,6 +155,36 @@ _CREATE = Prepared[bytes](_creating_plain("runs.create"))
 _CREATE_FROM_CLIENT = Statement[UUID](_creating_plain("runs.create_from_client"))
 _CREATE_CODE = Prepared[bytes](_creating_code("runs.create_code"))
 _CREATE_CODE_FROM_CLIENT = Statement[UUID](_creating_code("runs.create_code_from_client"))
+
+
+_COPIED = ("id", "params", "key", "schedule", "trace")
+"""What differs from one run of a schedule to the next; the others are mostly the same."""
+_COMMON = ("name", "workflow", "version", "timeout", "fire_time")
+_COPY = Statement[None](f"""
+COPY /* runs.copy */ orchestrator.runs
+({", ".join((*_COPIED, *_COMMON))}, total, open, state, tags, deadline, created_at, started_at, status) FROM STDIN
+""")
+_common = attrgetter(*_COMMON, "tags")
+
+
+def copy_begun(connection: Connection, runs: Iterable[tuple[NewRun, bytes]], now: datetime) -> None:
+    """Create runs of definitions that have begun with one task, each with what its plan remembers (needs psycopg2).
+
+    They are part of no other run and of no lane. This costs Postgres a third of what `create` does, and it refuses all
+    of them where an id or a key exists.
+    """
+    written: dict[tuple[Any, ...], str] = {}
+    lines = []
+    for run, state in runs:
+        kind = (*_common(run), state)
+        if kind not in written:
+            deadline = None if run.timeout is None else now + timedelta(seconds=run.timeout)
+            tags = array_of(msgspec.json.decode(run.tags, type=list[str]))
+            of_all = (1, 1, f"\\x{state.hex()}", tags, deadline, now, now, RunState.RUNNING)
+            written[kind] = "\t".join(map(driver.copied, (*kind[:-2], *of_all)))
+        params, key, schedule, trace = map(driver.copied, (run.params, run.key, run.schedule, run.trace))
+        lines.append(f"{run.id.hex()}\t{params}\t{key}\t{schedule}\t{trace}\t{written[kind]}\n")
+    driver.copy(connection, _COPY.sql, io.StringIO("".join(lines)))
 
 
 def create(

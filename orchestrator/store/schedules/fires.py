@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import NamedTuple
+from datetime import datetime
+from typing import Annotated, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
@@ -14,7 +14,7 @@ from orchestrator.domain.code.history import RunStarted
 from orchestrator.domain.dag.definition import Definition, queueing_problem, resolve_params
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.schedules.schedule import Schedule, key_of
+from orchestrator.domain.schedules.schedule import Schedule, fire_text, key_of
 from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sealing import CALL, Vault
@@ -47,6 +47,8 @@ class DueSchedule(NamedTuple):
     definition: str
     next_fire: datetime
     overlap: str
+    place: str
+    """Where its row stands, which nobody moves while it is locked."""
     target: Target
 
     @property
@@ -68,9 +70,10 @@ NEWEST_OF_S = """
 # One that somebody is just changing is left for the next tick.
 _DUE = Prepared[Row](f"""
 SELECT /* fires.due */ s.workflow, s.name, s.definition::text AS definition, s.next_fire,
-       coalesce(s.definition ->> 'overlap', 'skip') AS overlap, coalesce(w.version, f.version) AS version,
+       coalesce(s.definition ->> 'overlap', 'skip') AS overlap, s.place, coalesce(w.version, f.version) AS version,
        w.definition::text AS target, s.code::text AS code, s.flow
-  FROM (SELECT workflow, name, definition, next_fire, due_at, code, flow, flow_version FROM orchestrator.schedules
+  FROM (SELECT workflow, name, definition, next_fire, due_at, code, flow, flow_version, ctid AS place
+          FROM orchestrator.schedules
          WHERE due_at <= %(now)s::timestamptz AND NOT paused
          ORDER BY due_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS s
 {NEWEST_OF_S} ORDER BY s.due_at
@@ -86,6 +89,7 @@ def due(connection: Connection, now: datetime, limit: int) -> list[DueSchedule]:
             row.definition,
             row.next_fire,
             row.overlap,
+            row.place,
             Target(row.workflow, row.version, row.target, row.code, row.flow),
         )
         for row in _DUE(connection, now=now, limit=limit)
@@ -108,8 +112,9 @@ def open_runs(connection: Connection, keys: Sequence[str]) -> dict[str, list[byt
 
 
 class Advance(NamedTuple):
-    """What a schedule's row is to say after a look at it."""
+    """What a schedule's row, which is locked, is to say after a look at it."""
 
+    place: Annotated[str, "tid"]
     workflow: str
     name: str
     next_fire: datetime | None
@@ -130,8 +135,8 @@ UPDATE /* fires.advance */ orchestrator.schedules s
        error = d.error
   FROM {_ADVANCES}
  CROSS JOIN LATERAL (
-       SELECT ctid AS place FROM orchestrator.schedules WHERE workflow = d.workflow AND name = d.name LIMIT 1) AS found
- WHERE s.ctid = found.place
+       SELECT ctid AS place, workflow, name FROM orchestrator.schedules WHERE ctid = d.place LIMIT 1) AS found
+ WHERE s.ctid = found.place AND found.workflow = d.workflow AND found.name = d.name
 """)
 
 
@@ -148,7 +153,14 @@ def _definitions(text: str, timezone: str) -> tuple[Definition, Definition]:
 
 
 def run_of(
-    target: Target, schedule: Schedule, fire: datetime, run_id: bytes, series: str, vault: Vault | None = None
+    target: Target,
+    schedule: Schedule,
+    fire: datetime,
+    run_id: bytes,
+    series: str,
+    vault: Vault | None = None,
+    *,
+    key: str | None = None,
 ) -> NewRun:
     """Return the run of one fire, or say why there can be none. `series` is what the run is to know as its schedule.
 
@@ -159,23 +171,25 @@ def run_of(
     version = target.version if code is None else code.version
     if version is None or not (code or target.definition or target.flow):
         raise InvalidWorkflow(f"There is no {'flow' if target.flow else 'workflow'} {target.name!r}.")
-    fire_time = fire.astimezone(UTC).isoformat()
-    info = {"id": to_text(run_id), "workflow": target.name, "version": version, "fire_time": fire_time}
+    fire_time = fire_text(fire)
     given = schedule.params
     if b"${" in msgspec.json.encode(given):  # to read a template takes longer than to see that there is none
+        info = {"id": to_text(run_id), "workflow": target.name, "version": version, "fire_time": fire_time}
         given = parse_template(given).render({"run": info})
     definition: Definition | None = None
     if code is not None:
         payload = msgspec.msgpack.encode(((), given))
         payload = payload if vault is None else vault.seal(CALL, payload)
         started = RunStarted(target.name, version, payload, code.queue)
-        run = code_runs.new_run(run_id, [started])._replace(timeout=code.timeout)
+        run = code_runs.new_run(run_id, [started])
+        run = run._replace(timeout=code.timeout, schedule=series, fire_time=fire_time, key=key)
     elif target.definition is None:
         run = flow_runs.new_run(target.name, version, run_id, given)
+        run = run._replace(schedule=series, fire_time=fire_time, key=key)
     else:
         definition, in_zone = _definitions(target.definition, schedule.timezone)
-        run = dags.new_run(definition, version, run_id, resolve_params(in_zone, given, fire))
-    run = run._replace(schedule=series, fire_time=fire_time)
+        params = resolve_params(in_zone, given, fire)
+        run = dags.new_run(definition, version, run_id, params, key=key, schedule=series, fire_time=fire_time)
     if schedule.overlap == "queue" and code is None:
         if definition is not None and (problem := queueing_problem(definition)):
             raise InvalidWorkflow(f"Workflow {target.name!r}: {problem}")

@@ -103,14 +103,14 @@ _LANES = Statement[None](
 _FEW_LANES = 100
 
 
-def copy_tasks(connection: Connection, tasks: Iterable[NewTask]) -> int:
+def copy_tasks(connection: Connection, tasks: Iterable[NewTask], now: datetime | None = None) -> int:
     """Create any number of tasks without unique keys in bounded memory (needs psycopg2); return how many.
 
-    None of them has a parent: what a task enqueues goes another way.
+    None of them has a parent: what a task enqueues goes another way. `now` is the leader's time.
     """
     count = 0
     first_in_lane: dict[tuple[str, str, int], bytes] = {}
-    clock = partial(_clock, connection)
+    clock = partial(_clock, connection) if now is None else lambda: now
     rows = iter(tasks)
     while chunk := list(islice(rows, _COPY_CHUNK)):
         driver.copy(connection, _COPY.sql, io.StringIO("".join(_copy_lines(chunk, clock))))
@@ -141,7 +141,7 @@ def _copy_lines(tasks: Iterable[NewTask], clock: Callable[[], datetime]) -> Iter
         kind = _alike(task)
         common = written.get(kind)
         if common is None:
-            common = written[kind] = "\t".join(map(_escape, kind))
+            common = written[kind] = "\t".join(map(driver.copied, kind))
         if task.delay > 0 or task.expires is not None:
             now = now or clock()
             times = f"{_time_after(now, task.delay if task.delay > 0 else None)}\t{_time_after(now, task.expires)}"
@@ -154,12 +154,6 @@ def _copy_lines(tasks: Iterable[NewTask], clock: Callable[[], datetime]) -> Iter
 
 def _time_after(now: datetime, seconds: float | None) -> str:
     return "\\N" if seconds is None else (now + timedelta(seconds=seconds)).isoformat()
-
-
-def _escape(value: str | int | None) -> str:
-    if value is None:
-        return "\\N"
-    return str(value).replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
 # What a worker reports may be reported twice, and the task may even have ended in between.

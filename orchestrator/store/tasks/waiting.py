@@ -190,6 +190,15 @@ class AgendaProbe(NamedTuple):
     backfills: bool = False
     closing_runs: bool = False
     untold_runs: bool = False
+    next_fire: datetime | None = None
+    """When a schedule is due; `next_due` is about everything else."""
+
+    @property
+    def next_of_all(self) -> datetime | None:
+        """When the first of all is due."""
+        if self.next_due is None or self.next_fire is None:
+            return self.next_due or self.next_fire
+        return min(self.next_due, self.next_fire)
 
     @property
     def is_busy(self) -> bool:
@@ -208,14 +217,14 @@ AGENDA = """
              (SELECT due FROM orchestrator.timers ORDER BY due LIMIT 1),
              (SELECT deadline FROM orchestrator.runs
                WHERE deadline IS NOT NULL AND ended_at IS NULL AND NOT cancelling AND status = 'running'
-               ORDER BY deadline LIMIT 1),
-             (SELECT due_at FROM orchestrator.schedules WHERE due_at IS NOT NULL AND NOT paused
-               ORDER BY due_at LIMIT 1)) AS next_due,
+               ORDER BY deadline LIMIT 1)) AS next_due,
        EXISTS (SELECT FROM orchestrator.tasks WHERE hold IS NOT NULL) AS held,
        EXISTS (SELECT FROM orchestrator.runs WHERE expanding) AS expanding_runs,
        EXISTS (SELECT FROM orchestrator.backfills WHERE next_fire IS NOT NULL) AS backfills,
        EXISTS (SELECT FROM orchestrator.runs WHERE closing) AS closing_runs,
-       EXISTS (SELECT FROM orchestrator.untold WHERE NOT held) AS untold_runs
+       EXISTS (SELECT FROM orchestrator.untold WHERE NOT held) AS untold_runs,
+       (SELECT due_at FROM orchestrator.schedules WHERE due_at IS NOT NULL AND NOT paused
+         ORDER BY due_at LIMIT 1) AS next_fire
 """
 """The columns of an agenda. Not `min`: where Postgres believes a table to be empty, it may read all of it for that."""
 _AGENDA = Prepared[AgendaProbe](f"SELECT /* waiting.probe_agenda */ {AGENDA}")
