@@ -371,6 +371,26 @@ def test_the_next_watcher_is_told_what_the_first_was_not() -> None:
     assert tell(second) == ["info: two"]
 
 
+def test_no_line_is_told_twice_whenever_a_watcher_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was killed while it noted how far it had come left an empty note, and the next one began anew."""
+    Spool(tmp_path, "e").prepare(b"", b"")
+    with (tmp_path / "e" / "stderr").open("w") as stderr:
+        print("one", file=stderr)
+    assert Spool(tmp_path, "e").new_lines() == "one"
+    with (tmp_path / "e" / "stderr").open("a") as stderr:
+        print("two", file=stderr)
+
+    def be_killed(path: Path, _: str) -> int:
+        path.open("w").close()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "write_text", be_killed)
+        Spool(tmp_path, "e").new_lines()
+    later = Spool(tmp_path, "e")
+    assert (later.new_lines(), later.new_lines()) == ("two", None)
+
+
 def test_what_is_cancelled_before_it_has_begun_never_begins(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
 

@@ -149,9 +149,15 @@ class Spool:
             self._leave_out(place - self._how_far(), place)
 
     def _leave_out(self, size: int, place: int) -> None:
-        (self.folder / "left_out").write_text(str(self.left_out() + max(0, size)))
+        self._write_number("left_out", self.left_out() + max(0, size))
         self._told = place
-        (self.folder / "told").write_text(str(place))
+        self._write_number("told", place)
+
+    def _write_number(self, name: str, number: int) -> None:
+        """Write a number as a whole: who is killed in the middle leaves the one before."""
+        path = self.folder / f".{name}-{os.getpid()}"
+        path.write_text(str(number))
+        path.replace(self.folder / name)
 
     def left_out(self) -> int:
         """Return how many bytes of stderr nobody was told, nor will be."""
@@ -183,7 +189,7 @@ class Spool:
         if not data:
             return None
         self._told = place + len(data)
-        (self.folder / "told").write_text(str(self._told))
+        self._write_number("told", self._told)
         text = data.decode(errors="replace")
         if self._is_returned and text.startswith("\n"):  # which ends a line that has been told
             if text == "\n":
