@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pwd
+import re
 import resource
 import shutil
 import signal
@@ -581,7 +582,9 @@ def test_of_much_that_is_said_only_some_stays_on_the_disk(folder: Path) -> None:
     *lines, last = tell(story)
     assert (lines[0], lines[-1]) == ("info: first", "info: last")
     told = sum(len(line.removeprefix("info: ")) + 1 for line in lines)
-    assert last == f"warning: {60_000_000 + 11 - told:,} bytes of stderr were left out: they came too fast"
+    counted = re.fullmatch("warning: at least ([\\d,]+) bytes of stderr were left out: they came too fast", last)
+    assert counted is not None, last
+    assert 0 <= 60_000_000 + 11 - told - int(counted[1].replace(",", "")) < 20_000_000, "what came during a cut"
 
 
 def test_many_short_lines_are_passed_on_in_blocks_and_beside_the_event_loop() -> None:
@@ -619,7 +622,7 @@ def test_what_a_cancelled_command_has_said_is_told() -> None:
         *lines, last = heard.lines
         assert lines[:2] == ["info: one", "info: yyyyyyyyy"]
         left_out = stderr.stat().st_size - sum(len(line.removeprefix("info: ")) + 1 for line in lines)
-        assert last == f"warning: {left_out:,} bytes of stderr were left out: they came too fast"
+        assert last == f"warning: at least {left_out:,} bytes of stderr were left out: they came too fast"
 
     tell(story)
 

@@ -211,7 +211,7 @@ class ProcessExecutor:
         while await self._pass_on(spool, watcher, end):
             pass
         if left_out := await self._call(spool.left_out):
-            watcher.log(f"{left_out:,} bytes of stderr were left out: they came too fast", level="warning")
+            watcher.log(f"at least {left_out:,} bytes of stderr were left out: they came too fast", level="warning")
 
     def _spool(self, execution: Execution, external_id: str = "") -> Spool:
         """Return the folder of an execution: where whoever has started it says that it is, whatever TMPDIR is here."""

@@ -136,7 +136,10 @@ class Spool:
         return _size(self.stderr) > _MOST_SAID
 
     def cut(self) -> None:
-        """Empty stderr, and count the bytes of it that nobody has been told, nor will be."""
+        """Empty stderr, and count the bytes of it that nobody has been told, nor will be.
+
+        What is written between the look at its size and the cut is not counted.
+        """
         left_out = _size(self.stderr) - self._how_far()
         with contextlib.suppress(FileNotFoundError):
             os.truncate(self.stderr, 0)  # who writes there appends
@@ -160,7 +163,7 @@ class Spool:
         path.replace(self.folder / name)
 
     def left_out(self) -> int:
-        """Return how many bytes of stderr nobody was told, nor will be."""
+        """Return how many bytes of stderr, at least, nobody was told, nor will be."""
         return _number(self.folder / "left_out")
 
     def said(self) -> int:
