@@ -81,7 +81,7 @@ def fields_of(trace: str) -> dict[str, str]:
 
 
 def run_span(run: bytes) -> str:
-    """Return the id of the span of a run: the second half of its own, as `store/runs/tracing.py` knows too."""
+    """Return the id of the span of a run: the second half of its own, as `store/tasks/row.py` knows too."""
     return run[8:].hex()
 
 

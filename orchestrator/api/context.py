@@ -24,7 +24,7 @@ from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
 from orchestrator.store import insights
 from orchestrator.store.insights import TaskDetail
-from orchestrator.store.insights.names import kinds_of_names
+from orchestrator.store.insights.lookup import kinds_of_names
 from orchestrator.store.insights.redact import Family, Relative
 
 P = ParamSpec("P")

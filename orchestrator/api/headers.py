@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Message, Scope, Send
 
 from orchestrator.api.problems import MEDIA_TYPE, Problem, refused
-from orchestrator.domain.dag.conditions import ANY, Condition
+from orchestrator.domain.dag.definition import ANY, Condition
 
 _SAFE = (
     (b"x-content-type-options", b"nosniff"),

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from redis import Redis
 
-from orchestrator.domain.fleet.standby import Standby
+from orchestrator.domain.fleet.announced import Standby
 from orchestrator.telemetry import first_line, get_logger
 from orchestrator.transport import standbys
 from orchestrator.transport.connection import UNAVAILABLE

@@ -6,7 +6,7 @@ the rows any more but keeps its place in its lane until no worker lists it: unti
 What is remembered here can be had from Postgres at any time, and is when a leader takes over or a tick is rolled back:
 lanes by looking through an index, what is in flight by counting it, rates from the table of buckets. The limits are
 exact because nobody but the leader claims. Of a task that was handed out under a rate it has to be heard that it has
-begun (`domain/limits/unheard.py`); which have not is what the rows say: they are dispatched, and not running.
+begun (`domain/limits/lane_limits.py`); which have not is what the rows say: they are dispatched, and not running.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence, Set
 from datetime import datetime, timedelta
 
 from orchestrator.domain.limits.buckets import Buckets, Rate
+from orchestrator.domain.limits.lane_limits import Attempt, Handed, Unheard, is_heard_of, lane_buckets
 from orchestrator.domain.limits.lanes import Lanes, Share
 from orchestrator.domain.limits.names import queue_bucket
-from orchestrator.domain.limits.unheard import Attempt, Handed, Unheard, is_heard_of, lane_buckets
 from orchestrator.domain.tasks.task import executor_of, parse_options
 from orchestrator.scheduler import isolation
 from orchestrator.scheduler.fleet.view import Fleet

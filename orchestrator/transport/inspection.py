@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from redis import Redis
 
-from orchestrator.domain.fleet.standby import Standby
+from orchestrator.domain.fleet.announced import Standby
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.standbys import list_standbys
 

@@ -6,7 +6,7 @@ from typing import cast
 
 from redis import Redis
 
-from orchestrator.domain.fleet.standby import Standby
+from orchestrator.domain.fleet.announced import Standby
 from orchestrator.transport.codec import encode, prepare
 from orchestrator.transport.keys import Keys
 

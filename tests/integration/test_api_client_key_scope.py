@@ -28,7 +28,7 @@ from orchestrator.sdk.dag import definitions
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.sdk.values.payload import encode_call
-from orchestrator.store.code.signals import Sent
+from orchestrator.store.code.keys import Sent
 from tests.integration.api_house import OTHERS, House, changes, definition, furnished
 
 CALLS = [one for one in ROUTES if one.path.startswith(("/api/v1/client/", "/api/v1/waits"))]

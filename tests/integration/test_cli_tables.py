@@ -20,7 +20,7 @@ from sqlalchemy import Engine, text
 from orchestrator.cli import main
 from orchestrator.cli.terminal.ids import IdOf
 from orchestrator.payloads import stores
-from orchestrator.store.insights import ids
+from orchestrator.store.insights import lookup
 from tests.integration.filled import fill, fill_with_code
 from tests.integration.planning import explained
 from tests.integration.serving import both_ways  # noqa: F401
@@ -142,8 +142,8 @@ def test_abbreviations_are_looked_up_in_the_index(engine: Engine) -> None:
         connection.execute(text("ANALYZE orchestrator.runs"))
         for plan in explained(
             connection,
-            lambda spy: ids.begin_with(spy, "run", "0199b2f4", 11),
-            lambda spy: ids.enough(spy, "run", [uuid4() for _ in range(50)]),
+            lambda spy: lookup.begin_with(spy, "run", "0199b2f4", 11),
+            lambda spy: lookup.enough(spy, "run", [uuid4() for _ in range(50)]),
         ):
             assert "Index" in plan
             assert "Seq Scan" not in plan

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.api import access, login_limits
 from orchestrator.domain.access import Scope
-from orchestrator.domain.fleet.standby import Standby
+from orchestrator.domain.fleet.announced import Standby
 from orchestrator.sdk.backend import Backend
 from orchestrator.store import fleet
 from orchestrator.store.fleet import WorkerRow

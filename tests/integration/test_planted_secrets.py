@@ -34,7 +34,7 @@ from orchestrator.sdk.dag.definitions import loads
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.store import keys
-from orchestrator.store.code.signals import Sent
+from orchestrator.store.code.keys import Sent
 from orchestrator.transport.keys import Keys
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.reporting.journal import Journal

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli import main
-from orchestrator.domain.fleet.standby import Standby
+from orchestrator.domain.fleet.announced import Standby
 from orchestrator.scheduler.announcing import StandbyNotice
 from orchestrator.transport import standbys
 from orchestrator.transport.connection import connect

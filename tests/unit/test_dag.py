@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from orchestrator.domain.dag.definition import Definition, Step, Trigger
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.plan import Plan
-from orchestrator.domain.dag.state import ENDED, DagState, Fan, StepState
-from orchestrator.domain.dag.trigger_rules import decide
+from orchestrator.domain.dag.state import ENDED, DagState, Fan, StepState, decide
 
 TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 

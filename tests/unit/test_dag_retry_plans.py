@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from orchestrator.domain.dag.definition import Definition, Step, Trigger
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.plan import Plan
-from orchestrator.domain.dag.retrying import to_retry
-from orchestrator.domain.dag.state import DagState, StepState
+from orchestrator.domain.dag.state import DagState, StepState, to_retry
 
 TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 COMPLETE = ("all_success", "all_ended", "none_failed")

@@ -6,7 +6,7 @@ from uuid import UUID, uuid5
 
 import pytest
 
-from orchestrator.domain.fleet.naming import FleetProcess, workers_meant
+from orchestrator.domain.fleet.announced import FleetProcess, workers_meant
 
 
 def life(name: str) -> UUID:

@@ -20,7 +20,7 @@ from orchestrator.api.shapes import made_from, view_fields
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.flow.definition import DEFAULT, Flow, body_of, content_hash, functions_of, named_flows
-from orchestrator.domain.flow.portability import differences
+from orchestrator.domain.flow.rules import differences
 from orchestrator.domain.states import RunState
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.dag.registered import functions_hiding

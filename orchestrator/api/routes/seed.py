@@ -18,7 +18,7 @@ from orchestrator.api.routes import client, runs, tasks, workflows
 from orchestrator.api.routes.tasks import Log, LogQuery
 from orchestrator.api.routes.workflows import Applied, Document, NewRunOf, Started, WorkflowAnswer, hash_of
 from orchestrator.domain.access import KeyScope, Scope
-from orchestrator.domain.dag.conditions import Condition
+from orchestrator.domain.dag.definition import Condition
 from orchestrator.domain.flow.definition import step_of
 from orchestrator.domain.patterns import whole
 from orchestrator.errors import NotFound, did_you_mean

@@ -17,8 +17,7 @@ from orchestrator.api.problems import refused, unfit
 from orchestrator.domain import redaction
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.code.history import RunStarted
-from orchestrator.domain.dag.conditions import Condition
-from orchestrator.domain.dag.definition import Definition, content_hash
+from orchestrator.domain.dag.definition import Condition, Definition, content_hash
 from orchestrator.errors import InvalidWorkflow, WrongState
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.dag import definitions, writing

@@ -23,7 +23,7 @@ from orchestrator.cli.terminal.times import ago, between, present
 from orchestrator.domain.flow.checks import Known
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.flow.definition import Flow
-from orchestrator.domain.flow.portability import differences
+from orchestrator.domain.flow.rules import differences
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.errors import InvalidWorkflow, NotFound, did_you_mean
 from orchestrator.sdk.app import Orchestrator

@@ -9,7 +9,7 @@ from orchestrator.cli.terminal.output import echo, print_json, print_table, stat
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.times import ago, present
 from orchestrator.store.insights import RunView, TaskView
-from orchestrator.store.insights.ids import IdMatch
+from orchestrator.store.insights.lookup import IdMatch
 
 
 @click.command("search")

@@ -14,7 +14,7 @@ from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.times import ago, present
 from orchestrator.errors import NotFound
 from orchestrator.sdk.calls.interface import Calls
-from orchestrator.store.insights.ids import Kind
+from orchestrator.store.insights.lookup import Kind
 from orchestrator.terminal_safe import one_line
 
 T = TypeVar("T")

@@ -18,8 +18,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from orchestrator.domain.dag.graph import Graph
-from orchestrator.domain.dag.state import COUNTER_OF, ENDED, DagState, Delta, Fan, StepState
-from orchestrator.domain.dag.trigger_rules import decide
+from orchestrator.domain.dag.state import COUNTER_OF, ENDED, DagState, Delta, Fan, StepState, decide
 
 
 class Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from orchestrator.domain.dag.plan import Plan
-from orchestrator.domain.dag.retrying import to_retry
+from orchestrator.domain.dag.state import to_retry
 from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.runs import retries as run_retries

@@ -1,4 +1,4 @@
-"""Try failed runs again: a run waits for its limit like a new one, then goes on by `domain/dag/retrying.py`."""
+"""Try failed runs again: a run waits for its limit like a new one, then goes on by `domain/dag/state.py`."""
 
 from __future__ import annotations
 

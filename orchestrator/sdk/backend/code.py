@@ -41,7 +41,7 @@ from orchestrator.sealing import CALL, VALUE, reveal
 from orchestrator.store import audit, inbox
 from orchestrator.store.code import expectations, reads, resolutions, runs
 from orchestrator.store.code import keys as run_keys
-from orchestrator.store.code.signals import Sent
+from orchestrator.store.code.keys import Sent
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import creation
 from orchestrator.time_limits import TimeLimit

@@ -20,10 +20,10 @@ from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.sealing import reveal, reveal_text
-from orchestrator.store.code import histories, reads, runs, signals
+from orchestrator.store.code import histories, reads, runs
 from orchestrator.store.code import keys as run_keys
+from orchestrator.store.code.keys import Sent
 from orchestrator.store.code.reads import CodeRunOutcome
-from orchestrator.store.code.signals import Sent
 from orchestrator.store.runs import stuck
 from orchestrator.store.tasks import results
 from orchestrator.time_limits import TimeLimit
@@ -33,7 +33,7 @@ from orchestrator.transport.codec import Ended
 class CodeReading(Part, CodeWork):
     """What a client can see of runs of code."""
 
-    reached = reading(signals.reached)
+    reached = reading(run_keys.reached)
 
     def status(self, run: bytes) -> str:
         _, outcome = self._last(run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.domain.fleet.naming import FleetProcess, workers_meant
+from orchestrator.domain.fleet.announced import FleetProcess, workers_meant
 from orchestrator.errors import NotFound, OrchestratorError, WrongState
 from orchestrator.sdk.backend.part import Part
 from orchestrator.sdk.calls.fleet import Drained, FleetCalls

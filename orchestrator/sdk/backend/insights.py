@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain.dag.definition import Definition
-from orchestrator.domain.fleet.standby import Standby
+from orchestrator.domain.fleet.announced import Standby
 from orchestrator.errors import ConfigurationError, NotFound
 from orchestrator.sdk.backend.part import Part, reading
 from orchestrator.sdk.calls.insights import InsightCalls
@@ -17,7 +17,7 @@ from orchestrator.store import audit as audit_log
 from orchestrator.store import insights
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.dag import workflows
-from orchestrator.store.insights import Lineage, ids, pressure
+from orchestrator.store.insights import Lineage, lookup, pressure
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.health import RedisHealth, check_health
 from orchestrator.transport.inspection import RedisView, inspect
@@ -54,8 +54,8 @@ class InsightBackend(Part, InsightCalls):
     open_runs = reading(insights.open_runs)
     count_open_others = reading(insights.count_open_others)
     search = reading(insights.search)
-    ids_begin_with = reading(ids.begin_with)
-    enough_of_ids = reading(ids.enough)
+    ids_begin_with = reading(lookup.begin_with)
+    enough_of_ids = reading(lookup.enough)
     runs_under = reading(run_keys.find)
     overview = reading(insights.overview)
     audit = reading(audit_log.list_page)

@@ -8,8 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.dag.conditions import ALWAYS, Condition
-from orchestrator.domain.dag.definition import Definition, check_size, resolve_params
+from orchestrator.domain.dag.definition import ALWAYS, Condition, Definition, check_size, resolve_params
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import read_json, stored_json, unstorable
 from orchestrator.errors import NotFound, PayloadError, did_you_mean

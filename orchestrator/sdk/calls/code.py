@@ -14,7 +14,7 @@ from orchestrator.sdk.calls.checked import EncodedTags, Reason, RunKey, SignalNa
 from orchestrator.sdk.calls.declaring import Body, Kind, Rest, call
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.waiting.steps import Steps
-from orchestrator.store.code.signals import Sent
+from orchestrator.store.code.keys import Sent
 from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 

@@ -33,8 +33,8 @@ from orchestrator.store.insights import (
     TaskFilter,
     WorkerView,
 )
-from orchestrator.store.insights.ids import IdMatch
-from orchestrator.store.insights.ids import Kind as IdKind
+from orchestrator.store.insights.lookup import IdMatch
+from orchestrator.store.insights.lookup import Kind as IdKind
 from orchestrator.store.insights.runs import RunPage
 from orchestrator.store.insights.tasks import TaskPage
 from orchestrator.transport.health import RedisHealth

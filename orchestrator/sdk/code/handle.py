@@ -27,7 +27,7 @@ from orchestrator.transport.codec import Ended
 
 if TYPE_CHECKING:
     from orchestrator.sdk.code.recording import Recording
-    from orchestrator.store.code.signals import Sent
+    from orchestrator.store.code.keys import Sent
 
 R = TypeVar("R")
 

@@ -26,7 +26,7 @@ from orchestrator.trace_context import current_trace
 from orchestrator.tracing.entry import sending
 
 if TYPE_CHECKING:
-    from orchestrator.store.code.signals import Sent
+    from orchestrator.store.code.keys import Sent
 
 P = ParamSpec("P")
 R = TypeVar("R")

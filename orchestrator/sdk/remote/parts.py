@@ -22,7 +22,7 @@ from orchestrator.sdk.remote.listening import RemoteRunListener
 from orchestrator.sdk.remote.waiting import Waits
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
-from orchestrator.store.code.signals import Sent
+from orchestrator.store.code.keys import Sent
 from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.dag.conditions import ALWAYS, Condition
 from orchestrator.domain.dag.cycles import find_cycle
-from orchestrator.domain.dag.definition import Definition, content_hash
+from orchestrator.domain.dag.definition import ALWAYS, Condition, Definition, content_hash
 from orchestrator.domain.plain import stored_json
 from orchestrator.errors import InvalidWorkflow, WrongState
 from orchestrator.store.schedules import definitions as schedules

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.fleet.standby import Standby
+from orchestrator.domain.fleet.announced import Standby
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.store import leases, throughput
 from orchestrator.store.database import current_revision
@@ -182,16 +182,16 @@ def overview(
     return Overview(
         leader=find_leader(connection, shard),
         revision=current_revision(connection),
-        open=_open(queues),
+        open={kind: sum(getattr(queue, kind) for queue in queues) for kind in _OPEN_COUNTS},
         open_least=tuple(kind for kind in _OPEN_COUNTS if any(kind in queue.least for queue in queues)),
         ended_last_minute=minute,
         ended_last_hour=hour,
         workers=fleet.workers,
         slots=fleet.slots,
         running=fleet.running,
-        inbox=_inbox_depth(connection),
+        inbox=_INBOX.one(connection),
         still_workers=tuple(still),
-        unknown_tasks=_unknown(connection),
+        unknown_tasks=tuple(_UNKNOWN(connection)),
         unserved_queues=tuple(queue.queue for queue in queues if queue.ready and not queue.workers),
         paused_queues=tuple(
             PausedQueue(queue=queue.queue, waiting=queue.ready, oldest=queue.oldest_ready)
@@ -199,17 +199,13 @@ def overview(
             if queue.paused and queue.ready
         ),
         events=cursor and Events(generation=cursor.generation, position=cursor.position),
-        schedules=_schedules(connection),
-        failing_schedules=_failing_schedules(connection),
-        forgotten_schedules=_forgotten_schedules(connection),
+        schedules=_SCHEDULES.one(connection)._asdict(),
+        failing_schedules=tuple(_FAILING_SCHEDULES(connection)),
+        forgotten_schedules=tuple(_FORGOTTEN_SCHEDULES(connection)),
         storage=_storage(connection, sum(hour.values())),
         stuck_runs=stuck.runs,
         stuck_reason=stuck.reason,
     )
-
-
-def _open(queues: Sequence[QueueCounts]) -> dict[str, int]:
-    return {kind: sum(getattr(queue, kind) for queue in queues) for kind in _OPEN_COUNTS}
 
 
 _LEADER = Statement[Leader]("""
@@ -235,13 +231,6 @@ def _ended(connection: Connection) -> Ends:
 
 
 _INBOX = Statement[int]("SELECT /* insights.inbox */ count(*) FROM orchestrator.inbox")
-
-
-def _inbox_depth(connection: Connection) -> int:
-    """Return how many requests wait for the leader."""
-    return _INBOX.one(connection)
-
-
 _UNKNOWN = Statement[UnknownTasks](f"""
 SELECT /* insights.unknown */ queue, t.name, count(*) AS tasks, min(wake_at) AS fails_at,
        count(*) FILTER (WHERE t.id = t.run_id) AS runs, count(*) FILTER (WHERE r.shown > 0) AS begun,
@@ -249,55 +238,26 @@ SELECT /* insights.unknown */ queue, t.name, count(*) AS tasks, min(wake_at) AS 
   FROM orchestrator.tasks t LEFT JOIN orchestrator.runs r ON r.id = t.run_id AND r.id = t.id
  WHERE hold IS NOT NULL AND {NOBODY} GROUP BY queue, t.name, hold ORDER BY queue, t.name, hold
 """)
-
-
-def _unknown(connection: Connection) -> tuple[UnknownTasks, ...]:
-    """Return what no live worker knows, by queue and name."""
-    return tuple(_UNKNOWN(connection))
-
-
 _SCHEDULES = Statement[Row]("""
 SELECT /* insights.schedules */ count(*) FILTER (WHERE NOT paused AND next_fire IS NOT NULL) AS active,
        count(*) FILTER (WHERE paused) AS paused,
        count(*) FILTER (WHERE NOT paused AND next_fire IS NULL) AS over
   FROM orchestrator.schedules
 """)
-
-
-def _schedules(connection: Connection) -> dict[str, int]:
-    """Return how many schedules there are of each kind."""
-    return dict(_SCHEDULES.one(connection)._asdict())
-
-
 _STUCK = Statement[Row]("""
 SELECT /* insights.stuck */ count(*) AS runs,
        (SELECT concat(id::text, ': ', stuck->>'kind', ': ', left(rtrim(stuck->>'message', '.'), 300))
           FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL ORDER BY id DESC LIMIT 1) AS reason
   FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL
 """)
-
 _FAILING_SCHEDULES = Statement[FailingSchedule]("""
 SELECT /* insights.failing_schedules */ workflow || '/' || name AS key, error FROM orchestrator.schedules
  WHERE error IS NOT NULL ORDER BY workflow, name LIMIT 20
 """)
-
-
-def _failing_schedules(connection: Connection) -> tuple[FailingSchedule, ...]:
-    """Return schedules that could not start their last run."""
-    return tuple(_FAILING_SCHEDULES(connection))
-
-
 _FORGOTTEN_SCHEDULES = Statement[ForgottenSchedule]("""
 SELECT /* insights.forgotten_schedules */ workflow || '/' || name AS key, origin FROM orchestrator.schedules
  WHERE forgotten_at IS NOT NULL AND NOT paused AND next_fire IS NOT NULL ORDER BY workflow, name LIMIT 20
 """)
-
-
-def _forgotten_schedules(connection: Connection) -> tuple[ForgottenSchedule, ...]:
-    """Return schedules that fire and are no longer in the code."""
-    return tuple(_FORGOTTEN_SCHEDULES(connection))
-
-
 _TABLES = Statement[Row]("""
 SELECT /* insights.tables */ relname AS name, pg_total_relation_size(oid) AS size,
        greatest(reltuples, 0)::bigint AS rows

@@ -16,8 +16,8 @@ from sqlalchemy import Connection
 from orchestrator.domain.states import RunState
 from orchestrator.references import MARK
 from orchestrator.store import driver, payloads
-from orchestrator.store.runs.tracing import span_of_run
 from orchestrator.store.sql import Batch, Blob, Json, Prepared, Statement, array_of
+from orchestrator.store.tasks.row import span_of_run
 
 
 class NewRun(NamedTuple):

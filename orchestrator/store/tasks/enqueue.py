@@ -15,9 +15,8 @@ from sqlalchemy import Connection, Engine, TwoPhaseTransaction
 
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.store import driver
-from orchestrator.store.runs.tracing import span_of_run
 from orchestrator.store.sql import Batch, Prepared, Statement
-from orchestrator.store.tasks.row import NEW, parameters, value_of
+from orchestrator.store.tasks.row import NEW, parameters, span_of_run, value_of
 from orchestrator.store.tasks.transitions import arrivals
 
 

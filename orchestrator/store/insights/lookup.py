@@ -1,0 +1,203 @@
+"""Find tasks and runs by what people remember of them, and whose they are.
+
+A search answers at once, and so looks only at as much as one page of a list does; the lists go on from there. Ids need
+not be written out, as in git: what begins alike is a range in the index of the primary key, and how much of an id is
+enough depends on its two neighbours there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, NamedTuple, get_args
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from orchestrator.store.insights.fleet import IS_FRESH
+from orchestrator.store.insights.runs import RunFilter, RunView, page_of_runs
+from orchestrator.store.insights.tasks import TaskFilter, TaskView, page_of_tasks
+from orchestrator.store.sql import Row, Statement
+
+_ID = re.compile(r"[0-9a-f]{4,32}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What matches, newest first, a few of each kind."""
+
+    tasks_by_id: list[IdMatch]
+    """Tasks whose id begins so."""
+    runs_by_id: list[IdMatch]
+    """Runs whose id begins so."""
+    tasks: list[TaskView]
+    """Tasks whose names have this in them."""
+    runs: list[RunView]
+    """Runs whose workflows have this in their names, or with this tag."""
+    failures: list[TaskView]
+    """Tasks that failed with this text in their error."""
+
+
+def search(connection: Connection, text: str, limit: int, *, queues: str = "", workflows: str = "") -> Found:
+    """Return what matches a text in any of the ways in which people remember something, among what is recent.
+
+    Tasks are of queues, and runs of workflows, whose names begin so.
+    """
+    digits = text.lower().replace("-", "")
+    is_id = _ID.fullmatch(digits) is not None
+    by_workflow = page_of_runs(connection, RunFilter(workflow=text, within=workflows), limit=limit).runs
+    by_tag = page_of_runs(connection, RunFilter(tags=(text,), within=workflows), limit=limit).runs
+    by_part = page_of_runs(connection, RunFilter(part=text, within=workflows), limit=limit).runs
+    runs = {run.id: run for run in (*by_workflow, *by_tag, *by_part)}
+    return Found(
+        tasks_by_id=begin_with(connection, "task", digits, limit, queues) if is_id else [],
+        runs_by_id=begin_with(connection, "run", digits, limit, workflows) if is_id else [],
+        tasks=page_of_tasks(connection, TaskFilter(part=text, within=queues), limit=limit).tasks,
+        runs=sorted(runs.values(), key=_newest, reverse=True)[:limit],
+        failures=page_of_tasks(connection, TaskFilter(error=text, within=queues), limit=limit).tasks,
+    )
+
+
+def _newest(run: RunView) -> tuple[object, UUID]:
+    return run.created_at, run.id
+
+
+# -- ids
+
+
+Kind = Literal["task", "run"]
+_TABLES = {"task": ("orchestrator.tasks", "orchestrator.ended_tasks"), "run": ("orchestrator.runs",)}
+_OWNERS = {"task": "queue", "run": "workflow"}
+_TIME = 13
+"""The characters of an id that are its time: none that is made later begins with them, unless it derives from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdMatch:
+    """A task or a run, as one tells it from others."""
+
+    id: UUID
+    name: str
+    status: str
+    created_at: datetime
+
+
+def _begin_with(kind: Kind) -> Statement[IdMatch]:
+    tables = " UNION ALL ".join(
+        f"(SELECT id, name, status, created_at FROM {table}"
+        f" WHERE id BETWEEN %(first)s::uuid AND %(last)s::uuid"
+        f" AND (%(within)s::text = '' OR starts_with({_OWNERS[kind]}, %(within)s::text))"
+        f" ORDER BY id DESC LIMIT %(most)s)"
+        for table in _TABLES[kind]
+    )
+    return Statement[IdMatch](
+        f"SELECT /* insights.ids.{kind} */ * FROM ({tables}) AS found ORDER BY id DESC LIMIT %(most)s"
+    )
+
+
+def _enough(kind: Kind) -> Statement[tuple[str, str]]:
+    neighbours = " UNION ALL ".join(
+        f"(SELECT id FROM {table} WHERE id {beside} shown.id ORDER BY id {order} LIMIT 1)"
+        for table in _TABLES[kind]
+        for beside, order in (("<", "DESC"), (">", "ASC"))
+    )
+    return Statement[tuple[str, str]](f"""
+SELECT /* insights.ids.beside_{kind} */ shown.id::text, beside.id::text
+  FROM unnest(%(ids)s::uuid[]) AS shown(id) CROSS JOIN LATERAL ({neighbours}) AS beside
+""")
+
+
+_BEGIN_WITH = {kind: _begin_with(kind) for kind in get_args(Kind)}
+_ENOUGH = {kind: _enough(kind) for kind in get_args(Kind)}
+
+
+def begin_with(connection: Connection, kind: Kind, digits: str, most: int, within: str = "") -> list[IdMatch]:
+    """Return the newest tasks or runs whose ids begin with these hexadecimal digits.
+
+    The name of the queue or workflow that they belong to begins with `within`.
+    """
+    first, last = digits.ljust(32, "0"), digits.ljust(32, "f")
+    return _BEGIN_WITH[kind](connection, first=first, last=last, most=most, within=within)
+
+
+def enough(connection: Connection, kind: Kind, shown: Sequence[UUID]) -> int:
+    """Return how many characters tell each of these ids from every other one that there is."""
+    rows = _ENOUGH[kind](connection, ids=[identifier.bytes for identifier in shown])
+    return max((_difference(one, beside) for one, beside in rows), default=0) or _TIME
+
+
+def _difference(one: str, other: str) -> int:
+    return max(_TIME, next(place for place, pair in enumerate(zip(one, other, strict=True), 1) if pair[0] != pair[1]))
+
+
+# -- owners: the queue and the workflow by which keys of the HTTP API may use something, or not
+
+
+class TaskOwner(NamedTuple):
+    """What a task belongs to."""
+
+    id: UUID
+    queue: str
+    in_run: bool
+    workflow: str | None
+    """Of its run."""
+
+
+class RunOwner(NamedTuple):
+    """What a run belongs to."""
+
+    id: UUID
+    workflow: str | None
+
+
+_OF_TASKS = Statement[TaskOwner]("""
+SELECT /* insights.owners.tasks */ t.id, t.queue, t.run_id IS NOT NULL AS in_run, r.workflow
+  FROM (SELECT id, queue, run_id FROM orchestrator.tasks WHERE id = ANY(%(ids)s::uuid[])
+         UNION ALL
+        SELECT id, queue, run_id FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[])) AS t
+  LEFT JOIN orchestrator.runs r ON r.id = t.run_id
+""")
+_OF_RUNS = Statement[RunOwner](
+    "SELECT /* insights.owners.runs */ id, workflow FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[])"
+)
+
+
+def find_task_owners(connection: Connection, tasks: Collection[UUID]) -> dict[UUID, TaskOwner]:
+    """Return what tasks belong to; those that are not there are left out."""
+    return {found.id: found for found in _OF_TASKS(connection, ids=[task.bytes for task in tasks])}
+
+
+def find_run_owners(connection: Connection, runs: Collection[UUID]) -> dict[UUID, RunOwner]:
+    """Return what runs belong to; those that are not there are left out."""
+    return {found.id: found for found in _OF_RUNS(connection, ids=[run.bytes for run in runs])}
+
+
+# -- names: those of tasks that live workers have registered, and of workflows and flows, which are no tasks
+
+
+# A schedule of a task is a workflow of its name, with that task as its step. Workers say `name@1` of code, and `name`.
+_KINDS = Statement[Row](f"""
+WITH /* insights.names.kinds */ announced AS (
+    SELECT DISTINCT known AS name FROM (
+        SELECT DISTINCT names FROM orchestrator.workers WHERE state = 'live' AND {IS_FRESH}) AS live
+     CROSS JOIN LATERAL unnest(names) AS known
+)
+SELECT name, 'flow' AS kind FROM (SELECT DISTINCT name FROM orchestrator.flows) AS published
+ UNION ALL
+SELECT name, 'workflow' FROM (
+    SELECT DISTINCT ON (name) name, definition FROM orchestrator.workflows ORDER BY name, version DESC) AS latest
+ WHERE NOT jsonb_path_exists(definition, '$.steps[*] ? (@.task == $name)', jsonb_build_object('name', name))
+ UNION ALL
+SELECT name, 'task' FROM announced
+ UNION ALL
+SELECT regexp_replace(name, '@[0-9]{{1,9}}$', ''), 'code' FROM announced WHERE name ~ '@[0-9]{{1,9}}$'
+""")
+
+
+def kinds_of_names(connection: Connection) -> dict[str, str]:
+    """Return what each name stands for that is known: `task`, `code`, `workflow` or `flow`; a task goes before the last
+    two, which may have the name of one.
+    """
+    return {row.name: row.kind for row in _KINDS(connection)}
