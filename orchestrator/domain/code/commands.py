@@ -16,6 +16,7 @@ Messages are MessagePack arrays, as in `domain/tasks/task.py`: new fields go las
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -28,6 +29,18 @@ Kind = Literal["task", "timer", "promise", "child", "operation", "state", "signa
 OnCancel = Literal["cancel", "wait", "abandon"]
 ClosePolicy = Literal["cancel", "terminate", "abandon"]
 """What becomes of a child when its parent ends."""
+
+
+class Message(
+    msgspec.Struct, frozen=True, array_like=True, tag=lambda name: re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+):
+    """A command or an event: an array that begins with its name, `schedule_task`."""
+
+
+class OfId(Message, frozen=True):
+    """What says nothing but what it is about."""
+
+    id: bytes
 
 
 def command_size(command: Command) -> int:
@@ -50,7 +63,7 @@ def command_id(run: bytes, kind: Kind, ordinal: int) -> bytes:
     return derived_id(run, kind, ordinal)
 
 
-class ScheduleTask(msgspec.Struct, frozen=True, array_like=True, tag="schedule_task"):
+class ScheduleTask(Message, frozen=True):
     """Create this task of the run; `task.position` is the ordinal."""
 
     ordinal: int
@@ -58,14 +71,22 @@ class ScheduleTask(msgspec.Struct, frozen=True, array_like=True, tag="schedule_t
     digest: str = ""
     """Of its arguments, so that replay notices if they have become others; empty where they cannot be compared."""
 
+    @property
+    def id(self) -> bytes:
+        """The id of the task."""
+        return self.task.id
 
-class CancelTask(msgspec.Struct, frozen=True, array_like=True, tag="cancel_task"):
+    @property
+    def name(self) -> str:
+        """What the task calls."""
+        return self.task.name
+
+
+class CancelTask(OfId, frozen=True):
     """Nobody waits for the task any more: cancel it, if it is still open."""
 
-    id: bytes
 
-
-class StartTimer(msgspec.Struct, frozen=True, array_like=True, tag="start_timer"):
+class StartTimer(Message, frozen=True):
     """Append `TimerFired` this many seconds after the event at which the code asked for it."""
 
     ordinal: int
@@ -77,13 +98,11 @@ class StartTimer(msgspec.Struct, frozen=True, array_like=True, tag="start_timer"
     """For people to read; a timer need not have one."""
 
 
-class CancelTimer(msgspec.Struct, frozen=True, array_like=True, tag="cancel_timer"):
+class CancelTimer(OfId, frozen=True):
     """Forget the timer, if it has not fired."""
 
-    id: bytes
 
-
-class CreatePromise(msgspec.Struct, frozen=True, array_like=True, tag="create_promise"):
+class CreatePromise(Message, frozen=True):
     """Let the world resolve or reject a promise of this name; of several that are open, the oldest comes first."""
 
     ordinal: int
@@ -91,13 +110,11 @@ class CreatePromise(msgspec.Struct, frozen=True, array_like=True, tag="create_pr
     name: str
 
 
-class CancelPromise(msgspec.Struct, frozen=True, array_like=True, tag="cancel_promise"):
+class CancelPromise(OfId, frozen=True):
     """Nobody waits for the promise any more; who resolves it later is told so."""
 
-    id: bytes
 
-
-class StartChildRun(msgspec.Struct, frozen=True, array_like=True, tag="start_child_run"):
+class StartChildRun(Message, frozen=True):
     """Start a run of a code workflow with this id."""
 
     ordinal: int
@@ -120,13 +137,11 @@ class StartChildRun(msgspec.Struct, frozen=True, array_like=True, tag="start_chi
     """When the parent ends, it ends without its code."""
 
 
-class CancelChildRun(msgspec.Struct, frozen=True, array_like=True, tag="cancel_child_run"):
+class CancelChildRun(OfId, frozen=True):
     """Ask the child to cancel itself, if it is still open; its end comes as an event like any other."""
 
-    id: bytes
 
-
-class RecordOperation(msgspec.Struct, frozen=True, array_like=True, tag="record_operation"):
+class RecordOperation(Message, frozen=True):
     """Remember what a side effect gave, so that replay need not have it again."""
 
     ordinal: int
@@ -135,7 +150,7 @@ class RecordOperation(msgspec.Struct, frozen=True, array_like=True, tag="record_
     error: TaskError | None = None
 
 
-class SetState(msgspec.Struct, frozen=True, array_like=True, tag="set_state"):
+class SetState(Message, frozen=True):
     """Show this value under the run's state."""
 
     ordinal: int
@@ -143,14 +158,14 @@ class SetState(msgspec.Struct, frozen=True, array_like=True, tag="set_state"):
     value: bytes
 
 
-class ClearState(msgspec.Struct, frozen=True, array_like=True, tag="clear_state"):
+class ClearState(Message, frozen=True):
     """Show nothing under this key any more. It shares its ordinals with `SetState`."""
 
     ordinal: int
     key: str
 
 
-class SignalRun(msgspec.Struct, frozen=True, array_like=True, tag="signal_run"):
+class SignalRun(Message, frozen=True):
     """Send a signal to another run, or to the one in which that goes on; once, whatever is replayed."""
 
     ordinal: int
@@ -161,13 +176,13 @@ class SignalRun(msgspec.Struct, frozen=True, array_like=True, tag="signal_run"):
     """Of the value, as in `ScheduleTask`."""
 
 
-class RecordPatch(msgspec.Struct, frozen=True, array_like=True, tag="record_patch"):
+class RecordPatch(Message, frozen=True):
     """Remember that this run took the new branch of a change to its code."""
 
     name: str
 
 
-class AnswerUpdate(msgspec.Struct, frozen=True, array_like=True, tag="answer_update"):
+class AnswerUpdate(Message, frozen=True):
     """Tell whoever sent the update what came of it."""
 
     id: bytes
@@ -175,23 +190,23 @@ class AnswerUpdate(msgspec.Struct, frozen=True, array_like=True, tag="answer_upd
     error: TaskError | None = None
 
 
-class CompleteRun(msgspec.Struct, frozen=True, array_like=True, tag="complete_run"):
+class CompleteRun(Message, frozen=True):
     """The code returned."""
 
     result: bytes
 
 
-class FailRun(msgspec.Struct, frozen=True, array_like=True, tag="fail_run"):
+class FailRun(Message, frozen=True):
     """The code raised."""
 
     error: TaskError
 
 
-class CancelRun(msgspec.Struct, frozen=True, array_like=True, tag="cancel_run"):
+class CancelRun(Message, frozen=True):
     """The code was asked to cancel itself, and has done so."""
 
 
-class ContinueRun(msgspec.Struct, frozen=True, array_like=True, tag="continue_run"):
+class ContinueRun(Message, frozen=True):
     """End this run and go on in a new one of the same workflow, with a new history.
 
     What was said to the old run and its code has not heard is said to the new one (`domain/code/succession.py`);

@@ -21,15 +21,27 @@ arrive while an activation is out; it then stands before the mark and is beyond 
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 
 from orchestrator.domain.code import commands
+from orchestrator.domain.code.commands import Message, OfId
 from orchestrator.domain.tasks.task import TaskError
+
+
+class _Returned(OfId, frozen=True):
+    result: bytes
+
+
+class _Failed(OfId, frozen=True):
+    error: TaskError
+
 
 # -- facts
 
 
-class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="run_started"):
+class RunStarted(Message, frozen=True):
     """The run began; always event 1."""
 
     workflow: str
@@ -46,64 +58,43 @@ class RunStarted(msgspec.Struct, frozen=True, array_like=True, tag="run_started"
     """The first of the runs that this one was reset from: it repeats that one's random numbers and UUIDs."""
 
 
-class TaskCompleted(msgspec.Struct, frozen=True, array_like=True, tag="task_completed"):
+class TaskCompleted(_Returned, frozen=True):
     """A scheduled task returned."""
 
-    id: bytes
-    result: bytes
 
-
-class TaskFailed(msgspec.Struct, frozen=True, array_like=True, tag="task_failed"):
+class TaskFailed(_Failed, frozen=True):
     """A scheduled task failed for good."""
 
-    id: bytes
-    error: TaskError
 
-
-class TaskCancelled(msgspec.Struct, frozen=True, array_like=True, tag="task_cancelled"):
+class TaskCancelled(OfId, frozen=True):
     """A scheduled task was cancelled, by the code itself or by a person."""
 
-    id: bytes
 
-
-class TimerFired(msgspec.Struct, frozen=True, array_like=True, tag="timer_fired"):
+class TimerFired(OfId, frozen=True):
     """A timer came due."""
 
-    id: bytes
 
-
-class PromiseResolved(msgspec.Struct, frozen=True, array_like=True, tag="promise_resolved"):
+class PromiseResolved(Message, frozen=True):
     """Somebody kept the promise."""
 
     id: bytes
     value: bytes
 
 
-class PromiseRejected(msgspec.Struct, frozen=True, array_like=True, tag="promise_rejected"):
+class PromiseRejected(_Failed, frozen=True):
     """Somebody broke the promise."""
 
-    id: bytes
-    error: TaskError
 
-
-class ChildCompleted(msgspec.Struct, frozen=True, array_like=True, tag="child_completed"):
+class ChildCompleted(_Returned, frozen=True):
     """A child run returned."""
 
-    id: bytes
-    result: bytes
 
-
-class ChildFailed(msgspec.Struct, frozen=True, array_like=True, tag="child_failed"):
+class ChildFailed(_Failed, frozen=True):
     """A child run failed, or could not be started."""
 
-    id: bytes
-    error: TaskError
 
-
-class ChildCancelled(msgspec.Struct, frozen=True, array_like=True, tag="child_cancelled"):
+class ChildCancelled(OfId, frozen=True):
     """A child run was cancelled."""
-
-    id: bytes
 
 
 class RunWanted(msgspec.Struct, frozen=True, array_like=True):
@@ -123,7 +114,7 @@ class RunWanted(msgspec.Struct, frozen=True, array_like=True):
     trace: str | None = None
 
 
-class SignalReceived(msgspec.Struct, frozen=True, array_like=True, tag="signal_received"):
+class SignalReceived(Message, frozen=True):
     """Somebody sent a signal."""
 
     name: str
@@ -131,7 +122,7 @@ class SignalReceived(msgspec.Struct, frozen=True, array_like=True, tag="signal_r
     otherwise: RunWanted | None = None
 
 
-class UpdateRequested(msgspec.Struct, frozen=True, array_like=True, tag="update_requested"):
+class UpdateRequested(Message, frozen=True):
     """Somebody asked for an update and waits for its answer; `id` is the request's own."""
 
     id: bytes
@@ -139,7 +130,7 @@ class UpdateRequested(msgspec.Struct, frozen=True, array_like=True, tag="update_
     payload: bytes
 
 
-class RunCancelRequested(msgspec.Struct, frozen=True, array_like=True, tag="run_cancel_requested"):
+class RunCancelRequested(Message, frozen=True):
     """Somebody asked the run to cancel itself. Its time may also be up."""
 
     reason: str = ""
@@ -148,13 +139,13 @@ class RunCancelRequested(msgspec.Struct, frozen=True, array_like=True, tag="run_
 # -- marks
 
 
-class ActivationApplied(msgspec.Struct, frozen=True, array_like=True, tag="activation_applied"):
+class ActivationApplied(Message, frozen=True):
     """The code had been shown every fact up to number `through`; the records that follow are its commands."""
 
     through: int
 
 
-class RunReset(msgspec.Struct, frozen=True, array_like=True, tag="run_reset"):
+class RunReset(Message, frozen=True):
     """What stands above is a copy of another run up to its event `to`; what follows is this run's own."""
 
     run: bytes
@@ -164,7 +155,7 @@ class RunReset(msgspec.Struct, frozen=True, array_like=True, tag="run_reset"):
     """Why, for people to read."""
 
 
-class Reopened(msgspec.Struct, frozen=True, array_like=True, tag="reopened"):
+class Reopened(Message, frozen=True):
     """Stands in a copy for the record of something that was open when the copy ends: the code commands it again."""
 
     what: str
@@ -174,7 +165,7 @@ class Reopened(msgspec.Struct, frozen=True, array_like=True, tag="reopened"):
 # -- records
 
 
-class TaskScheduled(msgspec.Struct, frozen=True, array_like=True, tag="task_scheduled"):
+class TaskScheduled(Message, frozen=True):
     """By `ScheduleTask`."""
 
     ordinal: int
@@ -184,13 +175,11 @@ class TaskScheduled(msgspec.Struct, frozen=True, array_like=True, tag="task_sche
     """Of its arguments; empty in histories that were recorded before there were any."""
 
 
-class TaskCancelRequested(msgspec.Struct, frozen=True, array_like=True, tag="task_cancel_requested"):
+class TaskCancelRequested(OfId, frozen=True):
     """By `CancelTask`."""
 
-    id: bytes
 
-
-class TimerStarted(msgspec.Struct, frozen=True, array_like=True, tag="timer_started"):
+class TimerStarted(Message, frozen=True):
     """By `StartTimer`."""
 
     ordinal: int
@@ -199,13 +188,11 @@ class TimerStarted(msgspec.Struct, frozen=True, array_like=True, tag="timer_star
     name: str = ""
 
 
-class TimerCancelled(msgspec.Struct, frozen=True, array_like=True, tag="timer_cancelled"):
+class TimerCancelled(OfId, frozen=True):
     """By `CancelTimer`."""
 
-    id: bytes
 
-
-class PromiseCreated(msgspec.Struct, frozen=True, array_like=True, tag="promise_created"):
+class PromiseCreated(Message, frozen=True):
     """By `CreatePromise`."""
 
     ordinal: int
@@ -213,13 +200,11 @@ class PromiseCreated(msgspec.Struct, frozen=True, array_like=True, tag="promise_
     name: str
 
 
-class PromiseCancelled(msgspec.Struct, frozen=True, array_like=True, tag="promise_cancelled"):
+class PromiseCancelled(OfId, frozen=True):
     """By `CancelPromise`."""
 
-    id: bytes
 
-
-class ChildStarted(msgspec.Struct, frozen=True, array_like=True, tag="child_started"):
+class ChildStarted(Message, frozen=True):
     """By `StartChildRun`."""
 
     ordinal: int
@@ -231,13 +216,11 @@ class ChildStarted(msgspec.Struct, frozen=True, array_like=True, tag="child_star
     """Of its arguments, as in `TaskScheduled`."""
 
 
-class ChildCancelRequested(msgspec.Struct, frozen=True, array_like=True, tag="child_cancel_requested"):
+class ChildCancelRequested(OfId, frozen=True):
     """By `CancelChildRun`."""
 
-    id: bytes
 
-
-class OperationRecorded(msgspec.Struct, frozen=True, array_like=True, tag="operation_recorded"):
+class OperationRecorded(Message, frozen=True):
     """By `RecordOperation`."""
 
     ordinal: int
@@ -246,7 +229,7 @@ class OperationRecorded(msgspec.Struct, frozen=True, array_like=True, tag="opera
     error: TaskError | None = None
 
 
-class StateSet(msgspec.Struct, frozen=True, array_like=True, tag="state_set"):
+class StateSet(Message, frozen=True):
     """By `SetState`."""
 
     ordinal: int
@@ -254,14 +237,14 @@ class StateSet(msgspec.Struct, frozen=True, array_like=True, tag="state_set"):
     value: bytes
 
 
-class StateCleared(msgspec.Struct, frozen=True, array_like=True, tag="state_cleared"):
+class StateCleared(Message, frozen=True):
     """By `ClearState`."""
 
     ordinal: int
     key: str
 
 
-class SignalSent(msgspec.Struct, frozen=True, array_like=True, tag="signal_sent"):
+class SignalSent(Message, frozen=True):
     """By `SignalRun`."""
 
     ordinal: int
@@ -272,13 +255,13 @@ class SignalSent(msgspec.Struct, frozen=True, array_like=True, tag="signal_sent"
     """Of the value, as in `TaskScheduled`."""
 
 
-class PatchRecorded(msgspec.Struct, frozen=True, array_like=True, tag="patch_recorded"):
+class PatchRecorded(Message, frozen=True):
     """By `RecordPatch`."""
 
     name: str
 
 
-class UpdateAnswered(msgspec.Struct, frozen=True, array_like=True, tag="update_answered"):
+class UpdateAnswered(Message, frozen=True):
     """By `AnswerUpdate`."""
 
     id: bytes
@@ -286,23 +269,23 @@ class UpdateAnswered(msgspec.Struct, frozen=True, array_like=True, tag="update_a
     error: TaskError | None = None
 
 
-class RunCompleted(msgspec.Struct, frozen=True, array_like=True, tag="run_completed"):
+class RunCompleted(Message, frozen=True):
     """By `CompleteRun`."""
 
     result: bytes
 
 
-class RunFailed(msgspec.Struct, frozen=True, array_like=True, tag="run_failed"):
+class RunFailed(Message, frozen=True):
     """By `FailRun`."""
 
     error: TaskError
 
 
-class RunCancelled(msgspec.Struct, frozen=True, array_like=True, tag="run_cancelled"):
+class RunCancelled(Message, frozen=True):
     """By `CancelRun`."""
 
 
-class RunContinued(msgspec.Struct, frozen=True, array_like=True, tag="run_continued"):
+class RunContinued(Message, frozen=True):
     """By `ContinueRun`."""
 
     payload: bytes
@@ -357,42 +340,11 @@ def weight(what: HistoryItem) -> int:
             return 0
 
 
+_RECORDS: dict[type, type[Record]] = dict(zip(get_args(commands.Command), get_args(Record), strict=True))
+"""By command, what records it: each stands in the place of the other."""
+
+
 def record(command: commands.Command) -> Record:
-    """Return the event that records a command which has been applied."""
-    match command:
-        case commands.ScheduleTask(ordinal=ordinal, task=task, digest=digest):
-            return TaskScheduled(ordinal, task.id, task.name, digest)
-        case commands.CancelTask(id=id):
-            return TaskCancelRequested(id)
-        case commands.StartTimer(ordinal=ordinal, id=id, seconds=seconds, name=name):
-            return TimerStarted(ordinal, id, seconds, name)
-        case commands.CancelTimer(id=id):
-            return TimerCancelled(id)
-        case commands.CreatePromise(ordinal=ordinal, id=id, name=name):
-            return PromiseCreated(ordinal, id, name)
-        case commands.CancelPromise(id=id):
-            return PromiseCancelled(id)
-        case commands.StartChildRun(ordinal=ordinal, id=id, workflow=workflow, name=name, detached=detached):
-            return ChildStarted(ordinal, id, workflow, name, detached, command.digest)
-        case commands.CancelChildRun(id=id):
-            return ChildCancelRequested(id)
-        case commands.RecordOperation(ordinal=ordinal, name=name, result=result, error=error):
-            return OperationRecorded(ordinal, name, result, error)
-        case commands.SetState(ordinal=ordinal, key=key, value=value):
-            return StateSet(ordinal, key, value)
-        case commands.ClearState(ordinal=ordinal, key=key):
-            return StateCleared(ordinal, key)
-        case commands.SignalRun(ordinal=ordinal, run=run, name=name, digest=digest):
-            return SignalSent(ordinal, run, name, digest)
-        case commands.RecordPatch(name=name):
-            return PatchRecorded(name)
-        case commands.AnswerUpdate(id=id, result=result, error=error):
-            return UpdateAnswered(id, result, error)
-        case commands.CompleteRun(result=result):
-            return RunCompleted(result)
-        case commands.FailRun(error=error):
-            return RunFailed(error)
-        case commands.CancelRun():
-            return RunCancelled()
-        case commands.ContinueRun(payload=payload, signals=signals, seen=seen):
-            return RunContinued(payload, signals, seen)
+    """Return the event that records a command which has been applied: what it says, as far as that is kept."""
+    kind = _RECORDS[type(command)]
+    return kind(*(getattr(command, name) for name in kind.__struct_fields__))
