@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -204,26 +205,8 @@ def node_runs(connection: Connection, run: bytes, *, after: int = 0, limit: int 
     return [view for visit in visits for view in _views(run, visit, tasks, attempts)]
 
 
-class _CutShort(NamedTuple):
-    """The visit at which a run was cancelled, as its row would be."""
-
-    number: int
-    node: str
-    kind: str
-    status: str
-    attempt: int
-    action: str
-    error: str | None
-    input: bytes | None
-    output: None
-    first_call: int
-    calls: int
-    started_at: datetime
-    ended_at: datetime
-
-
-def _cut_short(connection: Connection, run: bytes) -> _CutShort | None:
-    """Return the visit that the cancellation of a run has ended; the leader keeps only those that nodes end."""
+def _cut_short(connection: Connection, run: bytes) -> Row | None:
+    """Return the visit that the cancellation of a run has ended, as its row would be: the leader keeps none of it."""
     row = _ONE.first(connection, id=run)
     plain = None if row is None or row.state is None else timezones.decode(bytes(row.state))
     if row is None or row.status != "cancelled" or not isinstance(plain, list):
@@ -236,7 +219,7 @@ def _cut_short(connection: Connection, run: bytes) -> _CutShort | None:
     frame, work = state.frames[-1], state.work
     calls = work if isinstance(work, Calls) else None
     given = None if work is None or calls is not None else work.input
-    return _CutShort(
+    return SimpleNamespace(
         number=state.recorded + 1,
         node=state.cursor,
         kind=node.kind,
@@ -281,21 +264,22 @@ def _calls(run: bytes, visit: Row) -> list[bytes]:
 def _views(run: bytes, visit: Row, tasks: dict[UUID, Row], attempts: dict[UUID, list[Row]]) -> Iterable[NodeRunView]:
     """Yield the attempts of the tasks of one visit, and the visit as a whole, unless it was one task."""
     is_one = visit.kind == "executor"
-    last: tuple[int, Row] | None = None
-    for branch, identifier in enumerate(_calls(run, visit)):
-        task = tasks.get(UUID(bytes=identifier))
-        branch = branch if task is None or task.position is None else task.position  # a retry calls only some of them
+    whole: NodeRunView | None = None
+    for branch, id in enumerate(UUID(bytes=identifier) for identifier in _calls(run, visit)):
+        task = tasks.get(id)
+        position = branch if task is None or task.position is None else task.position  # a retry calls only some of them
+        shown = None if is_one else position
         number = 0
-        for number, row in enumerate(attempts.get(UUID(bytes=identifier), ()), 1):
-            yield _attempt(visit, None if is_one else branch, number, row, task)
-        if task is not None and is_one:
-            last = number + 1, task
-        elif task is not None:
-            yield _ended(visit, branch, number + 1, task)
-    if last is not None:
-        yield _ended(visit, None, *last)._replace(
-            status=visit.status, action=visit.action, error=visit.error, attempt=last[0]
-        )
+        for number, row in enumerate(attempts.get(id, ()), 1):
+            yield _of_task(visit, shown, number, row, task, id)
+        if task is not None:
+            last = _of_task(visit, shown, number + 1, task, task, id, is_last=True)
+            if not is_one:
+                yield last
+            else:
+                whole = last
+    if whole is not None:
+        yield whole._replace(status=visit.status, action=visit.action, error=visit.error)
         return
     yield NodeRunView(
         visit.number,
@@ -323,41 +307,25 @@ def _gathered(run: bytes, visit: Row, tasks: dict[UUID, Row]) -> Any:
     return [None if task is None else _value(task.result) for task in found]
 
 
-def _attempt(visit: Row, branch: int | None, number: int, row: Row, task: Row | None) -> NodeRunView:
+def _of_task(
+    visit: Row, branch: int | None, attempt: int, ended: Row, task: Row | None, id: UUID, *, is_last: bool = False
+) -> NodeRunView:
+    """Return an attempt of a task as it has ended, which failed unless it is the last one."""
     return NodeRunView(
-        visit.number,
-        visit.node,
-        visit.kind,
-        branch,
-        number,
-        "failed",
-        "",
-        _error(row.error),
-        None if task is None else _input(task.payload),
-        None,
-        row.worker,
-        row.task_id,
-        row.started_at,
-        row.ended_at,
-    )
-
-
-def _ended(visit: Row, branch: int | None, number: int, task: Row) -> NodeRunView:
-    return NodeRunView(
-        visit.number,
-        visit.node,
-        visit.kind,
-        branch,
-        number,
-        task.status,
-        "",
-        _error(task.error),
-        _input(task.payload),
-        _value(task.result),
-        task.worker,
-        task.id,
-        task.started_at,
-        task.ended_at,
+        number=visit.number,
+        node=visit.node,
+        kind=visit.kind,
+        branch=branch,
+        attempt=attempt,
+        status=ended.status if is_last else "failed",
+        action="",
+        error=_error(ended.error),
+        input=None if task is None else _input(task.payload),
+        output=_value(ended.result) if is_last else None,
+        worker=ended.worker,
+        task=id,
+        started_at=ended.started_at,
+        ended_at=ended.ended_at,
     )
 
 

@@ -6,20 +6,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
 from orchestrator.store.insights.fleet import IS_FRESH
+from orchestrator.store.insights.many import MOST_QUEUES, oldest_in_lane, oldest_plain, walk
 from orchestrator.store.sql import Statement
 from orchestrator.store.tables.tasks import READY_IN_LANE, READY_PLAIN
 
 MOST_COUNTED = 10_000
 """Where a queue has more, this many are told; how many there are in all, Postgres estimates."""
-_MOST_QUEUES = 1_000
-_MOST_PRIORITIES = 20
-_MOST_LOOKED_AT = 1_000
-"""Tasks with keys whose ages are looked at, in each queue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,46 +40,20 @@ class QueueLoad:
     """Nothing of it is handed out."""
 
 
-# A loose scan: from each queue in the index to the next one, and so over priorities.
-_QUEUES = Statement[QueueLoad](f"""
-WITH /* insights.load.queues */ RECURSIVE plain(queue) AS (
-    (SELECT queue FROM orchestrator.tasks WHERE {READY_PLAIN} ORDER BY queue LIMIT 1)
-     UNION ALL
-    SELECT (SELECT t.queue FROM orchestrator.tasks t WHERE {READY_PLAIN} AND t.queue > plain.queue
-             ORDER BY t.queue LIMIT 1)
-      FROM plain WHERE plain.queue IS NOT NULL
-), in_lanes(queue) AS (
-    (SELECT queue FROM orchestrator.tasks WHERE {READY_IN_LANE} ORDER BY queue LIMIT 1)
-     UNION ALL
-    SELECT (SELECT t.queue FROM orchestrator.tasks t WHERE {READY_IN_LANE} AND t.queue > in_lanes.queue
-             ORDER BY t.queue LIMIT 1)
-      FROM in_lanes WHERE in_lanes.queue IS NOT NULL
-), waiting AS (
-    SELECT queue, sum(number) AS ready, min(oldest) AS oldest FROM (
+def _front(name: str, condition: str, oldest: Callable[[str], str]) -> str:
+    return f"""
         SELECT queue,
-               (SELECT count(*) FROM (SELECT FROM orchestrator.tasks t WHERE t.queue = plain.queue AND {READY_PLAIN}
+               (SELECT count(*) FROM (SELECT FROM orchestrator.tasks t WHERE t.queue = {name}.queue AND {condition}
                                        LIMIT {MOST_COUNTED}) AS counted) AS number,
-               (WITH RECURSIVE front(priority, created_at) AS (
-                    (SELECT t.priority, t.created_at FROM orchestrator.tasks t
-                      WHERE t.queue = plain.queue AND {READY_PLAIN} ORDER BY t.priority DESC, t.seq LIMIT 1)
-                     UNION ALL
-                    SELECT next.priority, next.created_at FROM front CROSS JOIN LATERAL (
-                        SELECT t.priority, t.created_at FROM orchestrator.tasks t
-                         WHERE t.queue = plain.queue AND {READY_PLAIN} AND t.priority < front.priority
-                         ORDER BY t.priority DESC, t.seq LIMIT 1) AS next
-                ) SELECT min(created_at) FROM (SELECT created_at FROM front LIMIT {_MOST_PRIORITIES}) AS oldest)
-                 AS oldest
-          FROM (SELECT queue FROM plain WHERE queue IS NOT NULL LIMIT {_MOST_QUEUES}) AS plain
-         UNION ALL
-        SELECT queue,
-               (SELECT count(*) FROM (SELECT FROM orchestrator.tasks t WHERE t.queue = in_lanes.queue
-                                         AND {READY_IN_LANE} LIMIT {MOST_COUNTED}) AS counted),
-               (SELECT min(created_at) FROM (SELECT t.created_at FROM orchestrator.tasks t
-                                              WHERE t.queue = in_lanes.queue AND {READY_IN_LANE}
-                                              ORDER BY t.lane, t.priority DESC, t.seq
-                                              LIMIT {_MOST_LOOKED_AT}) AS looked_at)
-          FROM (SELECT queue FROM in_lanes WHERE queue IS NOT NULL LIMIT {_MOST_QUEUES}) AS in_lanes
-    ) AS kinds GROUP BY queue
+               ({oldest(f"{name}.queue")}) AS oldest
+          FROM (SELECT queue FROM {name} WHERE queue IS NOT NULL LIMIT {MOST_QUEUES}) AS {name}"""
+
+
+_QUEUES = Statement[QueueLoad](f"""
+WITH /* insights.load.queues */ RECURSIVE {walk("plain", READY_PLAIN)}, {walk("in_lanes", READY_IN_LANE)}, waiting AS (
+    SELECT queue, sum(number) AS ready, min(oldest) AS oldest
+      FROM ({_front("plain", READY_PLAIN, oldest_plain)}
+             UNION ALL {_front("in_lanes", READY_IN_LANE, oldest_in_lane)}) AS kinds GROUP BY queue
 ), later AS (
     SELECT queue, count(*) AS delayed
       FROM (SELECT queue FROM orchestrator.tasks WHERE wake_at IS NOT NULL LIMIT {MOST_COUNTED}) AS counted
@@ -101,7 +73,7 @@ SELECT queue, coalesce(ready, 0)::int AS ready, coalesce(delayed, 0)::int AS del
        coalesce(paused, false) AS paused
   FROM waiting FULL JOIN later USING (queue) FULL JOIN moving USING (queue) FULL JOIN serving USING (queue)
   FULL JOIN (SELECT name AS queue, paused FROM orchestrator.queues WHERE paused) AS chosen USING (queue)
- ORDER BY queue LIMIT {_MOST_QUEUES}
+ ORDER BY queue LIMIT {MOST_QUEUES}
 """)
 
 

@@ -18,7 +18,7 @@ MOST_COUNTED = 50_000
 _LEAST_SHARE = 100
 _MOST_OTHERS = 10_000
 """Tasks of each other kind that are looked at."""
-_MOST_QUEUES = 1_000
+MOST_QUEUES = 1_000
 _MOST_PRIORITIES = 20
 _MOST_LOOKED_AT = 1_000
 """Tasks with keys whose ages are looked at, in each queue."""
@@ -34,8 +34,8 @@ def is_much(connection: Connection) -> bool:
     return _MANY.one(connection, few=FEW)
 
 
-def _loose(name: str, condition: str) -> str:
-    """Return a walk over the queues that have such a task: from each in the index to the next one."""
+def walk(name: str, condition: str) -> str:
+    """Return a recursive query of the queues that have such a task: from each in the index to the next one."""
     return f"""
 {name}(queue) AS (
     (SELECT queue FROM orchestrator.tasks WHERE {condition} ORDER BY queue LIMIT 1)
@@ -43,8 +43,34 @@ def _loose(name: str, condition: str) -> str:
     SELECT (SELECT t.queue FROM orchestrator.tasks t WHERE {condition} AND t.queue > {name}.queue
              ORDER BY t.queue LIMIT 1)
       FROM {name} WHERE {name}.queue IS NOT NULL
-), of_{name} AS MATERIALIZED (
-    SELECT queue FROM {name} WHERE starts_with(queue, %(within)s::text) LIMIT {_MOST_QUEUES}
+)"""
+
+
+def oldest_plain(queue: str) -> str:
+    """Return a query of the time of the oldest ready task of a queue without a lane: at the front of a priority."""
+    return f"""
+    WITH RECURSIVE front(priority, created_at) AS (
+        (SELECT t.priority, t.created_at FROM orchestrator.tasks t
+          WHERE t.queue = {queue} AND {READY_PLAIN} ORDER BY t.priority DESC, t.seq LIMIT 1)
+         UNION ALL
+        SELECT next.priority, next.created_at FROM front CROSS JOIN LATERAL (
+            SELECT t.priority, t.created_at FROM orchestrator.tasks t
+             WHERE t.queue = {queue} AND {READY_PLAIN} AND t.priority < front.priority
+             ORDER BY t.priority DESC, t.seq LIMIT 1) AS next
+    ) SELECT min(created_at) AS oldest FROM (SELECT created_at FROM front LIMIT {_MOST_PRIORITIES}) AS fronts"""
+
+
+def oldest_in_lane(queue: str) -> str:
+    """Return a query of the time of the oldest of the first ready tasks of a queue with lanes."""
+    return f"""
+    SELECT min(created_at) AS oldest FROM (
+        SELECT t.created_at FROM orchestrator.tasks t WHERE t.queue = {queue} AND {READY_IN_LANE}
+         ORDER BY t.lane, t.priority DESC, t.seq LIMIT {_MOST_LOOKED_AT}) AS looked_at"""
+
+
+def _walked(name: str, condition: str) -> str:
+    return f"""{walk(name, condition)}, of_{name} AS MATERIALIZED (
+    SELECT queue FROM {name} WHERE starts_with(queue, %(within)s::text) LIMIT {MOST_QUEUES}
 )"""
 
 
@@ -56,29 +82,14 @@ SELECT queue, number, number >= share.size AS is_least, oldest FROM of_{name} CR
        CROSS JOIN LATERAL ({oldest}) AS first"""
 
 
-_OLDEST_PLAIN = f"""
-    WITH RECURSIVE front(priority, created_at) AS (
-        (SELECT t.priority, t.created_at FROM orchestrator.tasks t
-          WHERE t.queue = of_plain.queue AND {READY_PLAIN} ORDER BY t.priority DESC, t.seq LIMIT 1)
-         UNION ALL
-        SELECT next.priority, next.created_at FROM front CROSS JOIN LATERAL (
-            SELECT t.priority, t.created_at FROM orchestrator.tasks t
-             WHERE t.queue = of_plain.queue AND {READY_PLAIN} AND t.priority < front.priority
-             ORDER BY t.priority DESC, t.seq LIMIT 1) AS next
-    ) SELECT min(created_at) AS oldest FROM (SELECT created_at FROM front LIMIT {_MOST_PRIORITIES}) AS fronts"""
-_OLDEST_IN_LANE = f"""
-    SELECT min(created_at) AS oldest FROM (
-        SELECT t.created_at FROM orchestrator.tasks t WHERE t.queue = of_laned.queue AND {READY_IN_LANE}
-         ORDER BY t.lane, t.priority DESC, t.seq LIMIT {_MOST_LOOKED_AT}) AS looked_at"""
-
 COUNTS = f"""
-{_loose("plain", READY_PLAIN)}, {_loose("laned", READY_IN_LANE)}, share AS MATERIALIZED (
+{_walked("plain", READY_PLAIN)}, {_walked("laned", READY_IN_LANE)}, share AS MATERIALIZED (
     SELECT greatest({_LEAST_SHARE}, {MOST_COUNTED} / greatest(1,
                (SELECT count(*) FROM of_plain) + (SELECT count(*) FROM of_laned)))::int AS size
 ), free AS (
     SELECT queue, sum(number)::int AS ready, bool_or(is_least) AS is_least, min(oldest) AS oldest
-      FROM ({_counted("plain", READY_PLAIN, _OLDEST_PLAIN)}
-             UNION ALL {_counted("laned", READY_IN_LANE, _OLDEST_IN_LANE)}) AS kinds GROUP BY queue
+      FROM ({_counted("plain", READY_PLAIN, oldest_plain("of_plain.queue"))}
+             UNION ALL {_counted("laned", READY_IN_LANE, oldest_in_lane("of_laned.queue"))}) AS kinds GROUP BY queue
 ), woken AS MATERIALIZED (
     SELECT queue, status, blockers, hold, wake_at FROM orchestrator.tasks WHERE wake_at IS NOT NULL
      LIMIT {_MOST_OTHERS}
