@@ -38,7 +38,7 @@ from orchestrator.store.database import said
 from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.limits import queues
 from orchestrator.store.tasks import completions, redrive, transitions, unique
-from orchestrator.store.tasks.redrive import FailedFilter, Place
+from orchestrator.store.tasks.redrive import EndCursor, FailedFilter
 from orchestrator.transport.quarantine import Refused
 
 _SLICE = 250
@@ -228,7 +228,7 @@ def redrive_tasks(tx: Transaction, runs: Runs, item: Request, limit: int) -> boo
     wanted = msgspec.convert(item.body, FailedFilter)
     asked_at = tx.now - timedelta(seconds=item.age)
 
-    def retry_slice(after: Place | None, size: int) -> Place | None:
+    def retry_slice(after: EndCursor | None, size: int) -> EndCursor | None:
         after = after or redrive.beginning(wanted)
         found = redrive.matching(tx.connection, wanted, asked_at, after, size)
         return after if retry_tasks(tx, runs, found.tasks).contested else found.last

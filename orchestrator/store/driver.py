@@ -31,7 +31,7 @@ def statements_sent() -> int:
     return _statements
 
 
-class Answer(NamedTuple):
+class StatementResult(NamedTuple):
     """What comes back of a statement."""
 
     rows: Sequence[Any] = ()
@@ -85,7 +85,7 @@ class Channel:
         """Run nothing of what waits: its transaction is over."""
         self._waiting.clear()
 
-    def send(self, connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Answer:
+    def send(self, connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> StatementResult:
         """Run SQL on the connection that it is of."""
         global _statements
         _statements += 1
@@ -100,7 +100,7 @@ class Channel:
         try:
             cursor.execute(query, parameters)
             columns = cursor.description
-            return Answer(cursor.fetchall() if columns else (), columns, cursor.rowcount)
+            return StatementResult(cursor.fetchall() if columns else (), columns, cursor.rowcount)
         except connection.dialect.loaded_dbapi.Error as error:
             known = _known(error, connection.dialect, self._connection, sql, None)
             if deadlines is not None and not deadlines.end(watched):
@@ -156,12 +156,12 @@ def roll_back(connection: Connection) -> None:
     line.send(connection, "ROLLBACK")
 
 
-def send(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> Answer:
+def send(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> StatementResult:
     """Run SQL on a connection. It must name no table: nothing is said of namespaces here."""
     return channel(connection).send(connection, sql, parameters)
 
 
-def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> Answer:
+def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> StatementResult:
     """Run one statement on a connection of an engine in autocommit mode: one round trip."""
     try:
         connection = engine.raw_connection()
@@ -173,7 +173,7 @@ def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> Answer:
         cursor = connection.cursor()
         cursor.execute(in_namespace(sql, namespace_of(engine)), parameters)
         columns = cursor.description
-        return Answer(cursor.fetchall(), columns) if columns else Answer(changed=cursor.rowcount)
+        return StatementResult(cursor.fetchall(), columns) if columns else StatementResult(changed=cursor.rowcount)
     except engine.dialect.loaded_dbapi.Error as error:
         known = _known(error, engine.dialect, connection.dbapi_connection, sql, parameters)
         if deadlines is not None and not deadlines.end(watched):

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_t
 
 from sqlalchemy import Connection, Engine, TextClause, text
 
-from orchestrator.store.driver import Answer, Channel, channel, execute, flush
+from orchestrator.store.driver import Channel, StatementResult, channel, execute, flush
 
 R = TypeVar("R")
 Row = Any
@@ -72,8 +72,8 @@ class Statement(Generic[R]):
 
     def __call__(self, connection: Connection, /, *batches: Values, **values: Any) -> list[R]:
         """Run it with the columns of batches and other values; return its rows."""
-        answer = self._send(connection, self._encoded(batches, values))
-        return list(starmap(self._maker(answer.columns), answer.rows)) if answer.rows else []
+        result = self._send(connection, self._encoded(batches, values))
+        return list(starmap(self._maker(result.columns), result.rows)) if result.rows else []
 
     def one(self, connection: Connection, /, *batches: Values, **values: Any) -> R:
         """Run it; return its only row."""
@@ -91,8 +91,8 @@ class Statement(Generic[R]):
 
     def alone(self, engine: Engine, /, *batches: Values, **values: Any) -> list[R]:
         """Run it by itself on a connection of an engine in autocommit mode, past SQLAlchemy; return its rows."""
-        answer = execute(engine, self.sql, self._encoded(batches, values))
-        return list(starmap(self._maker(answer.columns), answer.rows)) if answer.rows else []
+        result = execute(engine, self.sql, self._encoded(batches, values))
+        return list(starmap(self._maker(result.columns), result.rows)) if result.rows else []
 
     def _encoded(self, batches: Iterable[Values], values: dict[str, Any]) -> dict[str, Any]:
         for batch in batches:
@@ -102,15 +102,15 @@ class Statement(Generic[R]):
                 values[name] = encode(values[name])
         return values
 
-    def _send(self, connection: Connection, values: dict[str, Any]) -> Answer:
+    def _send(self, connection: Connection, values: dict[str, Any]) -> StatementResult:
         flush(connection)
         if connection.dialect.paramstyle == "pyformat":
             result = connection.exec_driver_sql(self.sql, values or None)
         else:
             result = connection.execute(self._portable, values)
         if not result.returns_rows:
-            return Answer(changed=result.rowcount)
-        return Answer(result.all(), list(zip(result.keys(), strict=True)))
+            return StatementResult(changed=result.rowcount)
+        return StatementResult(result.all(), list(zip(result.keys(), strict=True)))
 
     @cached_property
     def _portable(self) -> TextClause:
@@ -167,8 +167,8 @@ class Prepared(Statement[R]):
 
     def begin(self, connection: Connection, /, **values: Any) -> list[R]:
         """Begin a transaction with it, in one round trip. The connection must be in autocommit mode."""
-        answer = self._send(connection, self._encoded((), values), self._begin)
-        return list(starmap(self._maker(answer.columns), answer.rows)) if answer.rows else []
+        result = self._send(connection, self._encoded((), values), self._begin)
+        return list(starmap(self._maker(result.columns), result.rows)) if result.rows else []
 
     def commit(self, connection: Connection, /, **values: Any) -> None:
         """End a transaction with it, in one round trip; if it fails, nothing is committed."""
@@ -181,7 +181,7 @@ class Prepared(Statement[R]):
         """
         self._line(connection).later(self._execute, self._encoded(batches, values) or None)
 
-    def _send(self, connection: Connection, values: dict[str, Any], sql: str = "") -> Answer:
+    def _send(self, connection: Connection, values: dict[str, Any], sql: str = "") -> StatementResult:
         return self._line(connection).send(connection, sql or self._execute, values or None)
 
     def _line(self, connection: Connection) -> Channel:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.domain.code import commands, history, resets
-from orchestrator.domain.code.activation import Activation, Answer, Query
+from orchestrator.domain.code.activation import Activation, Query, QueryResult
 from orchestrator.domain.code.ends import PARENT_ASKS, PARENT_ENDED, CommandsByKind
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.promises import Resolution, resolutions
@@ -79,7 +79,7 @@ class MemoryLeader:
         """Append an event to a run's history."""
         run.history.append(Event(len(run.history) + 1, self.now, what))
 
-    def activate(self, run: Run, queries: list[Query] | None = None) -> list[Answer]:
+    def activate(self, run: Run, queries: list[Query] | None = None) -> list[QueryResult]:
         """Let the code see what is new, and apply what it commands."""
         run.attempt += 1
         has_unseen_facts = run.has_unseen_facts

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.scheduler.leadership import Leadership
 from orchestrator.store import database
-from orchestrator.store.driver import Answer, Channel
+from orchestrator.store.driver import Channel, StatementResult
 from orchestrator.store.sql import Statement
 from orchestrator.store.tables import metadata
 
@@ -74,7 +74,7 @@ class Leader:
 
         def noting(
             channel: Channel, connection: Connection, sql: str, parameters: dict[str, Any] | None = None
-        ) -> Answer:
+        ) -> StatementResult:
             sent.append((sql, parameters))
             return send(channel, connection, sql, parameters)
 
@@ -194,9 +194,9 @@ def _sent(connection: Connection, *calls: Callable[[Any], object]) -> list[tuple
     """Return the statements of functions that only read, and what they were given."""
     sent: list[tuple[str, Any]] = []
 
-    def noting(statement: Statement[Any], _: Connection, values: dict[str, Any]) -> Answer:
+    def noting(statement: Statement[Any], _: Connection, values: dict[str, Any]) -> StatementResult:
         sent.append((statement.sql, values))
-        return Answer()
+        return StatementResult()
 
     with patch.object(Statement, "_send", noting):
         for call in calls:

@@ -42,7 +42,7 @@ class Query(msgspec.Struct, frozen=True, array_like=True):
     """The arguments, encoded like those of a task."""
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class QueryResult(msgspec.Struct, frozen=True, array_like=True):
     """What a query gave: a result or an error."""
 
     id: bytes
@@ -105,7 +105,7 @@ class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
     stuck: Violation | None = None
     missing: bool = False
     """The workflow is not cached here as the leader thought, or pages are gone; it has to send the whole history."""
-    answers: list[Answer] = []
+    answers: list[QueryResult] = []
     cached: int = 0
     """The attempt under which the worker keeps the workflow now: this one if the code was shown any events."""
     waiting: WaitingPlaces | None = None

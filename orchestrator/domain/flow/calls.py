@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.domain import timezones
 from orchestrator.domain.flow import commands
-from orchestrator.domain.flow.cursor import Cursor, Place
+from orchestrator.domain.flow.cursor import CurrentNode, Cursor
 from orchestrator.domain.flow.definition import Exec
 from orchestrator.domain.flow.graph import branches, of_item, passed_on
 from orchestrator.domain.flow.paths import write
@@ -39,7 +39,7 @@ class Calling(Cursor):
                 self._write_branch(position, event.value)
             self._follow_calls(work)
 
-    def _call_each(self, place: Place, given: Any) -> None:
+    def _call_each(self, current: CurrentNode, given: Any) -> None:
         if not isinstance(given, list):
             self._fail(given, f"A foreach takes a list; its input is {_described(given)}.")
         elif len(given) > MOST_ITEMS:
@@ -47,35 +47,35 @@ class Calling(Cursor):
         elif not given:
             self._finish(given, [])
         else:
-            self._call(place, given, len(given))
+            self._call(current, given, len(given))
 
-    def _call(self, place: Place, given: Any, total: int) -> None:
+    def _call(self, current: CurrentNode, given: Any, total: int) -> None:
         state = self._state
         calls = Calls(given, total, state.made, [None] * total)
         kept, state.kept = state.kept, None
         if kept is not None and kept.path == state.cursor and len(kept.values) == total:
             calls.values, calls.kept = kept.values, kept.positions
-        if place.node.kind == "foreach":
+        if current.node.kind == "foreach":
             calls.input, calls.is_looked_up = None, True
         state.work = calls
-        self._create(place, calls)
+        self._create(current, calls)
 
-    def _create(self, place: Place, calls: Calls) -> None:
+    def _create(self, current: CurrentNode, calls: Calls) -> None:
         """Create as many tasks as the node lets be open at once."""
         if calls.created == calls.total - len(calls.kept):
             return
-        node = place.node
-        common = place.graph.executor(place.frame.node)
+        node = current.node
+        common = current.graph.executor(current.frame.node)
         is_one = common.exec_type == "local_func" and node.kind != "parallel" and not node.foreach_execs
         names = self._graph.flow.takes.get(common.func or common.service) if is_one else None
-        params = passed_on(node, place.params, names)
+        params = passed_on(node, current.params, names)
         width = 1 if node.parallel_mode == "sequential" else min(node.max_parallel or AT_ONCE, MOST_AT_ONCE)
         if width > 1:
             width = min(width, max(1, DATA_AT_ONCE // (1 + self._size(params))))
-        positions, given = calls.open_positions, self._given(place, calls)
+        positions, given = calls.open_positions, self._given(current, calls)
         while calls.created < len(positions) and len(calls.running) < width:
             position = positions[calls.created]
-            executor, own = self._branch(place, given, position)
+            executor, own = self._branch(current, given, position)
             identifier = self._made()
             calls.running[identifier] = position
             calls.created += 1
@@ -91,42 +91,42 @@ class Calling(Cursor):
             self._sized = cursor, len(timezones.encode(params))
         return self._sized[1]
 
-    def _branch(self, place: Place, given: Any, position: int) -> tuple[Exec, Any]:
-        graph, key, node = place.graph, place.frame.node, place.node
+    def _branch(self, current: CurrentNode, given: Any, position: int) -> tuple[Exec, Any]:
+        graph, key, node = current.graph, current.frame.node, current.node
         if node.kind == "foreach":
             return of_item(graph, key, node, position), given[position]
         if node.kind == "executor":
             return graph.executor(key), given
-        executor = branches(graph, key, node, place.params)[position]
+        executor = branches(graph, key, node, current.params)[position]
         own = executor.prep.input_key or executor.prep.input_map
-        return executor, self._input(place, executor.prep) if own else given
+        return executor, self._input(current, executor.prep) if own else given
 
     def _write_branch(self, position: int, value: Any) -> None:
-        place = self._place()
-        if place.node.parallel_execs:
-            post = place.node.parallel_execs[position].post
+        current = self._current()
+        if current.node.parallel_execs:
+            post = current.node.parallel_execs[position].post
             if post.output_key:
-                write(place.frame.shared, post.output_key, value)
+                write(current.frame.shared, post.output_key, value)
 
     def _follow_calls(self, calls: Calls) -> None:
         """Go on after a task of the present node has ended."""
-        place = self._place()
-        node = place.node
+        current = self._current()
+        node = current.node
         if calls.errors and not node.ignores_errors and node.failure_strategy != "collect_errors":
             done = calls.done
             self._abandon(calls)
             position, error = next(iter(calls.errors.items()))
             text = error if node.kind == "executor" else f"Branch {position}: {error}"
-            self._fail_calls(self._given(place, calls), text, calls, done)
+            self._fail_calls(self._given(current, calls), text, calls, done)
             return
-        self._create(place, calls)
+        self._create(current, calls)
         if calls.running:
             return
-        given = self._given(place, calls)
+        given = self._given(current, calls)
         result = calls.values[0] if node.kind == "executor" else calls.values
         if calls.errors and not node.ignores_errors:
             if node.post.output_key:
-                write(place.frame.shared, node.post.output_key, result)
+                write(current.frame.shared, node.post.output_key, result)
             told = "; ".join(f"branch {position}: {error}" for position, error in sorted(calls.errors.items())[:10])
             of = f"{len(calls.errors)} of {calls.total} branches failed: "
             text = calls.errors[0] if node.kind == "executor" else of + told

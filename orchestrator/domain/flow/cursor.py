@@ -21,8 +21,8 @@ FAILURE = "_error"
 """Where in the shared state it stands what went wrong, for who is reached by an edge after a failure."""
 
 
-class Place(NamedTuple):
-    """Where the cursor stands."""
+class CurrentNode(NamedTuple):
+    """The node at which the cursor stands."""
 
     graph: Graph
     frame: Frame
@@ -47,53 +47,53 @@ class Cursor:
         self._new_id = new_id
         self._commands: list[Command] = []
 
-    def _place(self) -> Place:
+    def _current(self) -> CurrentNode:
         graph, params = self._graph, self._params
         *above, frame = self._state.frames
         for outer in above:
             params = params | graph.nodes[outer.node].params
             graph = graph.inner(outer.node)
         node = graph.nodes[frame.node]
-        return Place(graph, frame, node, params | node.params if node.params else params)
+        return CurrentNode(graph, frame, node, params | node.params if node.params else params)
 
-    def _input(self, place: Place, prep: Prep) -> Any:
+    def _input(self, current: CurrentNode, prep: Prep) -> Any:
         """Return what a node takes in; `$input` is there what the flow around it was given."""
-        frame = place.frame
+        frame = current.frame
         outer = self._params if frame is self._state.frames[0] else frame.input
-        names = Names(place.params, frame.shared, outer)
+        names = Names(current.params, frame.shared, outer)
         if prep.input_map:
             return {name: find(path, names) for name, path in prep.input_map.items()}
         return find(prep.input_key, names) if prep.input_key else None
 
-    def _given(self, place: Place, calls: Calls) -> Any:
-        return self._input(place, place.node.prep) if calls.is_looked_up else calls.input
+    def _given(self, current: CurrentNode, calls: Calls) -> Any:
+        return self._input(current, current.node.prep) if calls.is_looked_up else calls.input
 
     def _finish(self, given: Any, result: Any, *, action: str = "", shown: Any = None) -> None:
         """End the present node well: write what it gave, and go on along its action."""
-        place = self._place()
-        post, shared = place.node.post, place.frame.shared
+        current = self._current()
+        post, shared = current.node.post, current.frame.shared
         if post.output_key:
             write(shared, post.output_key, result)
         for key, part in post.output_map.items():
             write(shared, key, part_of(result, part))
-        action = action or action_of(place.node, result)
-        self._record(place, "success", given, result if shown is None else shown, action)
-        self._follow(place, action)
+        action = action or action_of(current.node, result)
+        self._record(current, "success", given, result if shown is None else shown, action)
+        self._follow(current, action)
 
     def _fail(self, given: Any, error: str, *, output: Any = None) -> None:
         """End the present node badly: an edge catches that, or it ends the flow that it stands in."""
-        place = self._place()
-        key = place.frame.node
-        is_tried_again = place.node.kind == "subflow" and place.frame.attempt <= (place.node.max_retries or 0)
-        caught = not is_tried_again and place.graph.goes_on(key)
-        self._record(place, "failed", given, output, ERROR if caught else "", error)
+        current = self._current()
+        key = current.frame.node
+        is_tried_again = current.node.kind == "subflow" and current.frame.attempt <= (current.node.max_retries or 0)
+        caught = not is_tried_again and current.graph.goes_on(key)
+        self._record(current, "failed", given, output, ERROR if caught else "", error)
         if is_tried_again:
-            place.frame.attempt += 1
-            if place.node.wait_ms:
-                self._wait(Wait("retry"), self._now + place.node.wait_ms / 1000)
+            current.frame.attempt += 1
+            if current.node.wait_ms:
+                self._wait(Wait("retry"), self._now + current.node.wait_ms / 1000)
         elif caught:
-            place.frame.shared[FAILURE] = {"node": key, "error": error}
-            self._follow(place, ERROR)
+            current.frame.shared[FAILURE] = {"node": key, "error": error}
+            self._follow(current, ERROR)
         elif len(self._state.frames) == 1:
             self._end(f"Node {key!r}: {error}")
         else:
@@ -109,9 +109,9 @@ class Cursor:
             except ExpressionError as another:
                 error = str(another)
 
-    def _follow(self, place: Place, action: str) -> None:
-        frame = place.frame
-        to = place.graph.edges.follow(frame.node, action)
+    def _follow(self, current: CurrentNode, action: str) -> None:
+        frame = current.frame
+        to = current.graph.edges.follow(frame.node, action)
         frame.last_action, frame.attempt = action, 1
         if to:
             frame.node = to
@@ -153,7 +153,7 @@ class Cursor:
         return self._new_id(self._state.made - 1)
 
     def _record(
-        self, place: Place, status: str, given: Any, output: Any, action: str, error: str | None = None
+        self, current: CurrentNode, status: str, given: Any, output: Any, action: str, error: str | None = None
     ) -> None:
         state, work = self._state, self._state.work
         calls = work if isinstance(work, Calls) else None
@@ -162,16 +162,16 @@ class Cursor:
             commands.NodeRun(
                 number=state.recorded,
                 path=state.cursor,
-                kind=place.node.kind,
+                kind=current.node.kind,
                 status=status,
-                attempt=place.frame.attempt,
+                attempt=current.frame.attempt,
                 action=action,
                 error=error,
                 input=given,
                 output=output,
                 first_call=calls.first if calls else 0,
                 calls=calls.created if calls else 0,
-                started=place.frame.entered,
+                started=current.frame.entered,
             )
         )
         state.work = None

@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.domain.flow import commands
 from orchestrator.domain.flow.calls import Calling
 from orchestrator.domain.flow.commands import Command, Event
-from orchestrator.domain.flow.cursor import Place
+from orchestrator.domain.flow.cursor import CurrentNode
 from orchestrator.domain.flow.decisions import fallback_of
 from orchestrator.domain.flow.expression import evaluate
 from orchestrator.domain.flow.graph import branches
@@ -108,48 +108,48 @@ class Planner(Calling, Waiting):
             state.steps += 1
             state.frames[-1].entered = self._now
             try:
-                self._visit(self._place())
+                self._visit(self._current())
             except ExpressionError as error:
                 self._break(str(error))
         if not state.is_over and state.work is None:
             self._wait(Wait("turn"), self._now)
 
-    def _visit(self, place: Place) -> None:
-        node = place.node
-        given = self._input(place, node.prep)
+    def _visit(self, current: CurrentNode) -> None:
+        node = current.node
+        given = self._input(current, node.prep)
         if node.kind == "executor":
-            self._call(place, given, 1)
+            self._call(current, given, 1)
         elif node.kind == "choice":
-            self._choose(place, given)
+            self._choose(current, given)
         elif node.kind == "parallel":
-            number = len(branches(place.graph, place.frame.node, node, place.params))
+            number = len(branches(current.graph, current.frame.node, node, current.params))
             if number:
-                self._call(place, given, number)
+                self._call(current, given, number)
             else:
                 self._fail(given, "It has no branches: expected parallel_services, parallel_execs or params.services.")
         elif node.kind == "foreach":
-            self._call_each(place, given)
+            self._call_each(current, given)
         elif node.kind == "subflow":
             below = f"{self._state.cursor}/"
             for key in [one for one in self._state.deciders if one.startswith(below)]:
                 if key not in self._state.signals:
                     del self._state.deciders[key]  # it was of an earlier visit
-            self._state.frames.append(Frame(place.graph.inner(place.frame.node).flow.start, input=given))
+            self._state.frames.append(Frame(current.graph.inner(current.frame.node).flow.start, input=given))
         elif node.kind == "timer":
-            self._start_timer(place, given)
+            self._start_timer(current, given)
         else:
-            value = self._awaited(place, given)
+            value = self._awaited(current, given)
             if value is not None:
-                self._met(place, given, value)
+                self._met(current, given, value)
             else:
-                self._wait_for_signal(place, given)
+                self._wait_for_signal(current, given)
 
-    def _choose(self, place: Place, given: Any) -> None:
-        node, names = place.node, place.names(given)
+    def _choose(self, current: CurrentNode, given: Any) -> None:
+        node, names = current.node, current.names(given)
         if node.choice_key:
             source = find(node.choice_key, names)
             chosen = str(source) if isinstance(source, (str, int, float)) else ""
-            if place.graph.edges.catches(place.frame.node, chosen):
+            if current.graph.edges.catches(current.frame.node, chosen):
                 self._finish(given, given, action=chosen)
                 return
         for case in node.choice_cases:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from orchestrator.domain.flow import commands
-from orchestrator.domain.flow.cursor import Cursor, Place
+from orchestrator.domain.flow.cursor import CurrentNode, Cursor
 from orchestrator.domain.flow.decisions import action_of_approval
 from orchestrator.domain.flow.definition import MOST_MS, TIMEOUT
 from orchestrator.domain.flow.expression import is_path
@@ -39,20 +39,20 @@ class Waiting(Cursor):
         except ExpressionError:  # no node can wait for it
             return
         work = state.work
-        place = self._place() if isinstance(work, Wait) and work.what == "signal" else None
-        is_asked = place is not None and place.node.kind == "approval" and not event.key.startswith("$")
-        if is_asked and place is not None and key == self._expected(place).key:
-            key = self._address(place)  # a client of the previous release leaves that to the leader
+        current = self._current() if isinstance(work, Wait) and work.what == "signal" else None
+        is_asked = current is not None and current.node.kind == "approval" and not event.key.startswith("$")
+        if is_asked and current is not None and key == self._expected(current).key:
+            key = self._address(current)  # a client of the previous release leaves that to the leader
         if self._is_decided(key):
             return
         if isinstance(work, Calls) and work.is_looked_up:
-            work.input, work.is_looked_up = self._given(self._place(), work), False
+            work.input, work.is_looked_up = self._given(self._current(), work), False
         self._keep(key, event)
-        if place is not None and isinstance(work, Wait):
-            value = self._awaited(place, work.input)
+        if current is not None and isinstance(work, Wait):
+            value = self._awaited(current, work.input)
             if value is not None:
                 self._stop_waiting(work)
-                self._met(place, work.input, value)
+                self._met(current, work.input, value)
 
     def keep(self, event: commands.Signalled) -> None:
         """Keep a signal that comes when the flow is over: a retry has it, and what a run came to stays as it is."""
@@ -84,8 +84,8 @@ class Waiting(Cursor):
         if self._state.frames and not is_result and key not in self._graph.asked_below:
             _note(self._state.shared, key, value)
 
-    def _start_timer(self, place: Place, given: Any) -> None:
-        delay = self._number(place, given, "delay_ms")
+    def _start_timer(self, current: CurrentNode, given: Any) -> None:
+        delay = self._number(current, given, "delay_ms")
         if delay is None:
             self._fail(given, "A timer takes the number params.delay_ms.")
         elif delay <= 0:
@@ -93,55 +93,55 @@ class Waiting(Cursor):
         else:
             self._wait(Wait("timer", given), self._now + delay / 1000)
 
-    def _wait_for_signal(self, place: Place, given: Any) -> None:
-        timeout = self._number(place, given, "timeout_ms")
-        if place.node.kind == "approval":
-            self._state.deciders.pop(self._address(place), None)  # it was of an earlier visit
-        wait = Wait("signal", given, key=self._address(place))
+    def _wait_for_signal(self, current: CurrentNode, given: Any) -> None:
+        timeout = self._number(current, given, "timeout_ms")
+        if current.node.kind == "approval":
+            self._state.deciders.pop(self._address(current), None)  # it was of an earlier visit
+        wait = Wait("signal", given, key=self._address(current))
         if timeout is not None and timeout > 0:
             self._wait(wait, self._now + timeout / 1000)
         else:
             self._state.work = wait
 
-    def _expected(self, place: Place) -> Path:
+    def _expected(self, current: CurrentNode) -> Path:
         """Return where a node looks for the signal that it waits for."""
-        return signal_path(place.frame.node, place.node)
+        return signal_path(current.frame.node, current.node)
 
-    def _address(self, place: Place) -> str:
+    def _address(self, current: CurrentNode) -> str:
         """Return what the signal is called that a node waits for: of an approval, with the nodes above it."""
-        key = self._expected(place).key
+        key = self._expected(current).key
         above = [frame.node for frame in self._state.frames[:-1]]
-        return "/".join([*above, key]) if place.node.kind == "approval" else key
+        return "/".join([*above, key]) if current.node.kind == "approval" else key
 
-    def _awaited(self, place: Place, given: Any) -> Any:
+    def _awaited(self, current: CurrentNode, given: Any) -> Any:
         """Return what a node waits for, if it is there: in the data of the run, or as a signal that was sent."""
-        value = resolve(self._expected(place), place.names(given))
-        value = self._state.signals.get(self._address(place)) if value is None else value
-        return None if value == "" and place.node.kind == "approval" else value
+        value = resolve(self._expected(current), current.names(given))
+        value = self._state.signals.get(self._address(current)) if value is None else value
+        return None if value == "" and current.node.kind == "approval" else value
 
-    def _met(self, place: Place, given: Any, value: Any) -> None:
+    def _met(self, current: CurrentNode, given: Any, value: Any) -> None:
         """End a node whose signal is there."""
-        address = self._address(place)
+        address = self._address(current)
         by, at, why = self._state.deciders.get(address, ("", self._now, ""))
-        if place.node.params.get("consume"):
-            self._consume(place, address)
+        if current.node.params.get("consume"):
+            self._consume(current, address)
         elif address in self._graph.asked_below and self._state.signals.pop(address, None) is not None:
-            _note(place.frame.shared, self._expected(place).key, value)
-        if place.node.kind != "approval":
+            _note(current.frame.shared, self._expected(current).key, value)
+        if current.node.kind != "approval":
             self._finish(given, value)
             return
-        if not place.node.params.get("consume"):
+        if not current.node.params.get("consume"):
             self._state.deciders[address] = (by, at, why)
         shown = {"approval": value, "by": by, "at": at, "why": why}
-        self._finish(given, value, action=action_of_approval(place.node, value), shown=shown)
+        self._finish(given, value, action=action_of_approval(current.node, value), shown=shown)
 
-    def _consume(self, place: Place, address: str) -> None:
-        """Take a signal away, so that the next one that was sent stands in its place."""
+    def _consume(self, current: CurrentNode, address: str) -> None:
+        """Take a signal away, so that the next one that was sent stands in its current."""
         state = self._state
         state.signals.pop(address, None)
         state.deciders.pop(address, None)
         self._show(address, None)
-        _note(place.frame.shared, self._expected(place).key, None)
+        _note(current.frame.shared, self._expected(current).key, None)
         if queue := state.queued.pop(address, []):
             value, by, at, why = queue[0]
             state.signals[address], state.deciders[address] = value, (by, at, why)
@@ -150,21 +150,21 @@ class Waiting(Cursor):
             self._show(address, value)
 
     def _timed_out(self, work: Wait) -> None:
-        place = self._place()
-        if place.node.ignores_errors:
+        current = self._current()
+        if current.node.ignores_errors:
             self._finish(work.input, None)
             return
-        waited = self._now - place.frame.entered
+        waited = self._now - current.frame.entered
         error = f"Nobody sent {work.key!r} within {waited:.3g} s."
-        if place.graph.edges.catches(place.frame.node, TIMEOUT):
-            self._record(place, "failed", work.input, None, TIMEOUT, error)
-            self._follow(place, TIMEOUT)
+        if current.graph.edges.catches(current.frame.node, TIMEOUT):
+            self._record(current, "failed", work.input, None, TIMEOUT, error)
+            self._follow(current, TIMEOUT)
         else:
             self._fail(work.input, error)
 
-    def _number(self, place: Place, given: Any, name: str) -> float | None:
-        value = place.node.params.get(name)  # those of the run are what it works on, and do not say how
-        value = find(str(value), place.names(given)) if is_path(value) else value
+    def _number(self, current: CurrentNode, given: Any, name: str) -> float | None:
+        value = current.node.params.get(name)  # those of the run are what it works on, and do not say how
+        value = find(str(value), current.names(given)) if is_path(value) else value
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
         if not value <= MOST_MS:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.domain.code.activation import Activated, Activation, Answer, Violation
+from orchestrator.domain.code.activation import Activated, Activation, QueryResult, Violation
 from orchestrator.domain.code.commands import Command
 from orchestrator.errors import DeterminismViolation, NotDeterministic
 from orchestrator.sdk.code.commander import Commander
@@ -114,7 +114,7 @@ class Engine:
         for run_id in list(self._cache):
             self.evict(run_id)
 
-    def _run(self, flow: LiveRun, activation: Activation) -> tuple[list[Command], list[Answer]]:
+    def _run(self, flow: LiveRun, activation: Activation) -> tuple[list[Command], list[QueryResult]]:
         batch = flow.advance(activation.events, whole=activation.after == 0)
         return batch, [flow.answer(query) for query in activation.queries]
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain.code import history
-from orchestrator.domain.code.activation import NO_HANDLER, Answer, Query
+from orchestrator.domain.code.activation import NO_HANDLER, Query, QueryResult
 from orchestrator.domain.code.commands import AnswerUpdate
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
@@ -66,7 +66,7 @@ class Handlers:
             del self._early[request.id]
             self._commander.loop.call_soon(self._begin, request)  # what it uses may be defined below the handler
 
-    def answer(self, query: Query) -> Answer:
+    def answer(self, query: Query) -> QueryResult:
         """Answer a query, while nothing may be commanded or changed."""
         before, self._commander.spoilt = self._commander.spoilt, False
         phase = "unknown"
@@ -81,12 +81,12 @@ class Handlers:
                     self._commander.check_unseen("what it tried, although it caught the error")
             data = encode_value(value, f"The answer to query {query.name!r}", self._commander.limit)
             handler.signature.check_result(value, data)
-            return Answer(query.id, data)
+            return QueryResult(query.id, data)
         except EndTurn as error:
             message = f"{error} (setting turn_timeout). A query only looks."
-            return Answer(query.id, error=TaskError("TurnTooLong", message, phase=phase))
+            return QueryResult(query.id, error=TaskError("TurnTooLong", message, phase=phase))
         except BaseException as error:  # noqa: BLE001  # whatever it raises is the answer, SystemExit too
-            return Answer(query.id, error=_failed(error, phase))
+            return QueryResult(query.id, error=_failed(error, phase))
         finally:
             self._commander.spoilt |= before
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
 from orchestrator.domain.code import commands, history
-from orchestrator.domain.code.activation import Answer, Query
+from orchestrator.domain.code.activation import Query, QueryResult
 from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.history import Event
 from orchestrator.errors import InvalidTask, NotDeterministic
@@ -60,7 +60,7 @@ class LiveRun:
         commander.raise_if_stopped()
         return commander.ledger.take()
 
-    def answer(self, query: Query) -> Answer:
+    def answer(self, query: Query) -> QueryResult:
         """Answer a query."""
         commander = self.commander
         commander.step += 1

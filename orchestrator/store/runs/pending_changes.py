@@ -82,8 +82,8 @@ def facts_of(body: bytes) -> list[Fact]:
     return _decode(body).facts
 
 
-class Place(NamedTuple):
-    """What waits at one place of the line."""
+class WaitingChange(NamedTuple):
+    """A change that waits in the line."""
 
     id: int
     run: bytes
@@ -98,9 +98,9 @@ class PendingChangesQueue:
             "untold.line", "untold", "NOT held", "id, run_id, octet_length(body) AS size", run="run_id"
         )
 
-    def __call__(self, connection: Connection, limit: int) -> list[Place]:
-        """Return so many places of the line."""
-        return [Place(row.id, row.run_id, row.size) for row in self._find(connection, limit)]
+    def __call__(self, connection: Connection, limit: int) -> list[WaitingChange]:
+        """Return so many of the first changes of the line."""
+        return [WaitingChange(row.id, row.run_id, row.size) for row in self._find(connection, limit)]
 
 
 _READ = Prepared[Row]("""
@@ -117,7 +117,7 @@ class Waited(NamedTuple):
 
 
 def read(connection: Connection, ids: Sequence[int]) -> list[Waited]:
-    """Return what waits at these places of the line, by run."""
+    """Return these changes of the line, by run."""
     found: dict[bytes, Waited] = {}
     for row in _READ(connection, ids=ids):
         waited = found.setdefault(row.run_id, Waited(row.run_id, [], []))
@@ -136,7 +136,7 @@ SELECT DISTINCT run_id FROM gone
 
 
 def remove(connection: Connection, ids: Sequence[int]) -> set[bytes]:
-    """Keep no longer what waits at these places; return the runs among theirs for which there is more."""
+    """Keep these changes no longer; return the runs among theirs for which there is more."""
     return set(_REMOVE(connection, ids=ids))
 
 

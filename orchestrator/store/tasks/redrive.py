@@ -136,7 +136,7 @@ SELECT /* redrive.slice */ e.id, e.ended_at::text AS ended_at, {_MATCHES} AS is_
          ORDER BY ended_at, id LIMIT %(limit)s) AS e
  ORDER BY e.ended_at, e.id
 """)
-Place = tuple[str, str]
+EndCursor = tuple[str, str]
 """How far a walk along what did not succeed has come: the time of an end, and the id of the task."""
 
 
@@ -145,16 +145,18 @@ class Slice(NamedTuple):
 
     tasks: list[bytes]
     """Those that match."""
-    last: Place | None
+    last: EndCursor | None
     """Where the next slice goes on; None if there is no other."""
 
 
-def beginning(wanted: FailedFilter) -> Place:
+def beginning(wanted: FailedFilter) -> EndCursor:
     """Return where a walk begins."""
     return ("-infinity" if wanted.since is None else wanted.since.isoformat(), "00" * 16)
 
 
-def matching(connection: Connection, wanted: FailedFilter, before: datetime, after: Place | None, limit: int) -> Slice:
+def matching(
+    connection: Connection, wanted: FailedFilter, before: datetime, after: EndCursor | None, limit: int
+) -> Slice:
     """Look at so many tasks that did not succeed, in the order of their ends, up to a time; return those that match.
 
     What does not match is walked past once, however much of it there is.
