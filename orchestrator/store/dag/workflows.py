@@ -15,6 +15,7 @@ from orchestrator.domain.plain import stored_json
 from orchestrator.errors import InvalidWorkflow, WrongState
 from orchestrator.store.schedules import definitions as schedules
 from orchestrator.store.sql import Row, Statement
+from orchestrator.store.versions import Versions
 
 
 class Stored(NamedTuple):
@@ -45,34 +46,13 @@ def _stored(row: Row) -> Stored:
     return Stored(row.name, row.version, row.hash, definition, row.created_at)
 
 
-_COLUMNS = "w.name, w.version, w.hash, w.definition::text AS definition, w.created_at"
-_LATEST = Statement[Row](f"""
-SELECT /* workflows.latest */ {_COLUMNS} FROM orchestrator.workflows w
- WHERE name = %(name)s AND deleted_at IS NULL ORDER BY version DESC LIMIT 1
-""")
-
-
-def latest(connection: Connection, name: str) -> Stored | None:
-    """Return the newest version of a workflow, unless it was deleted."""
-    row = _LATEST.first(connection, name=name)
-    return _stored(row) if row else None
-
-
-_ONE = Statement[Row](f"""
-SELECT /* workflows.one */ {_COLUMNS} FROM orchestrator.workflows w
- WHERE name = %(name)s AND version = %(version)s
-""")
-
-
-def read(connection: Connection, name: str, version: int) -> Stored | None:
-    """Return one version of a workflow, deleted or not: its runs go on."""
-    row = _ONE.first(connection, name=name, version=version)
-    return _stored(row) if row else None
-
+_COLUMNS = "d.name, d.version, d.hash, d.definition::text AS definition, d.created_at"
+_VERSIONED = Versions("workflows", _COLUMNS, _stored, usable="deleted_at IS NULL")
+latest, read, list_latest = _VERSIONED.latest, _VERSIONED.one, _VERSIONED.each_latest
 
 _OF_RUN = Statement[Row](f"""
 SELECT /* workflows.of_run */ {_COLUMNS}
-  FROM orchestrator.runs r JOIN orchestrator.workflows w ON w.name = r.workflow AND w.version = r.version
+  FROM orchestrator.runs r JOIN orchestrator.workflows d ON d.name = r.workflow AND d.version = r.version
  WHERE r.id = %(run)s::uuid AND NOT r.code AND NOT r.flow
 """)
 
@@ -81,12 +61,6 @@ def of_run(connection: Connection, run: bytes) -> Definition | None:
     """Return the definition that a run is pinned to."""
     row = _OF_RUN.first(connection, run=run)
     return _stored(row).definition if row else None
-
-
-_LIST = Statement[Row](f"""
-SELECT /* workflows.list */ DISTINCT ON (name) {_COLUMNS} FROM orchestrator.workflows w
- WHERE deleted_at IS NULL AND starts_with(name, %(within)s::text) ORDER BY name, version DESC
-""")
 
 
 _VERSIONS = Statement[Version]("""
@@ -99,11 +73,6 @@ SELECT /* workflows.versions */ version, hash, created_at, deleted_at FROM orche
 def list_versions(connection: Connection, name: str, limit: int, before: int | None = None) -> list[Version]:
     """Return the versions that a workflow has had, newest first."""
     return _VERSIONS(connection, name=name, limit=limit, before=before)
-
-
-def list_latest(connection: Connection, within: str = "") -> list[Stored]:
-    """Return the newest version of each workflow whose name begins with `within`."""
-    return [_stored(row) for row in _LIST(connection, within=within)]
 
 
 class Triggered(NamedTuple):
@@ -139,16 +108,6 @@ def stamp(connection: Connection) -> tuple[object, ...]:
     return _STAMP.one(connection)
 
 
-_LOCK = Statement[None]("SELECT /* workflows.lock */ pg_advisory_xact_lock(hashtext('orchestrator.' || %(name)s))")
-_NEWEST_VERSION = Statement[int]("""
-SELECT /* workflows.newest_version */ coalesce(max(version), 0)
-  FROM orchestrator.workflows WHERE name = %(name)s
-""")
-# What has the name of a flow already, because a release before this one has let it, keeps it.
-_TAKEN = Statement[bool]("""
-SELECT /* workflows.taken */ EXISTS (SELECT FROM orchestrator.flows WHERE name = %(name)s AND deleted_at IS NULL)
-       AND NOT EXISTS (SELECT FROM orchestrator.workflows WHERE name = %(name)s AND deleted_at IS NULL) AS taken
-""")
 _RESTORE = Statement[None]("""
 UPDATE /* workflows.restore */ orchestrator.workflows SET deleted_at = NULL
  WHERE name = %(name)s AND version = %(version)s
@@ -194,11 +153,7 @@ def _refuse_cycle(connection: Connection, definition: Definition) -> None:
 
 
 def _store(connection: Connection, definition: Definition, condition: Condition) -> Application:
-    _LOCK(connection, name=definition.name)
-    if _TAKEN.one(connection, name=definition.name):
-        raise InvalidWorkflow(
-            f"There is a flow {definition.name!r}. Runs are found by name: give the workflow another one."
-        )
+    _VERSIONED.take_name(connection, definition.name)
     digest = content_hash(definition)
     newest = latest(connection, definition.name)
     now = (None, None) if newest is None else (newest.version, newest.hash)
@@ -208,7 +163,7 @@ def _store(connection: Connection, definition: Definition, condition: Condition)
         return Application(newest.version, created=False)
     version = definition.version
     if version is None:
-        version = 1 + _NEWEST_VERSION.one(connection, name=definition.name)
+        version = _VERSIONED.next_version(connection, definition.name)
     existing = read(connection, definition.name, version)
     if existing is not None:
         if existing.hash != digest:

@@ -14,6 +14,7 @@ from orchestrator.domain.flow.rules import named_versions, with_rules
 from orchestrator.domain.plain import stored_json
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.store.sql import Batch, Row, Statement
+from orchestrator.store.versions import Versions
 
 
 class StoredFlow(NamedTuple):
@@ -47,44 +48,13 @@ def _stored(row: Row) -> StoredFlow:
     return StoredFlow(row.name, row.version, row.hash, flow, row.published, row.created_at)
 
 
-_COLUMNS = "name, version, hash, definition::text AS definition, published, created_at"
-_LATEST = Statement[Row](f"""
-SELECT /* flows.latest */ {_COLUMNS} FROM orchestrator.flows
- WHERE name = %(name)s AND version > 0 AND published AND deleted_at IS NULL ORDER BY version DESC LIMIT 1
-""")
-
-
-def latest(connection: Connection, name: str) -> StoredFlow | None:
-    """Return the newest published version of a flow."""
-    row = _LATEST.first(connection, name=name)
-    return _stored(row) if row else None
-
-
-_EACH_LATEST = Statement[Row](f"""
-SELECT /* flows.each_latest */ DISTINCT ON (name) {_COLUMNS} FROM orchestrator.flows
- WHERE version > 0 AND published AND deleted_at IS NULL ORDER BY name, version DESC
-""")
-
-
-def list_latest(connection: Connection) -> list[StoredFlow]:
-    """Return the newest published version of every flow."""
-    return [_stored(row) for row in _EACH_LATEST(connection)]
-
-
-_ONE = Statement[Row](f"""
-SELECT /* flows.one */ {_COLUMNS} FROM orchestrator.flows
- WHERE name = %(name)s AND version = %(version)s AND version > 0
-""")
-
-
-def read(connection: Connection, name: str, version: int) -> StoredFlow | None:
-    """Return one version of a flow."""
-    row = _ONE.first(connection, name=name, version=version)
-    return _stored(row) if row else None
-
+_COLUMNS = "d.name, d.version, d.hash, d.definition::text AS definition, d.published, d.created_at"
+_USABLE = "version > 0 AND published AND deleted_at IS NULL"
+_VERSIONED = Versions("flows", _COLUMNS, _stored, usable=_USABLE, stored="version > 0")
+latest, read, list_latest = _VERSIONED.latest, _VERSIONED.one, _VERSIONED.each_latest
 
 _VERSIONS = Statement[Row](f"""
-SELECT /* flows.versions */ {_COLUMNS} FROM orchestrator.flows
+SELECT /* flows.versions */ {_COLUMNS} FROM orchestrator.flows d
  WHERE name = %(name)s AND version > 0 ORDER BY version DESC LIMIT %(limit)s
 """)
 
@@ -116,26 +86,18 @@ def list_names(connection: Connection, within: str = "") -> list[FlowName]:
     return _LIST(connection, within=within)
 
 
-_VERSIONED = Batch("v", "name text, version int")
+_ASKED = Batch("v", "name text, version int")
 _RULES = Statement[tuple[str, int, Rule]](f"""
-SELECT /* flows.rules */ v.name, v.version, f.on_error FROM {_VERSIONED}
+SELECT /* flows.rules */ v.name, v.version, f.on_error FROM {_ASKED}
   JOIN orchestrator.flows f ON f.name = v.name AND f.version = v.version
 """)
 
 
 def rules(connection: Connection, wanted: Collection[tuple[str, int]]) -> dict[tuple[str, int], Rule]:
     """Return what nodes do that fail in these versions of flows, as far as there are such."""
-    return {(name, version): rule for name, version, rule in _RULES(connection, _VERSIONED(wanted))} if wanted else {}
+    return {(name, version): rule for name, version, rule in _RULES(connection, _ASKED(wanted))} if wanted else {}
 
 
-_LOCK = Statement[None]("SELECT /* flows.lock */ pg_advisory_xact_lock(hashtext('orchestrator.' || %(name)s))")
-_TAKEN = Statement[bool]("""
-SELECT /* flows.taken */ EXISTS (SELECT FROM orchestrator.workflows WHERE name = %(name)s AND deleted_at IS NULL)
-       AND NOT EXISTS (SELECT FROM orchestrator.flows WHERE name = %(name)s AND deleted_at IS NULL) AS taken
-""")
-_NEWEST = Statement[int]("""
-SELECT /* flows.newest */ coalesce(max(version), 0) FROM orchestrator.flows WHERE name = %(name)s
-""")
 _ADD = Statement[None]("""
 INSERT /* flows.add */ INTO orchestrator.flows (name, version, hash, definition, published, on_error)
 VALUES (%(name)s, %(version)s, %(hash)s, %(definition)s::jsonb, %(published)s, %(rule)s)
@@ -143,16 +105,9 @@ VALUES (%(name)s, %(version)s, %(hash)s, %(definition)s::jsonb, %(published)s, %
 """)
 
 
-def _take_name(connection: Connection, name: str) -> None:
-    """Refuse the name of a workflow, unless a flow has it too: a release before this one may have let it."""
-    _LOCK(connection, name=name)
-    if _TAKEN.one(connection, name=name):
-        raise InvalidWorkflow(f"There is a workflow {name!r}. Runs are found by name: give the flow another one.")
-
-
 def declare(connection: Connection, name: str) -> None:
     """Note that there is a flow, of which no version may be published yet."""
-    _take_name(connection, name)
+    _VERSIONED.take_name(connection, name)
     _ADD(connection, name=name, version=0, hash="", definition="{}", published=False, rule=DEFAULT)
 
 
@@ -166,13 +121,13 @@ def publish(
     """
     taken = rules(connection, named_versions(flow))
     flow = msgspec.structs.replace(with_rules(flow, taken, rule), schedule=None)
-    _take_name(connection, name)
+    _VERSIONED.take_name(connection, name)
     digest = content_hash(flow)
     newest = latest(connection, name)
     if version is None:
         if newest is not None and newest.hash == digest and rule_of(connection, newest) == rule:
             return Published(newest.version, created=False)
-        version = 1 + _NEWEST.one(connection, name=name)
+        version = _VERSIONED.next_version(connection, name)
     existing = read(connection, name, version)
     if existing is not None:
         if existing.hash != digest:
