@@ -10,7 +10,7 @@ import anyio.to_thread
 import msgspec
 
 from orchestrator.domain.fleet.announced import hiding, redacted_among
-from orchestrator.domain.tasks.names import unregistered, wrong_door
+from orchestrator.domain.tasks.obstacles import unregistered, wrong_door
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask
 

@@ -124,3 +124,8 @@ def _levels(plain: Any) -> Iterator[list[Any]]:
         if not inner:
             return
         level = inner
+
+
+def whole(pattern: str) -> str:
+    """Return a pattern that only a whole text fits. msgspec searches, and `$` alone fits before a last line break."""
+    return rf"^(?:{pattern})(?!\n)$"

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from orchestrator.domain.runs.nesting import Nesting
+from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.scheduler.budget import Pace
 from orchestrator.scheduler.changes import ChangeLog
 from orchestrator.scheduler.code.runs import CodeRuns

@@ -15,8 +15,7 @@ from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.promises import Resolution, resolutions
 from orchestrator.domain.code.succession import carried_over, ignores_cancel
 from orchestrator.domain.ids import derived_id, successor_id
-from orchestrator.domain.runs.nesting import Nesting
-from orchestrator.domain.runs.verdict import TIMED_OUT
+from orchestrator.domain.runs.verdict import TIMED_OUT, Nesting
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import NotFound
 from orchestrator.sdk.code.engine import Engine

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import orchestrator
-from orchestrator.domain.patterns import whole
+from orchestrator.domain.plain import whole
 
 
 @pytest.mark.parametrize(

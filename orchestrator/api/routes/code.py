@@ -16,7 +16,7 @@ from orchestrator.api.key_scope import RUN
 from orchestrator.api.redacting import hides
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import Scope
-from orchestrator.domain.code.reset_preview import preview
+from orchestrator.domain.code.resets import preview
 from orchestrator.errors import ResultTimeout
 from orchestrator.sdk.values.display import as_json
 from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value

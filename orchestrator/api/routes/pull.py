@@ -22,7 +22,7 @@ from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.problems import refused
 from orchestrator.api.routes.registry import Ok, ServiceName, WorkerId
 from orchestrator.domain.executors.record import decode_record, task_of
-from orchestrator.domain.patterns import whole
+from orchestrator.domain.plain import whole
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.errors import NotFound, Unavailable, WrongState
 from orchestrator.payloads.keeping import NoStore, read_encoded

@@ -12,7 +12,7 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.shapes import made_from, view_fields
 from orchestrator.domain.access import Scope
-from orchestrator.domain.patterns import whole
+from orchestrator.domain.plain import whole
 from orchestrator.errors import NotFound
 from orchestrator.transport.quarantine import CAP, SetAside
 

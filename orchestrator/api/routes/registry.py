@@ -18,7 +18,7 @@ from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.problems import refused, unfit
 from orchestrator.domain.executors.services import SERVICE_NAME, ServiceWorker, address_problem, in_order
-from orchestrator.domain.patterns import whole
+from orchestrator.domain.plain import whole
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.store import services as kept
 from orchestrator.store.services import Registered

@@ -17,7 +17,7 @@ from orchestrator.api.routes.tasks import Log, Stored, shown_log, stored_at
 from orchestrator.api.routes.workflows import Started
 from orchestrator.api.shapes import filter_fields, made_from
 from orchestrator.domain.access import KeyScope
-from orchestrator.domain.patterns import whole
+from orchestrator.domain.plain import whole
 from orchestrator.domain.redaction import Redaction
 from orchestrator.errors import NotFound
 from orchestrator.references import RESULT, Reference

@@ -20,7 +20,7 @@ from orchestrator.api.routes.workflows import Applied, Document, NewRunOf, Start
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.dag.definition import Condition
 from orchestrator.domain.flow.definition import step_of
-from orchestrator.domain.patterns import whole
+from orchestrator.domain.plain import whole
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.store import insights
 from orchestrator.store.insights import StepView, TaskFilter, TaskView

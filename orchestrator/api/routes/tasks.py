@@ -21,7 +21,7 @@ from orchestrator.api.key_scope import TASK, WITHIN, has_run
 from orchestrator.api.redacting import attempts_shown, error_shown
 from orchestrator.api.shapes import filter_fields, made_from
 from orchestrator.domain.access import KeyScope
-from orchestrator.domain.patterns import whole
+from orchestrator.domain.plain import whole
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import NotFound, OrchestratorError, PayloadError, WrongState

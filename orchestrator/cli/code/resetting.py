@@ -10,7 +10,7 @@ from orchestrator.cli.runs.ids import run_argument
 from orchestrator.cli.terminal.options import json_option, yes_option
 from orchestrator.cli.terminal.output import confirm, echo, print_json, print_table
 from orchestrator.cli.terminal.sending import sending
-from orchestrator.domain.code.reset_preview import preview
+from orchestrator.domain.code.resets import preview
 
 
 @click.command()

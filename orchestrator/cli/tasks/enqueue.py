@@ -16,7 +16,7 @@ from orchestrator.cli.terminal.data import data_text, hidden, parse_value
 from orchestrator.cli.terminal.options import app_option, json_option
 from orchestrator.cli.terminal.output import echo, echo_json, print_json
 from orchestrator.cli.terminal.waiting import wait_with_notices
-from orchestrator.domain.tasks.names import unregistered, wrong_door
+from orchestrator.domain.tasks.obstacles import unregistered, wrong_door
 from orchestrator.errors import Forbidden, InvalidTask, NotFound, UnknownTask, did_you_mean
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.tasks.by_name import call_by_name

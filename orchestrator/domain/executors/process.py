@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from orchestrator.domain.executors.options import ExecutorOptions
-from orchestrator.domain.patterns import whole
+from orchestrator.domain.plain import whole
 
 _Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 _Size = Annotated[int, Meta(ge=1)]

@@ -97,3 +97,30 @@ def executor_of_hold(hold: str) -> str | None:
 def paused(queue: str, what: str = "") -> str:
     """Say that a queue is paused, and what waits there."""
     return f"Queue {queue!r} is paused{what}. Resume it: orchestrator queues resume {queue}"
+
+
+# -- names that somebody enqueues as tasks, and that may be none
+
+
+_DOORS = {
+    "code": ("a workflow as code", "workflows", "runs"),
+    "workflow": ("a workflow", "workflows", "runs"),
+    "flow": ("a flow", "flows", "flows"),
+}
+
+
+def wrong_door(name: str, kind: str | None) -> str | None:
+    """Return what to say to somebody who enqueues a workflow as a task; None if it may be a task."""
+    if kind not in _DOORS:
+        return None
+    what, path, command = _DOORS[kind]
+    ways = f"POST /api/v1/{path}/{name}/runs or `orchestrator {command} start {name}`"
+    return f"{name!r} is {what}, and no task. Start a run of it instead: {ways}."
+
+
+def unregistered(name: str) -> str:
+    """Return what to say to somebody who enqueues what no live worker knows."""
+    return (
+        f"No live worker has registered a task {name!r}. It waits for one, and fails once workers of its queue have "
+        f"run for the time of the setting unknown_task_timeout without it."
+    )

@@ -15,7 +15,7 @@ from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.ends import NOTHING, PARENT_ASKS, CommandsByKind, end_of
 from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.code.succession import with_seen
-from orchestrator.domain.runs.nesting import Nesting
+from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.requests import give_up_promises, meet_promises, pass_on_signals

@@ -16,8 +16,7 @@ from orchestrator.domain.code.history import Event, Fact
 from orchestrator.domain.code.history_budget import LARGEST_HISTORY, Delivery, HistoryBudget
 from orchestrator.domain.ids import about_run, successor_id, to_text
 from orchestrator.domain.runs.changes import RunChanges
-from orchestrator.domain.runs.nesting import Nesting
-from orchestrator.domain.runs.verdict import CONTINUED, TIMED_OUT
+from orchestrator.domain.runs.verdict import CONTINUED, TIMED_OUT, Nesting
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.paging import Paging

@@ -13,7 +13,7 @@ from orchestrator.domain.dag.placement import Origin
 from orchestrator.domain.dag.scope import EvaluationBudget, Scope
 from orchestrator.domain.ids import derived_id
 from orchestrator.domain.plain import REFUSALS
-from orchestrator.domain.runs.nesting import Nesting
+from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.references import as_reference

@@ -21,7 +21,7 @@ from orchestrator.domain.dag.state import STATE_OF_TASK, DagState, Delta
 from orchestrator.domain.dag.steps import FanOut, Skip
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.runs.changes import RunChanges
-from orchestrator.domain.runs.nesting import Nesting
+from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.dag.creation import StepCreation, reason_of
 from orchestrator.scheduler.dag.lru_cache import LruCache

@@ -15,7 +15,7 @@ from orchestrator.domain.dag.placement import Origin, of_hook
 from orchestrator.domain.dag.scope import Scope
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.plain import REFUSALS, stored_json
-from orchestrator.domain.runs.nesting import Nesting
+from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import NewTask, with_inherited
 from orchestrator.errors import InvalidWorkflow

@@ -7,7 +7,7 @@ from typing import Annotated, Protocol
 from msgspec import Meta
 
 from orchestrator.domain.access import Scope
-from orchestrator.domain.patterns import whole
+from orchestrator.domain.plain import whole
 from orchestrator.sdk.calls.declaring import SYSTEM, Rest, Wrapped, call
 from orchestrator.transport.quarantine import CAP, SetAside
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.domain.access import Scope
-from orchestrator.domain.patterns import whole
+from orchestrator.domain.plain import whole
 from orchestrator.domain.tasks.task import Id, NewTask
 from orchestrator.sdk.calls.checked import Distinct
 from orchestrator.sdk.calls.declaring import Body, Kind, Rest, call

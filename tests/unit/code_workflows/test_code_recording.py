@@ -73,7 +73,9 @@ def test_every_kind_of_event_survives_json() -> None:
     for kind in kinds:
         fields = {
             name: b"i" * 16 if name in ID_FIELDS else values[note.split(" |")[0]]
-            for name, note in kind.__annotations__.items()
+            for base in kind.__mro__
+            for name, note in getattr(base, "__annotations__", {}).items()
+            if name in kind.__struct_fields__
         }
         whole = Recording(b"r" * 16, [Event(1, 1_700_000_000.5, kind(**fields))])
         assert Recording.from_json(whole.to_json()) == whole

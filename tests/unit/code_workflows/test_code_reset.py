@@ -12,7 +12,7 @@ import pytest
 from orchestrator import Orchestrator, RunFailed, WorkflowContext, WrongState
 from orchestrator.domain.code import history, resets
 from orchestrator.domain.code.history import Event
-from orchestrator.domain.code.reset_preview import Fate, preview
+from orchestrator.domain.code.resets import Fate, preview
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.testing import After, TestedRun, WorkflowTest
 from tests.unit.code_workflows.playing import started

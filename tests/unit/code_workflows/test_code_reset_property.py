@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from orchestrator.domain.code import commands, history, resets
 from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.history import Event
-from orchestrator.domain.code.reset_preview import preview
+from orchestrator.domain.code.resets import preview
 from orchestrator.sdk.code.live_run import LiveRun
 from orchestrator.testing import Recording, replay
 from tests.unit.code_workflows.programs import LIMIT, PROGRAMS, World, program
