@@ -18,6 +18,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from orchestrator.store import throughput
 from orchestrator.store.sql import Row, Statement
 
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
@@ -35,6 +36,30 @@ def prepare(connection: Connection) -> None:
     connection.exec_driver_sql(
         "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off"
     )
+
+
+_EXPIRED = {
+    "unique_keys": "until <= now() - interval '1 minute' ORDER BY until",
+    "buckets": "due < now() - interval '1 minute'",
+    "throughput": f"bucket < now() - interval '{int(throughput.KEPT.total_seconds())} s' ORDER BY bucket",
+    "sessions": "expires_at <= now() ORDER BY expires_at",
+    "answers": "at < now() - interval '1 hour'",
+}
+"""What is forgotten by itself: keys whose period is over, buckets that have been full for a while and so are as good as
+absent, old numbers, sessions that have ended, and answers that nobody has asked for in time."""
+EXPIRING = tuple(_EXPIRED)
+_FORGET_EXPIRED = {
+    table: Statement[None](f"""
+DELETE /* retention.{table} */ FROM orchestrator.{table} WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM orchestrator.{table} WHERE {which} LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+""")
+    for table, which in _EXPIRED.items()
+}
+
+
+def forget_expired(connection: Connection, table: str, limit: int) -> int:
+    """Forget what is over by itself in a table; return how many rows."""
+    return _FORGET_EXPIRED[table].count(connection, limit=limit)
 
 
 class Walk(NamedTuple):

@@ -19,10 +19,6 @@ SELECT /* sessions.find */ {COLUMNS} FROM orchestrator.api_keys
  WHERE id = (SELECT key_id FROM orchestrator.sessions WHERE hash = %(hash)s AND expires_at > now())
 """)
 _END = Statement[None]("DELETE /* sessions.end */ FROM orchestrator.sessions WHERE hash = %(hash)s")
-_PRUNE = Statement[None]("""
-DELETE /* sessions.prune */ FROM orchestrator.sessions WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM orchestrator.sessions WHERE expires_at <= now() ORDER BY expires_at LIMIT %(limit)s))
-""")
 
 
 def add(connection: Connection, ticket: Ticket, key: str, seconds: float) -> None:
@@ -39,8 +35,3 @@ def find(connection: Connection, ticket: Ticket) -> tuple[Key, datetime] | None:
 def end(connection: Connection, ticket: Ticket) -> bool:
     """Let a ticket open nothing any more; False if it opened nothing before."""
     return bool(_END.count(connection, hash=ticket.hash))
-
-
-def prune(connection: Connection, limit: int) -> int:
-    """Forget sessions whose time is up; return how many."""
-    return _PRUNE.count(connection, limit=limit)

@@ -192,15 +192,3 @@ SELECT queue, status, count(*) FROM (
 def unwritten(connection: Connection, now: datetime, most: int) -> list[tuple[str, str, int]]:
     """Return how many tasks have ended before now and are written nowhere, by queue and state; the latest of them."""
     return _UNWRITTEN(connection, now=now, most=most, size=BUCKET.total_seconds())
-
-
-_PRUNE = Statement[None]("""
-DELETE /* throughput.prune */ FROM orchestrator.throughput WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM orchestrator.throughput WHERE bucket < now() - %(seconds)s::int * interval '1 s'
-        ORDER BY bucket LIMIT %(limit)s))
-""")
-
-
-def prune(connection: Connection, limit: int) -> int:
-    """Forget what is old, the oldest first; return how many rows."""
-    return _PRUNE.count(connection, seconds=int(KEPT.total_seconds()), limit=limit)

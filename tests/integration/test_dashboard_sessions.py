@@ -13,7 +13,7 @@ from orchestrator.api import access, login_limits
 from orchestrator.api.app import create_app
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.settings import load_settings
-from orchestrator.store import keys, sessions
+from orchestrator.store import keys, retention
 from tests.integration.api_client import empty_engine, make_key  # noqa: F401
 from tests.integration.visitor import SESSION, Visitor
 
@@ -77,7 +77,7 @@ def test_a_session_ends_with_its_time_and_with_its_key(app: Starlette, engine: E
 
     assert end_by("UPDATE orchestrator.sessions SET expires_at = now()") == 303
     with engine.connect() as connection:
-        assert sessions.prune(connection, 1_000) == 1
+        assert retention.forget_expired(connection, "sessions", 1_000) == 1
     assert end_by("UPDATE orchestrator.api_keys SET expires_at = now()") == 303
     with engine.connect() as connection:
         connection.exec_driver_sql("UPDATE orchestrator.api_keys SET expires_at = NULL")

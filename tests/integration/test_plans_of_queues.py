@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.limits.lanes import Share
 from orchestrator.domain.tasks.task import NewTask, UniqueKey
 from orchestrator.embedded import EmbeddedServices
+from orchestrator.store import retention
 from orchestrator.store.limits import lanes, queues
 from orchestrator.store.schedules import fires
 from orchestrator.store.schedules.fires import Advance
@@ -116,7 +117,7 @@ STATEMENTS: dict[str, Call] = {
         lambda c: unique.free(c, [(f"job|{n}", run) for n, run in enumerate(leader.ids)], ended=True)
     ),
     "revive": lambda leader: lambda c: revival.revive(c, leader.ids),
-    "keys: prune": lambda _: lambda c: unique.prune(c, BATCH),
+    "keys: prune": lambda _: lambda c: retention.forget_expired(c, "unique_keys", BATCH),
     "schedules: due": lambda _: lambda c: fires.due(c, NOW, BATCH),
     "schedules: open runs": lambda _: lambda c: fires.open_runs(c, [f"flow{n}/s{n}" for n in range(0, 500, 10)]),
     "schedules: advance": lambda _: lambda c: fires.advance(c, advances()),

@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from orchestrator.api.context import Api
 from orchestrator.api.routes.system import read_minutes
 from orchestrator.domain.access import KeyScope
-from orchestrator.store import insights, throughput
+from orchestrator.store import insights, retention, throughput
 from orchestrator.store.throughput import Throughput
 from tests.integration.stage import System
 from tests.integration.test_rolled_back import rolled_back
@@ -123,8 +123,8 @@ def test_what_is_old_is_forgotten(system: System, engine: Engine) -> None:
     with engine.begin() as connection:
         for age in (timedelta(hours=3), timedelta(minutes=3)):
             throughput.add(connection, 1, now - age, [row])
-        assert throughput.prune(connection, 100) == 1
-        assert throughput.prune(connection, 100) == 0
+        assert retention.forget_expired(connection, "throughput", 100) == 1
+        assert retention.forget_expired(connection, "throughput", 100) == 0
         found = insights.overview(connection)
         assert (found.ended_last_minute["failed"], found.ended_last_hour["failed"]) == (0, 1)
         connection.rollback()

@@ -14,11 +14,8 @@ from sqlalchemy import Connection, Engine
 
 from orchestrator.scheduler.upkeep.rounds import Rounds
 from orchestrator.settings import Settings
-from orchestrator.store import audit, logs, retention, sessions, throughput
-from orchestrator.store.code import expectations
-from orchestrator.store.limits import lanes
+from orchestrator.store import audit, logs, retention
 from orchestrator.store.retention import BEGINNING, Kind, Walk
-from orchestrator.store.tasks import unique
 
 _SLICE = 1_000
 _EVERY = 10.0
@@ -51,8 +48,8 @@ class Pruner:
     def slices(self, connection: Connection) -> Iterator[int]:
         """Forget all that is old enough; yields after every slice how many rows it had."""
         retention.prepare(connection)
-        for prune in (unique.prune, lanes.prune_buckets, throughput.prune, sessions.prune, expectations.prune):
-            while (forgotten := prune(connection, self._size)) > 0:
+        for table in retention.EXPIRING:
+            while (forgotten := retention.forget_expired(connection, table, self._size)) > 0:
                 yield forgotten
         settings = self._settings
         if settings.retention_audit > 0:

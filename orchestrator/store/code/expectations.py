@@ -135,17 +135,6 @@ def answer(connection: Connection, answers: Iterable[Answered], now: datetime) -
     _ANSWER(connection, rows, now=now)
 
 
-_PRUNE = Statement[None]("""
-DELETE /* expectations.prune */ FROM orchestrator.answers WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM orchestrator.answers WHERE at < now() - interval '1 hour' LIMIT %(limit)s))
-""")
-
-
-def prune(connection: Connection, limit: int) -> int:
-    """Forget answers that nobody has asked for in time; return how many."""
-    return _PRUNE.count(connection, limit=limit)
-
-
 _FIND_ANSWER = Statement[Row](
     "SELECT /* expectations.find_answer */ result, error FROM orchestrator.answers WHERE id = %(id)s::uuid"
 )

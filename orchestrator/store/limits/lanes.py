@@ -191,15 +191,3 @@ SELECT name, to_timestamp(due) FROM {_DUE}
 def save_buckets(connection: Connection, due: Mapping[str, float]) -> None:
     """Save buckets that have been used."""
     _SAVE(connection, _DUE(due.items()))
-
-
-_PRUNE = Statement[None]("""
-DELETE /* lanes.prune_buckets */ FROM orchestrator.buckets WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM orchestrator.buckets WHERE due < now() - interval '1 minute'
-        LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
-""")
-
-
-def prune_buckets(connection: Connection, limit: int) -> int:
-    """Forget buckets that have been full for a while, and so are as good as absent; return how many."""
-    return _PRUNE.count(connection, limit=limit)

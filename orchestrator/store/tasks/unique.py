@@ -248,15 +248,3 @@ DELETE /* keys.free */ FROM orchestrator.unique_keys k
 def free(connection: Connection, keys: Sequence[tuple[str, bytes]], *, ended: bool) -> None:
     """Free the keys that tasks had until they were claimed or, if they have ended, until now."""
     _FREE(connection, _FREED(keys), scopes=["pending", "running"] if ended else ["pending"])
-
-
-_PRUNE = Statement[None]("""
-DELETE /* keys.prune */ FROM orchestrator.unique_keys WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM orchestrator.unique_keys WHERE until <= now() - interval '1 minute'
-        ORDER BY until LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
-""")
-
-
-def prune(connection: Connection, limit: int) -> int:
-    """Forget keys whose period is over; return how many."""
-    return _PRUNE.count(connection, limit=limit)

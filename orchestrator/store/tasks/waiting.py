@@ -12,6 +12,11 @@ from orchestrator.store.sql import Batch, Prepared, Row, Statement
 from orchestrator.store.tables.tasks import NOBODY, READY_IN_LANE, READY_PLAIN
 from orchestrator.store.tasks.transitions import arrivals
 
+_COUNT_READY = f"""), arrived AS (
+    {arrivals("ready WHERE lane IS NOT NULL")}
+)
+SELECT count(*) FROM ready"""
+"""The end of a statement that makes tasks `ready`."""
 _PROMOTE = Prepared[int](f"""
 WITH /* waiting.promote */ ready AS (
     UPDATE orchestrator.tasks
@@ -21,10 +26,7 @@ WITH /* waiting.promote */ ready AS (
             WHERE wake_at <= %(now)s::timestamptz AND {NOBODY} IS NOT TRUE
             ORDER BY wake_at LIMIT %(limit)s))
     RETURNING id, lane
-), arrived AS (
-    {arrivals("ready WHERE lane IS NOT NULL")}
-)
-SELECT count(*) FROM ready
+{_COUNT_READY}
 """)
 
 
@@ -72,10 +74,7 @@ WITH /* waiting.release */ ready AS (
                                WHERE denied.queue = held.queue AND denied.name = held.name)
             LIMIT %(limit)s))
     RETURNING id, lane
-), arrived AS (
-    {arrivals("ready WHERE lane IS NOT NULL")}
-)
-SELECT count(*) FROM ready
+{_COUNT_READY}
 """)
 
 
@@ -96,10 +95,7 @@ WITH /* waiting.release_opened */ ready AS (
             WHERE held.hold IS NOT NULL
             LIMIT %(limit)s))
     RETURNING id, lane
-), arrived AS (
-    {arrivals("ready WHERE lane IS NOT NULL")}
-)
-SELECT count(*) FROM ready
+{_COUNT_READY}
 """)
 
 
@@ -270,12 +266,19 @@ def in_flight(connection: Connection) -> list[InFlight]:
 
 
 _ASKED = Batch("asked", "id uuid, attempt bigint")
-_CURRENT = Prepared[tuple[bytes, int]](f"""
-SELECT /* waiting.current */ asked.id, asked.attempt FROM {_ASKED}
- CROSS JOIN LATERAL (
-       SELECT FROM orchestrator.tasks
-        WHERE id = asked.id AND attempt = asked.attempt AND status IN ('dispatched', 'running') LIMIT 1) AS found
+
+
+def _attempts(name: str, table: str, condition: str) -> Prepared[tuple[bytes, int]]:
+    """Return a statement that finds those of some attempts whose tasks are like this."""
+    return Prepared[tuple[bytes, int]](f"""
+SELECT /* waiting.{name} */ asked.id, asked.attempt FROM {_ASKED}
+ CROSS JOIN LATERAL (SELECT FROM orchestrator.{table} WHERE id = asked.id AND {condition} LIMIT 1) AS found
 """)
+
+
+_CURRENT = _attempts("current", "tasks", "attempt = asked.attempt AND status IN ('dispatched', 'running')")
+_MOVED = _attempts("moved", "tasks", "options ? 'executor'")
+_SUCCEEDED = _attempts("succeeded", "ended_tasks", "attempt = asked.attempt AND status = 'success'")
 
 
 def current(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
@@ -283,24 +286,9 @@ def current(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> se
     return set(_CURRENT(connection, _ASKED(attempts)))
 
 
-_MOVED = Prepared[tuple[bytes, int]](f"""
-SELECT /* waiting.moved */ asked.id, asked.attempt FROM {_ASKED}
- CROSS JOIN LATERAL (
-       SELECT FROM orchestrator.tasks WHERE id = asked.id AND options ? 'executor' LIMIT 1) AS found
-""")
-
-
 def moved(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
     """Return those of these attempts, which count no more, whose executions are still to go on."""
     return set(_MOVED(connection, _ASKED(attempts)))
-
-
-_SUCCEEDED = Prepared[tuple[bytes, int]](f"""
-SELECT /* waiting.succeeded */ asked.id, asked.attempt FROM {_ASKED}
- CROSS JOIN LATERAL (
-       SELECT FROM orchestrator.ended_tasks
-        WHERE id = asked.id AND attempt = asked.attempt AND status = 'success' LIMIT 1) AS found
-""")
 
 
 def succeeded(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
