@@ -35,8 +35,9 @@ def calls() -> Iterator[tuple[str, ast.Call]]:
 def _logs(function: ast.expr) -> bool:
     if isinstance(function, ast.Name):
         return function.id == "_log"  # of workers/reporting/task_log.py
-    is_method = isinstance(function, ast.Attribute) and function.attr in (*LEVELS, "exception", "log")
-    return is_method and ast.unparse(function.value).endswith(("log", "logger"))
+    if not isinstance(function, ast.Attribute) or function.attr not in (*LEVELS, "exception", "log"):
+        return False
+    return ast.unparse(function.value).endswith(("log", "logger"))
 
 
 def _text(call: ast.Call) -> str:
