@@ -19,6 +19,7 @@ from sqlalchemy import create_engine, text
 
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store import database
+from tests.connections import KEPT, find_the_version_of_redis_once
 
 # Whoever started us may ignore these, as nohup does; what we start would inherit that, and obey nobody.
 for _number in (signal.SIGTERM, signal.SIGHUP):
@@ -33,6 +34,8 @@ for _part in ("connect", "read", "write", "pool"):
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("quick", settings.get_profile("repeatable"), max_examples=15)  # scripts/test --quick
 settings.load_profile("repeatable")
+
+find_the_version_of_redis_once()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
@@ -65,6 +68,7 @@ def services() -> Iterator[EmbeddedServices]:
 @pytest.fixture(scope="module")
 def database_url(services: EmbeddedServices) -> str:
     """An empty database with the current schema."""
+    KEPT.close()  # which are to the database of the module before
     name = f"test_{uuid.uuid4().hex}"
     admin = create_engine(
         services.postgres.url.replace("postgresql:", "postgresql+psycopg2:"), isolation_level="AUTOCOMMIT"

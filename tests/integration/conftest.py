@@ -7,10 +7,21 @@ import pytest
 from orchestrator.api import app
 from orchestrator.api.context import Api
 from orchestrator.settings import Settings
+from tests.connections import KEPT
 from tests.integration.code_stage import engine_
 from tests.integration.stage import addresses, engine, in_empty_folder, system, way
 
 __all__ = ["addresses", "engine", "engine_", "in_empty_folder", "system", "way"]
+
+
+@pytest.fixture(autouse=True)
+def _connections_are_kept(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For the next test, unless it wants none of others."""
+    if request.node.get_closest_marker("own_connections"):
+        yield
+        return
+    with KEPT.used():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -246,17 +246,17 @@ class System:
                         worker.beat()
             self.scheduler.tick()
 
-    def tick_until(self, condition: Callable[[], object]) -> None:
+    def tick_until(self, condition: Callable[[], object], *, after: float = 1.0) -> None:
         """Look until something has come about; half a minute of the leader's time is enough for anything here."""
         for _ in range(30):
             if condition():
                 return
-            self.pass_seconds()
+            self.pass_seconds(after=after)
         raise AssertionError("not within 30 looks")
 
     def settle(self) -> None:
         """Let the grace of a new leader pass."""
-        self.tick_until(lambda: not self.scheduler.term.fleet.in_grace)
+        self.tick_until(lambda: not self.scheduler.term.fleet.in_grace, after=TTL / 2)  # as much as one look counts
 
     # -- workers
 

@@ -130,19 +130,21 @@ def added() -> Iterator[tuple[int, str, str]]:
 
 
 @pytest.mark.timeout(600)  # hundreds of commands, for which a busy machine takes more than three minutes
-def test_of_rows_that_older_releases_have_left(reading: System) -> None:
+@pytest.mark.parametrize(
+    "release", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(5, marks=pytest.mark.long)]
+)
+def test_of_rows_that_older_releases_have_left(reading: System, release: int) -> None:
     fill(reading)
     fill_with_code(reading)
     fill_oddly(reading)
     assert len(list(added())) > 40
-    for release in (5, 2, 1):
-        for statement in (statement for born, gone in UNBORN.items() if born > release for statement in gone):
-            reading.sql(statement)
-        for revision, table, column in added():
-            if revision > release:
-                reading.sql(f"UPDATE orchestrator.{table} SET {column} = DEFAULT")
-        for words in everything(reading):
-            read(*words)
+    for statement in (statement for born, gone in UNBORN.items() if born > release for statement in gone):
+        reading.sql(statement)
+    for revision, table, column in added():
+        if revision > release:
+            reading.sql(f"UPDATE orchestrator.{table} SET {column} = DEFAULT")
+    for words in everything(reading):
+        read(*words)
 
 
 def test_what_only_another_release_can_read_is_named(reading: System) -> None:

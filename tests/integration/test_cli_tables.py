@@ -118,6 +118,7 @@ def test_ids_are_short_on_a_terminal_and_lead_back(here: System, monkeypatch: py
     monkeypatch.undo()
 
 
+@pytest.mark.long_for("http")
 def test_the_ids_of_every_list_lead_back(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(here)
     fill_with_code(here)
@@ -196,6 +197,7 @@ def test_a_list_of_nothing_says_what_comes_first(here: System) -> None:
     assert invoke("runs", "list", "--stuck").stdout == "No run matches.\n"
 
 
+@pytest.mark.long_for("http")
 def test_no_row_is_longer_than_the_terminal_is_wide(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(here)
     fill_with_code(here)
@@ -246,6 +248,7 @@ def test_nothing_is_cut_where_nobody_reads_it_on_a_terminal(here: System) -> Non
     assert len(listed.splitlines()) == 2
 
 
+@pytest.mark.long_for("http")
 def test_no_line_ends_in_blanks(here: System, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(here)
     fill_with_code(here)

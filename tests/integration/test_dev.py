@@ -118,7 +118,7 @@ def test_it_serves_every_queue_that_is_named(project: Project) -> None:
         stop(dev)
 
 
-def test_schedules_come_and_go_with_the_code_and_a_second_start_gives_no_alarm(tmp_path: Path) -> None:
+def test_schedules_come_and_go_with_the_code_and_a_drained_worker_is_started_again(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)  # Postgres may have to run as another user
     project = Project(tmp_path)
     with project.dev() as dev:
@@ -135,17 +135,27 @@ def test_schedules_come_and_go_with_the_code_and_a_second_start_gives_no_alarm(t
         project.write("shop.py", SHOP)
         dev.wait_for("shop.nightly/default: no longer in the code of shop:app; deleted.")
         assert "shop.nightly" not in project.run("schedules", "list")
+        (worker,) = eventually(lambda: json.loads(project.run("workers", "--json"))["workers"], "it is announced")
+        project.run("workers", "drain", worker["id"])
+        dev.wait_for("the worker was drained: starting it again")
         assert project.run("enqueue", "resize", "a.png", "--wait") == '"A.PNG"\n'
         stop(dev)
         said = dev.said.read_text(encoding="utf-8")
         assert said.count("SyntaxError") == 1, "the worker says it, and nobody else"
-    with project.dev() as dev:
-        dev.wait_for("process.ready")
-        assert project.run("enqueue", "resize", "a.png", "--wait") == '"A.PNG"\n'
-        stop(dev)
+
+
+@pytest.mark.long
+def test_a_second_start_gives_no_alarm(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # Postgres may have to run as another user
+    project = Project(tmp_path)
+    for _ in range(2):
+        with project.dev() as dev:
+            dev.wait_for("process.ready")
+            assert project.run("enqueue", "resize", "a.png", "--wait") == '"A.PNG"\n'
+            stop(dev)
         said = dev.said.read_text(encoding="utf-8")
-        assert not re.search("^scheduler .* WARNING ", said, re.MULTILINE), said
-        assert "lost" not in said
+    assert not re.search("^scheduler .* WARNING ", said, re.MULTILINE), said
+    assert "lost" not in said
 
 
 @pytest.mark.long
@@ -160,16 +170,6 @@ def test_its_servers_are_started_again(tmp_path: Path) -> None:
             os.kill(server, signal.SIGKILL)
             dev.wait_for(f"{title} has ended: starting it again")
             assert eventually(partial(said, project, word), "a task runs again", 120.0) == f'"{word.upper()}"\n'
-        stop(dev)
-
-
-def test_a_worker_that_is_drained_is_started_again(project: Project) -> None:
-    with project.dev() as dev:
-        dev.wait_for("process.ready")
-        workers = eventually(lambda: json.loads(project.run("workers", "--json"))["workers"], "it is announced")
-        project.run("workers", "drain", workers[0]["id"])
-        dev.wait_for("the worker was drained: starting it again")
-        assert project.run("enqueue", "resize", "a.png", "--wait") == '"A.PNG"\n'
         stop(dev)
 
 

@@ -36,6 +36,23 @@ from tests.waiting import eventually
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _data_is_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """By `initdb` for the first server, and copied for the others."""
+    made, create = tmp_path_factory.mktemp("made") / "data", EmbeddedPostgres._create_data
+
+    def copy(server: EmbeddedPostgres, *arguments: Any) -> None:
+        if made.exists():
+            subprocess.run(["cp", "-a", str(made), str(server.data)], check=True)
+        else:
+            create(server, *arguments)
+            subprocess.run(["cp", "-a", str(server.data), str(made)], check=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EmbeddedPostgres, "_create_data", copy)
+        yield
+
+
 @pytest.fixture
 def stopping() -> Iterator[Callable[[Any], Any]]:
     """Stop whatever is passed through, however the test ends."""

@@ -26,6 +26,8 @@ from tests.chaos.cutting import Cutting
 from tests.stores import backend_of
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.own_connections
+
 _LIMIT = 0.5
 _PATIENCE = 4.0
 """Seconds for a Postgres that does answer, on a busy machine."""

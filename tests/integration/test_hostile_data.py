@@ -333,20 +333,20 @@ def test_tasks_with_large_inputs_are_created_a_few_in_a_tick(system: System) -> 
 
 
 def test_steps_with_large_inputs_are_created_a_few_in_a_tick(system: System) -> None:
-    steps = "\n".join(f'  s{number}: {{task: job, input: {{number: "${{params.large}}"}}}}' for number in range(40))
+    steps = "\n".join(f'  s{number}: {{task: job, input: {{number: "${{params.large}}"}}}}' for number in range(16))
     system.app.workflows.apply(loads(f"name: wide\nparams: {{large: {{type: string}}}}\ntasks:\n{steps}"))
     runs = [system.app.workflows["wide"].start(large="x" * 900_000) for _ in range(2)]
     system.tick()
     assert 0 < created(system) < 15
-    system.tick_until(lambda: created(system) == 80)
-    assert [run.progress().counters.open for run in runs] == [40, 40]
+    system.tick_until(lambda: created(system) == 32)
+    assert [run.progress().counters.open for run in runs] == [16, 16]
     (worker,) = system.workers
     for _ in range(60):
         worker.succeed(*worker.take())
         system.pass_seconds()
         if {run.progress().status for run in runs} == {"success"}:
             break
-    assert [run.progress().counters.success for run in runs] == [40, 40]
+    assert [run.progress().counters.success for run in runs] == [16, 16]
 
 
 JOIN = """

@@ -29,6 +29,8 @@ from orchestrator.embedded import EmbeddedServices
 from orchestrator.store import database
 from orchestrator.time_limits import TimeLimit
 
+pytestmark = pytest.mark.own_connections
+
 TIMEOUT = 0.3
 KEPT = 9.5
 """Seconds by which a call with that timeout has ended: 2, and more on a machine that is busy. It took 10 to 42."""

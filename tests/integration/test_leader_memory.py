@@ -38,9 +38,9 @@ def test_thousands_of_tasks_leave_nothing_behind_in_the_leader(system: System) -
 
     tracemalloc.start()
     try:
-        work(20)
+        work(10)
         before = in_use()
-        work(30)
+        work(20)
         assert in_use() - before < ALLOWED
     finally:
         tracemalloc.stop()

@@ -27,6 +27,8 @@ from orchestrator.transport.leader.streams import LeaderStreams
 from tests.integration.stage import KEYS, System
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.own_connections
+
 ONE_STEP = Definition(name="one-step", steps=(Step(name="one", task="job"),))
 SHOP = "shop"
 Run = Callable[..., Result]
