@@ -90,17 +90,18 @@ def test_a_statement_is_cancelled_when_its_client_disconnects(
     database_url: str, redis_url: str, engine: Engine
 ) -> None:
     settings = load_settings(environ={}, database_url=database_url, redis_url=redis_url)
+    path, key = "/api/v1/search?text=a", _key(engine, "ada")["Authorization"]
     waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%insights.%'")
     with serving(settings) as address, engine.connect() as looking, engine.connect() as locking:
         looking = looking.execution_options(isolation_level="AUTOCOMMIT")
         locking.execute(text("LOCK TABLE orchestrator.tasks IN ACCESS EXCLUSIVE MODE"))
         place = address.rpartition("/")[2].partition(":")
         with socket.create_connection((place[0], int(place[2])), timeout=30) as client:
-            client.sendall(b"GET /api/v1/search?text=a HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {key}\r\n\r\n".encode())
             eventually(lambda: looking.execute(waits).scalar_one(), "it reads the table")
         eventually(lambda: not looking.execute(waits).scalar_one(), "it is cancelled", 5.0)
         locking.rollback()
-        assert httpx.get(f"{address}/api/v1/search?text=a", timeout=30).status_code == 200
+        assert httpx.get(address + path, headers={"Authorization": key}, timeout=30).status_code == 200
 
 
 def test_a_wait_for_thousands_of_ids_is_checked_by_one_statement(
