@@ -28,6 +28,7 @@ def test_from_start_to_result(running: Stack) -> None:
     assert handle.status() == "success"
 
 
+@pytest.mark.long_for("http")
 def test_a_hundred_steps_in_sequence(running: Stack) -> None:
     assert project.steps.start(3).result(60) == 3
     assert project.steps.start(100).result(60) == 100, "at less than 0.6 s a step, which it takes nowhere"
@@ -46,6 +47,7 @@ def test_a_thousand_workflows_of_ten_steps(running: Stack) -> None:
 # -- what a run can be told
 
 
+@pytest.mark.long_for("http")
 def test_nothing_is_lost_that_is_said_to_runs_that_continue_all_the_time(running: Stack) -> None:
     """Whoever cancels, asks or leaves such a run alone does so at any moment of a turn."""
     cancelled = [project.restless.start() for _ in range(10)]
@@ -164,6 +166,7 @@ def test_a_terminated_run_is_not_asked(running: Stack, tmp_path: Path) -> None:
     eventually(lambda: not _open_tasks(running, handle), "nothing is open")
 
 
+@pytest.mark.long_for("http")
 def test_code_that_raises_fails_its_run(running: Stack) -> None:
     with pytest.raises(RunFailed, match="LookupError: nothing there"):
         project.failing.options().start().result(60)
