@@ -140,7 +140,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@examples(250)
+@examples(120)
 @given(command_lines())
 def test_any_command_line(services: dict[str, str], elsewhere: Path, line: list[str]) -> None:
     check(CliRunner().invoke(main, line, env=services, input="n\n"), line)

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from sqlalchemy import Connection, text
@@ -36,6 +35,7 @@ from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import claims, enqueue, results, revival, transitions, waiting
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Moved, Requeue, Success
+from tests.fuzzing import examples
 from tests.integration.parts import Parts
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -741,9 +741,10 @@ class Life(RuleBasedStateMachine):
                 assert verdict(counted, state == "cancelled") == state
 
 
+@pytest.mark.hypothesis
 def test_random_sequences(connection: Connection) -> None:
     class Connected(Life):
         pass
 
     Connected.connection = connection
-    run_state_machine_as_test(Connected, settings=settings(max_examples=60, stateful_step_count=30))
+    run_state_machine_as_test(Connected, settings=examples(40, stateful_step_count=30))

@@ -97,7 +97,7 @@ def understood(read: Callable[[bytes], Any], data: bytes) -> bool:
 READERS = [decode_flush, decode_dispatches]
 
 
-@examples(1_000)
+@examples(400)
 @given(st.binary(max_size=200))
 @example(b"")
 @example(b"\xdd\xff\xff\xff\xff")  # an array of four billion
@@ -125,14 +125,14 @@ def mutate(data: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
 changes = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 4), st.binary(max_size=6)), min_size=1, max_size=4)
 
 
-@examples(300)
+@examples(150)
 @given(flushes, changes)
 @pytest.mark.slow
 def test_mutated_flushes(flush: Flush, damage: list[tuple[int, int, bytes]]) -> None:
     understood(decode_flush, mutate(encode(flush), damage))
 
 
-@examples(500)
+@examples(250)
 @given(dispatches, changes)
 @pytest.mark.slow
 def test_mutated_dispatches(tasks: list[Dispatch], damage: list[tuple[int, int, bytes]]) -> None:
@@ -159,7 +159,7 @@ structures = st.recursive(
 )
 
 
-@examples(300)
+@examples(150)
 @given(structures)
 @pytest.mark.slow
 def test_other_data(value: Any) -> None:
@@ -199,7 +199,7 @@ heartbeats = st.builds(
 )
 
 
-@examples(300)
+@examples(150)
 @given(heartbeats)
 @pytest.mark.slow
 def test_a_heartbeat_that_is_understood_can_be_stored(beat: Heartbeat) -> None:
@@ -213,7 +213,7 @@ def test_a_heartbeat_that_is_understood_can_be_stored(beat: Heartbeat) -> None:
     unpack_attempts(found.held)
 
 
-@examples(300)
+@examples(150)
 @given(st.text(max_size=30) | st.from_regex(r"[0-9]{1,25}-[0-9]{0,25}", fullmatch=True))
 @pytest.mark.slow
 def test_a_position_that_is_understood_can_be_compared(cursor: str) -> None:

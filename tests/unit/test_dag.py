@@ -6,13 +6,14 @@ import random
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.domain.dag.definition import Definition, Step, Trigger
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.state import ENDED, DagState, Fan, StepState, decide
+from tests.fuzzing import examples
 
 TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 
@@ -144,7 +145,7 @@ class Driver:
         self.counts[name] += number
 
 
-@settings(max_examples=400, deadline=None)
+@examples(200)
 @given(runs())
 @pytest.mark.slow
 def test_any_order_of_events_ends_as_the_oracle_says(run: tuple[Graph, list[StepState], int, list[int]]) -> None:

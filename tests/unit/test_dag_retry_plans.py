@@ -8,13 +8,14 @@ from typing import get_args
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.domain.dag.definition import Definition, Step, Trigger
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.state import DagState, StepState, to_retry
+from tests.fuzzing import examples
 
 TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 COMPLETE = ("all_success", "all_ended", "none_failed")
@@ -290,7 +291,7 @@ def worlds(draw: st.DrawFn) -> World:
     return World(Graph(Definition(name="random", steps=steps)), draw(st.integers(0, 2**32)))
 
 
-@settings(max_examples=500, deadline=None)
+@examples(250)
 @given(worlds(), st.lists(st.sampled_from([-1, -1, 0, 1, 3]), min_size=2, max_size=5))
 @pytest.mark.slow
 def test_any_graph_is_retried_as_the_rule_says(world: World, stops: list[int]) -> None:

@@ -12,7 +12,7 @@ import jsonschema
 import msgspec
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.domain.dag.definition import (
@@ -31,6 +31,7 @@ from orchestrator.sdk.dag.builder import Defaults, StepOptions, WorkflowOptions
 from orchestrator.sdk.dag.definitions import from_data, load, loads
 from orchestrator.sdk.dag.writing import to_yaml
 from orchestrator.sdk.schedule_declarations import Times
+from tests.fuzzing import examples
 
 NIGHTLY = """\
 name: nightly
@@ -647,7 +648,7 @@ def test_any_definition_can_be_written_and_read(
 
 
 @given(st.data())
-@settings(max_examples=200)
+@examples(100)
 @pytest.mark.slow
 def test_any_text_is_read_or_refused(data: st.DataObject) -> None:
     text = data.draw(st.sampled_from([NIGHTLY, EVERYTHING]) | st.text())

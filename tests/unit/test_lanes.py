@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
@@ -15,6 +14,7 @@ from orchestrator.domain.limits.buckets import Buckets
 from orchestrator.domain.limits.lanes import Lanes, Rest, Stock
 from orchestrator.domain.limits.names import gate_of, lane_name
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, TaskOptions
+from tests.fuzzing import examples
 
 NOW = 1_000.0
 
@@ -292,8 +292,9 @@ class TurnsMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
+@pytest.mark.hypothesis
 def test_whatever_comes_and_goes() -> None:
-    run_state_machine_as_test(TurnsMachine, settings=settings(max_examples=150, stateful_step_count=60))
+    run_state_machine_as_test(TurnsMachine, settings=examples(75, stateful_step_count=60))
 
 
 def test_nobody_is_served_before_a_lane_that_may_have_more_and_is_more_urgent() -> None:

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
-from hypothesis import Phase, example, given, settings
+from hypothesis import Phase, example, given
 from hypothesis import strategies as st
 
 from orchestrator.domain.schedules import cron as cron_module
@@ -18,6 +18,7 @@ from orchestrator.domain.schedules.cron import cron_problem
 from orchestrator.domain.schedules.schedule import Schedule, delay_of, fire_key, fires, next_fire
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.dag.schedule_fields import checked_schedule
+from tests.fuzzing import examples
 from tests.wall_clock import DAYS, MONTHS, brute_fires
 
 BERLIN = "Europe/Berlin"
@@ -97,7 +98,7 @@ def clocks(draw: st.DrawFn) -> tuple[str, datetime]:
     return zone, draw(st.one_of(near, near, anywhere)).replace(second=0)
 
 
-@settings(max_examples=150, phases=[Phase.explicit, Phase.generate])  # to shrink an example takes minutes
+@examples(75, phases=[Phase.explicit, Phase.generate])  # to shrink an example takes minutes
 @given(expressions, clocks())
 @example("30 2 * * *", (BERLIN, utc("2026-03-28 00:00")))
 @example("0-0 5-5/2 * * TUE-2", (BERLIN, utc("2026-03-30 00:00")))
@@ -135,7 +136,7 @@ def test_seconds_and_bounds_are_kept_within_a_day() -> None:
     assert [f"{fire:%d %H:%M:%S}" for fire in found] == ["05 09:00:20", "05 09:00:40", "12 09:00:00", "12 09:00:20"]
 
 
-@settings(max_examples=300)
+@examples(150)
 @given(expressions, clocks(), st.integers(0, 59_999_999))
 @pytest.mark.slow
 def test_the_next_fire_is_later_and_nothing_is_between(expression: str, clock: tuple[str, datetime], odd: int) -> None:
@@ -366,7 +367,7 @@ def test_without_catching_up_a_missed_fire_is_gone_and_a_late_one_is_not() -> No
     assert decide(schedule, due - timedelta(days=9), due + timedelta(hours=1), 9) == ([], utc("2026-01-11 03:00"))
 
 
-@settings(max_examples=60)
+@examples(40)
 @given(expressions, clocks(), st.integers(0, 5_000), st.sampled_from(["none", "latest", "all(3)", "all(20)", "all"]))
 @pytest.mark.slow
 def test_catching_up_is_what_it_says(expression: str, clock: tuple[str, datetime], minutes: int, catch_up: str) -> None:

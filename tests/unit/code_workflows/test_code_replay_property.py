@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.domain.code import commands, history
@@ -18,6 +18,7 @@ from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.history import Event
 from orchestrator.sdk.code.live_run import LiveRun
 from orchestrator.testing import Recording, replay
+from tests.fuzzing import examples
 from tests.unit.code_workflows.programs import LIMIT, PROGRAMS, World, program
 
 pytestmark = pytest.mark.long
@@ -35,9 +36,7 @@ def fresh(events: list[Event]) -> tuple[list[Command], list[Command]]:
         flow.close()
 
 
-@settings(
-    max_examples=int(os.environ.get("REPLAY_EXAMPLES", "60")), deadline=None, suppress_health_check=list(HealthCheck)
-)
+@examples(60)
 @given(PROGRAMS, st.integers(0, 2**32))
 def test_replay_gives_the_same_commands_at_every_cut(steps: list[Any], seed: int) -> None:
     world = World(steps, seed)

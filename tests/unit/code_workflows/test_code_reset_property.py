@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, assume, event, given, settings
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from orchestrator.domain.code import commands, history, resets
@@ -18,6 +17,7 @@ from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.resets import preview
 from orchestrator.sdk.code.live_run import LiveRun
 from orchestrator.testing import Recording, replay
+from tests.fuzzing import examples
 from tests.unit.code_workflows.programs import LIMIT, PROGRAMS, World, program
 
 pytestmark = pytest.mark.long
@@ -31,9 +31,7 @@ IDS = {OLD: NEW} | {
     for ordinal in range(1, 200)
 }
 ID = re.compile(re.escape(OLD[:6]) + b".{10}", re.DOTALL)
-random_programs = settings(
-    max_examples=int(os.environ.get("REPLAY_EXAMPLES", "40")), deadline=None, suppress_health_check=list(HealthCheck)
-)
+random_programs = examples(40)
 
 
 def in_new(what: Any) -> bytes:

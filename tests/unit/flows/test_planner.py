@@ -7,11 +7,12 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.domain.flow import checks, commands
 from orchestrator.domain.flow.definition import Flow, Rule, from_plain
+from tests.fuzzing import examples
 from tests.unit.flows.driver import Driver
 from tests.unit.flows.interpreter import Failed, Interpreter
 from tests.unit.flows.made import PARAMS, SIGNALS, comparable, make_flow, service
@@ -28,7 +29,7 @@ def flows(draw: st.DrawFn) -> dict[str, Any]:
     return flow
 
 
-@settings(max_examples=250)
+@examples(120)
 @given(flows(), st.integers(0, 1_000), st.sampled_from(get_args(Rule)))
 @pytest.mark.slow
 def test_it_comes_to_what_the_interpreter_says(plain: dict[str, Any], seed: int, rule: Rule) -> None:
