@@ -150,13 +150,15 @@ class Runs:
         """Notify runs of what happened to them, as far as there is time; behind older changes of a run, new ones wait.
 
         What is marked in their rows need not be kept: they are found again. If it is urgent, the first are notified
-        however little time there is.
+        however little time there is. What no plan has to hear of is quickly done: as quickly as it is put off.
         """
         waiting = self.backlog.waiting(tx, [run for run, _ in some])
         late = [one for one in some if one[0] in waiting]
         free = [one for one in some if one[0] not in waiting and not self.is_refused(tx, *one)]
-        planned = [one for one in free if _is_for_plan(one[1])]
-        quick = [one for one in free if not _is_for_plan(one[1])]
+        planned: list[RunAndChanges] = []
+        quick: list[RunAndChanges] = []
+        for one in free:
+            (planned if any(changes.is_for_plan for changes in one[1]) else quick).append(one)
         late += self._notify_slices(tx, _slices(tx, quick) if tx.budget.is_slowed else [quick], _is_first)
         long = [run for run, changes in planned if any(one.is_for_all_steps for one in changes)]
         steps = self.dags.sizes(dags.versions(tx.connection, long) if long else {})
@@ -356,11 +358,6 @@ def _announced(run: RunRow, turn_task: TurnTaskEnd | None) -> Ended:
     return Ended(
         run.id, run.status, turn_task and turn_task.inline, turn_task and run_error(turn_task, run.status, run.reason)
     )
-
-
-def _is_for_plan(changes: Sequence[RunChanges]) -> bool:
-    """Say whether a plan has to be notified. All else is quickly done: as quickly as it is put off."""
-    return any(one.is_for_plan for one in changes)
 
 
 def _is_for_code(fact: Fact) -> bool:
