@@ -158,7 +158,7 @@ def test_a_history_that_does_not_fit_into_redis_does_not_fill_it_for_long(
     try:
         system.redis.config_set("maxmemory", used["used_memory"] + 10_000_000)
         pass_time(system)
-        system.tick_until(lambda: "Redis has no room for its history" in caplog.text)
+        system.tick_until(lambda: "run.history_too_large" in caplog.text)
         system.tick_until(lambda: system.row(raw(handle))["attempt"] > turn.attempt and not pages(system))
         system.make_old()
         system.tick_until(lambda: system.row(raw(handle))["attempt"] > turn.attempt + 1)

@@ -103,7 +103,7 @@ def test_a_signal_that_reaches_nobody_is_told_to_people_and_its_sender_goes_on(
     with caplog.at_level(logging.WARNING):
         turn(system, worker, engine_)
     assert [lost.status(), nobody.status()] == ["success", "success"]
-    assert f"run {listener.id} has ended, or never was, and signal news does not reach it" in caplog.text
+    assert f"run.signal_late run={listener.id} signal=news" in caplog.text
     assert "signal_received" not in kinds(system, listener)
     assert system.row(raw(lost))["status"] == "success"
 

@@ -44,7 +44,7 @@ def fail_by_hand(system: System, handle: Handle[object]) -> None:
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     texts = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    return [text for text in texts if text.startswith("tasks that had ended")]
+    return [text for text in texts if text.startswith("task.duplicates_removed")]
 
 
 def check(system: System, handle: Handle[object], state: str = "success") -> None:
