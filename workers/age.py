@@ -41,6 +41,6 @@ class Age:
         if left == 0:
             self._is_spent = True
             self._tell_parent(Leaving(f"it has run {most} tasks", at_once=True, is_last=False))
-        elif not self._is_leaving and left <= min(most / 2, max(most / 5, self._pool.rate() * _SUCCESSION)):
+        elif not self._is_leaving and left <= min(most / 2, max(most / 5, self._pool.pace.rate * _SUCCESSION)):
             self._is_leaving = True
             self._tell_parent(Leaving(f"it has run {self._pool.ended} tasks of {most}", at_once=False))

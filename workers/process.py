@@ -197,10 +197,10 @@ class WorkerProcess:
         began = time.monotonic()
         while not self._pool.wait_until_idle(_LOOK):
             give_up_at = self._give_up_at
-            if self._pool.loop_is_blocked():
+            if self._pool.standstill.is_blocked():
                 give_up_at = min(give_up_at, began + self._settings.drain_timeout)
-            if time.monotonic() >= give_up_at or self._pool.is_hopeless():
-                self._pool.mark_blocking()
+            if time.monotonic() >= give_up_at or self._pool.standstill.is_hopeless(self._pool.jobs()):
+                self._pool.standstill.mark_blocking()
                 return False
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.running.standstill import Standstill
 
 
@@ -22,7 +23,7 @@ class Loop:
 
 def standing_still(loop: Loop, given_up: list[str] | None = None) -> Standstill:
     watched: Any = loop
-    standstill = Standstill(watched, print if given_up is None else given_up.append, 5.0)
+    standstill = Standstill(watched, HeldAttempts(1), print if given_up is None else given_up.append, 5.0)
     standstill.look(0.0)
     return standstill
 

@@ -20,12 +20,13 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
-from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
+from orchestrator.domain.executors.execution import Execution, Finished, Outcome
 from orchestrator.domain.executors.record import Record, decode_record, encode_record, execution_name
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.reports import AttemptReport
@@ -62,22 +63,21 @@ _LAST_LOOK = 1.0
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
 class _Job:
     """One execution that is watched here."""
 
-    __slots__ = ("ends", "execution", "executor", "external_id", "job", "listener", "record")
+    job: Job
+    executor: Executor
+    execution: Execution
+    record: Record
+    ends: bool = False
+    """It is only to be ended: its task was cancelled."""
+    external_id: str = ""
+    listener: Listener | None = None
 
-    def __init__(
-        self, job: Job, executor: Executor, execution: Execution, record: Record, *, ends: bool = False
-    ) -> None:
-        self.job = job
-        self.ends = ends
-        """It is only to be ended: its task was cancelled."""
-        self.executor = executor
-        self.execution = execution
-        self.record = record
-        self.external_id = record.external_id
-        self.listener: Listener | None = None
+    def __post_init__(self) -> None:
+        self.external_id = self.record.external_id
 
 
 class Driver:
@@ -173,7 +173,7 @@ class Driver:
                 return
             current, loop = asyncio.current_task(), asyncio.get_running_loop()
             assert current is not None
-            job.interruptible(lambda _: _ignore(loop.call_soon_threadsafe(current.cancel)))
+            job.interruptible(lambda _: loop.call_soon_threadsafe(current.cancel))
             try:
                 watched = await self._begin(job)
             except BaseException as error:  # noqa: BLE001  # no fault of the work, which has not begun
@@ -286,8 +286,8 @@ class Driver:
             reason,
             extra=job.fields,
         )
-        task = job.dispatch
-        self._end(job, Returned(task.id, task.attempt, "its executor lacks something here", _LATER, call.means))
+        reason = "its executor lacks something here"
+        self._end(job, Returned(job.dispatch.id, job.dispatch.attempt, reason, _LATER, call.means))
 
     async def _watch(self, watched: _Job, limit: asyncio.Timeout) -> Outcome:
         """Start it, unless that was done, and return how it ends."""
@@ -321,10 +321,7 @@ class Driver:
 
     async def _cancel(self, watched: _Job) -> None:
         """End the work. Where that takes long, it goes on while the attempt is reported."""
-        task = asyncio.create_task(self._cancel_on(watched))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        await asyncio.wait([task], timeout=_CANCEL_FOR)
+        await asyncio.wait([self._in_background(self._cancel_on(watched))], timeout=_CANCEL_FOR)
 
     async def _cancel_on(self, watched: _Job) -> None:
         executor, execution = watched.executor, watched.execution
@@ -347,16 +344,14 @@ class Driver:
             if not kept.done():
                 kept.set_result(None)
 
-        noted = Noted(
-            job.dispatch.id, job.dispatch.attempt, encode_record(msgspec.structs.replace(record, elapsed=0.0))
-        )
+        details = encode_record(msgspec.structs.replace(record, elapsed=0.0))
+        noted = Noted(job.dispatch.id, job.dispatch.attempt, details)
         self._reporter.report(noted, applied=lambda: _call_soon(loop, keep))
         await kept
 
     def _report(self, job: Job, outcome: Outcome) -> Succeeded | Failed:
         if isinstance(outcome, Finished):
             return self._runner.finished(job, outcome.output)
-        assert isinstance(outcome, Broken)
         error = TaskError(outcome.kind, outcome.message, outcome.detail)
         return self._runner.broken(job, error, retryable=outcome.retryable)
 
@@ -372,14 +367,15 @@ class Driver:
             doubts = -1 if self._in_doubt else self._doubts
 
             def applied() -> None:
-                _call_soon(loop, lambda: self._release_later(watched, after, doubts))
+                _call_soon(loop, lambda: self._in_background(self._release(watched, after, doubts)))
 
         self._reporter.report(report, job, applied)
 
-    def _release_later(self, watched: _Job, after: float, doubts: int) -> None:
-        task = asyncio.create_task(self._release(watched, after, doubts))
+    def _in_background(self, going: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(going)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     async def _release(self, watched: _Job, after: float, doubts: int) -> None:
         """Clear it away, unless this worker was in doubt since it ended: another may be about to read how it did."""
@@ -395,13 +391,8 @@ class Driver:
         try:
             await clearing
         except Exception as error:  # noqa: BLE001  # what is left there is cleared away by others, or by time
-            log.info(
-                "execution.not_deleted execution=%s error=%r", watched.execution.name, error, extra=watched.job.fields
-            )
-
-
-def _ignore(_: Any) -> None:
-    return None
+            name, fields = watched.execution.name, watched.job.fields
+            log.info("execution.not_deleted execution=%s error=%r", name, error, extra=fields)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+_EVERY = 0.5
+"""Seconds between two looks."""
 _FOREIGN = {"__pycache__", "node_modules", "site-packages"}
 
 
@@ -15,9 +17,15 @@ class Changes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen = dict(self._scan())
+        self.due_at = 0.0
+        """When the next look is due."""
 
-    def poll(self) -> list[str]:
-        """Return the files that were changed, added or removed since the last call."""
+    def poll(self, now: float | None = None) -> list[str]:
+        """Return the files that were changed, added or removed since the last look; with `now`, if another is due."""
+        if now is not None:
+            if now < self.due_at:
+                return []
+            self.due_at = now + _EVERY
         found = dict(self._scan())
         changed = [name for name, _ in self._seen.items() ^ found.items()]
         self._seen = found

@@ -131,6 +131,11 @@ class Child:
         self._left_at = self._left_at or time.monotonic()
         self.send(verb)
 
+    def dismiss(self) -> None:
+        """Kill it on purpose: what it held is handed back, and its death is no death."""
+        self.dismissed = True
+        self.kill()
+
     def kill(self) -> None:
         """End it at once."""
         os.kill(self.pid, signal.SIGKILL)

@@ -48,8 +48,6 @@ _BREATHER = 1.0
 """Seconds between the starts of two processes that stand in for dead ones."""
 _TRY_LOADING_AGAIN = 30.0
 """Seconds until an application that could be loaded before, and now cannot, is tried again."""
-_LOOK_AT_FILES = 0.5
-"""Seconds between two looks at the files that may change."""
 
 
 def run_worker(spec: WorkerSpec, settings: Settings) -> int:
@@ -94,7 +92,6 @@ class Supervisor:
         bounds = Bounds(*(spec.autoscale or (spec.processes, spec.processes)))
         self._autoscaler = Autoscaler(bounds, settings.scale_down_after)
         self._changes = Changes(Path.cwd()) if spec.reload else None
-        self._check_files_at = 0.0
         self._is_proven = not spec.reload
         """The application as it is now could be loaded, or is taken to; if not, one process tries before the others."""
         self._was_loaded = False
@@ -154,7 +151,7 @@ class Supervisor:
         if self._start_after > now:
             until.append(self._start_after)
         if self._changes is not None:
-            until.append(self._check_files_at)
+            until.append(self._changes.due_at)
         if self._last_words.has_reports:
             until.append(now + 0.1)  # Redis has no generation yet, or takes no reports
         orders = [self._inbox] if self._inbox.is_open else []
@@ -270,21 +267,20 @@ class Supervisor:
                     "process.blocked pid=%d seconds=%g tasks=%s: a task blocks it, or the process was paused",
                     *(child.pid, grace, held or "none"),
                 )
-            if heard and child.is_beyond_drain(now, self._settings.drain_timeout + grace):
-                log.error("process.killed pid=%d: it was draining and blocked; its tasks are returned", child.pid)
-                child.dismissed = True
-                child.kill()
-            elif heard and child.is_beyond_help(now, grace):
-                log.error("process.killed pid=%d: a task must stop, and blocks the whole process", child.pid)
-                child.dismissed = True
-                child.kill()
-            elif heard and child.is_kept_by_a_turn():
-                log.error(
-                    "process.killed pid=%d: the code of a workflow does not return, and blocks the whole process",
-                    child.pid,
-                )
-                child.dismissed = True
-                child.kill()
+            if heard and (why := self._hopeless(child, now)):
+                log.error("process.killed pid=%d: %s", child.pid, why)
+                child.dismiss()
+
+    def _hopeless(self, child: Child, now: float) -> str:
+        """Return why a process must be killed; nothing if it need not."""
+        grace = self._settings.stop_grace
+        if child.is_beyond_drain(now, self._settings.drain_timeout + grace):
+            return "it was draining and blocked; its tasks are returned"
+        if child.is_beyond_help(now, grace):
+            return "a task must stop, and blocks the whole process"
+        if child.is_kept_by_a_turn():
+            return "the code of a workflow does not return, and blocks the whole process"
+        return ""
 
     def _reap(self, now: float) -> None:
         while self._children:
@@ -296,10 +292,9 @@ class Supervisor:
                 continue
             child.pipe.close()
             self._inbox.remove(child.worker)
-            code = os.waitstatus_to_exitcode(status)
             farewell = child.held.farewell
             in_order = farewell in (Farewell.FINISHED, Farewell.UNFINISHED)
-            died_of = ending(code)
+            died_of = ending(os.waitstatus_to_exitcode(status))
             reports = child.last_words(now, died_of)
             handed_back = sum(isinstance(report, Returned) for report in reports)
             self.observed.handed_back += child.held.handed_back + handed_back
@@ -325,24 +320,18 @@ class Supervisor:
             self._signals = max(1, self._signals)
             for child in self._children.values():
                 if child.names is None:  # who still loads it would fail alike
-                    child.dismissed = True
-                    child.kill()
+                    child.dismiss()
 
     def _check_files(self, now: float) -> None:
         """With `reload`: when a file has changed, end the processes that have loaded what it was before."""
-        if self._changes is None or self._is_closing or now < self._check_files_at:
-            return
-        self._check_files_at = now + _LOOK_AT_FILES
-        changed = self._changes.poll()
-        if not changed:
+        if self._changes is None or self._is_closing or not (changed := self._changes.poll(now)):
             return
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         log.info("app.changed files=%s%s: the worker starts again", ",".join(changed[:3]), more)
         self._awaits_change = self._is_proven = False
         for child in self._children.values():
             if child.names is None:
-                child.dismissed = True
-                child.kill()
+                child.dismiss()
             elif not child.draining:
                 child.leave(Command("drain"))
                 self._has_news = True

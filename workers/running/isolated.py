@@ -16,36 +16,24 @@ A task's time begins with `begun`. A child that ends before it has said so is no
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from collections.abc import Callable
+from multiprocessing.connection import Pipe
 
 import msgspec
 
 from orchestrator.domain.tasks.reports import AttemptReport
-from orchestrator.domain.tasks.task import Dispatch, KeyHolder, Lost, NewTask, Returned
-from orchestrator.environment import forbid_inspection, hide_environment
+from orchestrator.domain.tasks.task import Lost, NewTask, Returned
 from orchestrator.errors import SoftTimeout, Uncertain
-from orchestrator.settings import load_settings
-from orchestrator.telemetry import close_output, configure_logging, get_logger
-from orchestrator.tracing.entry import begin_tracing, enter, leave
+from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import EndReport, LogLine, ProgressMark, decode, encode
-from orchestrator.workers.functions.allowed import Allowed
-from orchestrator.workers.functions.builtin import install
-from orchestrator.workers.functions.loading import load_app
 from orchestrator.workers.parent.memory import resident_memory
-from orchestrator.workers.parent.parent_death import die_with, ending
-from orchestrator.workers.reporting.task_output import capture_output, share_log
-from orchestrator.workers.running.forks import is_fork, on_fork, refuse_in_fork, watch_forks
-from orchestrator.workers.running.job import Bundle, Job
-from orchestrator.workers.running.runner import Runner
+from orchestrator.workers.parent.parent_death import ending
+from orchestrator.workers.running.job import Job
 from orchestrator.workers.running.task_runtime import Outbox, interruption
-from orchestrator.workers.running.turns import Turns
 from orchestrator.workers.spec import WorkerSpec
 
 log = get_logger("worker")
@@ -59,7 +47,7 @@ _STARTING = max(1, (os.cpu_count() or 1) // 2)
 _START_AGAIN = 5.0
 """Seconds before a task whose child could not start is tried again, perhaps elsewhere."""
 _LOOK = 0.05
-"""Seconds between two looks at the turn of a workflow, or at whether a job that waits for a child is still wanted."""
+"""Seconds between two looks at whether a job that waits for a child is still wanted."""
 _DYING_TOGETHER = 0.1
 """Seconds to outlive a child by, before its death is held against its task: all on this machine may be dying."""
 
@@ -236,7 +224,7 @@ class _Child:
             [
                 sys.executable,
                 "-m",
-                "orchestrator.workers.running.isolated",
+                "orchestrator.workers.running.isolated_child",
                 spec.app,
                 str(theirs.fileno()),
                 str(os.getpid()),
@@ -279,131 +267,3 @@ class _Child:
         self._process.kill()
         self._pipe.close()
         return self._process.wait()
-
-
-# -- the child's side
-
-
-class _PipeOutbox:
-    """Passes everything on to the worker process."""
-
-    def __init__(self, pipe: Connection[Any, Any]) -> None:
-        self._pipe = pipe
-        self._lock = threading.Lock()
-
-    def send(self, word: str, data: bytes) -> None:
-        """Say one thing at a time, whichever of the task's threads says it; a fork has no say."""
-        if is_fork():
-            return
-        with self._lock:
-            self._pipe.send_bytes(encode((word, data)))
-
-    def ask(self, word: str, data: bytes) -> tuple[str, bytes]:
-        """Say one thing, and wait for the answer."""
-        refuse_in_fork()
-        with self._lock:
-            self._pipe.send_bytes(encode((word, data)))
-            return decode(tuple[str, bytes], self._pipe.recv_bytes())
-
-    def hand_over(self, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
-        word, data = self.ask("enqueue", encode(list(tasks)))
-        if word == "uncertain":
-            raise Uncertain(data.decode())
-        return decode(dict[bytes, KeyHolder], data)
-
-    def page(self, job: Job, number: int) -> bytes | None:
-        del job  # there is but one
-        word, page = self.ask("page", encode(number))
-        return page if word == "page" else None
-
-    def mark(self, task: bytes, mark: ProgressMark) -> None:
-        del task
-        self.send("mark", encode(mark))
-
-    def log(self, job: Job, line: LogLine) -> None:
-        self.send("log", encode((job.label, line)))
-
-    def log_lines(self, job: Job, lines: LogLine) -> None:
-        self.send("lines", encode((job.label, lines)))
-
-    def leave(self, job: Job, details: bytes) -> None:
-        del job
-        self.send("leave", details)
-
-
-def main(app: str, descriptor: int, database: bool, allow: Sequence[str], *, is_hidden: bool = False) -> None:
-    """Run tasks as they come, until the worker closes the pipe."""
-    # The worker decides when this process ends. Handlers, unlike SIG_IGN, are not inherited by what a task starts.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
-    pipe: Connection[Any, Any] = Connection(descriptor)
-    # Whatever a task starts must not keep the pipe open: the worker learns from its end that this process has died.
-    os.set_inheritable(descriptor, False)
-    watch_forks()
-    on_fork(pipe.close)
-    capture_output()
-    if is_hidden:
-        forbid_inspection()
-    application = load_app(app)
-    outbox = _PipeOutbox(pipe)
-    share_log(outbox if application.settings.capture_logs == "all" else None)
-    install(application)
-    runner = Runner(application, outbox, Allowed(application, allow), database=database)
-    turn_timeout = load_settings().turn_timeout
-    spans = begin_tracing("worker")  # for those that tasks make: the worker makes those of attempts
-    outbox.send("ready", b"")
-    while True:
-        try:
-            _, data = decode(tuple[str, bytes], pipe.recv_bytes())
-        except (EOFError, OSError):  # the second if it died with something unread
-            return
-        dispatch = decode(Dispatch, data)
-        job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())
-        outbox.send("begun", b"")
-        job.begin(time.monotonic())
-        token = None if job.trace is None else enter(job.trace)
-        report = _watched(runner, job, turn_timeout) if dispatch.is_turn_task else _run(runner, job)
-        job.finish()
-        if job.trace is not None:
-            leave(token)
-        outbox.send("report", encode([report]))
-        if spans is not None:
-            spans.flush(0.0)  # beside what comes next: when it has waited for that for long, it is killed
-
-
-def _run(runner: Runner, job: Job) -> AttemptReport:
-    if job.options.soft_timeout is None:
-        return runner.run(job)
-    timer = threading.Timer(job.options.soft_timeout, job.warn)
-    timer.daemon = True
-    timer.start()
-    try:
-        return runner.run(job)
-    except SoftTimeout as late:  # arrived when the code had just ended
-        return runner.failure(job, late)
-    finally:
-        timer.cancel()
-
-
-def _watched(runner: Runner, job: Job, limit: float) -> AttemptReport:
-    """Run a turn of a workflow's code, and end it if that takes too long, as a worker process does with its own."""
-    turns, over = Turns(limit), threading.Event()
-
-    def keep_time() -> None:
-        while not over.wait(_LOOK):
-            turns.check(runner.running(job), job, time.monotonic())
-
-    threading.Thread(target=keep_time, name="turns", daemon=True).start()
-    try:
-        report = runner.run(job)
-    finally:
-        over.set()
-    return turns.verdict(job) or report
-
-
-if __name__ == "__main__":
-    die_with(int(sys.argv[3]))
-    configure_logging(sys.argv[6], sys.argv[7])
-    hide_environment()
-    main(sys.argv[1], int(sys.argv[2]), bool(sys.argv[4]), sys.argv[8:], is_hidden=bool(sys.argv[5]))
-    close_output()

@@ -107,7 +107,7 @@ class Job:
         """Its end has been reported, but its code has not ended."""
         self.interrupted_by: type[BaseException] | None = None
         self.interrupted_at = 0.0
-        self.interrupt: Callable[[type[BaseException]], None] | None = None
+        self.interrupt: Callable[[type[BaseException]], object] | None = None
         """How the running code is interrupted; set by what runs it."""
         self.step: dict[str, Any] = {}
         """For a step of a workflow: workflow, step, index and count."""
@@ -226,7 +226,7 @@ class Job:
                 if self.interrupt is not None and not self.committing:
                     self.interrupt(SoftTimeout)
 
-    def interruptible(self, interrupt: Callable[[type[BaseException]], None]) -> None:
+    def interruptible(self, interrupt: Callable[[type[BaseException]], object]) -> None:
         """Say how the code that begins now is interrupted. If someone has wanted that already, it happens at once."""
         with _lock:
             self.interrupt = interrupt

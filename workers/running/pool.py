@@ -22,9 +22,10 @@ from orchestrator.workers.running.critical_thread import start_critical_thread
 from orchestrator.workers.running.delivery import DELIVERY
 from orchestrator.workers.running.isolated import Isolation
 from orchestrator.workers.running.job import Job, Stage
+from orchestrator.workers.running.pace import Pace
 from orchestrator.workers.running.runner import Runner
 from orchestrator.workers.running.spans import AttemptSpans
-from orchestrator.workers.running.standstill import BLOCKED_AFTER, BLOCKED_FOR, Standstill
+from orchestrator.workers.running.standstill import BLOCKED_FOR, Standstill
 from orchestrator.workers.running.task_runtime import interruption
 from orchestrator.workers.running.threads import Threads
 from orchestrator.workers.running.turns import Turns
@@ -35,15 +36,9 @@ _LOOK = 0.05
 """Seconds between two looks at the clock while anything is here."""
 _ANNOUNCE_AFTER = 0.05
 """Seconds after which a run is worth a report of its own; most tasks have ended by then."""
-_HAND_BACK_AFTER = 0.2
-"""Seconds that a received task may wait for a thread before another worker may have it."""
-_HAND_BACK_PLACED_AFTER = 10.0
-"""The same for one that was sent to this worker alone: few others know it, and the leader asks for it if they have room
-(`spare`). Where all of them are full, it would only come back, and others would have taken its place in the line."""
 _IDLE_LOOK = 1.0
 """Seconds between two looks while nothing is here: the parent wants to see that the clock ticks."""
-_MEMORY = 0.1
-"""Weight of the latest look in how full this process has been of late."""
+_INTERRUPTIONS = (SoftTimeout, TaskTimeout, TaskAborted, EndTurn)
 
 
 class Pool:
@@ -83,7 +78,7 @@ class Pool:
         """Who watches what is done outside this process, if anybody."""
         self._threads = Threads(concurrency, self._run)
         self._coroutines = Coroutines(self._run_async)
-        self._standstill = Standstill(self._coroutines, on_standstill, blocked_for)
+        self.standstill = Standstill(self._coroutines, held, on_standstill, blocked_for)
         self._jobs: dict[int, Job] = {}
         """Everything that was received and whose code has not ended."""
         self.task_log = TaskLog()
@@ -91,24 +86,21 @@ class Pool:
         self._freed = threading.Event()
         self.ended = 0
         """How many jobs have run to their end in this very process."""
-        self._load = 0.0
-        self._finished = 0
-        self._rate = 0.0
-        self._measured_at = time.monotonic()
+        self.pace = Pace(concurrency, _LOOK)
 
     def start(self) -> None:
         """Begin to watch the time, in a thread of its own.
 
         The first beat is here: the very first task may keep the interpreter from that thread for ever.
         """
-        self._held.beat(time.monotonic(), self._load)
+        self._held.beat(time.monotonic(), self.pace.load)
         start_critical_thread("timekeeper", self._keep_time)
 
     # -- taking in
 
     def room(self) -> int:
         """Return how many tasks may be received now: free slots, and what is finished in the next 20 ms."""
-        ahead = min(500, int(self._rate * 0.02))
+        ahead = min(500, int(self.pace.rate * 0.02))
         return min(self.concurrency + ahead - len(self._jobs), self._held.room)
 
     def wait_for_room(self, timeout: float) -> int:
@@ -130,29 +122,25 @@ class Pool:
             self._jobs[id(job)] = job
         self.task_log.received(jobs)
         self._busy.set()
-        synchronous: list[Job] = []
-        asynchronous: list[Job] = []
         for job in jobs:
             task = None if job.dispatch.is_turn_task else self._runner.find(job)
             job.on_loop = task is not None and task._is_async and not job.is_isolated
-            (asynchronous if job.on_loop else synchronous).append(job)
-        if synchronous:
-            self._threads.submit(synchronous)
-        if asynchronous:
-            self._coroutines.submit(asynchronous)
+        if in_threads := [job for job in jobs if not job.on_loop]:
+            self._threads.submit(in_threads)
+        if on_loop := [job for job in jobs if job.on_loop]:
+            self._coroutines.submit(on_loop)
 
     def _execute(self, jobs: Sequence[Job]) -> None:
         """Have these done by their executors, as far as there is room."""
         driver = self.driver
         taken: list[Job] = []
         for job in jobs:
-            if driver is None or driver.room <= 0 or self.is_unheard():
-                reason = "no room for executions" if driver is None or driver.room <= 0 else "it cannot be heard"
-                if job.take_back():
-                    self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason), job)
-            else:
+            if driver is not None and driver.room > 0 and not self.is_unheard():
                 driver.accept(job)
                 taken.append(job)
+            elif job.take_back():
+                reason = "no room for executions" if driver is None or driver.room <= 0 else "it cannot be heard"
+                self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason), job)
         self.task_log.received(taken)
         self._held.show_executing(0 if driver is None else len(driver))
         self._coroutines.submit(taken)
@@ -170,12 +158,7 @@ class Pool:
                 report = self._isolation.run(job, self._start_clock)
             else:
                 report = self._runner.run(job)
-        except (
-            SoftTimeout,
-            TaskTimeout,
-            TaskAborted,
-            EndTurn,
-        ) as reason:  # its process was killed, or the code had just ended
+        except _INTERRUPTIONS as reason:  # its process was killed, or the code had just ended
             job.uninterruptible()
             report = self._runner.failure(job, reason.with_traceback(None))
         self._end(job, report)
@@ -232,20 +215,23 @@ class Pool:
     def _end(self, job: Job, report: AttemptReport) -> None:
         report = self._turns.verdict(job) or report
         if job.finish():
-            if job.deadline is not None or job.dispatch.is_turn_task:
-                self._held.unlimit(job.slot)
-            if job.span is not None:
-                self._spans.ended(job, report)
-            self.task_log.ended(job, report)
-            self._reporter.report(report, job)
+            self._report_end(job, report)
         else:
             self._reporter.code_ended(job)
         self.ended += not job.is_isolated
         self._forget(job)
 
+    def _report_end(self, job: Job, report: AttemptReport) -> None:
+        if job.deadline is not None or job.dispatch.is_turn_task:
+            self._held.unlimit(job.slot)
+        if job.span is not None:
+            self._spans.ended(job, report)
+        self.task_log.ended(job, report)
+        self._reporter.report(report, job)
+
     def _forget(self, job: Job) -> None:
         self._jobs.pop(id(job), None)
-        self._finished += 1
+        self.pace.finished += 1
         if not self._freed.is_set():  # who waits has cleared it before the last look at what there is
             self._freed.set()
 
@@ -255,7 +241,7 @@ class Pool:
         while True:
             self._busy.wait(_IDLE_LOOK)
             now = time.monotonic()
-            self._held.beat(now, self._load)
+            self._held.beat(now, self.pace.load)
             if self.driver is not None:
                 self._held.show_executing(len(self.driver))
             self.task_log.flush_due(now)
@@ -263,11 +249,10 @@ class Pool:
             if not self._jobs:
                 self._busy.clear()
                 self._held.show_running(0)
-                self._standstill.rest()
-                self._load = 0.0
+                self.standstill.rest()
                 if self._jobs:
                     self._busy.set()
-                self._measure(now)
+                self.pace.measure(now, 0)
                 continue
             self._check_all(now)
             threading.Event().wait(_LOOK)
@@ -276,16 +261,15 @@ class Pool:
         running = 0
         stale = False
         waiting: list[Job] = []
-        jobs = list(self._jobs.values())
-        self._load += _MEMORY * (min(1.0, len(jobs) / self.concurrency) - self._load)
-        self._standstill.look(now)
+        jobs = self.jobs()
+        self.standstill.look(now)
         for job in jobs:
             if job.stage is Stage.RUNNING:
                 running += 1
                 self._check_running(job, now)
             elif job.lingers:
                 running += 1
-            elif now - job.received_at > self._patience(job):
+            elif now - job.received_at > self.standstill.patience(job):
                 if job.on_loop:
                     waiting.append(job)
                 else:
@@ -296,23 +280,17 @@ class Pool:
         self._held.show_running(running)
         if not stale:
             self._threads.relieve()
-        self._measure(now)
-
-    def _patience(self, job: Job) -> float:
-        """Return for how many seconds a received task may wait here."""
-        if job.is_placed:
-            return _HAND_BACK_PLACED_AFTER
-        return 0.0 if job.on_loop and self._standstill.lasts else _HAND_BACK_AFTER
+        self.pace.measure(now, len(jobs))
 
     def _send_away(self, jobs: Sequence[Job], now: float) -> None:
         """Hand back what waits for the event loop, but for one job that nobody else takes, if that leaves a slot."""
         has_room = len(self._jobs) - len(jobs) + 1 < self.concurrency
         for job in jobs:
             task = job.dispatch.id
-            if has_room and self._standstill.may_stay(task, now - job.received_at):
+            if has_room and self.standstill.may_stay(task, now - job.received_at):
                 has_room = False
             else:
-                self._hand_back(job, "the event loop does not turn", self._standstill.delay(task, now))
+                self._hand_back(job, "the event loop does not turn", self.standstill.delay(task, now))
 
     def _check_running(self, job: Job, now: float) -> None:
         if not job.announced and not job.starting and now - job.started_at > _ANNOUNCE_AFTER:
@@ -333,25 +311,15 @@ class Pool:
         assert reason is not None
         if not job.finish(lingers=True):
             return  # it has ended at this very moment
-        self._held.unlimit(job.slot)
         report = self._turns.verdict(job) or self._runner.failure(job, interruption(job, reason))
         if isinstance(report, Failed):  # one that had completed in its transaction has succeeded
             report = msgspec.structs.replace(report, lingering=True)
-        self._spans.ended(job, report)
-        self.task_log.ended(job, report)
-        self._reporter.report(report, job)
+        self._report_end(job, report)
         self._freed.set()
         log.warning(
             "task.still_running: the task was told to stop and goes on; this process is replaced", extra=job.fields
         )
         self._on_stuck(job.dispatch.name)
-
-    def _measure(self, now: float) -> None:
-        elapsed = now - self._measured_at
-        if elapsed >= _LOOK:
-            self._rate = 0.5 * self._rate + 0.5 * self._finished / elapsed
-            self._finished = 0
-            self._measured_at = now
 
     # -- giving back
 
@@ -361,19 +329,19 @@ class Pool:
         if self.driver is not None:
             self.driver.revoke(wanted, set(moved))
         now = time.monotonic()
-        for job in list(self._jobs.values()):
-            if (job.dispatch.id, job.dispatch.attempt) in wanted:
-                job.stop_with(TaskAborted, now)
-                self._hand_back(job, "cancelled")
+        for job in self._among(wanted):
+            job.stop_with(TaskAborted, now)
+            self._hand_back(job, "cancelled")
         for job in self._reporter.succeeded(wanted):
             self.task_log.dropped(job)
 
     def spare(self, attempts: Iterable[tuple[bytes, int]]) -> None:
         """Give these back if they have not begun: others that know them have room."""
-        wanted = set(attempts)
-        for job in list(self._jobs.values()):
-            if (job.dispatch.id, job.dispatch.attempt) in wanted:
-                self._hand_back(job, "others have room")
+        for job in self._among(set(attempts)):
+            self._hand_back(job, "others have room")
+
+    def _among(self, wanted: set[tuple[bytes, int]]) -> list[Job]:
+        return [job for job in self.jobs() if (job.dispatch.id, job.dispatch.attempt) in wanted]
 
     def jobs(self) -> list[Job]:
         """Return what waits or runs here."""
@@ -381,7 +349,7 @@ class Pool:
 
     def hand_back_waiting(self) -> int:
         """Give back what has not begun; return how many."""
-        return sum(self._hand_back(job, "worker stops") for job in list(self._jobs.values()))
+        return sum(self._hand_back(job, "worker stops") for job in self.jobs())
 
     def let_go(self) -> int:
         """Hand executions back, which go on elsewhere whoever watches; return how many."""
@@ -394,7 +362,7 @@ class Pool:
 
     def send_notes(self) -> None:
         """Send what running tasks have left for their next attempts: the process ends before they do."""
-        for job in list(self._jobs.values()):
+        for job in self.jobs():
             self._reporter.note(job)
 
     def wait_until_idle(self, timeout: float) -> bool:
@@ -410,37 +378,17 @@ class Pool:
         return True
 
     def _is_working(self) -> bool:
-        return any(not job.lingers for job in list(self._jobs.values()))
-
-    def loop_is_blocked(self) -> bool:
-        """Say whether a task keeps the event loop, and with it all other asynchronous tasks, from running."""
-        return self._coroutines.is_blocked(BLOCKED_AFTER)
+        return any(not job.lingers for job in self.jobs())
 
     @property
     def should_be_last(self) -> bool:
         """Say whether tasks are better received by others: there are some that cannot run here at the moment."""
-        return self._standstill.sends_away
-
-    def is_hopeless(self) -> bool:
-        """Say whether all that is left was on an event loop that is closed."""
-        lost = self._coroutines.lost()
-        return bool(lost) and all(job in lost or job.lingers for job in list(self._jobs.values()))
-
-    def mark_blocking(self) -> None:
-        """Let the parent know who runs alone next time: who blocks the event loop, or whoever may have closed it."""
-        job = self._coroutines.blocking()
-        for suspect in self._coroutines.lost() | ({job} if job is not None else set()):
-            if suspect.stage is Stage.RUNNING:
-                self._held.mark_blocking(suspect.slot)
-
-    def rate(self) -> float:
-        """Return how many tasks have ended in a second, of late."""
-        return self._rate
+        return self.standstill.sends_away
 
     @property
     def used(self) -> int:
         """Return how many tasks this process has run or received to run; child processes count their own."""
-        return self.ended + sum(not job.is_isolated for job in list(self._jobs.values()))
+        return self.ended + sum(not job.is_isolated for job in self.jobs())
 
     def _hand_back(self, job: Job, reason: str, delay: float = 0.0) -> bool:
         if not job.take_back():

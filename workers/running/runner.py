@@ -61,12 +61,9 @@ class Runner:
         """Of what executors bring."""
         self._redacted = {*redaction.words(app.settings.redact)}
         self._outbox = outbox
-        self._told: set[str] = set()
-        """Tasks of which it was said that they need the database."""
-        self._keys_told: set[str] = set()
-        """Data keys of which it was said that they are not here."""
-        self._workflows = app.code_workflows
-        settings = app.settings
+        self._told: set[tuple[str, str]] = set()
+        """What was said once: the kind of thing, and which."""
+        settings, self._workflows = app.settings, app.code_workflows
         self._engine = Engine(app.code_workflows.find, settings.max_payload, largest=settings.largest_value)
 
     def find(self, job: Job) -> Task[..., Any] | None:
@@ -170,7 +167,7 @@ class Runner:
         loop = asyncio.get_running_loop()
         assert current is not None
         try:
-            job.interruptible(lambda _: _ignore(loop.call_soon_threadsafe(current.cancel)))
+            job.interruptible(lambda _: loop.call_soon_threadsafe(current.cancel))
             if may_hold_references(job.dispatch.payload):
                 arguments, keywords = await in_thread(lambda: self._arguments(task, job))
             else:
@@ -255,26 +252,29 @@ class Runner:
             late, error = error, interruption(job, TaskTimeout)
             error.__cause__ = late
         elif isinstance(error, Sealed) and error.is_missing and not _frames(error):
-            if error.key not in self._keys_told:
-                self._keys_told.add(error.key)
+            if self._is_new("key", error.key):
                 log.error("task.returned error=%s: the task waits for a worker with that key", error, extra=job.fields)
             return Returned(job.dispatch.id, job.dispatch.attempt, "no data key", _UNKNOWN_DELAY, data_key=error.key)
         elif isinstance(error, (NoStore, Unavailable)) and (error is job.store_failure or not _frames(error)):
             return self._handed_back(job, error)
         elif isinstance(error, NoDatabase):
-            if job.dispatch.name not in self._told:
-                self._told.add(job.dispatch.name)
+            if self._is_new("task", job.dispatch.name):
                 log.error(
                     "task.returned error=%s: the task waits for a worker with a database", error, extra=job.fields
                 )
             return unknown(job, "no database")
         return self._failed(job, error)
 
+    def _is_new(self, kind: str, which: str) -> bool:
+        """Say whether nothing was said of this yet; from now on, it was."""
+        known = len(self._told)
+        self._told.add((kind, which))
+        return len(self._told) > known
+
     def _handed_back(self, job: Job, error: Exception) -> Returned:
         """Return the report of an attempt whose payload could not be read or kept: that is no fault of the task."""
         task, kind = job.dispatch, type(error).__name__
-        if kind not in self._keys_told:
-            self._keys_told.add(kind)
+        if self._is_new("store", kind):
             log.error("task.returned error=%s: it is tried again", error, extra=job.fields)
         if isinstance(error, NoStore):
             return Returned(task.id, task.attempt, "no payload store", _UNKNOWN_DELAY, data_key=MEANS)
@@ -301,8 +301,7 @@ class Runner:
         earlier release does not, and sends it again after the delay.
         """
         task = job.dispatch
-        if task.name not in self._told:
-            self._told.add(task.name)
+        if self._is_new("task", task.name):
             log.info(
                 "task.redirected executor=%s: the task was enqueued by its name alone", call.name, extra=job.fields
             )
@@ -399,7 +398,3 @@ def _frames(error: BaseException) -> object:
     while frame is not None and "/orchestrator/" in frame.tb_frame.f_code.co_filename.replace("\\", "/"):
         frame = frame.tb_next
     return frame
-
-
-def _ignore(_: object) -> None:
-    return None

@@ -9,10 +9,12 @@ long is given up, with its process.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from orchestrator.telemetry import get_logger
+from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.running.coroutines import Coroutines
+from orchestrator.workers.running.job import Job, Stage
 
 log = get_logger("worker")
 
@@ -22,6 +24,11 @@ BLOCKED_FOR = 5.0
 """Seconds in which even a burdened event loop turns; one that has not is given up, with its process."""
 _STANDS_AFTER = 0.2
 """Seconds after which what waits for the event loop is better off elsewhere."""
+_HAND_BACK_AFTER = 0.2
+"""Seconds that a received task may wait for a thread before another worker may have it."""
+_HAND_BACK_PLACED_AFTER = 10.0
+"""The same for one that was sent to this worker alone: few others know it, and the leader asks for it if they have room
+(`spare`). Where all of them are full, it would only come back, and others would have taken its place in the line."""
 _FIRST_DELAY = 0.2
 _LONGEST_DELAY = 1.0
 """Seconds for which tasks stay away that nobody else takes; twice as long each time that they come back."""
@@ -30,8 +37,11 @@ _LONGEST_DELAY = 1.0
 class Standstill:
     """Watches an event loop. `on_standstill` is called with the reason when it is given up."""
 
-    def __init__(self, coroutines: Coroutines, on_standstill: Callable[[str], None], blocked_for: float) -> None:
+    def __init__(
+        self, coroutines: Coroutines, held: HeldAttempts, on_standstill: Callable[[str], None], blocked_for: float
+    ) -> None:
         self._coroutines = coroutines
+        self._held = held
         self._on_standstill = on_standstill
         self._blocked_for = blocked_for
         self._standing = 0.0
@@ -42,10 +52,32 @@ class Standstill:
         self._is_given_up = False
         self._is_slow = False
 
+    def patience(self, job: Job) -> float:
+        """Return for how many seconds a received task may wait here; not at all for a loop that stands still."""
+        if job.is_placed:
+            return _HAND_BACK_PLACED_AFTER
+        return 0.0 if job.on_loop and self.lasts else _HAND_BACK_AFTER
+
     @property
     def lasts(self) -> bool:
         """Say whether the loop has not turned for so long that nothing that waits for it should stay here."""
         return self._standing >= _STANDS_AFTER
+
+    def is_blocked(self) -> bool:
+        """Say whether a task keeps the event loop, and with it all other asynchronous tasks, from running."""
+        return self._coroutines.is_blocked(BLOCKED_AFTER)
+
+    def is_hopeless(self, jobs: Sequence[Job]) -> bool:
+        """Say whether all that is left of these was on an event loop that is closed."""
+        lost = self._coroutines.lost()
+        return bool(lost) and all(job in lost or job.lingers for job in jobs)
+
+    def mark_blocking(self) -> None:
+        """Let the parent know who runs alone next time: who blocks the event loop, or whoever may have closed it."""
+        job = self._coroutines.blocking()
+        for suspect in self._coroutines.lost() | ({job} if job is not None else set()):
+            if suspect.stage is Stage.RUNNING:
+                self._held.mark_blocking(suspect.slot)
 
     @property
     def sends_away(self) -> bool:
