@@ -31,11 +31,10 @@ from orchestrator.workers.executors.driving import Driver
 from orchestrator.workers.executors.protocol import Setup
 from orchestrator.workers.executors.registry import announcements
 from orchestrator.workers.functions.allowed import Allowed
-from orchestrator.workers.functions.builtin import install
 from orchestrator.workers.functions.loading import load_app
-from orchestrator.workers.parent.first_word import FirstWord
+from orchestrator.workers.functions.webhook import install
 from orchestrator.workers.parent.held import Farewell, HeldAttempts
-from orchestrator.workers.parent.messages import Command, Hello, Leaving
+from orchestrator.workers.parent.messages import Command, FirstWord, Hello, Leaving
 from orchestrator.workers.receiving import Receiver
 from orchestrator.workers.reporting.journal import Journal
 from orchestrator.workers.reporting.reporter import Reporter

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from orchestrator.domain.executors.record import task_of
 from orchestrator.payloads.stores import SHARDS, Store
 from orchestrator.references import RESULT, ObjectName
 
@@ -25,10 +26,15 @@ _BATCH = 1_000
 _MOST = 100_000
 """Objects that are found before some are deleted."""
 
+FOLDER = "executions"
+"""Where executions have folders of their own."""
+
 Gone = Callable[[Sequence[bytes]], set[bytes]]
 """Says which owners are no more, and have no keepers."""
 Attempts = Callable[[Sequence[bytes]], Mapping[bytes, int]]
 """Says which attempt of tasks is the last."""
+Open = Callable[[Sequence[bytes]], set[bytes]]
+"""Says which tasks are open."""
 
 
 class Collector:
@@ -75,3 +81,25 @@ class Collector:
         last = self._attempts(list({name.task for name in left})) if left else {}
         given_up = {name for name in left if name.attempt < last.get(name.task, 0)}
         return [name for name in names if name.owner in gone or name in given_up]
+
+
+def collect_leftovers(store: Store, grace: float, are_open: Open) -> Iterator[int]:
+    """Delete the folders of executions that are over; yields after every batch how many were deleted.
+
+    A container that runs for a task writes its status and its output into a folder of the execution, below
+    `executions` (`workers/executors/left_outputs.py`). The worker that watches it deletes the folder when the end is in
+    Postgres, or when it has cancelled the work. Where that worker was killed in between, or the container wrote once
+    more, it stays.
+
+    A folder is deleted if nothing was written there during the grace period, and its task is not open: it has ended, or
+    is no more. While a task is open, whoever watches it next may read the folder. Unlike a stored payload, it is named
+    by no row, so there is nobody who could have begun to name it meanwhile.
+    """
+    old = ((name, task_of(name)) for name, age in store.folders(FOLDER) if age > grace)
+    ours = ((name, task) for name, task in old if task is not None)  # whatever else stands there is somebody else's
+    while batch := dict(islice(ours, _BATCH)):
+        wanted = are_open(list({*batch.values()}))
+        over = [name for name, task in batch.items() if task not in wanted]
+        for name in over:
+            store.delete_folder(f"{FOLDER}/{name}")
+        yield len(over)

@@ -17,10 +17,9 @@ from orchestrator.domain.code.history import TaskCompleted
 from orchestrator.domain.flow.commands import CallEnded
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.errors import ConfigurationError, PayloadError, Unavailable
-from orchestrator.payloads.collector import Collector
+from orchestrator.payloads.collector import Collector, collect_leftovers
 from orchestrator.payloads.in_use import MARK
 from orchestrator.payloads.keeping import PayloadStore
-from orchestrator.payloads.leftovers import collect_leftovers
 from orchestrator.payloads.objects import CHUNK, Damaged, Gone, Output, Reading
 from orchestrator.payloads.stores import Absent, Folder, Store, open_store
 from orchestrator.references import (

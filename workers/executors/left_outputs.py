@@ -2,7 +2,7 @@
 
 Each execution has a folder of its own, beside the objects that rows name, and the container is told its address. Only
 the operator says where that is: an address that a task gave could be anybody's. It is deleted when the end is in
-Postgres, and what is left all the same is collected (`payloads/leftovers.py`).
+Postgres, and what is left all the same is collected (`payloads/collector.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 
 from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
 from orchestrator.errors import OrchestratorError
+from orchestrator.payloads.collector import FOLDER
 from orchestrator.payloads.keeping import NoStore
-from orchestrator.payloads.leftovers import FOLDER
 from orchestrator.settings import Settings
 from orchestrator.workers.container.folders import Folder, folder_of
 from orchestrator.workers.executors.outputs import finished

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -16,6 +17,16 @@ def finished(output: Any) -> Outcome:
     if reason is not None:
         return Broken("UnreadableOutput", f"The work is done, but its result is no plain data: {reason}.", False)
     return Finished(msgspec.to_builtins(output, str_keys=True))
+
+
+def function_outcome(end: Mapping[str, Any], output: Any) -> Outcome:
+    """Return how a function ended that a program of ours has called elsewhere; `output` is its result, if any."""
+    if "unreadable" in end:
+        why = f"The work is done, but its result is no plain data: {end['unreadable']}."
+        return Broken("UnreadableOutput", why, False)
+    if "kind" in end:
+        return Broken(str(end["kind"]), str(end.get("message", "")), detail=str(end.get("detail", "")))
+    return finished(output)
 
 
 def raised(traceback: str, otherwise: str) -> tuple[str, str]:

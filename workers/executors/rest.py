@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from orchestrator.errors import GiveUp
 from orchestrator.workers.executors.asking import (
     Answer,
     Incoming,
@@ -169,6 +170,12 @@ class Api:
             raise Unreachable(f"{self.url}: {error}.") from error
         except TimeoutError as error:
             raise Unreachable(f"{self.url} did not answer within {self.timeout:g} s.") from error
+
+
+def refusal(answer: Answer, what: str, said: str, may_pass: Collection[int]) -> Exception:
+    """Return what to raise where an API refuses something: to try again if that may pass, and else to give up."""
+    text = f"{what}: status {answer.status}{f', {said}' if said else ''}"
+    return Unreachable(text) if answer.status in may_pass or answer.status >= 500 else GiveUp(f"{text}.")
 
 
 async def _nothing() -> AsyncIterator[bytes]:

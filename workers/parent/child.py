@@ -22,11 +22,10 @@ from orchestrator.sdk.tasks.failure import describe
 from orchestrator.settings import Settings
 from orchestrator.telemetry import close_output, get_logger
 from orchestrator.transport.codec import Attempt, Heartbeat, Malformed, decode, encode, names_digest
-from orchestrator.workers.parent.first_word import FirstWord
 from orchestrator.workers.parent.held import Farewell, HeldAttempts, Limit
-from orchestrator.workers.parent.messages import Command, Hello, Leaving
+from orchestrator.workers.parent.memory import thread_time
+from orchestrator.workers.parent.messages import Command, FirstWord, Hello, Leaving
 from orchestrator.workers.parent.parent_death import die_with
-from orchestrator.workers.parent.processor_time import thread_time
 from orchestrator.workers.parent.scaling import ChildState
 from orchestrator.workers.process import main as run_process
 from orchestrator.workers.running.forks import watch_forks

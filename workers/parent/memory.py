@@ -1,4 +1,4 @@
-"""How much memory a process uses, and how people write such amounts."""
+"""How much memory a process uses, how people write such amounts, and how long a thread has had a processor."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _AMOUNT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([KMG]?)(?:i?B)?", re.IGNORECASE)
 
 
+_USER_AND_SYSTEM = slice(11, 13)
+"""Where both times of a thread stand, in ticks, behind the name of the program, which may be anything."""
 _HAS_PROC = Path("/proc/self/statm").exists()
 
 
@@ -39,3 +41,13 @@ def parse_memory(text: str) -> int | None:
 def format_memory(size: int) -> str:
     """Return bytes as people read them."""
     return f"{size / 2**20:.0f} MB"
+
+
+def thread_time(pid: int, thread: int) -> float:
+    """Return the seconds of processor time that a thread of a process has used; 0.0 where nobody tells."""
+    try:
+        found = Path(f"/proc/{pid}/task/{thread}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    ticks = found.rpartition(")")[2].split()[_USER_AND_SYSTEM]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")

@@ -29,11 +29,10 @@ from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.parent.beating import Beating
 from orchestrator.workers.parent.changes import Changes
 from orchestrator.workers.parent.child import Child, start_child
-from orchestrator.workers.parent.first_word import FirstWord
 from orchestrator.workers.parent.held import Farewell
 from orchestrator.workers.parent.last_words import LastWords
 from orchestrator.workers.parent.memory import format_memory, noted_memory, resident_memory
-from orchestrator.workers.parent.messages import Command, Hello, Leaving
+from orchestrator.workers.parent.messages import Command, FirstWord, Hello, Leaving
 from orchestrator.workers.parent.observed import ObservedWorker
 from orchestrator.workers.parent.parent_death import ending
 from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, most_processes, plan
@@ -267,20 +266,18 @@ class Supervisor:
                     "process.blocked pid=%d seconds=%g tasks=%s: a task blocks it, or the process was paused",
                     *(child.pid, grace, held or "none"),
                 )
-            if heard and (why := self._hopeless(child, now)):
-                log.error("process.killed pid=%d: %s", child.pid, why)
-                child.dismiss()
-
-    def _hopeless(self, child: Child, now: float) -> str:
-        """Return why a process must be killed; nothing if it need not."""
-        grace = self._settings.stop_grace
-        if child.is_beyond_drain(now, self._settings.drain_timeout + grace):
-            return "it was draining and blocked; its tasks are returned"
-        if child.is_beyond_help(now, grace):
-            return "a task must stop, and blocks the whole process"
-        if child.is_kept_by_a_turn():
-            return "the code of a workflow does not return, and blocks the whole process"
-        return ""
+            if heard and child.is_beyond_drain(now, self._settings.drain_timeout + grace):
+                log.error("process.killed pid=%d: it was draining and blocked; its tasks are returned", child.pid)
+            elif heard and child.is_beyond_help(now, grace):
+                log.error("process.killed pid=%d: a task must stop, and blocks the whole process", child.pid)
+            elif heard and child.is_kept_by_a_turn():
+                log.error(
+                    "process.killed pid=%d: the code of a workflow does not return, and blocks the whole process",
+                    child.pid,
+                )
+            else:
+                continue
+            child.dismiss()
 
     def _reap(self, now: float) -> None:
         while self._children:

@@ -13,21 +13,23 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar, cast
 
-import msgspec
+from msgspec.structs import replace
 
+from orchestrator.domain.code import commands
 from orchestrator.domain.code.activation import Activated, Activation
-from orchestrator.domain.code.commands import command_size
+from orchestrator.domain.code.commands import Command, command_size
+from orchestrator.domain.ids import successor_id
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import Succeeded
 from orchestrator.errors import PayloadError, Unavailable, WrongState
 from orchestrator.payloads.keeping import PayloadStore
 from orchestrator.payloads.objects import Output
 from orchestrator.sdk.code.replaying import read_event
+from orchestrator.sdk.values.sealing import left_task
 from orchestrator.sdk.values.stores import store_of
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.workers.running.job import Job
-from orchestrator.workers.running.large_commands import left_command
 
 log = get_logger("worker")
 
@@ -56,7 +58,7 @@ class LargeResults:
         """Return a report with its result in the store, if that is large."""
         if not self.are_large(report) or not isinstance(report, Succeeded) or report.result == job.completion:
             return report
-        return msgspec.structs.replace(report, result=self.keep(job, report.result))
+        return replace(report, result=self.keep(job, report.result))
 
     def keep(self, job: Job, data: bytes) -> bytes:
         """Return an encoded result, or what stands for it once it is stored; wait for a store that is away."""
@@ -71,10 +73,10 @@ class LargeResults:
         if store is None or all(command_size(command) <= self._inline for command in report.commands):
             return report
         left = [
-            self._patiently(job, partial(left_command, command, store, task.id, task.attempt), _PATIENCE_OF_TURNS)
+            self._patiently(job, partial(_left_command, command, store, task.id, task.attempt), _PATIENCE_OF_TURNS)
             for command in report.commands
         ]
-        return msgspec.structs.replace(report, commands=left)
+        return replace(report, commands=left)
 
     def _patiently(self, job: Job, write: Callable[[], T], patience: float = _PATIENCE) -> T:
         """Write into the store; wait for one that is away."""
@@ -127,7 +129,7 @@ def _too_large(name: str, size: int, limit: int) -> PayloadError:
 
 def read_events(activation: Activation) -> Activation:
     """Return an activation whose stored values have been read: the code of a workflow must not meet an outage."""
-    return msgspec.structs.replace(activation, events=[read_event(event) for event in activation.events])
+    return replace(activation, events=[read_event(event) for event in activation.events])
 
 
 async def in_thread(ask: Callable[[], T]) -> T:
@@ -157,3 +159,27 @@ def finished_output(job: Job, value: object) -> bytes:
             f"Return None."
         )
     return job.output.finish()
+
+
+def _left_command(command: Command, store: PayloadStore, run: bytes, attempt: int) -> Command:
+    """Return a command with its value in the store, if that is large; what people are shown of a run stays.
+
+    Each value goes with whom it is for: the arguments of a child or a successor with that run, a signal with the run
+    that gets it, and all else with the run itself. The result is that of an attempt, like the result of a task: if
+    another attempt follows, it is nobody's.
+    """
+    match command:
+        case commands.ScheduleTask(task=task):
+            return replace(command, task=left_task(task, store))
+        case commands.StartChildRun(id=child, payload=payload):
+            return replace(command, payload=store.arguments(payload, child, None))
+        case commands.ContinueRun(payload=payload):
+            return replace(command, payload=store.arguments(payload, successor_id(run), None))
+        case commands.SignalRun(run=target, value=value):
+            return replace(command, value=store.arguments(value, target, None))
+        case commands.RecordOperation(result=bytes() as result):
+            return replace(command, result=store.arguments(result, run, None))
+        case commands.CompleteRun(result=result):
+            return replace(command, result=store.result(result, run, run, attempt))
+        case _:
+            return command

@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from orchestrator.domain.executors.execution import Broken, Execution
+from orchestrator.domain.executors.execution import Broken, Execution, strict_json
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.services import address_problem, service_problem
-from orchestrator.domain.executors.strict_json import strict_json
 
 _LONGEST = 86_400.0
 _AS_THEY_ARE = {"input", "params"}

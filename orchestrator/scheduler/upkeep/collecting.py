@@ -12,8 +12,7 @@ from functools import partial
 
 from sqlalchemy import Connection, Engine
 
-from orchestrator.payloads.collector import Collector
-from orchestrator.payloads.leftovers import collect_leftovers
+from orchestrator.payloads.collector import Collector, collect_leftovers
 from orchestrator.scheduler.upkeep.rounds import Rounds
 from orchestrator.sdk.values.stores import store_of
 from orchestrator.settings import Settings

@@ -22,7 +22,7 @@ from orchestrator.workers.executors.asking import Answer
 from orchestrator.workers.executors.left_outputs import LeftOutputs
 from orchestrator.workers.executors.looking import Looks
 from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable, Watcher
-from orchestrator.workers.executors.rest import Api
+from orchestrator.workers.executors.rest import Api, refusal
 
 LARGEST_VARIABLE = 32_000
 """Bytes; Cloud Run takes no variable of more than 32 KiB."""
@@ -168,8 +168,7 @@ def _wished(answer: Answer, pause: float) -> float:
 def _refusal(answer: Answer, what: str) -> Exception:
     data = answer.data
     said = data.get("error", {}).get("message", "") if isinstance(data, dict) else ""
-    text = f"Google does not {what}: status {answer.status}{f', {said}' if said else ''}"
-    return Unreachable(text) if answer.status in _MAY_PASS or answer.status >= 500 else GiveUp(f"{text}.")
+    return refusal(answer, f"Google does not {what}", said, _MAY_PASS)
 
 
 def _overrides(execution: Execution, options: CloudRun, output: str = "") -> dict[str, Any]:

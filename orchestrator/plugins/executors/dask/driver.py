@@ -21,7 +21,7 @@ from distributed.client import FutureCancelledError
 from orchestrator.domain.executors.execution import Broken, Execution, Outcome
 from orchestrator.plugins.executors.dask import Dask
 from orchestrator.plugins.executors.dask.on_cluster import CALL, STOP
-from orchestrator.workers.executors.outputs import finished
+from orchestrator.workers.executors.outputs import function_outcome
 from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher
 
 _CONNECTING = 10.0
@@ -133,9 +133,4 @@ def _outcome(result: Any, name: str) -> Outcome:
         if isinstance(error, KilledWorker):
             return Broken("WorkerLost", f"Workers of the Dask cluster died with it: {error}")
         return Broken(type(error).__name__, f"Dask could not run it: {error}")
-    if "unreadable" in result:
-        why = f"The work is done, but its result is no plain data: {result['unreadable']}."
-        return Broken("UnreadableOutput", why, False)
-    if "kind" in result:
-        return Broken(result["kind"], result["message"], detail=result["detail"])
-    return finished(msgspec.json.decode(result["output"]))
+    return function_outcome(result, msgspec.json.decode(result.get("output", "null")))

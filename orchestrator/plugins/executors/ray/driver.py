@@ -22,9 +22,9 @@ from orchestrator.errors import GiveUp
 from orchestrator.plugins.executors.ray import EXECUTION, PROGRAM, SPECIFICATION, Ray
 from orchestrator.workers.executors.asking import Answer, TooLarge
 from orchestrator.workers.executors.looking import Looks
-from orchestrator.workers.executors.outputs import finished
-from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher
-from orchestrator.workers.executors.rest import Api
+from orchestrator.workers.executors.outputs import function_outcome
+from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Watcher
+from orchestrator.workers.executors.rest import Api, refusal
 
 LARGEST_INPUT = 100_000
 """Bytes; Linux takes no variable of more than 128 KiB, and Ray passes it on inside of another one."""
@@ -87,7 +87,7 @@ class RayExecutor:
         lines, end = split_log(text, external_id)
         if lines:
             watcher.log("\n".join(lines[-_LOG_LINES:]))
-        return _failure(found) if end is None else _outcome(end)
+        return _failure(found) if end is None else function_outcome(end, end.get("output"))
 
     async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
         """Stop the job, return when it has ended, and let the cluster forget it."""
@@ -176,17 +176,7 @@ def _read(answer: Answer) -> Any:
 
 def _refusal(answer: Answer, what: str) -> Exception:
     said = answer.body.decode(errors="replace").strip().splitlines()
-    text = f"Ray does not {what}: status {answer.status}{f', {said[-1][:500]}' if said else ''}"
-    return Unreachable(text) if answer.status in _MAY_PASS or answer.status >= 500 else GiveUp(f"{text}.")
-
-
-def _outcome(end: Mapping[str, Any]) -> Outcome:
-    if "unreadable" in end:
-        why = f"The work is done, but its result is no plain data: {end['unreadable']}."
-        return Broken("UnreadableOutput", why, False)
-    if "kind" in end:
-        return Broken(str(end["kind"]), str(end.get("message", "")), detail=str(end.get("detail", "")))
-    return finished(end.get("output"))
+    return refusal(answer, f"Ray does not {what}", said[-1][:500] if said else "", _MAY_PASS)
 
 
 @cache
