@@ -50,6 +50,8 @@ def test_open_tasks_are_counted_before_they_are_cancelled(house: House) -> None:
     visitor = Visitor(house.app)
     assert "/ui/tasks/cancel?queue=mail.out" in visitor.get("/ui/tasks?queue=mail.out").text
     assert "Cancel all open" not in visitor.get("/ui/tasks?status=failed").text
+    assert "Retry all failed" in visitor.get("/ui/tasks?status=failed").text
+    assert "Retry all failed" not in visitor.get(f"/ui/tasks?run={uuid4()}").text, "it would retry those of other runs"
     assert "Say which" in visitor.get("/ui/tasks/cancel").text
     page = visitor.get("/ui/tasks/cancel?queue=mail.out").text
     assert "Cancel 1 task<" in page

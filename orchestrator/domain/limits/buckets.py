@@ -9,7 +9,7 @@ even rate, as if it had been on time, so that a bucket of one token, too, gives 
 
 A token is spent when a task is handed out, and the task begins when a worker has come to it. Where that takes long,
 what has been handed out would gather, and begin all at once. So a bucket also knows how many are *unheard* of
-(`unheard.py`), and admits no more while those are as many as may begin at once. When one of them turns out to have
+(`Unheard`), and admits no more while those are as many as may begin at once. When one of them turns out to have
 begun late, the bucket holds what it would hold if all of them had been handed out only then.
 """
 

@@ -51,7 +51,7 @@ class TaskView:
     position: int | None
     """Its place among the tasks of its run."""
     worker: str | None
-    """The worker that has or had its last attempt."""
+    """The worker that has or had its last attempt; None while it waits for another one."""
     created_at: datetime
     """When it was enqueued."""
     started_at: datetime | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
@@ -22,7 +23,7 @@ from orchestrator.api.shapes import filter_fields, made_from
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.states import OPEN_TASK_STATES, TaskState
 from orchestrator.errors import OrchestratorError
-from orchestrator.store.insights import TaskView
+from orchestrator.store.insights import TaskFilter, TaskView
 from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.cancels import MOST_AT_ONCE, OpenFilter
 from orchestrator.store.tasks.redrive import FailedFilter
@@ -41,9 +42,15 @@ _MOST_CHILDREN = 50
 def list_tasks(api: Api, query: task_routes.TaskQuery, key_scope: KeyScope) -> Response:
     """List tasks."""
     found = task_routes.list_tasks(api, query, key_scope)
-    open_states = [state for state in query.statuses if state in OPEN_TASK_STATES]
-    is_open = len(open_states) == len(query.statuses) and (query.since, query.until, query.error) == (None, None, None)
-    return page("tasks.html", query=query, found=found, states=list(TaskState), is_open=is_open)
+    given = {field.name for field in dataclasses.fields(TaskFilter) if getattr(query, field.name, None)}
+    return page(
+        "tasks.html",
+        query=query,
+        found=found,
+        states=list(TaskState),
+        may_cancel_all={*query.statuses} <= {*OPEN_TASK_STATES} and given <= {"statuses", "queue", "name", "run"},
+        may_retry_all=given <= {"statuses", "queue", "name", "error", "since", "until"},
+    )
 
 
 class FailedQuery(filter_fields(FailedFilter)):  # type: ignore[misc]
