@@ -144,11 +144,11 @@ class LocalServices:
 
     def scheduler(self) -> LocalProgram:
         """Start a scheduler, and return when it is ready."""
-        return self._start("scheduler ready", "scheduler")
+        return self._start("scheduler.ready", "scheduler")
 
     def worker(self, *options: str) -> LocalProgram:
         """Start a worker of one process, and return when it is ready."""
-        return self._start("ready:", "worker", "--processes", "1", *options)
+        return self._start("process.ready", "worker", "--processes", "1", *options)
 
     def close(self) -> None:
         """Stop all programs, workers first."""

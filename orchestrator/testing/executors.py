@@ -135,7 +135,7 @@ class ExecutorConformance:
         held, id = stage.hold()
         stage.harness.go_down()
         waiting, other = stage.enqueue("return", value=2)
-        eventually(lambda: worker.logged("cannot be reached"), "it is said")
+        eventually(lambda: worker.logged("executor.unavailable"), "it is said")
         stage.harness.come_back()
         stage.harness.let_go(id, 1)
         assert held.result(60) == 1
@@ -150,7 +150,7 @@ class ExecutorConformance:
         waiting, other = stage.enqueue("return", value=2)
         _pass(2 * settings.executor_timeout)  # and whoever asks has no answer
         stage.harness.go_down()
-        eventually(lambda: worker.logged("cannot be reached"), "it is said")
+        eventually(lambda: worker.logged("executor.unavailable"), "it is said")
         stage.harness.let_go(id, 1)  # so it ends while nobody can see that
         _pass(4 * settings.executor_pause)
         assert held.status() == "running"

@@ -167,7 +167,7 @@ def test_a_task_whose_process_cannot_be_started_is_handed_back(life: Stack, tmp_
     module.write_text("\n".join(lines_of_it))
     worker = life.worker("--app", "broken:app", folder=tmp_path)
     handle = crashing.pid.options(isolation="process").enqueue()
-    eventually(lambda: worker.logged("could not be started"), "it says so")
+    eventually(lambda: worker.logged("task.process_not_started"), "it says so")
     (tmp_path / "mended").touch()
     assert handle.result(60) > 0
     assert charges(life, handle) == (0, 0)

@@ -179,7 +179,7 @@ def test_the_leader_notices_a_redis_that_came_back_empty(database_url: str, redi
         redis.kill()
         redis.start(persistence=False)
         began = time.monotonic()
-        eventually(lambda: scheduler.logged("generation 1-2-"), "a new generation")
+        eventually(lambda: scheduler.logged("generation=1-2-"), "a new generation")
         print(f"noticed after {time.monotonic() - began:.2f} s")
         assert project.add.enqueue(2, 2).result(60) == 4
 
@@ -235,7 +235,7 @@ def test_a_worker_stops_taking_when_nobody_applies_its_reports(
             for _ in range(1_100)
         ]  # 20,900 tasks for a table of 20,000, whose end no message meets exactly
         leader.publish(generation, int(term), {"default": messages})
-        eventually(lambda: worker.logged("no more fit"), "it is full", 60)
+        eventually(lambda: worker.logged("worker.reports_full"), "it is full", 60)
         left = stack.redis.xlen(Keys().queue(generation, "default"))
         assert left > 0
         assert said(worker, "died") == 0

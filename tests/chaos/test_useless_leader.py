@@ -105,7 +105,7 @@ def test_where_no_other_could_do_better_the_leader_leads_on_and_status_says_why(
     assert "it cannot use Redis" in said
     assert ".." not in said
     assert "no worker" not in trouble(stack), "nobody can say so"
-    eventually(lambda: second.logged("could not do better"), "the standby says that it could not do better")
+    eventually(lambda: second.logged("scheduler.not_leading"), "the standby says that it could not do better")
     assert stack.leader() is first
     wire.heal()
     assert handle.result(timeout=60) == 3

@@ -136,7 +136,7 @@ def test_a_listener_with_which_the_scheduler_fails_is_left_out(
             system.tick()
     assert run.progress().status == "success"
     assert started(system) == ["after", "while"]
-    assert "workflow broken cannot be started by event" in caplog.text
+    assert "workflow.trigger_failed workflow=broken" in caplog.text
     assert system.count("inbox") == 0
 
 

@@ -43,8 +43,8 @@ def test_one_line_on_entering_and_one_on_leaving(caplog: pytest.LogCaptureFixtur
         redis.worked()
     assert not redis.lasts
     assert [record.message for record in caplog.records] == [
-        "Redis cannot be used; reports wait: gone",
-        "Redis can be used again, after 100.0 s, in which it worked for a moment 99 times",
+        "service.unavailable: Redis cannot be used; reports wait: gone",
+        "service.available: Redis can be used again, after 100.0 s, in which it worked for a moment 99 times",
     ]
 
 
@@ -56,10 +56,10 @@ def test_each_of_two_outages_is_told(caplog: pytest.LogCaptureFixture) -> None:
             pass_time(redis, clock, seconds, works=False)
             pass_time(redis, clock, 5, works=True)
     assert [record.message for record in caplog.records] == [
-        "Redis cannot be used; reports wait: gone",
-        "Redis can be used again, after 20.0 s",
-        "Redis cannot be used; reports wait: gone",
-        "Redis can be used again, after 10.0 s",
+        "service.unavailable: Redis cannot be used; reports wait: gone",
+        "service.available: Redis can be used again, after 20.0 s",
+        "service.unavailable: Redis cannot be used; reports wait: gone",
+        "service.available: Redis can be used again, after 10.0 s",
     ]
 
 
@@ -84,7 +84,7 @@ def test_an_outage_counts_from_when_it_began(caplog: pytest.LogCaptureFixture) -
     redis = outage(clock)
     redis.failed("it has not answered for 3.0 s", age=3.0)
     pass_time(redis, clock, 5, works=True)
-    assert caplog.records[-1].message == "Redis can be used again, after 4.0 s"
+    assert caplog.records[-1].message == "service.available: Redis can be used again, after 4.0 s"
 
 
 def test_an_error_is_told_in_one_line_and_without_its_command() -> None:

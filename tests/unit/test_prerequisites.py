@@ -62,10 +62,10 @@ def test_it_waits_for_all_and_tells_of_each_once(caplog: pytest.LogCaptureFixtur
         assert Prerequisites(LOG, needed).wait()
     said = [record.message.partition(",")[0] for record in caplog.records]
     assert said == [
-        "Postgres cannot be used; waiting for it: gone",
-        "Redis cannot be used; waiting for it: away",
-        "Redis can be used again",
-        "Postgres can be used again",
+        "service.unavailable: Postgres cannot be used; waiting for it: gone",
+        "service.unavailable: Redis cannot be used; waiting for it: away",
+        "service.available: Redis can be used again",
+        "service.available: Postgres can be used again",
     ]
 
 

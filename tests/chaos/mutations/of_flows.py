@@ -46,8 +46,8 @@ FLOWS = (
         "failure-takes-default",
         "a node that has failed takes its `default` edge although it has an `error` edge",
         "orchestrator/domain/flow/cursor.py",
-        "            self._follow(place, ERROR)\n",
-        '            self._follow(place, "default")\n',
+        "            self._follow(current, ERROR)\n",
+        '            self._follow(current, "default")\n',
         (seeds("46", "has visited"),),
     ),
     Mutation(
