@@ -16,7 +16,7 @@ from orchestrator.domain.tasks.task import NewTask, TaskOptions, UniqueKey
 from orchestrator.errors import InvalidTask, InvalidWorkflow
 from orchestrator.sdk.calls.checked import LONGEST, Checked, check_call, check_value, decoded
 from orchestrator.sdk.calls.declaring import Declared
-from orchestrator.sdk.checks import check_name, check_rate
+from orchestrator.sdk.checks import check_name, check_rate, check_weight
 from orchestrator.sdk.dag.definitions import checked
 from orchestrator.sdk.flow import reading
 from orchestrator.settings import Settings
@@ -80,8 +80,7 @@ def _options(text: str | None) -> TaskOptions:
         raise InvalidTask("Options timeout and soft_timeout: expected more than zero seconds, up to a hundred years.")
     if not all(value is None or _is_within(value, 1, 2**31 - 1) for value in most):
         raise InvalidTask("Option concurrency: expected a whole number above zero.")
-    if not _is_within(options.weight, 1e-6, 1e6):
-        raise InvalidTask(f"Option weight: expected a number above zero, found {options.weight!r}.")
+    check_weight(options.weight)
     for rate in (options.rate, options.total_rate):
         if rate is not None:
             check_rate("rate", rate)
