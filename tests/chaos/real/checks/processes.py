@@ -13,7 +13,7 @@ from tests.chaos.real.arena import Arena
 
 _DEFECTS = (": a defect", "Traceback (most recent call last)", "event.quarantined")
 _RECORD = re.compile(r"^(?=\d{4}-\d\d-\d\d )", re.MULTILINE)
-_FAILED_TASK = re.compile(r"\[[\da-f-]{36}\] failed")
+_FAILED_TASK = re.compile(r"\[[\da-f-]{36}\] (task|run)\.failed")
 """Tasks fail here on purpose, and their tracebacks are no defects."""
 _MOST_CONNECTIONS = {"scheduler": 8, "worker": 26, "api": 24}
 """Through one wire, of a member at rest. A worker's parent has 2; each of its two processes receives on one, reports on
