@@ -21,7 +21,7 @@ _PROBLEMS = {
     401: "There are keys, and none was sent that opens this.",
     403: "The key may not do this, or a page of somebody else's has sent it.",
     404: "There is no such thing.",
-    409: "It is in a state that does not allow this, another has the key, or whoever was asked did not answer in time.",
+    409: "Its state does not allow this, another has the key, or the process that was asked did not answer in time.",
     412: "It was changed meanwhile.",
     408: "The body did not come in time.",
     413: "The body is too large, or the run cannot keep more.",
