@@ -24,6 +24,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_t
 from sqlalchemy import Connection, Engine, TextClause, text
 
 from orchestrator.store.driver import Channel, StatementResult, channel, execute, flush
+from orchestrator.store.other_drivers import PARAMETER, DriverConnection
 
 R = TypeVar("R")
 Row = Any
@@ -31,7 +32,6 @@ Row = Any
 Values = Mapping[str, Any]
 
 _NAME = re.compile(r"\s*\(*\w+ /\* ([\w. ]+) \*/")
-_PARAMETER = re.compile(r"%\((\w+)\)s((?:::[a-z]+(?: precision)?(?:\[\])?)?)")
 _known: dict[str, str] = {}
 """The text of every statement, by its name."""
 
@@ -52,7 +52,7 @@ def tables_of(name: str) -> set[str]:
 
 
 class Statement(Generic[R]):
-    """A statement for anyone, on any connection of SQLAlchemy's.
+    """A statement for anyone, on any connection of SQLAlchemy's, or of another driver in its wrapper.
 
     Its rows are made into what it is a statement of: a named tuple or a dataclass, whose fields are called as the
     columns are; a `Row`; a plain tuple; None if it returns none; else it has one column, and that is all of a row.
@@ -66,7 +66,7 @@ class Statement(Generic[R]):
         self.sql = sql.strip()
         if _known.setdefault(self.name, self.sql) != self.sql:
             raise ValueError(f"Two statements are called {self.name!r}; give one of them another name.")
-        self._casts = dict(sorted(_PARAMETER.findall(sql)))  # of one that stands in several places, the cast it has
+        self._casts = dict(sorted(PARAMETER.findall(sql)))  # of one that stands in several places, the cast it has
         self._encoders = {name: _ENCODERS[cast] for name, cast in self._casts.items() if cast in _ENCODERS}
         self._make: Callable[..., R] | None = None
 
@@ -103,6 +103,8 @@ class Statement(Generic[R]):
         return values
 
     def _send(self, connection: Connection, values: dict[str, Any]) -> StatementResult:
+        if isinstance(connection, DriverConnection):
+            return connection.run(self.sql, values)
         flush(connection)
         if connection.dialect.paramstyle == "pyformat":
             result = connection.exec_driver_sql(self.sql, values or None)
@@ -116,7 +118,7 @@ class Statement(Generic[R]):
     def _portable(self) -> TextClause:
         """The statement for a driver that writes parameters in another way than psycopg2 and psycopg."""
         marks = {"": ":{}"} | {cast: f"CAST(:{{}} AS {cast[2:]})" for cast in self._casts.values() if cast}
-        return text(_PARAMETER.sub(lambda found: marks[found[2]].format(found[1]), self.sql))
+        return text(PARAMETER.sub(lambda found: marks[found[2]].format(found[1]), self.sql))
 
     def _maker(self, columns: Sequence[Any]) -> Callable[..., R]:
         """Return what makes a row; which that is depends on the columns that the first answer has."""
@@ -194,7 +196,7 @@ class Prepared(Statement[R]):
     @cached_property
     def _prepare(self) -> str:
         numbers = {name: f"${number}" for number, name in enumerate(self._casts, 1)}
-        return f'PREPARE "{self.name}" AS {_PARAMETER.sub(lambda found: numbers[found[1]] + found[2], self.sql)}'
+        return f'PREPARE "{self.name}" AS {PARAMETER.sub(lambda found: numbers[found[1]] + found[2], self.sql)}'
 
     @cached_property
     def _execute(self) -> str:

@@ -202,7 +202,7 @@ def test_in_a_transaction_of_a_session(running: Stack) -> None:
     with Session(engine) as session, pytest.raises(InvalidTask, match="aenqueue_in: expected an AsyncSession"):
         asyncio.run(project.add.aenqueue_in(session, 1, 2))
     with pytest.raises(
-        InvalidTask, match="enqueue_in: expected a connection or a session of SQLAlchemy, found .*Engine"
+        InvalidTask, match="enqueue_in: expected a connection or a session of SQLAlchemy, or .*, found .*Engine"
     ):
         project.add.enqueue_in(engine, 1, 2)
     engine.dispose()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
+from typing import cast
 
 import msgspec
 from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, MissingGreenlet
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.sealed import reveal_error
@@ -32,6 +33,7 @@ from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.sealing import reveal
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.namespaces import borrowed
+from orchestrator.store.other_drivers import DriverConnection, other_driver
 from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.runs.retries import EndedIn
 from orchestrator.store.tasks import enqueue, redrive, results, revival, shared, unique
@@ -122,15 +124,19 @@ class TaskBackend(Part, TaskWork):
 
     def enqueue_in(self, given: object, task: NewTask) -> bytes:
         """Create one task in the caller's transaction, whose commit wakes the scheduler."""
-        connection = _connection(given)
+        namespace = self._connections.namespace
+        connection = _connection(given, namespace)
         if task.unique is not None and task.unique.on_duplicate == "replace":
             raise InvalidTask(
                 "Option on_duplicate: 'replace' does not go with enqueue_in, because the scheduler would have to wait "
                 "for your transaction. Use 'return' or 'raise'."
             )
-        with borrowed(connection, self._connections.namespace):
-            created = _insert_in(connection, task)
-        enqueue.notify_on_commit(connection, self._connections.namespace)
+        try:
+            with nullcontext() if isinstance(connection, DriverConnection) else borrowed(connection, namespace):
+                created = _insert_in(connection, task)
+        except MissingGreenlet:
+            raise _asynchronous(given) from None
+        enqueue.notify_on_commit(connection, namespace)
         return created
 
     def enqueue_many(self, tasks: Sequence[NewTask], within: str = "", *, repeated: bool = False) -> list[bytes]:
@@ -308,8 +314,10 @@ def _said(wanted: FailedFilter) -> dict[str, str]:
     return {name: str(value) for name, value in given.items() if value is not None}
 
 
-def _connection(given: object) -> Connection:
+def _connection(given: object, namespace: str) -> Connection:
     """Return the connection of a caller's transaction, however that is given."""
+    if (other := other_driver(given, namespace)) is not None:
+        return cast(Connection, other)
     if not isinstance(given, Connection):
         from sqlalchemy.orm import Session, scoped_session  # who has a session has loaded it
 
@@ -323,11 +331,18 @@ def _connection(given: object) -> Connection:
             )
         return given
     if hasattr(given, "run_sync"):
-        raise InvalidTask(
-            f"enqueue_in: {shown(given)} is asynchronous, and nothing was enqueued. Call "
-            f"`await task.aenqueue_in(session, …)`."
-        )
-    raise InvalidTask(f"enqueue_in: expected a connection or a session of SQLAlchemy, found {shown(given)}.")
+        raise _asynchronous(given)
+    raise InvalidTask(
+        f"enqueue_in: expected a connection or a session of SQLAlchemy, or a connection of psycopg2, psycopg, asyncpg "
+        f"or Django to Postgres, found {shown(given)}."
+    )
+
+
+def _asynchronous(given: object) -> InvalidTask:
+    return InvalidTask(
+        f"enqueue_in: {shown(given)} is asynchronous, and nothing was enqueued. Call "
+        f"`await task.aenqueue_in(session, …)`."
+    )
 
 
 def _insert_all(connection: Connection, tasks: Sequence[NewTask], within: str) -> dict[bytes, bytes]:

@@ -7,7 +7,7 @@ import inspect
 from asyncio import Future
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
 import msgspec
 
@@ -40,6 +40,15 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class HasCursor(Protocol):
+    """A connection of psycopg2, psycopg 3, asyncpg or Django."""
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a cursor."""
+
+
 _SCHEDULED_RETRIES = 3
 """Retries of a task that a workflow schedules; one that is enqueued has none unless it says so."""
 
@@ -167,14 +176,15 @@ class Task(Generic[P, R]):
 
     def enqueue_in(
         self: Task[P, R],
-        connection: Connection | Session | scoped_session[Any],
+        connection: Connection | Session | scoped_session[Any] | HasCursor,
         /,
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Handle[R]:
         """Enqueue inside the caller's own transaction: the task exists only if that commits.
 
-        The connection or session is of SQLAlchemy, to the database that the application uses.
+        The connection leads to the database that the application uses: a connection or session of SQLAlchemy, or a
+        connection of psycopg2, psycopg 3 or Django. In autocommit mode, the task exists at once.
         """
         if self._call_options.on_success is True:
             raise InvalidTask("Option on_success=True does not go with enqueue_in: the transaction decides.")
@@ -186,18 +196,22 @@ class Task(Generic[P, R]):
 
     async def aenqueue_in(
         self: Task[P, R],
-        connection: AsyncConnection | AsyncSession | async_scoped_session[Any],
+        connection: AsyncConnection | AsyncSession | async_scoped_session[Any] | HasCursor,
         /,
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Handle[R]:
-        """Do the same as `enqueue_in` with an asynchronous connection or session."""
-        if not hasattr(connection, "run_sync"):
+        """Do the same as `enqueue_in` with an asynchronous connection or session: SQLAlchemy, psycopg 3 or asyncpg."""
+        from orchestrator.store.other_drivers import run_sync_of  # loads SQLAlchemy, which workers do without
+
+        run_sync = run_sync_of(connection)
+        if run_sync is None:
             raise InvalidTask(
-                f"aenqueue_in: expected an AsyncSession or AsyncConnection of SQLAlchemy, found "
-                f"{shown(connection)}. With one that is not asynchronous, call `task.enqueue_in(session, …)`."
+                f"aenqueue_in: expected an AsyncSession or AsyncConnection of SQLAlchemy, or an asynchronous "
+                f"connection of psycopg or asyncpg, found {shown(connection)}. With one that is not asynchronous, call "
+                f"`task.enqueue_in(session, …)`."
             )
-        handle: Handle[R] = await connection.run_sync(self.enqueue_in, *args, **kwargs)
+        handle: Handle[R] = await run_sync(self.enqueue_in, *args, **kwargs)
         return handle
 
     def _refuse_in_workflow(self, how: str) -> None:

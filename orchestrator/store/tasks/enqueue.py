@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, TwoPhaseTransaction
 
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.store import driver
+from orchestrator.store.other_drivers import DriverConnection
 from orchestrator.store.sql import Batch, Prepared, Statement
 from orchestrator.store.tasks.row import NEW, parameters, span_of_run, value_of
 from orchestrator.store.tasks.transitions import arrivals
@@ -80,7 +81,7 @@ def notify_on_commit(connection: Connection, namespace: str) -> None:
 
     Postgres prepares no transaction that has notified somebody; what two phases commit, the safety scan finds.
     """
-    if not isinstance(connection.get_transaction(), TwoPhaseTransaction):
+    if isinstance(connection, DriverConnection) or not isinstance(connection.get_transaction(), TwoPhaseTransaction):
         _NOTIFY(connection, channel=namespace)
 
 

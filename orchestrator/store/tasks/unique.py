@@ -30,8 +30,8 @@ _ROUNDS = 100
 LOCK_OF = "hashtextextended('orchestrator.' || {key}, 0)"
 """The lock of a key. It names the schema, so that the same key in another namespace is another lock."""
 
-_HOLDER = Statement[tuple[UUID, str, bool]]("""
-SELECT /* keys.holder */ task_id, scope, coalesce(until <= now(), false)
+_HOLDER = Statement[tuple[str, str, bool]]("""
+SELECT /* keys.holder */ task_id::text, scope, coalesce(until <= now(), false)
   FROM orchestrator.unique_keys WHERE key = %(key)s
 """)
 _FREE_EXPIRED = Statement[None](
@@ -79,8 +79,7 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey, with
         row = _HOLDER.first(connection, key=unique.key)
         if row is None:
             continue  # the task that had it has just let it go
-        found, scope, is_over = row
-        holder = str(found)
+        holder, scope, is_over = row
         if is_over:
             _FREE_EXPIRED(connection, key=unique.key)
         elif within and not (_QUEUE.first(connection, id=holder) or "").startswith(within):
@@ -89,7 +88,7 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey, with
             raise Duplicate(f"Task {holder} already has the key {key!r}; this one was not enqueued.", holder)
         elif unique.on_duplicate == "replace":
             if _replace(connection, holder, task):
-                return found.bytes
+                return UUID(holder).bytes
             if scope != "pending":
                 raise Duplicate(
                     f"Task {holder} has the key {key!r} and waits no more, so its arguments cannot be replaced; "
@@ -100,7 +99,7 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey, with
         elif unique.same_call and (difference := _difference(connection, holder, task, unique)):
             raise Duplicate.other_call(key, holder, difference)
         else:
-            return found.bytes
+            return UUID(holder).bytes
     raise OrchestratorError(f"The key {key!r} could not be had: other tasks take it and let it go all the time.")
 
 

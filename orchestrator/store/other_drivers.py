@@ -1,0 +1,102 @@
+"""Connections that SQLAlchemy did not open: psycopg2, psycopg 3, asyncpg and Django.
+
+`other_driver` wraps one, and a `Statement` runs on it as on a connection of SQLAlchemy, in the transaction that its
+owner has begun. No driver is imported here: whoever has a connection has loaded its driver. The asynchronous ones need
+greenlet, as SQLAlchemy's do: the caller is in `greenlet_spawn`, and each statement is awaited from there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy.util import await_only, greenlet_spawn
+
+from orchestrator.store.driver import StatementResult
+from orchestrator.store.namespaces import in_namespace
+
+PARAMETER = re.compile(r"%\((\w+)\)s((?:::[a-z]+(?: precision)?(?:\[\])?)?)")
+"""A parameter of a statement: its name and its cast."""
+
+
+class DriverConnection:
+    """A connection with cursors, as psycopg2, psycopg 3 and Django have them."""
+
+    is_async = False
+
+    def __init__(self, connection: Any, namespace: str, **plain: Any) -> None:
+        """`plain` asks for a cursor whose rows are tuples, whatever the owner of the connection has set."""
+        self._connection = connection
+        self._namespace = namespace
+        self._plain = plain
+
+    def run(self, sql: str, values: Mapping[str, Any]) -> StatementResult:
+        """Run a statement in the transaction that is open, if one is."""
+        with self._connection.cursor(**self._plain) as cursor:
+            cursor.execute(in_namespace(sql, self._namespace), values)
+            rows = cursor.fetchall() if cursor.description else ()
+            return StatementResult(rows, cursor.description or (), cursor.rowcount)
+
+
+class _AsyncPsycopg(DriverConnection):
+    is_async = True
+
+    def run(self, sql: str, values: Mapping[str, Any]) -> StatementResult:
+        return await_only(self._run(in_namespace(sql, self._namespace), values))
+
+    async def _run(self, sql: str, values: Mapping[str, Any]) -> StatementResult:
+        async with self._connection.cursor(**self._plain) as cursor:
+            await cursor.execute(sql, values)
+            rows = await cursor.fetchall() if cursor.description else ()
+            return StatementResult(rows, cursor.description or (), cursor.rowcount)
+
+
+class _Asyncpg(DriverConnection):
+    is_async = True
+
+    def run(self, sql: str, values: Mapping[str, Any]) -> StatementResult:
+        numbered, names = _numbered(in_namespace(sql, self._namespace))
+        rows = await_only(self._connection.fetch(numbered, *(values[name] for name in names)))
+        return StatementResult(rows, [(name,) for name in rows[0].keys()] if rows else ())  # noqa: SIM118  # no mapping
+
+
+@lru_cache(maxsize=1024)
+def _numbered(sql: str) -> tuple[str, list[str]]:
+    """Return a statement with `$1`, `$2`, … and the names of these. JSON is text, whatever codec the owner has set."""
+    names = list(dict.fromkeys(name for name, _ in PARAMETER.findall(sql)))
+
+    def write(found: re.Match[str]) -> str:
+        return f"${names.index(found[1]) + 1}{'::text' * (found[2] == '::jsonb')}{found[2]}"
+
+    return PARAMETER.sub(write, sql), names
+
+
+def run_sync_of(given: Any) -> Callable[..., Awaitable[Any]] | None:
+    """Return `run_sync` of an asynchronous connection, or its like for another library; None if it is none."""
+    if hasattr(given, "run_sync"):
+        return given.run_sync  # type: ignore[no-any-return]
+    other = other_driver(given, "")
+    if other is None or not other.is_async:
+        return None
+    return lambda work, *args, **keywords: greenlet_spawn(work, given, *args, **keywords)
+
+
+def other_driver(given: object, namespace: str) -> DriverConnection | None:
+    """Wrap a connection of another library; None if it is of none that is known."""
+    if hasattr(given, "in_atomic_block"):  # Django's, or its proxy for the connection of a thread
+        return DriverConnection(given, namespace) if getattr(given, "vendor", "") == "postgresql" else None
+    libraries = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(given).__mro__}
+    if ("psycopg2", "connection") in libraries:
+        from psycopg2.extensions import cursor
+
+        return DriverConnection(given, namespace, cursor_factory=cursor)
+    if ("psycopg", "BaseConnection") in libraries:
+        from psycopg.rows import tuple_row
+
+        kind = _AsyncPsycopg if ("psycopg", "AsyncConnection") in libraries else DriverConnection
+        return kind(given, namespace, row_factory=tuple_row)
+    if libraries & {("asyncpg", "Connection"), ("asyncpg", "PoolConnectionProxy")}:
+        return _Asyncpg(given, namespace)
+    return None
