@@ -1,6 +1,6 @@
 """Every line that the product logs begins with the name of an event, and docs/logs.md lists them all.
 
-After a change: `python -m tests.unit.test_log_events` writes the table anew.
+After a change: `python -m tests.unit.test_log_events` writes the list anew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs/logs.md"
 LEVELS = ("debug", "info", "warning", "error")
 PASS_LINES_OF_USERS_ON = {"context.py", "task_output.py", "children.py", "redis.py"}
-HEAD = "| event | level | fields | meaning |\n|---|---|---|---|\n"
+HEAD = "Each event with its levels, its fields and its meaning:\n\n"
 
 
 def calls() -> Iterator[tuple[str, ast.Call]]:
@@ -52,8 +52,8 @@ def _level(call: ast.Call) -> str:
     return {"exception": "error", "log": "info"}.get(name, name)
 
 
-def table() -> str:
-    """Return the table of all events, as the documentation has it."""
+def listed() -> str:
+    """Return the list of all events, as the documentation has it."""
     levels: defaultdict[str, set[str]] = defaultdict(set)
     fields: defaultdict[str, list[str]] = defaultdict(list)
     meanings: defaultdict[str, list[str]] = defaultdict(list)
@@ -66,12 +66,13 @@ def table() -> str:
         fields[event[0]] += [key for key in re.findall(r"(\w+)=", head) if key not in fields[event[0]]]
         if (said := re.sub(r"%[-.\d]*[a-z]", "…", meaning).strip("…")) and said not in meanings[event[0]]:
             meanings[event[0]].append(said)
-    rows = [
-        f"| `{event}` | {', '.join(level for level in LEVELS if level in levels[event])} "
-        f"| {' '.join(f'`{key}`' for key in fields[event])} | {'; or: '.join(meanings[event])} |\n"
-        for event in sorted(levels)
-    ]
-    return HEAD + "".join(rows)
+    lines = []
+    for event in sorted(levels):
+        words = [f"- **{event}**", ", ".join(level for level in LEVELS if level in levels[event])]
+        words += [f"`{key}`" for key in fields[event]]
+        said = "; or: ".join(meaning.strip(" ;:.") for meaning in meanings[event])
+        lines.append(" ".join(words) + (f": {said}" if said else "") + "\n")
+    return HEAD + "".join(lines)
 
 
 def test_each_line_has_the_name_of_an_event() -> None:
@@ -81,7 +82,7 @@ def test_each_line_has_the_name_of_an_event() -> None:
 
 
 def test_the_documentation_lists_every_event() -> None:
-    assert table() in PAGE.read_text(), "python -m tests.unit.test_log_events"
+    assert listed() in PAGE.read_text(), "python -m tests.unit.test_log_events"
 
 
 def test_json_has_the_event_and_its_fields_beside_the_message() -> None:
@@ -97,4 +98,4 @@ def test_a_line_that_a_task_prints_is_no_event_of_ours() -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(PAGE.read_text().partition(HEAD)[0] + table())
+    PAGE.write_text(PAGE.read_text().partition(HEAD)[0] + listed())
