@@ -189,11 +189,8 @@ class TickBudget:
             self.done.update(self.suspects.intersection(self.busy_with))
         self.busy_with, self._began = before
 
-    @contextmanager
-    def doing(self, part: str) -> Iterator[None]:
-        """Remember which part of the tick is being done. It is left standing if that fails."""
-        before, self.part = self.part, part
-        yield
+    def finish(self, part: str, before: str | None) -> None:
+        """A part of the tick is done, and another goes on. `part` is left standing where one fails."""
         self.part = before
         self.parts_done.add(part)
 
@@ -272,8 +269,9 @@ class Pace:
             self._slice.grow()
         for part in budget.parts_done if self.parts else ():
             self.parts.worked(part)
-        self._suspects.acquit(budget.done)
-        self._suspects.set_aside(budget.met)
+        if budget.done or budget.met:
+            self._suspects.acquit(budget.done)
+            self._suspects.set_aside(budget.met)
 
     def interrupted(self, budget: TickBudget, *, by_postgres: bool, took: float = 0.0) -> None:
         """A tick failed after so many seconds; `by_postgres`: which said that a statement took too long."""

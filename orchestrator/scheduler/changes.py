@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from orchestrator.domain.states import TaskState
-from orchestrator.scheduler.tick_result import Outgoing, TickResult, Wake
+from orchestrator.scheduler.tick_result import Outgoing, TickResult
 from orchestrator.transport.codec import Changes, Heartbeat, RunChange, TaskChange, WorkerChange, encode
 from orchestrator.transport.leader.streams import NO_CHANGES
 
@@ -58,7 +58,7 @@ class ChangeLog:
             self._sizes.clear()
             self._size = 0
             return self._entry(Changes(generation, is_first=True))
-        tasks, runs, queues_changed = _tasks(tick.outgoing), _runs(tick.outgoing), Wake.QUEUES_CHANGED in tick.wakeups
+        tasks, runs, queues_changed = _tasks(tick.outgoing), _runs(tick.outgoing), tick.wake.queues_changed
         if not (tasks or runs or self._moved_workers or queues_changed):
             return NO_CHANGES
         workers, self._moved_workers = self._moved_workers, []

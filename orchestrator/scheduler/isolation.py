@@ -67,12 +67,14 @@ def attempt(tx: Transaction, what: str, do: Callable[[Transaction, int], object]
     if tx.is_bisecting and budget.parts.is_out(what):
         tx.result.failed_parts.append(what)
         return
-    with budget.doing(what):
-        if not tx.is_bisecting:
-            do(tx, most)
-            return
-        with tx.hurrying():
-            error = _failure(tx, lambda: do(tx, most))
+    before, budget.part = budget.part, what
+    if not tx.is_bisecting:
+        do(tx, most)
+        budget.finish(what, before)
+        return
+    with tx.hurrying():
+        error = _failure(tx, lambda: do(tx, most))
+    budget.finish(what, before)
     if error is None:
         return
     tx.result.failed_parts.append(what)

@@ -7,8 +7,7 @@ are what fills it, that makes room.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -36,6 +35,8 @@ BUNDLE_BYTES = 1_000_000
 """Most bytes of payload in one message, unless one task alone has more."""
 _PAUSE = 0.5
 """Seconds before Redis is tried again."""
+FAILURES = (StreamsDamaged, *transport.UNAVAILABLE)
+"""What may be wrong with Redis while the leader goes on without it."""
 _MOST_READS = 20
 """Batches that are read at once where all events are wanted."""
 
@@ -81,25 +82,21 @@ class Link(CommitHooks):
         """Say whether there are pages of histories to send at once."""
         return self.paging.is_busy and self.can_write
 
-    @contextmanager
-    def talking(self) -> Iterator[None]:
-        """Do something with Redis, as far as it works."""
-        try:
-            yield
-        except StreamsDamaged as error:
+    def failed(self, error: Exception) -> None:
+        """Take note of one of `FAILURES`: Redis is left alone for a while, or its streams are begun anew."""
+        self.changes.interrupted()
+        if isinstance(error, StreamsDamaged):
             generation = self.generations.cursor.generation
             log.error("redis.stream_unusable generation=%s error=%s", generation, first_line(error))
             self.generations.give_up()
-            self.changes.interrupted()
             self.watch.due_at = 0.0
-        except transport.UNAVAILABLE as error:
-            miss_redis(self.outage, self.leadership, error)
-            self.changes.interrupted()
-            self._write_at = self.monotonic() + _PAUSE
-            if not isinstance(error, transport.REFUSED):
-                self._read_at = self._write_at
-            self.fleet.interrupted()
-            self.watch.due_at = self._write_at
+            return
+        miss_redis(self.outage, self.leadership, error)
+        self._write_at = self.monotonic() + _PAUSE
+        if not isinstance(error, transport.REFUSED):
+            self._read_at = self._write_at
+        self.fleet.interrupted()
+        self.watch.due_at = self._write_at
 
     def worked(self) -> None:
         """Redis was read and written."""
@@ -116,7 +113,7 @@ class Link(CommitHooks):
     def read(self, until: float | None) -> Inbound:
         """Read events: one batch, waiting for the first until a time; or all there are, without waiting."""
         gathered = Inbound([], False, False)
-        with self.talking():
+        try:
             generation, position, _ = self.generations.cursor
             block = 0.0 if until is None else until - self.monotonic()
             for _ in range(_MOST_READS if until is None else 1):
@@ -132,6 +129,8 @@ class Link(CommitHooks):
                 if inbound.complete or sum(len(body) for _, body in gathered.entries) > MOST_BYTES:
                     break
                 position = inbound.entries[-1][0]
+        except FAILURES as error:
+            self.failed(error)
         if gathered.fleet_changed:
             self.watch.due_at = 0.0
         self.watch.heard_of(gathered.stopped)
@@ -141,8 +140,10 @@ class Link(CommitHooks):
 
     def publish(self, tick: TickResult, *, moved_on: bool) -> None:
         """After a commit: hand out, withdraw, and tell everyone; `moved_on` if events were applied."""
-        with self.talking():
+        try:
             self._publish(tick, moved_on)
+        except FAILURES as error:
+            self.failed(error)
 
     def _publish(self, tick: TickResult, moved_on: bool) -> None:
         outgoing = tick.outgoing

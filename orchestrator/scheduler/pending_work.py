@@ -16,7 +16,7 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.schedules import FirePace, extend_backfills, fire_schedules
 from orchestrator.scheduler.tasks.timers import expire, fail_unknown, fire_due, release_crowded, release_known
-from orchestrator.scheduler.tick_result import CommitHooks, Wake
+from orchestrator.scheduler.tick_result import CommitHooks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.settings import Settings
 from orchestrator.store.tasks import waiting
@@ -24,12 +24,6 @@ from orchestrator.store.tasks.waiting import AgendaProbe
 
 _CONTESTED = 0.05
 """Seconds before the next look at a key that somebody's open transaction may be taking."""
-
-
-_LOOK_FIRST = Wake.REQUESTS | Wake.RUNS_TO_BEGIN | Wake.HANDED_BACK
-"""Reasons to read what waits before any of it is done."""
-_LOOK_AGAIN = Wake.DELAYED | Wake.REQUESTS | Wake.RUNS_TO_BEGIN | Wake.RUNS_TO_EXPAND
-"""Reasons to read what waits for the next tick."""
 
 Part = Callable[[Transaction, int], object]
 """A part of a tick, which is given how many rows it may work on."""
@@ -76,8 +70,9 @@ class PendingWork(CommitHooks):
         if pending_work is not None and not thorough and self._is_empty(pending_work, tx):
             self.was_empty = True
             return self._until_next(pending_work, tx.now)
-        reasons = _LOOK_FIRST | Wake.ADVANCED if thorough else _LOOK_FIRST
-        if pending_work is None or tx.result.wakeups & reasons:
+        wake = tx.result.wake
+        is_old = wake.requests or wake.runs_to_begin or wake.handed_back or (thorough and wake.advanced)
+        if pending_work is None or is_old:
             pending_work = waiting.probe_agenda(tx.connection)
         if thorough:
             self.backlog.free_older(tx)
@@ -113,10 +108,10 @@ class PendingWork(CommitHooks):
                 do("fail unknown tasks", lambda tx, limit: fail_unknown(tx, fleet, limit))
             runs.advance(tx)
         busy = pending_work.is_busy or _is_due(pending_work.next_of_all, tx.now)
-        if busy or tx.result.wakeups & _LOOK_AGAIN:
+        if busy or wake.delayed or wake.requests or wake.runs_to_begin or wake.runs_to_expand:
             pending_work = waiting.probe_agenda(tx.connection)
         self._pending_work = pending_work
-        return max(self._until_next(pending_work, tx.now), _CONTESTED if Wake.CONTESTED in tx.result.wakeups else 0.0)
+        return max(self._until_next(pending_work, tx.now), _CONTESTED if wake.contested else 0.0)
 
     def _plan(self, tx: Transaction, pending_work: AgendaProbe, do: Callable[[str, Part], None]) -> None:
         """Let runs go on that wait. Whatever takes all the time of a tick comes last in the next one."""
@@ -137,9 +132,10 @@ class PendingWork(CommitHooks):
 
     def _is_empty(self, pending_work: AgendaProbe, tx: Transaction) -> bool:
         """Say whether there is nothing to do, and nothing to look for."""
-        asked = tx.result.wakeups & (_LOOK_FIRST | _LOOK_AGAIN | Wake.CONTESTED)
+        wake = tx.result.wake
+        asked = wake.requests or wake.runs_to_begin or wake.handed_back or wake.delayed or wake.runs_to_expand
         waits = pending_work.is_busy or _is_due(pending_work.next_of_all, tx.now) or self.fleet.capabilities.crowds
-        return not (asked or waits or tx.result.runs)
+        return not (asked or wake.contested or waits or tx.result.runs)
 
     def _fire_timers(self, tx: Transaction, limit: int) -> None:
         late = self.cancels.time_out(tx, limit, self.settings.run_timeout_grace)

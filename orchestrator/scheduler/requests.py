@@ -29,7 +29,6 @@ from orchestrator.scheduler.runs.retries import retry_run, retry_tasks
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
 from orchestrator.scheduler.tasks.starts import start_runs
-from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store import fleet, inbox
 from orchestrator.store.code import runs as code_runs
@@ -101,7 +100,7 @@ class Requests:
             RequestKind.LANES: lambda tx, items, _: lanes.read_all(),  # noqa: ARG005
             RequestKind.PURGE: self._purge,
             RequestKind.QUERY: lambda tx, items, _: code.ask(tx, queries(items)),
-            RequestKind.QUEUES: lambda tx, items, _: tx.result.wake(Wake.QUEUES_CHANGED),  # noqa: ARG005
+            RequestKind.QUEUES: _queues_changed,
             RequestKind.REDRIVE: self._redrive,
             RequestKind.REJECT: lambda tx, items, _: settle_promises(tx, items),
             RequestKind.RESET: lambda tx, items, _: reset_runs(tx, runs, items),
@@ -256,13 +255,17 @@ def enqueue_with_keys(tx: Transaction, items: list[Request]) -> set[int]:
         tx.result.outgoing.key_holders.update(start_runs(tx, starts))
     taken, contested = unique.take(tx.connection, list(first.values())) if first else (set(), set())
     create_tasks(tx, [task for task in first.values() if task.id in taken])
-    tx.result.wake(Wake.CONTESTED, contested)
+    tx.result.wake.contested |= bool(contested)
     unfinished = {item for item, _, key in wanted if first[key].id in contested}
     tx.result.outgoing.key_holders.update((task, KeyHolder(task)) for task in known | taken)
     refused = [task for item, task, _ in wanted if item not in unfinished and task.id not in taken]
     if refused:
         tx.result.outgoing.key_holders.update(unique.holders(tx.connection, refused))
     return unfinished
+
+
+def _queues_changed(tx: Transaction, items: list[Request], _: int) -> None:  # noqa: ARG001
+    tx.result.wake.queues_changed = True
 
 
 def settle_ends(tx: Transaction) -> None:

@@ -33,7 +33,7 @@ from orchestrator.scheduler.flow.plans import Flows
 from orchestrator.scheduler.isolation import is_about_all
 from orchestrator.scheduler.leadership import TICK_LIMIT, Leadership
 from orchestrator.scheduler.limits import LaneService
-from orchestrator.scheduler.link import Link
+from orchestrator.scheduler.link import FAILURES, Link
 from orchestrator.scheduler.meter import Meter
 from orchestrator.scheduler.pending_work import PendingWork
 from orchestrator.scheduler.requests import Requests, settle_ends
@@ -165,8 +165,10 @@ class Term:
             self.fleet.capabilities.lacking = set(waiting.lacking(connection))
             self.watch.drains = drains(connection)
         log.info("scheduler.leading term=%d", self._leadership.term)
-        with self.link.talking():
+        try:
             self._claim_term()
+        except FAILURES as error:
+            self.link.failed(error)
 
     def _claim_term(self) -> None:
         """Have pushes of this term accepted. Terms come from Postgres; a later one in Redis may be none of its own."""

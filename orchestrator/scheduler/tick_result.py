@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from enum import Flag, auto
 from operator import add, attrgetter, iadd, ior, or_
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -41,27 +40,6 @@ class Paged(NamedTuple):
     unshown: Unshown
 
 
-class Wake(Flag):
-    """Why the leader has to look again, in this tick or the next."""
-
-    DELAYED = auto()
-    """A task was given a time at which it is due."""
-    HANDED_BACK = auto()
-    """A worker has handed a task back, which may have expired meanwhile: then it is not handed out again."""
-    REQUESTS = auto()
-    """The leader has put something into its own inbox, or made something ready that it finds like that."""
-    CONTESTED = auto()
-    """Something in the inbox must wait for a transaction that has not ended."""
-    QUEUES_CHANGED = auto()
-    """Somebody has paused, resumed or limited a queue."""
-    RUNS_TO_BEGIN = auto()
-    """Runs came up after the pending work was read: children, those that an event started, unparked ones."""
-    RUNS_TO_EXPAND = auto()
-    """Runs have more to start than there was room for. They go on in the next tick, and do not wait for a look."""
-    ADVANCED = auto()
-    """Runs were counted or planned, and may wait for the leader in some other way now."""
-
-
 class ChangesByRun(dict[bytes, RunChanges]):
     """What happened to each run, summed up."""
 
@@ -82,7 +60,7 @@ _MERGE: dict[type, Callable[[Any, Any], Any]] = {
     ChangesByRun: ior,
     Counter: iadd,
     int: add,
-    Wake: or_,
+    bool: or_,
 }
 """How a field takes over what a part has, by its type; of all other types, the latest value that is not None counts."""
 
@@ -99,6 +77,27 @@ class _Mergeable(msgspec.Struct):
             elif more is not None:  # an empty value is one too
                 rule = _MERGE.get(type(mine))
                 setattr(self, name, more if rule is None else rule(mine, more))
+
+
+class Wakeups(_Mergeable):
+    """Why the leader has to look again, in this tick or the next."""
+
+    delayed: bool = False
+    """A task was given a time at which it is due."""
+    handed_back: bool = False
+    """A worker has handed a task back, which may have expired meanwhile: then it is not handed out again."""
+    requests: bool = False
+    """The leader has put something into its own inbox, or made something ready that it finds like that."""
+    contested: bool = False
+    """Something in the inbox must wait for a transaction that has not ended."""
+    queues_changed: bool = False
+    """Somebody has paused, resumed or limited a queue."""
+    runs_to_begin: bool = False
+    """Runs came up after the pending work was read: children, those that an event started, unparked ones."""
+    runs_to_expand: bool = False
+    """Runs have more to start than there was room for. They go on in the next tick, and do not wait for a look."""
+    advanced: bool = False
+    """Runs were counted or planned, and may wait for the leader in some other way now."""
 
 
 class TickTasks(_Mergeable):
@@ -272,7 +271,7 @@ class TickResult(_Mergeable):
     tasks: TickTasks = msgspec.field(default_factory=TickTasks)
     runs: TickRuns = msgspec.field(default_factory=TickRuns)
     capacity: Capacity = msgspec.field(default_factory=Capacity)
-    wakeups: Wake = Wake(0)
+    wake: Wakeups = msgspec.field(default_factory=Wakeups)
     code: TickCode = msgspec.field(default_factory=TickCode)
     outgoing: Outgoing = msgspec.field(default_factory=Outgoing)
     counts: Counts = msgspec.field(default_factory=Counts)
@@ -309,7 +308,7 @@ class TickResult(_Mergeable):
                     else:
                         capacity.left_lanes.append(task.lane)
             if task.state == "pending":
-                self.wake(Wake.REQUESTS, task.lane is not None)
+                self.wake.requests |= task.lane is not None
                 if task.run_id is not None and not is_turn_task and task.before in ENDED_TASK_STATES:
                     self.runs.changes[task.run_id].count_reopened(task.step, task.before)
                 continue
@@ -341,11 +340,6 @@ class TickResult(_Mergeable):
         changes.ended[task.step, task.state] += 1
         if result is not None:
             self.tasks.results[run, task.step] = result
-
-    def wake(self, why: Wake, when: object = True) -> None:
-        """Have the leader look again, if there is a reason to."""
-        if when:
-            self.wakeups |= why
 
     def over(self) -> Iterator[bytes]:
         """Yield tasks that ended, and runs of code whose turns did."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import select
+from collections import deque
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -148,6 +149,16 @@ class _Pool(QueuePool):
     """A pool in which nobody waits for a connection longer than the call can that needs it."""
 
     _sqla_logger_namespace = "sqlalchemy.pool.QueuePool"  # what it has to say is no matter of ours
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.kept: deque[Any] = deque(maxlen=1)
+        """A connection that single statements use one after another, without giving it back (`driver.execute`)."""
+
+    def dispose(self) -> None:
+        while self.kept:
+            self.kept.pop().connection.close()
+        super().dispose()
 
     @property
     def _timeout(self) -> float:

@@ -5,6 +5,8 @@ Errors come out as SQLAlchemy would raise them, and a connection that broke does
 
 from __future__ import annotations
 
+import select
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -21,6 +23,8 @@ from orchestrator.store.namespaces import in_namespace, namespace_of
 _CHANNEL = "orchestrator_channel"
 _BLOCK = 65_536
 """Characters that are sent at once."""
+_FEW_ROWS = 100
+"""Rows that a cursor may go on holding until its next statement."""
 
 
 _statements = 0
@@ -161,19 +165,58 @@ def send(connection: Connection, sql: str, parameters: dict[str, Any] | None = N
     return channel(connection).send(connection, sql, parameters)
 
 
+class _Line:
+    """A connection that is out of the pool, with its cursor: kept for the next statement, for both take long to get."""
+
+    __slots__ = ("_poll", "connection", "cursor")
+
+    def __init__(self, engine: Engine) -> None:
+        self.connection: Any = engine.raw_connection()
+        self.cursor = self.connection.cursor()
+        self._poll = select.poll()
+        self._poll.register(self.connection.fileno(), select.POLLIN)
+
+    @property
+    def is_closed(self) -> bool:
+        """Say whether Postgres has closed it while it lay there: nothing else is on its way to a connection at rest."""
+        return bool(self._poll.poll(0))
+
+
+_NOTHING: deque[Any] = deque(maxlen=0)
+"""What a pool keeps that is none of ours."""
+
+
+def _line(engine: Engine, kept: deque[Any]) -> _Line:
+    """Return a connection of an engine, one that is kept if there is any."""
+    while kept:
+        try:
+            line: _Line = kept.pop()
+        except IndexError:  # another thread was faster
+            break
+        if not line.is_closed:
+            return line
+        line.connection.invalidate()
+    return _Line(engine)
+
+
 def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> StatementResult:
     """Run one statement on a connection of an engine in autocommit mode: one round trip."""
+    kept: deque[Any] = getattr(engine.pool, "kept", _NOTHING)
     try:
-        connection = engine.raw_connection()
+        line = _line(engine, kept)
     except engine.dialect.loaded_dbapi.Error as error:
         raise _known(error, engine.dialect, None, sql, parameters) from error
-    deadlines = deadlines_of(engine)
+    connection, cursor, deadlines = line.connection, line.cursor, deadlines_of(engine)
     watched = 0 if deadlines is None else deadlines.begin(connection.dbapi_connection)
     try:
-        cursor = connection.cursor()
         cursor.execute(in_namespace(sql, namespace_of(engine)), parameters)
         columns = cursor.description
-        return StatementResult(cursor.fetchall(), columns) if columns else StatementResult(changed=cursor.rowcount)
+        if not columns:
+            return StatementResult(changed=cursor.rowcount)
+        rows = cursor.fetchall()
+        if len(rows) > _FEW_ROWS:
+            line.cursor = connection.cursor()  # the old one holds them as long as it lives
+        return StatementResult(rows, columns)
     except engine.dialect.loaded_dbapi.Error as error:
         known = _known(error, engine.dialect, connection.dbapi_connection, sql, parameters)
         if deadlines is not None and not deadlines.end(watched):
@@ -187,7 +230,10 @@ def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> StatementRe
     finally:
         if deadlines is not None:
             deadlines.end(watched)
-        connection.close()
+        if connection.is_valid and len(kept) < (kept.maxlen or 0):
+            kept.append(line)
+        else:
+            connection.close()
 
 
 def copy(connection: Connection, sql: str, lines: Any) -> None:

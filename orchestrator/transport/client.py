@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from ssl import SSLSocket
 from typing import Any
 
 from redis import Redis
-from redis.exceptions import ConnectionError
+from redis.exceptions import ConnectionError, ResponseError
 
 from orchestrator import time_limits
 from orchestrator.transport.codec import Ended, Malformed, decode
@@ -29,6 +31,8 @@ _LONGEST = 60.0
 _SILENCE = 2.0
 """Seconds without nudges after one that failed."""
 
+_MOST_ANSWERS = 65_536
+"""Bytes of answers to nudges that are read at once."""
 _CONFIRMED = 1.0
 """Seconds to wait until Redis has confirmed a subscription."""
 _FRESH = 60.0
@@ -67,6 +71,8 @@ class Nudges:
         self._connection: Any = None
         self._command: Any = None
         self._silent_until = 0.0
+        self._are_whole = True
+        """The answers that were read last did not end in the middle of one."""
 
     def send(self) -> None:
         """Tell the leader that something is new, if Redis can be used."""
@@ -99,14 +105,36 @@ class Nudges:
             self._connection = self._redis.connection_pool.make_connection()
             self._command = self._connection.pack_command(*self._words)
         if self._connection._sock is None:  # it is about to connect, and waits for answers then
+            self._are_whole = True
             seconds = time_limits.left(_TIMEOUT) or _SHORTEST
             self._connection.socket_timeout = self._connection.socket_connect_timeout = seconds
         try:
-            while self._connection.can_read(0):
-                self._connection.read_response()
+            self._read_answers()
         except ConnectionError:
             self._connection.disconnect()  # Redis has closed it meanwhile
         self._connection.send_packed_command(self._command, check_health=False)  # connects where that is needed
+
+    def _read_answers(self) -> None:
+        """Read what has come so far. Only an error counts, and that the connection is closed: the driver would look
+        for each of them, and parse each answer, which takes longer than to send a nudge."""
+        line = self._connection._sock
+        if line is None or isinstance(line, SSLSocket):
+            while self._connection.can_read(0):
+                self._connection.read_response()
+            return
+        while True:
+            try:
+                answers = os.read(line.fileno(), _MOST_ANSWERS)  # `recv` would wait: the socket has a timeout
+            except BlockingIOError:
+                return  # there is nothing more
+            except OSError as error:
+                raise ConnectionError(str(error)) from error
+            if not answers:
+                raise ConnectionError("Redis has closed the connection.")
+            is_error = (answers.startswith(b"-") and self._are_whole) or b"\r\n-" in answers
+            self._are_whole = answers.endswith(b"\r\n")
+            if is_error:
+                raise ResponseError("Redis refuses nudges.")
 
     def close(self) -> None:
         """Close the connection."""

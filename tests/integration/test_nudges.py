@@ -51,6 +51,17 @@ def test_one_arrives_although_redis_has_closed_the_connection(redis: Redis, nudg
     arrive(redis, 2)
 
 
+def test_nobody_waits_for_an_answer_that_has_not_come(redis: Redis, nudges: Nudges) -> None:
+    redis.execute_command("CLIENT", "PAUSE", "60000", "WRITE")
+    try:
+        for _ in range(3):
+            nudges.send()
+        assert not nudges._silent_until, "the answer was waited for until the time was over"
+    finally:
+        redis.execute_command("CLIENT", "UNPAUSE")
+    arrive(redis, 3)
+
+
 def test_a_fork_has_a_connection_of_its_own(redis: Redis, nudges: Nudges) -> None:
     nudges.send()
     arrive(redis, 1)

@@ -22,6 +22,7 @@ from orchestrator.store.driver import flush, savepoint, send, statements_sent
 from orchestrator.store.leases import Cursor
 from orchestrator.store.sql import Batch, Blob, Json, Prepared, Row, Statement
 from orchestrator.store.tasks import shared
+from tests.waiting import eventually
 
 ADD = Prepared[int]("INSERT /* test.add */ INTO numbers VALUES (%(number)s::int) RETURNING number")
 COUNT = "SELECT count(*) FROM numbers"
@@ -353,3 +354,48 @@ def test_a_connection_that_was_closed_before_its_first_statement_is_an_outage(en
             Prepared[int]("SELECT /* test.closed */ 1")(connection)
         assert found.value.connection_invalidated
         assert connection.invalidated
+
+
+# -- by itself
+
+
+PID = Statement[int]("SELECT /* test.pid */ pg_backend_pid() AS pid")
+
+
+def _is_open(engine: Engine, pid: int) -> bool:
+    with engine.connect() as connection:
+        found = connection.exec_driver_sql("SELECT 1 FROM pg_stat_activity WHERE pid = %s", (pid,))
+        return found.first() is not None
+
+
+@pytest.mark.own_connections
+def test_single_statements_keep_one_connection_until_the_pool_is_closed(engine: Engine, database_url: str) -> None:
+    alone = database.engine_for(database_url, autocommit=True)
+    (first,) = PID.alone(alone)
+    assert PID.alone(alone) == [first]
+    alone.dispose()
+    eventually(lambda: not _is_open(engine, first))
+    assert PID.alone(alone) != [first], "it can be used again"
+    alone.dispose()
+
+
+@pytest.mark.own_connections
+def test_a_kept_connection_that_postgres_has_closed_is_replaced(engine: Engine, database_url: str) -> None:
+    alone = database.engine_for(database_url, autocommit=True)
+    (first,) = PID.alone(alone)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SELECT pg_terminate_backend(%s, 10000)", (first,))
+    assert PID.alone(alone) != [first]
+    alone.dispose()
+
+
+@pytest.mark.own_connections
+def test_a_kept_connection_lets_no_transaction_stand_open(engine: Engine, database_url: str) -> None:
+    alone = database.engine_for(database_url, autocommit=True)
+    with pytest.raises(exc.DBAPIError):
+        Statement[int]("SELECT /* test.divide */ 1 / 0 AS nothing").alone(alone)
+    (pid,) = PID.alone(alone)
+    with engine.connect() as connection:
+        found = connection.exec_driver_sql("SELECT state FROM pg_stat_activity WHERE pid = %s", (pid,)).scalar_one()
+    assert found == "idle"
+    alone.dispose()

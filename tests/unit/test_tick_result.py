@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from orchestrator.domain.code import history
-from orchestrator.scheduler.tick_result import TickResult, Wake
+from orchestrator.scheduler.tick_result import TickResult
 
 
 def test_what_is_merged_is_added() -> None:
     whole, part = TickResult(), TickResult()
     whole.counts.reports = 3
     part.counts.reports = 2
-    part.wake(Wake.DELAYED)
+    part.wake.delayed = True
     whole.merge(part)
     assert whole.counts.reports == 5
-    assert whole.wakeups is Wake.DELAYED
+    assert whole.wake.delayed
     whole.merge(TickResult())
-    assert (whole.counts.reports, whole.wakeups) == (5, Wake.DELAYED)
+    assert (whole.counts.reports, whole.wake.delayed) == (5, True)
 
 
 def test_an_empty_value_replaces_an_older_one_and_a_missing_one_does_not() -> None:

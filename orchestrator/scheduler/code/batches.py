@@ -22,7 +22,6 @@ from orchestrator.scheduler.code.requests import give_up_promises, meet_promises
 from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, json_text, mark_stuck, reply
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_enqueued, error_json
-from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations, histories
 from orchestrator.store.code import runs as code_runs
@@ -66,7 +65,7 @@ def apply_activations(
         accepted |= _end_turn_tasks(tx, ends, inline_result)
     if absent:
         code.queries.not_shown(tx.result, ((row.id, row.attempt) for row in absent))
-        tx.result.wake(Wake.DELAYED, any(row.delay > 0 for row in absent))
+        tx.result.wake.delayed |= any(row.delay > 0 for row in absent)
         tx.result.note(transitions.requeue(tx.connection, absent, tx.now), by_worker=True)
     if stuck:
         code.queries.forget(tx.result, [run for run, _, _ in stuck])
@@ -172,7 +171,7 @@ def _carry_out(tx: Transaction, nesting: Nesting, batches: Mapping[bytes, Sequen
         expectations.start_timers(
             tx.connection, [(run, timer.id, timer.since + timer.seconds) for run, timer in timers]
         )
-        tx.result.wake(Wake.DELAYED)
+        tx.result.wake.delayed = True
     if gone := [(run, command.id) for run, command in wanted.of(commands.CancelTimer)]:
         expectations.forget_timers(tx.connection, gone)
     promises = [NewPromise(run, one.id, one.name, one.ordinal) for run, one in wanted.of(commands.CreatePromise)]

@@ -19,7 +19,6 @@ from orchestrator.scheduler.code.requests import begin_with
 from orchestrator.scheduler.code.runs import ask_to_cancel
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import cancel_tasks
-from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import histories
 from orchestrator.store.code import keys as run_keys
@@ -78,7 +77,7 @@ def end_runs(tx: Transaction, ends: Sequence[RunEnd]) -> list[RunRow]:
         begin_with(tx, histories.unheard(tx.connection, unheard))
     leaving = [run.id for run in ended if run.open]
     if leaving:
-        tx.result.wake(Wake.REQUESTS)  # they are reported as closing with the pending work
+        tx.result.wake.requests = True  # they are reported as closing with the pending work
         # A child may have continued in this very tick, so this comes after the successors are there.
         children = code_runs.children(tx.connection, leaving)
         ask_to_cancel(tx, [child.id for child in children if not child.terminates], PARENT_ENDED)
@@ -137,7 +136,7 @@ def _continue(tx: Transaction, successors: Sequence[_Successor]) -> None:
     kept = [kept for successor in successors for kept in store.numbered(successor.new.id, successor.resolutions)]
     if kept:
         store.keep(tx.connection, kept)
-    tx.result.wake(Wake.REQUESTS, any(run.cancelling for run in new))  # it is reported with the pending work
+    tx.result.wake.requests |= any(run.cancelling for run in new)  # it is reported with the pending work
 
 
 def close_runs(tx: Transaction, limit: int) -> None:

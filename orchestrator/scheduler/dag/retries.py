@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.state import to_retry
-from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.tasks import revival
@@ -28,7 +27,7 @@ def retry_plan(tx: Transaction, run: bytes, plan: Plan, limit: int) -> bool:
     plan.retry(retry.again, retry.anew, tx.now.timestamp(), {doubtful[name]: found[name] for name in found})
     for place in retry.again:
         if plan.fan(place) is None:
-            tx.result.wake(Wake.RUNS_TO_BEGIN)
+            tx.result.wake.runs_to_begin = True
             if not run_retries.requeue_children(tx.connection, run, steps[place].name, tx.now, 1):
                 plan.abandon(place, 1, _GONE)
     return True
@@ -42,12 +41,12 @@ def reopen_held(tx: Transaction, run: bytes, plan: Plan, place: int, limit: int)
     step, until = plan.graph.steps[place], datetime.fromtimestamp(plan.retried_at, UTC)
     if step.workflow is not None:
         found = run_retries.requeue_children(tx.connection, run, step.name, until, number)
-        tx.result.wake(Wake.RUNS_TO_BEGIN)
+        tx.result.wake.runs_to_begin = True
     else:
         ids = run_retries.unfinished_tasks(tx.connection, run, step.name, until, number)
         moved = revival.revive(tx.connection, ids, cancelled=True).moved if ids else []
         found = len(moved)
-        tx.result.wake(Wake.REQUESTS, any(task.lane is not None for task in moved))
+        tx.result.wake.requests |= any(task.lane is not None for task in moved)
     if found < number:
         plan.lose(place, number - found, _GONE)
     return number

@@ -182,8 +182,9 @@ class Dispatcher(CommitHooks):
     def claim(self, tx: Transaction, unknown_timeout: float) -> None:
         """Claim what fits each queue's window. What no live worker knows is held back until one does."""
         self.windows.refresh(tx)
-        with tx.budget.doing(_PART):
-            self.last = self._claim(tx, unknown_timeout)
+        before, tx.budget.part = tx.budget.part, _PART
+        self.last = self._claim(tx, unknown_timeout)
+        tx.budget.finish(_PART, before)
 
     def _claim(self, tx: Transaction, unknown_timeout: float) -> LastClaim:
         self._lanes.refresh(tx)

@@ -11,7 +11,7 @@ from orchestrator.domain.states import IN_FLIGHT_STATES
 from orchestrator.domain.tasks.obstacles import hold_for_executor
 from orchestrator.domain.tasks.task import Noted, executor_of
 from orchestrator.scheduler.fleet.capabilities import Capabilities, Crowd
-from orchestrator.scheduler.tick_result import TickResult, Wake
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.tasks import details
 from orchestrator.store.tasks.claims import Claimed
@@ -59,7 +59,7 @@ def place_executions(
         tx.result.outgoing.claimed.append(task._replace(to=worker, details=kept, alone=False))
     if notes:
         details.save(tx.connection, notes)
-    tx.result.wake(Wake.DELAYED, any(row.hold is None for row in back))
+    tx.result.wake.delayed |= any(row.hold is None for row in back)
     return back
 
 

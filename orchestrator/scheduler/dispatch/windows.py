@@ -13,7 +13,7 @@ from orchestrator.domain.limits.names import queue_bucket
 from orchestrator.scheduler.dispatch.executing import landed
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.limits import LaneService
-from orchestrator.scheduler.tick_result import TickResult, Wake
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.limits import queues
 from orchestrator.store.limits.queues import QueueRow
@@ -65,7 +65,7 @@ class Windows:
 
     def refresh(self, tx: Transaction) -> None:
         """Read what people allow, if that is not known."""
-        if self._limits is None or Wake.QUEUES_CHANGED in tx.result.wakeups:
+        if self._limits is None or tx.result.wake.queues_changed:
             self._limits = {row.name: row for row in queues.read(tx.connection)}
             self._lanes.queue_rates = {row.name: row.rate for row in self._limits.values() if row.rate is not None}
 

@@ -12,7 +12,7 @@ from orchestrator.scheduler.fleet.reconcile import Reconciler, Suspicion
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.fleet.watch import FleetWatch
 from orchestrator.scheduler.leadership import Leadership
-from orchestrator.scheduler.link import Link
+from orchestrator.scheduler.link import FAILURES, Link
 from orchestrator.store.tasks import waiting
 from orchestrator.transport.leader.streams import LeaderStreams
 
@@ -52,7 +52,7 @@ class FleetCheck:
     def run(self) -> Suspicion:
         """Look at Redis and the fleet, and note which in-flight tasks seem to be nowhere."""
         suspicion = Suspicion(looked=False)
-        with self.link.talking():
+        try:
             if self.generations.keep(self.monotonic()):
                 self.fleet.grace()
                 self._count_at = 0.0
@@ -63,6 +63,8 @@ class FleetCheck:
             if self._is_count_due():
                 suspicion = self._suspects()
             self.link.worked()
+        except FAILURES as error:
+            self.link.failed(error)
         return suspicion
 
     def _is_count_due(self) -> bool:

@@ -34,7 +34,6 @@ from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.flow.calls import Caller, CannotCall
 from orchestrator.scheduler.runs.kinds import Advanced, PlannedRuns, Saved
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
-from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import VALUE
 from orchestrator.store.code import expectations
@@ -158,7 +157,7 @@ class Flows(PlannedRuns[FlowRun]):
         if effects.timers:
             gone = {timer for _, timer in effects.gone}
             expectations.start_timers(tx.connection, [timer for timer in effects.timers if timer[1] not in gone])
-            tx.result.wake(Wake.DELAYED)
+            tx.result.wake.delayed = True
         left = [timer for timer in effects.gone if timer[1] not in started]
         if left:
             expectations.forget_timers(tx.connection, left)

@@ -27,7 +27,7 @@ from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.runs.backlog import Backlog, RunAndChanges
 from orchestrator.scheduler.runs.kinds import RunKind, Saved
 from orchestrator.scheduler.runs.triggers import Triggers
-from orchestrator.scheduler.tick_result import ChangesByRun, Wake
+from orchestrator.scheduler.tick_result import ChangesByRun
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version
@@ -71,7 +71,7 @@ class Runs:
         )
         for number, slice_ in enumerate(_slices(tx, [run.id for run in pending], steps)):
             if tx.budget.is_spent and not _is_due(number, slice_):
-                tx.result.wake(Wake.RUNS_TO_BEGIN)
+                tx.result.wake.runs_to_begin = True
                 break
             self._begin(tx, slice_, limit)
         self.advance(tx)
@@ -232,8 +232,8 @@ class Runs:
                 delta[name] += number
         if not deltas:
             return
-        tx.result.wake(Wake.ADVANCED)
-        tx.result.wake(Wake.RUNS_TO_EXPAND, any(plan.expanding for plan in saved.values()))
+        tx.result.wake.advanced = True
+        tx.result.wake.runs_to_expand |= any(plan.expanding for plan in saved.values())
         tx.result.outgoing.counted.extend(deltas)
         # What code waits for has a derived id, and so has a step of a plan. One statement notifies and counts; runs
         # that turn out to be none of code, or to have ended, are counted like all others.
@@ -332,7 +332,7 @@ class Runs:
         lanes = Counter(row.lane for row in ended if row.lane is not None)
         if lanes:
             runs.unpark(tx.connection, lanes)
-            tx.result.wake(Wake.RUNS_TO_BEGIN)
+            tx.result.wake.runs_to_begin = True
         if hooks and any(row.workflow is not None for row in over):
             self.triggers.runs_ended(tx, [(self._kinds[row.kind], row) for row in over])
         for kind in self._workflows:

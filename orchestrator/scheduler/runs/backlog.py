@@ -16,7 +16,7 @@ import orchestrator
 from orchestrator.domain.ids import about_run, to_text
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.scheduler.budget import COST
-from orchestrator.scheduler.tick_result import CommitHooks, Wake
+from orchestrator.scheduler.tick_result import CommitHooks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version
@@ -124,14 +124,14 @@ class Backlog(CommitHooks):
             log.info("run.stuck_retried runs=%d", len(runs))
             self._forget()
             tx.result.outgoing.counted += runs
-            tx.result.wake(Wake.REQUESTS)
+            tx.result.wake.requests = True
 
     def add(self, tx: Transaction, some: Iterable[tuple[bytes, RunChanges]], *, is_over: bool = False) -> None:
         """Keep what happened to runs for another tick; of runs that are over, until they have begun again."""
         rows = list(some)
         pending_changes.add(tx.connection, rows, is_over=is_over)
         self._note(wait=(run for run, _ in rows))
-        tx.result.wake(Wake.REQUESTS)
+        tx.result.wake.requests = True
 
     def set_aside(self, tx: Transaction, some: RunAndChanges, error: Exception) -> None:
         """Let a run be stuck that cannot be notified of its changes; nobody else waits for it.

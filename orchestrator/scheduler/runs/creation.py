@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from orchestrator.domain.runs.verdict import Nesting
-from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import VALUE
 from orchestrator.store.dag import plans as dags
@@ -18,8 +17,8 @@ def create_runs(tx: Transaction, new: Sequence[NewRun]) -> set[bytes]:
     """Create runs of any kind, once; return those that did not exist. Those of code have begun, and their time runs."""
     if not new:
         return set()
-    tx.result.wake(Wake.RUNS_TO_BEGIN, any(run.code is None and not run.begun for run in new))
-    tx.result.wake(Wake.DELAYED, any((run.code is not None or run.begun) and run.timeout is not None for run in new))
+    tx.result.wake.runs_to_begin |= any(run.code is None and not run.begun for run in new)
+    tx.result.wake.delayed |= any((run.code is not None or run.begun) and run.timeout is not None for run in new)
     if tx.vault is not None:
         new = [dags.sealed(run, tx.vault) for run in new]
     return creation.create(tx.connection, new, tx.now, has_spans=tx.has_spans)
@@ -27,7 +26,7 @@ def create_runs(tx: Transaction, new: Sequence[NewRun]) -> set[bytes]:
 
 def copy_begun(tx: Transaction, new: Sequence[tuple[NewRun, bytes]]) -> None:
     """Create runs that have begun with one task, with their states; Postgres refuses all of them where one exists."""
-    tx.result.wake(Wake.DELAYED, any(run.timeout is not None for run, _ in new))
+    tx.result.wake.delayed |= any(run.timeout is not None for run, _ in new)
     if tx.vault is not None:
         new = [(dags.sealed(run, tx.vault), tx.vault.seal(VALUE, state)) for run, state in new]
     creation.copy_begun(tx.connection, new, tx.now)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 
 from orchestrator.scheduler.runs.advance import Runs
-from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store import inbox
 from orchestrator.store.runs import retries as run_retries
@@ -17,7 +16,7 @@ from orchestrator.store.tasks.revival import Revived
 def retry_run(tx: Transaction, runs: Runs, item: inbox.Request, limit: int) -> bool:
     """Let a failed run stand in line again, or open a slice of its tasks if it has no workflow; say if that is all."""
     if run_retries.requeue(tx.connection, [item.target]):
-        tx.result.wake(Wake.RUNS_TO_BEGIN)
+        tx.result.wake.runs_to_begin = True
         return True
     return _retry_plain(tx, runs, item, limit)
 
@@ -39,7 +38,7 @@ def retry_tasks(tx: Transaction, runs: Runs, ids: list[bytes], *, cancelled: boo
         return Revived([], set())
     revived = revival.revive(tx.connection, list(dict.fromkeys(ids)), cancelled=cancelled)
     tx.result.note(revived.moved)
-    tx.result.wake(Wake.CONTESTED, revived.contested)
+    tx.result.wake.contested |= bool(revived.contested)
     run_ids = list({task.run_id for task in revived.moved if task.run_id is not None})
     if run_ids:
         runs.advance(tx)

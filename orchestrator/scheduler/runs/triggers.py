@@ -26,7 +26,6 @@ from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.runs.kinds import RunKind
 from orchestrator.scheduler.runs.listening import Listener, Listeners, Position, Posted
 from orchestrator.scheduler.tasks.creation import create_tasks
-from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import CALL, CODE, Sealed, extension_of, open_data, open_json
 from orchestrator.store import inbox
@@ -75,7 +74,7 @@ class Triggers:
         ]
         if heard:
             inbox.add_all(tx.connection, RequestKind.RUN_ENDED, heard)
-            tx.result.wake(Wake.REQUESTS)
+            tx.result.wake.requests = True
 
     def _run_hooks(self, tx: Transaction, ended: Mapping[bytes, RunRow]) -> None:
         hooks: list[NewTask] = []

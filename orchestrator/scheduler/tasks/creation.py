@@ -13,7 +13,6 @@ from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.tasks.retry import RetryPolicy
 from orchestrator.domain.tasks.task import NewTask, TaskError, TaskOptions, executor_of
 from orchestrator.references import owners_in
-from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import CALL
 from orchestrator.store import payloads
@@ -31,7 +30,7 @@ def create_enqueued(tx: Transaction, children: Sequence[NewTask]) -> None:
     with_keys = [child for child in children if child.unique is not None]
     if with_keys:
         unique.defer(tx.connection, with_keys)
-        tx.result.wake(Wake.REQUESTS)
+        tx.result.wake.requests = True
     create_tasks(tx, [child for child in children if child.unique is None])
 
 
@@ -47,8 +46,8 @@ def create_tasks(
     Those that `are_new` are copied, which costs Postgres a third: it refuses all of them where one exists.
     """
     if children:
-        tx.result.wake(Wake.DELAYED, any(child.delay > 0 or child.expires is not None for child in children))
-        tx.result.wake(Wake.REQUESTS, any(child.lane is not None for child in children))
+        tx.result.wake.delayed |= any(child.delay > 0 or child.expires is not None for child in children)
+        tx.result.wake.requests |= any(child.lane is not None for child in children)
         pairs = [(owner, new.run_id or new.id) for new in children for owner in owners_in(new.payload)]
         if kept := [pair for pair in pairs if pair[0] != pair[1]]:
             payloads.keep(tx.connection, kept)

@@ -39,7 +39,7 @@ from orchestrator.scheduler.code.batches import apply_activations
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.tasks.creation import create_enqueued, error_json, log_failed
-from orchestrator.scheduler.tick_result import TickResult, Wake
+from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import said
 from orchestrator.store.tasks import details, transitions, unique, waiting
@@ -170,8 +170,8 @@ class Reports:
         if adopted:
             transitions.adopt_executors(tx.connection, adopted)
         if again:
-            tx.result.wake(Wake.DELAYED, any(row.delay > 0 for row in again))
-            tx.result.wake(Wake.HANDED_BACK, any(row.outcome is None for row in again))
+            tx.result.wake.delayed |= any(row.delay > 0 for row in again)
+            tx.result.wake.handed_back |= any(row.outcome is None for row in again)
             repeated = transitions.requeue(tx.connection, again, tx.now)
             tx.result.note(repeated, lingering=lingering)
             tx.result.counts.time(repeated, again)

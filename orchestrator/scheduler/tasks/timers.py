@@ -13,7 +13,6 @@ from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.runs import json_text
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.tasks.creation import error_json, log_failed
-from orchestrator.scheduler.tick_result import Wake
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import key_name
 from orchestrator.store.runs import stuck
@@ -93,11 +92,11 @@ def release_known(tx: Transaction, fleet: Fleet, limit: int) -> None:
     known = fleet.known()
     lacking = fleet.capabilities.lacking
     if opened := [(queue, hold) for hold in lacking for queue in fleet.queues if _can_do(fleet, queue, hold)]:
-        tx.result.wake(Wake.REQUESTS, waiting.release_opened(tx.connection, opened, limit))
+        tx.result.wake.requests |= waiting.release_opened(tx.connection, opened, limit) > 0
     if known:
         denied = fleet.capabilities.denied()
         released = waiting.release_known(tx.connection, sorted(known), limit, denied=denied)
-        tx.result.wake(Wake.REQUESTS, released)
+        tx.result.wake.requests |= bool(released)
 
 
 def _can_do(fleet: Fleet, queue: str, hold: str) -> bool:
@@ -119,4 +118,4 @@ def release_crowded(tx: Transaction, fleet: Fleet, over: Iterable[bytes], limit:
             tx.connection, [(crowd.queue, crowd.name, crowd.hold, places) for crowd, places in wanted.items()]
         )
         tx.result.capacity.crowds.update((crowd, (crowd.queue, crowd.name, crowd.hold) in released) for crowd in wanted)
-        tx.result.wake(Wake.REQUESTS, released)
+        tx.result.wake.requests |= bool(released)
