@@ -110,6 +110,7 @@ class Orchestrator:
             if existing is not None and _code(existing.function) is not _code(function):
                 raise InvalidTask(f"Two functions want to be the task {chosen!r}. Give one of them another name=.")
             signature = Signature(chosen, function, options=OPTION_NAMES)
+            signature.check_keys(options)
             task: Task[..., Any] = Task(self._client, chosen, function, checked, signature, frozenset(options))
             self.tasks[chosen] = task
             return task

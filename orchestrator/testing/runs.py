@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Query
 from orchestrator.domain.code.history import Fact
-from orchestrator.domain.code.promises import Resolution
+from orchestrator.domain.code.promises import Resolution, misfit
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.runs.verdict import RAN_TOO_LONG, WAS_TERMINATED
 from orchestrator.domain.tasks.task import TaskError
@@ -18,6 +18,7 @@ from orchestrator.errors import (
     DeterminismViolation,
     NotDeterministic,
     OrchestratorError,
+    PayloadError,
     RunFailed,
     WrongState,
 )
@@ -114,7 +115,11 @@ class TestedRun(Generic[R]):
 
     async def resolve(self, promise: str, value: Any = None) -> None:
         """Resolve the oldest open promise of a name; before there is one, the value is kept for it."""
-        await self._settle(Resolution(promise, encode_value(value, f"Promise {promise!r}", self._limit)))
+        data = encode_value(value, f"Promise {promise!r}", self._limit)
+        created = [event.what for event in self._run.history if isinstance(event.what, history.PromiseCreated)]
+        if problem := misfit(created, self._run.promises.keys(), promise, decode_value(data)):
+            raise PayloadError(f"Promise {promise!r}: {problem}. Nothing was sent.")
+        await self._settle(Resolution(promise, data))
 
     async def reject(self, promise: str, reason: str) -> None:
         """Reject the oldest open promise of a name; before there is one, this is kept for it."""

@@ -8,18 +8,20 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from orchestrator import PromiseRejected, WorkflowContext, WorkflowHandle, WrongState
+from orchestrator import PayloadError, PromiseRejected, WorkflowContext, WorkflowHandle, WrongState
 from orchestrator.cli import main
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import CompleteRun
 from orchestrator.sdk import acting
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.testing import WorkflowTest
 from tests.integration.code_stage import act, kinds, rest
 from tests.integration.stage import ONE, System, Worker
 from tests.waiting import eventually
@@ -165,6 +167,52 @@ def test_why_somebody_decided_stands_in_the_audit_log(
     assert (line["act"], line["detail"]) == (command, {"name": "approval", **given, "why": "a good customer"})
     shown = CliRunner().invoke(main, ["audit", "--target", handle.id])
     assert "a good customer" in shown.output, shown.output
+
+
+class Decision(msgspec.Struct):
+    approved: bool
+    by: Literal["Ada", "Bob"]
+    amounts: list[int] = []
+    note: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("yes", "expected an object, found 'yes'"),
+        ({"approved": True}, "expected a field 'by', found {'approved': True}"),
+        ({"approved": "yes", "by": "Ada"}, "expected true or false at 'approved', found 'yes'"),
+        ({"approved": True, "by": "Eve"}, "expected one of 'Ada', 'Bob' at 'by', found 'Eve'"),
+        ({"approved": True, "by": "Ada", "amounts": [1, 2.5]}, "expected a whole number at 'amounts.1', found 2.5"),
+        ({"approved": True, "by": "Ada", "note": 7}, "expected a text at 'note', found 7, or expected null at 'note'"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_to_who_sends_it(
+    system: System, engine_: Engine, value: Any, message: str
+) -> None:
+    @system.app.workflow(name="decides")
+    async def decides(ctx: WorkflowContext) -> Any:
+        return (await ctx.promise("approval", type=Decision)).by
+
+    stage = Stage(system, system.worker(knows=("decides",)), engine_)
+    handle = decides.start()
+    stage.rest()
+    with pytest.raises(PayloadError, match=re.escape(f"Promise 'approval' of run {handle.id}: {message}")):
+        stage.ask(lambda: handle.resolve("approval", value))
+    assert stage.system.count("inbox") == 0
+    stage.ask(lambda: handle.resolve("approval", {"approved": True, "by": "Ada", "amounts": [1, 2], "more": 1}))
+    stage.rest()
+    assert handle.result(0) == "Ada"
+
+    async def tested() -> Any:
+        async with WorkflowTest() as test:
+            run = await test.start(decides)
+            with pytest.raises(PayloadError, match=re.escape(f"Promise 'approval': {message}")):
+                await run.resolve("approval", value)
+            await run.resolve("approval", Decision(approved=False, by="Bob"))
+            return await run.result()
+
+    assert asyncio.run(tested()) == "Bob"
 
 
 def test_an_early_rejection_is_kept_too(stage: Stage, waits: CodeWorkflow[..., Any]) -> None:

@@ -1,5 +1,6 @@
 """Mistakes in calls of the Python API: each is refused where it stands, in words that say what to write."""
 
+# ruff: noqa: ARG005
 from __future__ import annotations
 
 import asyncio
@@ -136,10 +137,72 @@ def test_a_backoff_is_one_of_few(backoff: Any) -> None:
 
 def test_keys_are_texts_whole_numbers_and_uuids(app: Orchestrator) -> None:
     for given in ("7", 7, SOMETHING):
-        task = app.task(name="t", unique_key=given, concurrency_key=lambda given: given)(print)
+        task = app.task(name="t", unique_key=given, concurrency_key=lambda given: given)(lambda given: None)
         placed = task._call_options.placed("t", {"given": given}, 60.0)
         assert placed.unique is not None
         assert (placed.unique.key, placed.lane) == (f"unique:t:{given}", f"|{given}")
+
+
+@pytest.mark.parametrize("option", ["unique_key", "concurrency_key"])
+def test_a_key_that_names_an_argument_is_not_one_key_for_all(app: Orchestrator, option: str) -> None:
+    one: Any = {option: "customer_id"}
+    with pytest.raises(
+        InvalidTask, match=rf"'mail', option {option}: .* Write {option}=lambda customer_id, \*\*_: cust"
+    ):
+        app.task(name="mail", **one)(lambda customer_id, subject: None)
+    with pytest.raises(InvalidTask, match=rf"found 'customer_id', .* Write {option}=lambda customer_id: customer_id\."):
+        app.task(name="mail", **one)(lambda customer_id: None)
+    assert dict(app.tasks) == {}
+    task: Any = app.task(name="mail", **one)(lambda customer: None)
+    task.options(**{option: "customer"})  # which may be data of the program
+
+
+@pytest.mark.parametrize("option", ["unique_key", "concurrency_key", "weight"])
+def test_a_function_of_the_arguments_is_checked_where_it_stands(app: Orchestrator, option: str) -> None:
+    def declare(compute: Callable[..., Any], function: Callable[..., Any] = lambda customer, subject: None) -> Any:
+        one: Any = {option: compute}
+        app.tasks.pop("mail", None)
+        return app.task(name="mail", **one)(function)
+
+    for compute in (
+        lambda customer: 1,
+        lambda custmer, **_: 1,
+        lambda customer, subject, /: 1,
+        lambda customer, b, **_: 1,
+    ):
+        expected = rf"'mail', option {option}: .*by name \(customer, subject\), found one with the parameters \(cust?"
+        with pytest.raises(InvalidTask, match=expected):
+            declare(compute)
+    with pytest.raises(
+        InvalidTask, match=rf"got an unexpected .*'subject'\. Write {option}=lambda customer, \*\*_: cus"
+    ):
+        declare(lambda customer: 1)
+    assert dict(app.tasks) == {}
+    for fitting in (
+        lambda customer, subject: 1,
+        lambda **_: 1,
+        lambda subject, **_: 1,
+        lambda customer, subject, b=1: 1,
+    ):
+        declare(fitting)
+    declare(lambda customer, area, **_: 1, lambda customer, **more: None)  # which may be given an area
+    with pytest.raises(InvalidTask, match=rf"option {option}: .* Write {option}=lambda customer, "):
+        declare(lambda **_: 1).options(**{option: lambda customer: 1})
+
+
+def test_a_method_of_celery_says_what_to_write(app: Orchestrator) -> None:
+    @app.task
+    def resize(path: str) -> None: ...
+
+    task: Any = resize
+    with pytest.raises(AttributeError, match=r"resize\.options\(delay=60, .*\.enqueue\(…\): countdown=60 is delay=60"):
+        task.apply_async(("a.png",), countdown=60)
+    for name in ("signature", "apply", "retry"):
+        with pytest.raises(AttributeError, match=f"has no {name}, which is Celery's"):
+            getattr(task, name)
+    with pytest.raises(AttributeError, match="'Task' object has no attribute 'enqeue'"):
+        task.enqeue("a.png")
+    assert not hasattr(task, "apply_async")
 
 
 # -- waiting

@@ -108,6 +108,8 @@ class CreatePromise(Message, frozen=True):
     ordinal: int
     id: bytes
     name: str
+    schema: str = ""
+    """The JSON Schema of its type; empty where it may be anything, or only the code can tell."""
 
 
 class CancelPromise(OfId, frozen=True):

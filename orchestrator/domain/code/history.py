@@ -198,6 +198,7 @@ class PromiseCreated(Message, frozen=True):
     ordinal: int
     id: bytes
     name: str
+    schema: str = ""
 
 
 class PromiseCancelled(OfId, frozen=True):

@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.code import history, resets
+from orchestrator.domain.code.promises import misfit
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.sealed import reveal_error
@@ -24,6 +25,7 @@ from orchestrator.errors import (
     Forbidden,
     NotFound,
     OrchestratorError,
+    PayloadError,
     ResultTimeout,
     Unavailable,
     Uncertain,
@@ -39,7 +41,7 @@ from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.steps import Steps, time_limit
 from orchestrator.sealing import CALL, VALUE, reveal
 from orchestrator.store import audit, inbox
-from orchestrator.store.code import expectations, reads, resolutions, runs
+from orchestrator.store.code import expectations, histories, reads, resolutions, runs
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code.keys import Sent
 from orchestrator.store.inbox import RequestKind
@@ -178,11 +180,24 @@ class CodeBackend(CodeReading):
         Return None or, where that is kept for one to come, the names of the first promises that are open, encoded.
         With a timeout, ResultTimeout says that it is stored and was not done by then, or sooner if nobody leads.
         """
+        with time_limit(timeout, writes=True):
+            self._check_type(run, promise, value)
         audited = {"value": self._connections.audited(promise, value)} | ({"why": why[:LONGEST_AUDITED]} if why else {})
         value = self._sealed(VALUE, value)
         return self._request(
             run, RequestKind.RESOLVE, "resolve a promise of", timeout, audited, name=promise, value=value
         )
+
+    def _check_type(self, run: bytes, promise: str, value: bytes) -> None:
+        """Refuse a value that is not of the type of the promise which it is for, if that is open."""
+        with self._reading() as connection:
+            last = runs.latest(connection, [run]).get(run, run)
+            created = histories.promises(connection, [last]).get(last, [])
+            if not any(one.schema for one in created if one.name == promise):
+                return
+            waiting = {id for _, id, _ in expectations.open_promises(connection, [last])}
+        if problem := misfit(created, waiting, promise, decode_value(value)):
+            raise PayloadError(f"Promise {promise!r} of run {to_text(last)}: {problem}. Nothing was sent.")
 
     def reject(
         self, run: bytes, promise: str, reason: str, why: str = "", timeout: float | None = None

@@ -29,6 +29,7 @@ from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.tasks.signature import return_type
 from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.values.conversion import schema_of
 from orchestrator.sdk.values.payload import convert, decode_value, encode_value
 
 T = TypeVar("T")
@@ -109,7 +110,7 @@ class WorkflowContext:
         commander = self._commander
         check_name("promise", name)
         ordinal, identifier = commander.next("promise")
-        commander.issue(commands.CreatePromise(ordinal, identifier, name))
+        commander.issue(commands.CreatePromise(ordinal, identifier, name, schema_of(type)))
         cancel = commands.CancelPromise(identifier)
         restore = partial(convert, kind=type)
         future = DurableFuture(commander, identifier, f"Promise {name!r}", restore, cancel)

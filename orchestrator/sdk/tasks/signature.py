@@ -109,6 +109,40 @@ class Signature:
         if self._kinds and not (self._forms and _are_among(self._sure_by_place, self._sure, arguments, keywords)):
             self.restore(*decode_call(payload))
 
+    def check_keys(self, options: Mapping[str, Any]) -> None:
+        """Refuse the name of a parameter as a key, which would be one for all calls, and functions that do not fit."""
+        for option in ("unique_key", "concurrency_key"):
+            key = options.get(option)
+            if isinstance(key, str) and key in self._signature.parameters:
+                rest = ", **_" if len(self._signature.parameters) > 1 else ""
+                raise InvalidTask(
+                    f"{self._what} {self.name!r}, option {option}: expected a function of the arguments, found "
+                    f"{key!r}, the name of an argument, which as a text is one key for all calls. "
+                    f"Write {option}=lambda {key}{rest}: {key}."
+                )
+        self.check_key_functions(options)
+
+    def check_key_functions(self, options: Mapping[str, Any]) -> None:
+        """Refuse a function that computes an option, but cannot be called with the arguments by name."""
+        for option in ("unique_key", "concurrency_key", "weight"):
+            if not callable(function := options.get(option)):
+                continue
+            try:
+                wanted = inspect.signature(function)
+            except (TypeError, ValueError):  # of some that are written in C
+                continue
+            given = [name for name in self.names if name != self._double_star]
+            try:
+                (wanted.bind_partial if self._double_star else wanted.bind)(**dict.fromkeys(given))
+            except TypeError as error:
+                first = next((name for name in wanted.parameters if name in given), given[0] if given else "")
+                form = f"lambda {first}, **_: {first}" if first else "lambda: 'key'"
+                raise InvalidTask(
+                    f"{self._what} {self.name!r}, option {option}: expected a function that can be called with the "
+                    f"task's arguments by name ({', '.join(given) or 'none'}), found one with the parameters {wanted}: "
+                    f"{error}. Write {option}={form}."
+                ) from None
+
     @property
     def names(self) -> list[str]:
         """What the arguments are called."""

@@ -51,6 +51,14 @@ class HasCursor(Protocol):
 
 _SCHEDULED_RETRIES = 3
 """Retries of a task that a workflow schedules; one that is enqueued has none unless it says so."""
+_OF_CELERY = {
+    "apply_async": "Write {task}.options(delay=60, queue='mail').enqueue(…): countdown=60 is delay=60, eta, expires, "
+    "queue and priority have the same names, link and link_error are on_success and on_failure.",
+    "apply": "Call the task to run it here: {task}(…).",
+    "retry": "Raise RetryLater(30) inside the task.",
+    "signature": "Write {task}.options(…) for a task with other options.",
+}
+"""By methods of Celery's tasks, what to write here."""
 
 
 class Task(Generic[P, R]):
@@ -100,6 +108,17 @@ class Task(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
 
+    if not TYPE_CHECKING:  # for which any name would be an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to use in the place of a method that Celery's tasks have."""
+            if name not in _OF_CELERY:
+                return object.__getattribute__(self, name)  # which raises what it has raised before
+            task = self.__dict__.get("__name__", "task")
+            raise AttributeError(
+                f"Task {self.name!r} has no {name}, which is Celery's. {_OF_CELERY[name].format(task=task)}"
+            )
+
     def options(self, **options: Unpack[OptionTypes]) -> Task[P, R]:
         """Return this task with other options, for the calls that follow: `resize.options(delay=60).enqueue(…)`."""
         changed = with_options(self._call_options, options)
@@ -112,6 +131,8 @@ class Task(Generic[P, R]):
             self._client, self.name, self.function, changed, self._signature, self._chosen | options.keys()
         )
         variant._is_variant = True
+        if changed.is_computed:
+            self._signature.check_key_functions(options)
         return variant
 
     def schedule(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:

@@ -26,6 +26,8 @@ from orchestrator.sdk.values.stand_ins import Unsupported, is_made_of_data, is_s
 _NATIVE = (bytes, bytearray)
 """What MessagePack carries as it is. UUIDs, decimals and naive times travel as text, and are made from it."""
 
+_LARGEST_SCHEMA = 4_000
+"""Characters of the schema of a type; it is in the history with each promise."""
 _ADDRESSES = (
     *(ipaddress.IPv4Address, ipaddress.IPv4Network, ipaddress.IPv4Interface),
     *(ipaddress.IPv6Address, ipaddress.IPv6Network, ipaddress.IPv6Interface),
@@ -97,6 +99,22 @@ def why_not(kind: Any) -> str | None:
     except (TypeError, ValueError, NotImplementedError) as error:
         return str(error)
     return None
+
+
+def schema_of(kind: Any) -> str:
+    """Return the JSON Schema of a type; empty for what may be anything, and for types that have none or a large one."""
+    if kind is Any or _is_pydantics(kind):  # which is lenient
+        return ""
+    try:
+        return _schema(kind)
+    except (TypeError, ValueError, NotImplementedError):
+        return ""
+
+
+@lru_cache(maxsize=1024)
+def _schema(kind: Any) -> str:
+    schema = msgspec.json.encode(msgspec.json.schema(kind)).decode()
+    return schema if len(schema) <= _LARGEST_SCHEMA else ""
 
 
 def can_convert(kind: Any) -> bool:

@@ -227,13 +227,19 @@ def test_a_promise_that_timed_out_cannot_be_resolved_any_more() -> None:
     started(approval, wait)
 
 
-def test_a_value_of_the_wrong_type_raises_in_the_workflow() -> None:
+@app.workflow(name="awaits_count")
+async def awaits_count(ctx: WorkflowContext) -> int:
+    await ctx.sleep(60)
+    return await ctx.promise("count", type=int)
+
+
+def test_a_value_of_the_wrong_type_that_comes_before_the_promise_raises_in_the_workflow() -> None:
     async def resolve(run: TestedRun[Any], _: WorkflowTest) -> None:
-        await run.resolve("approval", "yes")
-        with pytest.raises(RunFailed, match="Promise 'approval' gave a value that does not fit its type"):
+        await run.resolve("count", "yes")
+        with pytest.raises(RunFailed, match="Promise 'count' gave a value that does not fit its type"):
             await run.result()
 
-    started(approval, resolve)
+    started(awaits_count, resolve)
 
 
 # -- signals, queries, updates
