@@ -51,7 +51,8 @@ class Orchestrator:
     `with Orchestrator() as app:` and `async with` close its connections at the end; so does `app.close()`.
 
     Args:
-        settings: All settings; read from the environment and pyproject.toml if none are given.
+        settings: All settings, or a function that returns them on first use; read from the environment and
+            pyproject.toml if none are given.
         include: Modules in which further tasks stand, such as `shop.mail`. They are imported when a worker or a command
             starts, and when something is asked for that is not known yet.
         autodiscover: Packages whose modules called `tasks` are imported in the same way, with all below them.
@@ -61,14 +62,14 @@ class Orchestrator:
 
     def __init__(
         self,
-        settings: Settings | None = None,
+        settings: Settings | Callable[[], Settings] | None = None,
         *,
         include: Iterable[str] = (),
         autodiscover: Iterable[str] = (),
         routes: Mapping[str, str] | None = None,
         **overrides: Any,
     ) -> None:
-        if settings is not None and not isinstance(settings, Settings):
+        if settings is not None and not isinstance(settings, Settings) and not callable(settings):
             raise TypeError(
                 f"Orchestrator(…): expected Settings(…), or single settings by name, such as "
                 f"Orchestrator(namespace='shop'), found {shown(settings)}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 class Client:
     """One application's way to Postgres and Redis, or to an API. Everything is read and opened on first use."""
 
-    def __init__(self, settings: Settings | None, overrides: Mapping[str, Any], routes: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        settings: Settings | Callable[[], Settings] | None,
+        overrides: Mapping[str, Any],
+        routes: Mapping[str, str],
+    ) -> None:
         if not isinstance(routes, Mapping):
             raise ConfigurationError(
                 f"Orchestrator(routes=…): expected queues by names of tasks, such as {{'shop.mail.*': 'mail'}}, "
@@ -32,7 +37,7 @@ class Client:
             )
         self.routes = {pattern: check_name("queue", queue) for pattern, queue in routes.items()}
         check_arguments(overrides)
-        self._given = settings and with_arguments(settings, overrides)
+        self._given = with_arguments(settings, overrides) if isinstance(settings, Settings) else settings
         self._overrides = overrides
         self._settings: Settings | None = None
         self._backend: Calls | None = None
@@ -46,7 +51,8 @@ class Client:
     def settings(self) -> Settings:
         """The settings, read on first use."""
         if self._settings is None:
-            self._settings = self._given or load_settings(**self._overrides)
+            given = with_arguments(self._given(), self._overrides) if callable(self._given) else self._given
+            self._settings = given or load_settings(**self._overrides)
         return self._settings
 
     def route(self, name: str, otherwise: str = DEFAULT_QUEUE) -> str:

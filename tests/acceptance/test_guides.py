@@ -27,7 +27,6 @@ assert {module}.tasks.handle(answer["task"]).status() == "pending", answer
     [
         ("fast", "answer = TestClient(fast.api).post('/users/Ann').json()"),
         ("shop", "answer = shop.web.test_client().post('/pictures/a.png').json"),
-        ("mail", "answer = {'task': mail.send_invoice.enqueue(7).id}"),
     ],
 )
 def test_web_frameworks(database_url: str, redis_url: str, folder: Path, module: str, calls: str) -> None:

@@ -1,0 +1,1 @@
+"""Integrations with frameworks. Nothing else imports them, and they import their framework."""

@@ -1,0 +1,67 @@
+"""Django: `app` is the application of the project, with the settings of `ORCHESTRATOR` in Django's settings.
+
+A module `tasks` of an installed app is imported when Django is set up. It registers its tasks with this `app`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from django.conf import settings
+from django.db import connections
+
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.settings import Settings, load_settings
+
+__all__ = ["app"]
+
+_OWN = ("database", "dashboard")
+"""Keys of `ORCHESTRATOR` that are no settings of ours: an alias of DATABASES, and the address of the dashboard."""
+_FOR_LIBPQ = ("ssl", "target_session_attrs", "passfile", "channel_binding")
+"""How options of a database begin that every driver understands."""
+
+
+def option(name: str) -> Any:
+    """Return what `ORCHESTRATOR` in Django's settings says of something; None if nothing."""
+    return getattr(settings, "ORCHESTRATOR", {}).get(name)
+
+
+def shared_database() -> str | None:
+    """Return the alias of the database of Django that holds the tasks, too; None if they are elsewhere."""
+    elsewhere = (option("database_url"), option("api_url"))
+    if any(elsewhere) or os.environ.get("ORCHESTRATOR_DATABASE_URL") or os.environ.get("ORCHESTRATOR_API_URL"):
+        return None
+    alias: str = option("database") or "default"
+    return alias if connections[alias].vendor == "postgresql" else None
+
+
+def given_settings() -> dict[str, Any]:
+    """Return the settings that Django's settings give, with the address of the database that is shared."""
+    given = {name: value for name, value in getattr(settings, "ORCHESTRATOR", {}).items() if name not in _OWN}
+    if (alias := shared_database()) is not None:
+        given["database_url"] = _url(connections[alias].settings_dict)
+    return given
+
+
+def _url(database: dict[str, Any]) -> str:
+    """Return the address of a database of Django's; inside tests, of the test database."""
+    query = {name: value for name, value in database["OPTIONS"].items() if name.startswith(_FOR_LIBPQ)}
+    host = str(database["HOST"])
+    if not host or host.startswith("/"):
+        query, host = query | ({"host": host} if host else {}), ""
+    user, password = quote(database["USER"], safe=""), quote(database["PASSWORD"], safe="")
+    login = f"{user}{password and ':' + password}@" if user else ""
+    port = f":{database['PORT']}" if database["PORT"] and host else ""
+    if database["PORT"] and not host:
+        query |= {"port": database["PORT"]}
+    return f"postgresql://{login}{host}{port}/{quote(database['NAME'], safe='')}?{urlencode(query)}".rstrip("?")
+
+
+def _settings() -> Settings:
+    return load_settings(**given_settings())
+
+
+app = Orchestrator(_settings)
+"""The application of this Django project."""

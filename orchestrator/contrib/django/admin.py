@@ -1,0 +1,29 @@
+"""The link of Django's admin to the dashboard, if `ORCHESTRATOR["dashboard"]` has its address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.shortcuts import redirect
+
+from orchestrator.contrib.django import option
+from orchestrator.contrib.django.models import Dashboard
+
+
+class DashboardAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django has no types
+    """A list of models that is a link."""
+
+    def has_add_permission(self, *_: Any) -> bool:
+        """Offer nothing but the link."""
+        return False
+
+    has_change_permission = has_delete_permission = has_add_permission
+
+    def changelist_view(self, *_: Any, **__: Any) -> Any:
+        """Lead to the dashboard."""
+        return redirect(option("dashboard"))
+
+
+if option("dashboard"):
+    admin.site.register(Dashboard, DashboardAdmin)
