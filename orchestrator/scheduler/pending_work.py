@@ -95,7 +95,7 @@ class PendingWork(CommitHooks):
         runs.advance(tx)
         if pending_work.held and thorough:
             do("release tasks", lambda tx, limit: release_known(tx, fleet, limit))
-        if fleet.capabilities.crowds:
+        if fleet.capabilities.holds:
             over = list(tx.result.over())
             do("find places for tasks", lambda tx, limit: release_crowded(tx, fleet, over, limit))
         if thorough:
@@ -134,7 +134,7 @@ class PendingWork(CommitHooks):
         """Say whether there is nothing to do, and nothing to look for."""
         wake = tx.result.wake
         asked = wake.requests or wake.runs_to_begin or wake.handed_back or wake.delayed or wake.runs_to_expand
-        waits = pending_work.is_busy or _is_due(pending_work.next_of_all, tx.now) or self.fleet.capabilities.crowds
+        waits = pending_work.is_busy or _is_due(pending_work.next_of_all, tx.now) or self.fleet.capabilities.holds
         return not (asked or wake.contested or waits or tx.result.runs)
 
     def _fire_timers(self, tx: Transaction, limit: int) -> None:

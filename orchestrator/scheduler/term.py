@@ -23,7 +23,7 @@ from orchestrator.scheduler.changes import ChangeLog
 from orchestrator.scheduler.code.runs import CodeRuns
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
-from orchestrator.scheduler.fleet.capabilities import Crowd
+from orchestrator.scheduler.fleet.capabilities import CapacityHold
 from orchestrator.scheduler.fleet.check import FleetCheck
 from orchestrator.scheduler.fleet.generations import Generations
 from orchestrator.scheduler.fleet.reconcile import Reconciler, Suspicion
@@ -161,7 +161,7 @@ class Term:
         """Read what is in flight, and have pushes of this term accepted."""
         with self._leadership.reading() as connection:
             self.dispatcher.recount(waiting.in_flight(connection))
-            self.fleet.capabilities.crowds = {Crowd.parse(*found) for found in waiting.crowded(connection)}
+            self.fleet.capabilities.holds = {CapacityHold.parse(*found) for found in waiting.crowded(connection)}
             self.fleet.capabilities.lacking = set(waiting.lacking(connection))
             self.watch.drains = drains(connection)
         log.info("scheduler.leading term=%d", self._leadership.term)

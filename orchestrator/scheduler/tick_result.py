@@ -22,7 +22,7 @@ from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
-from orchestrator.scheduler.fleet.capabilities import Crowd
+from orchestrator.scheduler.fleet.capabilities import CapacityHold
 from orchestrator.store.code.turns import Unshown
 from orchestrator.store.runs.transitions import RunRow
 from orchestrator.store.tasks.claims import Claimed
@@ -161,8 +161,8 @@ class Capacity(_Mergeable):
     """Workers that handed a task back because they do not know it, and its name."""
     lacking: list[str] = []
     """Data keys that a worker lacked for a task, which it handed back."""
-    crowds: dict[Crowd, bool] = {}
-    """Of tasks that only some workers know, whether some are kept back now."""
+    holds: dict[CapacityHold, bool] = {}
+    """For tasks that only some workers know: whether some are held now."""
 
 
 class TickCode(_Mergeable):

@@ -93,7 +93,7 @@ BY_ID: dict[str, Call] = {
 
 POSITIONS = {"q0": ClaimPosition(0, PENDING // 2, emptied=False), "q2": ClaimPosition(0, PENDING // 2, emptied=True)}
 
-CROWDS = [("q0", "job", "crowded"), ("q0", "another", "crowded"), ("q1", "job", "crowded: @executor:http")]
+HOLDS = [("q0", "job", "crowded"), ("q0", "another", "crowded"), ("q1", "job", "crowded: @executor:http")]
 
 OTHERS: dict[str, Call] = {
     "claim": lambda _: lambda c: claims.claim(c, {"q0": BATCH // 2, "q2": BATCH // 2, "none": 9}, NOW),
@@ -104,7 +104,7 @@ OTHERS: dict[str, Call] = {
     "succeeded": lambda leader: lambda c: waiting.succeeded(c, leader.batch),
     "overdue_unknown": lambda _: lambda c: waiting.overdue_unknown(c, NOW, BATCH),
     "release_known": lambda _: lambda c: waiting.release_known(c, [("q0", "another"), ("q1", "job")], BATCH),
-    "keep_back": lambda _: lambda c: waiting.keep_back(c, CROWDS, NOW, BATCH),
+    "keep_back": lambda _: lambda c: waiting.keep_back(c, HOLDS, NOW, BATCH),
     "release_crowded": lambda _: (
         lambda c: waiting.release_crowded(c, [("q0", "job", "crowded", BATCH), ("q1", "another", "crowded: a@1", 9)])
     ),

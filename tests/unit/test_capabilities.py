@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.domain.executors.call import announced
-from orchestrator.scheduler.fleet.capabilities import ANY_FUNCTION, Capabilities, Place
+from orchestrator.scheduler.fleet.capabilities import ANY_FUNCTION, Capabilities, Placement
 from orchestrator.transport.codec import Heartbeat
 
 NAMES = {
@@ -18,7 +18,7 @@ NAMES = {
     "any": frozenset({"both", ANY_FUNCTION}),
 }
 NOBODY: frozenset[str] = frozenset()
-FRESH_AT_B = Place("b", "default", ("fresh",))
+FRESH_AT_B = Placement("b", "default", ("fresh",))
 
 
 def beat(worker: str, kind: str, *, slots: int = 2, running: int = 0, queue: str = "default") -> Heartbeat:
@@ -35,18 +35,18 @@ def capabilities(*beats: Heartbeat) -> Capabilities:
 def test_where_all_are_of_a_kind_nothing_is_placed() -> None:
     same = capabilities(beat("a", "old"), beat("b", "old"), beat("c", "new", queue="other"))
     assert same.mixed == frozenset()
-    assert same.who("default", "both") is None
-    assert same.who("default", "fresh") == NOBODY
+    assert same.knowing("default", "both") is None
+    assert same.knowing("default", "fresh") == NOBODY
 
 
 def test_where_they_differ_each_name_has_its_kinds() -> None:
     mixed = capabilities(beat("a", "old"), beat("b", "new"), beat("c", "any"))
     assert mixed.mixed == {"default"}
-    assert mixed.who("default", "both") is None
-    assert mixed.who("default", "gone") == {"old"}
-    assert mixed.who("default", "jobs:run") == {"any"}
-    assert mixed.who("default", "nothing") == NOBODY
-    assert mixed.who("elsewhere", "both") == NOBODY
+    assert mixed.knowing("default", "both") is None
+    assert mixed.knowing("default", "gone") == {"old"}
+    assert mixed.knowing("default", "jobs:run") == {"any"}
+    assert mixed.knowing("default", "nothing") == NOBODY
+    assert mixed.knowing("elsewhere", "both") == NOBODY
 
 
 def test_tasks_go_to_whoever_knows_them_and_has_most_room_up_to_their_slots() -> None:
@@ -70,7 +70,7 @@ def test_a_program_that_one_machine_lacks_is_had_by_others_like_it() -> None:
     assert (found.executing("default", ffmpeg), found.mixed) == (["b"], frozenset())
     assert found.executing("default", announced("process wc")) == ["a", "b"]
     found.deny("b", ffmpeg)
-    assert found.who("default", ffmpeg) == NOBODY, "it waits for another"
+    assert found.knowing("default", ffmpeg) == NOBODY, "it waits for another"
     hear("a", "b", "c")
     assert found.executing("default", ffmpeg) == ["c"]
     hear("a", "b", "c", now=601.0)
@@ -107,14 +107,14 @@ def test_a_function_that_is_not_there_is_not_tried_again_until_another_worker_co
     assert found.mixed == frozenset()
     found.deny("a", "jobs:run")
     assert found.mixed == {"default"}
-    assert found.who("default", "jobs:run") == NOBODY
-    assert found.who("default", "jobs:other") is None
-    assert found.who("default", "both") is None
+    assert found.knowing("default", "jobs:run") == NOBODY
+    assert found.knowing("default", "jobs:other") is None
+    assert found.knowing("default", "both") is None
     assert found.denied() == [("default", "jobs:run")]
     found.index(beats, NAMES, 1.0)
-    assert found.who("default", "jobs:run") == NOBODY
+    assert found.knowing("default", "jobs:run") == NOBODY
     found.index([*beats, beat("c", "any")], NAMES, 2.0)  # perhaps it has the file
-    assert (found.who("default", "jobs:run"), found.mixed, found.denied()) == (None, frozenset(), [])
+    assert (found.knowing("default", "jobs:run"), found.mixed, found.denied()) == (None, frozenset(), [])
     found.deny("a", "jobs:run")
     found.index([*beats, beat("c", "any")], NAMES, 1_000.0)
     assert found.mixed == frozenset(), "and it is not believed for ever"
@@ -126,7 +126,7 @@ def test_of_two_kinds_one_may_have_the_function() -> None:
         [beat("a", "any"), beat("b", "more")], {"any": NAMES["any"], "more": frozenset({"x", ANY_FUNCTION})}, 0.0
     )
     found.deny("a", "jobs:run")
-    assert found.who("default", "jobs:run") == {"more"}
+    assert found.knowing("default", "jobs:run") == {"more"}
     assert found.denied() == []
 
 

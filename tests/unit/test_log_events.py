@@ -67,10 +67,10 @@ def listed() -> str:
         if (said := re.sub(r"%[-.\d]*[a-z]", "…", meaning).strip("…")) and said not in meanings[event[0]]:
             meanings[event[0]].append(said)
     lines = []
-    for event in sorted(levels):
-        words = [f"- **{event}**", ", ".join(level for level in LEVELS if level in levels[event])]
-        words += [f"`{key}`" for key in fields[event]]
-        said = "; or: ".join(meaning.strip(" ;:.") for meaning in meanings[event])
+    for name in sorted(levels):
+        words = [f"- **{name}**", ", ".join(level for level in LEVELS if level in levels[name])]
+        words += [f"`{key}`" for key in fields[name]]
+        said = "; or: ".join(meaning.strip(" ;:.") for meaning in meanings[name])
         lines.append(" ".join(words) + (f": {said}" if said else "") + "\n")
     return HEAD + "".join(lines)
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from orchestrator.domain.tasks.task import Dispatch, Lost, Returned
-from orchestrator.scheduler.fleet.capabilities import Place
+from orchestrator.scheduler.fleet.capabilities import Placement
 from orchestrator.scheduler.fleet.reconcile import Reconciler
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.tasks.reports import Reported
@@ -123,7 +123,7 @@ def test_a_message_to_one_worker_that_does_not_receive_it_is_taken_back_if_it_is
     age: float, in_time: bool, expected: list[Reported]
 ) -> None:
     situation = Situation()
-    situation.fleet.capabilities.committed({A: Place("live", "default", ("job",))}, ())
+    situation.fleet.capabilities.committed({A: Placement("live", "default", ("job",))}, ())
     streams = Streams(message("1-0", A, consumer=None), queue="@live", in_time=in_time)
     assert situation.judge(streams, in_flight(age=age)) == (expected, {})
 

@@ -20,9 +20,9 @@ _COMFORT = 0.8
 """Share of the slots in use up to which a worker with one process fewer would still be at ease."""
 
 
-_CROWD = 3
+_PROCESSES_PER_WANTED = 3
 """Times as many processes as are wanted, beyond which none is started."""
-_LEAST_CROWD = 8
+_LEAST_PROCESSES = 8
 """Processes that there may be in any case."""
 
 
@@ -46,7 +46,7 @@ class ScalingPlan(NamedTuple):
 
 def most_processes(wanted: int) -> int:
     """Return how many processes there may be in all, so that `wanted` work."""
-    return max(_LEAST_CROWD, _CROWD * wanted)
+    return max(_LEAST_PROCESSES, _PROCESSES_PER_WANTED * wanted)
 
 
 def plan(states: Sequence[ChildState], wanted: int, most: int) -> ScalingPlan:

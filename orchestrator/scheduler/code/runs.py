@@ -20,7 +20,7 @@ from orchestrator.domain.runs.verdict import CONTINUED, TIMED_OUT, Nesting
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.paging import Paging
-from orchestrator.scheduler.fleet.capabilities import Crowd
+from orchestrator.scheduler.fleet.capabilities import CapacityHold
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.runs.backlog import Backlog
@@ -210,13 +210,13 @@ class CodeRuns(RunKind):
         budget = HistoryBudget(self.paging.size)
         small: dict[bytes, tuple[Claimed, Unshown]] = {}
         later: list[tuple[bytes, int, float]] = []
-        crowded: list[tuple[Claimed, Crowd]] = []
+        crowded: list[tuple[Claimed, CapacityHold]] = []
         too_long: list[tuple[bytes, int, Violation]] = []
         for run in turns.unshown(tx.connection, {run: not home for run, home in at_home.items()}):
             home = claimed[run.id].worker if run.after else None
             task = claimed[run.id]._replace(worker=home, to=home)
             placed = self._placed(task, run)
-            if isinstance(placed, Crowd):
+            if isinstance(placed, CapacityHold):
                 crowded.append((task, placed))
                 continue
             task = placed
@@ -245,7 +245,7 @@ class CodeRuns(RunKind):
             mark_stuck(tx, too_long)
         return with_events
 
-    def _placed(self, task: Claimed, run: Unshown) -> Claimed | Crowd:
+    def _placed(self, task: Claimed, run: Unshown) -> Claimed | CapacityHold:
         """Return a turn as it is sent: to a worker that has its version, if only some have; if they are full, it waits.
 
         Where nobody has the version, the code of another may do.
@@ -253,21 +253,21 @@ class CodeRuns(RunKind):
         capabilities = self._fleet.capabilities
         if task.to is not None or task.queue not in capabilities.mixed:
             return task
-        crowd = Crowd(task.queue, task.name, f"{run.workflow}@{run.version}")
-        kinds = capabilities.who(task.queue, crowd.wanted)
+        held = CapacityHold(task.queue, task.name, f"{run.workflow}@{run.version}")
+        kinds = capabilities.knowing(task.queue, held.wanted)
         if kinds == frozenset():
-            crowd = Crowd(task.queue, task.name)
-            kinds = capabilities.who(task.queue, task.name)
+            held = CapacityHold(task.queue, task.name)
+            kinds = capabilities.knowing(task.queue, task.name)
         if kinds is None:
             return task
         worker = capabilities.place(task.queue, kinds)
-        return crowd if worker is None else task._replace(to=worker)
+        return held if worker is None else task._replace(to=worker)
 
-    def _keep_back(self, tx: Transaction, crowded: Sequence[tuple[Claimed, Crowd]]) -> None:
+    def _keep_back(self, tx: Transaction, crowded: Sequence[tuple[Claimed, CapacityHold]]) -> None:
         """Let turns wait for a worker that has their version: another might find that its code does not fit."""
-        held = [Requeue(task.id, task.attempt, _CROWDED, hold=crowd.hold) for task, crowd in crowded]
-        transitions.requeue(tx.connection, held, tx.now)
-        tx.result.capacity.crowds.update((crowd, True) for _, crowd in crowded)
+        requeued = [Requeue(task.id, task.attempt, _CROWDED, hold=held.hold) for task, held in crowded]
+        transitions.requeue(tx.connection, requeued, tx.now)
+        tx.result.capacity.holds.update((held, True) for _, held in crowded)
         self._fleet.capabilities.grows = True
 
     def pause(self, run: bytes, attempt: int) -> float:

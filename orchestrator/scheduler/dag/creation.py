@@ -17,7 +17,7 @@ from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.references import as_reference
-from orchestrator.scheduler.dag.outputs import Outputs, Place
+from orchestrator.scheduler.dag.outputs import Outputs, RunStep
 from orchestrator.scheduler.dag.planned import DagRun, Evaluating
 from orchestrator.scheduler.dag.retries import reopen_held
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
@@ -59,7 +59,7 @@ class StepCreation:
         self._slice = slice_size
         self._nesting = nesting
 
-    def create(self, tx: Transaction, singles: list[Place], fans: list[Place], room: int) -> list[DagRun]:
+    def create(self, tx: Transaction, singles: list[RunStep], fans: list[RunStep], room: int) -> list[DagRun]:
         """Create tasks and child runs; return the runs of which some could not be created."""
         started = [*singles, *fans]
         found = self._outputs.names(
@@ -98,7 +98,7 @@ class StepCreation:
             failure.run.plan.abandon(failure.place, failure.number, failure.reason)
         return list({failure.run.id: failure.run for failure in created.failed}.values())
 
-    def _refuse_full_trees(self, tx: Transaction, created: _Created, started: Iterable[Place]) -> None:
+    def _refuse_full_trees(self, tx: Transaction, created: _Created, started: Iterable[RunStep]) -> None:
         """Leave out child runs of a tree of runs that has grown too large: it gets no more."""
         full = full_trees(tx, created.children, self._nesting)
         if not full:
@@ -111,7 +111,7 @@ class StepCreation:
         created.children = [child for child in created.children if child.root not in full]
 
     def _instantiate(
-        self, tx: Transaction, created: _Created, step: Place, positions: range, count: int | None, names: Scope
+        self, tx: Transaction, created: _Created, step: RunStep, positions: range, count: int | None, names: Scope
     ) -> None:
         """Make what stands at some positions of a step, all or nothing, until there is no more room for data."""
         run, place = step
@@ -142,7 +142,7 @@ class StepCreation:
         self,
         tx: Transaction,
         created: _Created,
-        place: Place,
+        place: RunStep,
         position: int,
         given: dict[str, Any],
         budget: EvaluationBudget,

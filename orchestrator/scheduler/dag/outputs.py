@@ -72,7 +72,7 @@ _KEPT_BYTES = 16_000_000
 _decode = timezones.decode
 
 
-Place = tuple[DagRun, int]
+RunStep = tuple[DagRun, int]
 """A step of a run."""
 
 
@@ -81,10 +81,10 @@ class StepOutputs:
     """What expressions of steps may name, by run, as far as it can be read at once."""
 
     names: dict[bytes, Scope]
-    readable: list[Place] = field(default_factory=list)
-    late: list[Place] = field(default_factory=list)
+    readable: list[RunStep] = field(default_factory=list)
+    late: list[RunStep] = field(default_factory=list)
     """Steps for which there is no room now."""
-    refused: list[tuple[Place, str]] = field(default_factory=list)
+    refused: list[tuple[RunStep, str]] = field(default_factory=list)
     """Steps that want more than can ever be read at once, and why not."""
 
 
@@ -121,7 +121,7 @@ class Outputs:
     def names(
         self,
         connection: Connection,
-        wanted: Iterable[Place],
+        wanted: Iterable[RunStep],
         needs: Callable[[StepProgram], Iterable[int]] | None = None,
         *,
         known: Mapping[Key, bytes] = {},
@@ -132,10 +132,10 @@ class Outputs:
         Without `needs`, these steps themselves are named. If it is urgent, no step is late. What has ended in this
         transaction is `known`, and not read again; but of a fan-out that is only one of many results.
         """
-        needed: dict[Key, Place] = {}
+        needed: dict[Key, RunStep] = {}
         again: set[Key] = set()
         found = StepOutputs({})
-        of_steps: list[tuple[Place, list[Key]]] = []
+        of_steps: list[tuple[RunStep, list[Key]]] = []
         rooms: dict[bytes, int] = defaultdict(lambda: _MOST_OUTPUTS)
         named = 0
         for run, place in wanted:
@@ -187,7 +187,7 @@ class Outputs:
         self._read(connection, needed, known, None if needs is None else again, found.names)
         return found
 
-    def _sizes(self, connection: Connection, needed: dict[Key, Place]) -> dict[Key, int]:
+    def _sizes(self, connection: Connection, needed: dict[Key, RunStep]) -> dict[Key, int]:
         """Return how many bytes outputs have, unless they are so few that it does not matter."""
         unread = {key: where for key, where in needed.items() if key not in self._kept}
         if sum(_values(*where) for where in unread.values()) <= _MOST_PAYLOADS:
@@ -204,7 +204,7 @@ class Outputs:
     def _read(
         self,
         connection: Connection,
-        needed: dict[Key, Place],
+        needed: dict[Key, RunStep],
         known: Mapping[Key, bytes],
         again: set[Key] | None,
         names: dict[bytes, Scope],
@@ -246,7 +246,7 @@ def _values(run: DagRun, place: int) -> int:
     return 1 if fan is None else fan.total
 
 
-def _by_kind(needed: dict[Key, Place]) -> tuple[list[Key], list[Key]]:
+def _by_kind(needed: dict[Key, RunStep]) -> tuple[list[Key], list[Key]]:
     """Return which outputs are those of tasks, and which of child runs."""
     of_tasks: list[Key] = []
     of_runs: list[Key] = []

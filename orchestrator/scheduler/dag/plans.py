@@ -25,7 +25,7 @@ from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.dag.creation import StepCreation, reason_of
 from orchestrator.scheduler.dag.lru_cache import LruCache
-from orchestrator.scheduler.dag.outputs import Outputs, Place
+from orchestrator.scheduler.dag.outputs import Outputs, RunStep
 from orchestrator.scheduler.dag.planned import Compiled, DagRun, Evaluating
 from orchestrator.scheduler.dag.retries import retry_plan
 from orchestrator.scheduler.runs.backlog import Backlog
@@ -192,9 +192,9 @@ class Dags(PlannedRuns[DagRun]):
             if not run.plan.has_more:
                 self._outputs.settled(run.id)
 
-    def _decide(self, tx: Transaction, runs: Sequence[DagRun], room: int) -> tuple[list[Place], int]:
+    def _decide(self, tx: Transaction, runs: Sequence[DagRun], room: int) -> tuple[list[RunStep], int]:
         """Evaluate what candidates become; return those that are single tasks, and how much room is left."""
-        singles: list[Place] = []
+        singles: list[RunStep] = []
         work = Evaluating(tx.budget, "decision")
         while candidates := list(islice(((run, place) for run in runs for place in _drain(run.plan)), room)):
             room = max(0, room - max(len(candidates), _ROUND))

@@ -27,7 +27,7 @@ from orchestrator.domain.tasks.task import executor_of
 from orchestrator.references import MARK, SHORTEST
 from orchestrator.scheduler.dispatch.executing import landed, over_room, place_executions
 from orchestrator.scheduler.dispatch.windows import Windows
-from orchestrator.scheduler.fleet.capabilities import Crowd, Place
+from orchestrator.scheduler.fleet.capabilities import CapacityHold, Placement
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.tick_result import CommitHooks, TickResult
@@ -195,13 +195,13 @@ class Dispatcher(CommitHooks):
             return LastClaim()
         if capabilities.mixed:
             capabilities.begin(tx.result.over())
-        if capabilities.crowds:
+        if capabilities.holds:
             self._hold_crowds(tx, rooms, unknown_timeout)
         plain = {queue: room for queue, room in rooms.items() if not self._lanes.serves(queue)}
         found = self._claims.claim(tx.connection, plain, tx.now) if plain else []
         if len(plain) < len(rooms):
             found += self._lanes.claim(tx, {queue: room for queue, room in rooms.items() if queue not in plain})
-        is_simple = len(plain) == len(slots) and not capabilities.crowds
+        is_simple = len(plain) == len(slots) and not capabilities.holds
         has_drained = is_simple and len(found) < min(rooms.values()) and not self._claims.is_slow
         sizes = [len(task.payload) for task in found]
         self.windows.weigh(zip(map(_queue, found), sizes, strict=True), sum(sizes))
@@ -252,9 +252,9 @@ class Dispatcher(CommitHooks):
         unknown: list[Claimed] = []
         for task in tasks:
             is_mixed = task.queue in capabilities.mixed
-            kinds = capabilities.who(task.queue, task.name) if is_mixed else None
+            kinds = capabilities.knowing(task.queue, task.name) if is_mixed else None
             wanted = ""
-            if is_mixed and _wants_store(task) and (able := capabilities.who(task.queue, _STORE)):
+            if is_mixed and _wants_store(task) and (able := capabilities.knowing(task.queue, _STORE)):
                 kinds, wanted = able if kinds is None else able & kinds, _STORE
             if not self._fleet.knows(task.queue, task.name) or kinds == frozenset():
                 unknown.append(task)
@@ -263,9 +263,9 @@ class Dispatcher(CommitHooks):
             elif (worker := capabilities.place(task.queue, kinds)) is not None:
                 claim.send([task._replace(to=worker)])
             else:
-                crowd = Crowd(task.queue, task.name, wanted)
-                claim.put_back([task], crowd.hold)
-                claim.tx.result.capacity.crowds[crowd] = capabilities.grows = True
+                held = CapacityHold(task.queue, task.name, wanted)
+                claim.put_back([task], held.hold)
+                claim.tx.result.capacity.holds[held] = capabilities.grows = True
         if unknown:
             self._hold_unknown(claim, unknown)
 
@@ -292,10 +292,10 @@ class Dispatcher(CommitHooks):
         """Take tasks for which there is no room from the front of their queues, so that others come to their turn."""
         capabilities = self._fleet.capabilities
         full: list[tuple[str, str, str]] = []
-        for crowd in capabilities.crowds:
-            is_of_tasks = not crowd.wanted or is_announced(crowd.wanted)
-            if is_of_tasks and crowd.queue in rooms and capabilities.room(crowd) == 0:
-                full.append((crowd.queue, crowd.name, crowd.hold))
+        for held in capabilities.holds:
+            is_of_tasks = not held.wanted or is_announced(held.wanted)
+            if is_of_tasks and held.queue in rooms and capabilities.room(held) == 0:
+                full.append((held.queue, held.name, held.hold))
         if full and waiting.keep_back(tx.connection, full, tx.now + timedelta(seconds=unknown_timeout), self._batch):
             capabilities.grows = True
 
@@ -327,13 +327,13 @@ class Dispatcher(CommitHooks):
 
     def _remember_places(self, tick: TickResult) -> None:
         capabilities, capacity = self._fleet.capabilities, tick.capacity
-        for crowd, is_kept_back in capacity.crowds.items():
-            (capabilities.crowds.add if is_kept_back else capabilities.crowds.discard)(crowd)
+        for held, is_kept_back in capacity.holds.items():
+            (capabilities.holds.add if is_kept_back else capabilities.holds.discard)(held)
         for worker, name in set(capacity.denied) if capacity.denied else ():
             capabilities.deny(worker, name)
         if capacity.lacking:
             capabilities.lacking.update(capacity.lacking)
-        placed: dict[bytes, Place] = {}
+        placed: dict[bytes, Placement] = {}
         executions: dict[bytes, tuple[str, str]] = {}
         if capabilities.mixed or self.last.has_executions:
             for task in tick.outgoing.claimed:
@@ -341,7 +341,7 @@ class Dispatcher(CommitHooks):
                     executions[task.id] = task.queue, task.to
                 elif task.to is not None and task.worker is None:
                     wanted = (task.name, _STORE) if _wants_store(task) else (task.name,)
-                    placed[task.id] = Place(task.to, task.queue, wanted)
+                    placed[task.id] = Placement(task.to, task.queue, wanted)
         if executions or capabilities.executions:
             capabilities.executions.committed(executions, landed(tick, capabilities))
         capabilities.committed(placed, tick.over())

@@ -10,7 +10,7 @@ from orchestrator.domain.executors.record import encode_record, next_record
 from orchestrator.domain.states import IN_FLIGHT_STATES
 from orchestrator.domain.tasks.obstacles import hold_for_executor
 from orchestrator.domain.tasks.task import Noted, executor_of
-from orchestrator.scheduler.fleet.capabilities import Capabilities, Crowd
+from orchestrator.scheduler.fleet.capabilities import Capabilities, CapacityHold
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.tasks import details
@@ -49,9 +49,9 @@ def place_executions(
         on_host = host and any(capabilities.executions.is_on(worker, host) for worker in able)
         worker = capabilities.executions.place(able, host if on_host else "")
         if worker is None:
-            crowd = Crowd(task.queue, task.name, call.means)
-            back.append(Requeue(task.id, task.attempt, unknown_timeout, hold=crowd.hold))
-            tx.result.capacity.crowds[crowd] = True
+            held = CapacityHold(task.queue, task.name, call.means)
+            back.append(Requeue(task.id, task.attempt, unknown_timeout, hold=held.hold))
+            tx.result.capacity.holds[held] = True
             continue
         kept = encode_record(record)
         if is_new:

@@ -1,15 +1,15 @@
-"""Who knows what: where the workers of a queue differ, tasks go to those that know them.
+"""Which workers know which tasks. Where the workers of a queue differ, tasks go to those that know them.
 
-In a rolling deploy, workers of two versions of an application serve the same queue. What all of them know goes into the
-queue's stream, and whoever is free takes it. What only some know is placed: it goes into the own stream of one of them,
-up to as many as it has slots (and what it finishes in a moment). What finds no place waits in Postgres, kept back as
-`crowded`, and is made ready as places become free. So nothing goes round among workers that do not know it.
+In a rolling deploy, workers of two versions of an application serve the same queue. A task that all of them know goes
+into the queue's stream, and any free worker takes it. A task that only some know is placed: it goes into the own stream
+of one of them, up to as many as that worker has slots (plus those that it finishes in a moment). If all of them are
+full, the task waits in Postgres with the hold `crowded`, until one has capacity.
 
-Workers say what they know in their heartbeats. Of functions that may be imported by name only trying tells: one that
-hands such a task back does not know it, nor do those like it, until another of them comes. A program may be missing on
-one machine alone: only when all workers of a kind have handed a command back do they count as not having it.
+Heartbeats say what workers know. Functions that may be imported by name must be tried: a worker that returns such a
+task does not know it, nor do the workers of its kind, until a new one of them appears. A program may be missing on one
+machine alone, so a kind of worker lacks a program only when all workers of that kind have returned it.
 
-Where all workers of a queue know the same, nothing of this costs anything.
+Where all workers of a queue know the same, this costs nothing.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from orchestrator.scheduler.fleet.executions import Executions
 from orchestrator.transport.codec import Heartbeat
 
 ANY_FUNCTION = "*:*"
-"""Published by workers that may import functions by name (`module:function`): only trying tells what they find."""
+"""Published by workers that may import functions by name (`module:function`)."""
 _BELIEVED = 600.0
-"""Seconds after which a function that was not there is looked for once more."""
+"""Seconds after which a missing function is tried again."""
 
 Kinds = frozenset[str]
-"""Digests of what workers know: those that say the same are of a kind."""
+"""Digests of what workers know. Workers with the same digest are of one kind."""
 
 
-class Crowd(NamedTuple):
-    """Tasks of a queue that are kept back because those who know them have their hands full."""
+class CapacityHold(NamedTuple):
+    """Tasks of a queue that are held because all workers that know them are full."""
 
     queue: str
     name: str
     wanted: str = ""
-    """What has to be known: their name or, of turns of code, the version."""
+    """What a worker must know: the name of the task or, for turns of code, the version; or its executor."""
 
     @property
     def hold(self) -> str:
-        """Return why they are kept back, as it is stored."""
+        """Return the reason as it is stored in `tasks.hold`."""
         return f"crowded: {self.wanted}" if self.wanted else "crowded"
 
     @classmethod
-    def parse(cls, queue: str, name: str, hold: str) -> Crowd:
-        """Return what is stored of tasks that are kept back."""
+    def parse(cls, queue: str, name: str, hold: str) -> CapacityHold:
+        """Read the stored reason."""
         return cls(queue, name, hold.removeprefix("crowded").removeprefix(": "))
 
 
-class Place(NamedTuple):
-    """Where a task was placed, and what has to be known there."""
+class Placement(NamedTuple):
+    """The worker that a task was placed with, and what that worker must know."""
 
     worker: str
     queue: str
@@ -61,38 +61,38 @@ class Place(NamedTuple):
 
 
 class Capabilities:
-    """The workers that take tasks, by what they know, and what was placed with each."""
+    """The live workers, what they know, and the tasks placed with each."""
 
     def __init__(self) -> None:
         self.mixed: frozenset[str] = frozenset()
-        """Queues of which some workers know what others do not."""
-        self.crowds: set[Crowd] = set()
-        """What may be kept back."""
+        """Queues whose workers differ in what they know."""
+        self.holds: set[CapacityHold] = set()
+        """Tasks that may be held now."""
         self.lacking: set[str] = set()
-        """Why tasks may be kept back that no worker can open, or has the executor of."""
+        """Holds of tasks whose data key or executor no worker has."""
         self.executions = Executions()
         self.grows = False
-        """Something was kept back, so others may come to the front."""
+        """Something was held, so other tasks may be next."""
         self.rates: Mapping[str, float] = {}
-        """How many tasks each queue finishes in a second."""
+        """Tasks that each queue finishes per second."""
         self._now = 0.0
         self._names: dict[str, frozenset[str]] = {}
         self._kinds: dict[str, dict[str, list[str]]] = {}
         self._slots: dict[str, int] = {}
         self._running: dict[str, int] = {}
-        self._who: dict[tuple[str, str], Kinds | None] = {}
+        self._knowing: dict[tuple[str, str], Kinds | None] = {}
         self._denied: dict[str, dict[str, float]] = {}
         self._missing: dict[str, dict[str, float]] = {}
-        """By program, the workers that have handed a command back, and when."""
+        """By program, the workers that returned a command, and when."""
         self._members: frozenset[str] = frozenset()
-        self._placed: dict[bytes, Place] = {}
-        self._left: dict[bytes, Place] = {}
+        self._placed: dict[bytes, Placement] = {}
+        self._left: dict[bytes, Placement] = {}
         self._load: Counter[str] = Counter()
         self._ahead: dict[str, int] = {}
         self._lines: dict[tuple[str, Kinds], list[tuple[int, str]]] = {}
 
     def index(self, beats: Iterable[Heartbeat], names: Mapping[str, frozenset[str]], now: float) -> None:
-        """Take in the workers that take tasks, and the names published under each digest."""
+        """Index the live workers, and the names published under each digest."""
         self._now = now
         self._names = {}
         self._kinds = defaultdict(lambda: defaultdict(list))
@@ -129,10 +129,10 @@ class Capabilities:
         self.mixed = frozenset(
             queue for queue, kinds in self._kinds.items() if len(kinds) > 1 or not self._denied.keys().isdisjoint(kinds)
         )
-        self._who, self._lines = {}, {}
+        self._knowing, self._lines = {}, {}
 
     def deny(self, worker: str, name: str) -> None:
-        """A worker has handed a task back that it does not know, whatever it had said."""
+        """Record that a worker returned a task that it does not know."""
         missing: Mapping[str, float] | None = None
         if is_program(name):
             missing = self._missing.setdefault(name, {})
@@ -143,19 +143,19 @@ class Capabilities:
                     self._denied.setdefault(kind, {})[name] = self._now
         self._refresh()
 
-    def who(self, queue: str, name: str) -> Kinds | None:
-        """Return the kinds of workers of a queue that know a name: None if it is all of them, empty if nobody does."""
+    def knowing(self, queue: str, name: str) -> Kinds | None:
+        """Return the kinds of workers of a queue that know a name: None for all of them, empty for none."""
         key = (queue, name)
-        if key not in self._who:
+        if key not in self._knowing:
             kinds = self._kinds.get(queue, {})
             knowing = frozenset(kind for kind in kinds if self._knows(kind, name))
-            self._who[key] = None if knowing and len(knowing) == len(kinds) else knowing
-        return self._who[key]
+            self._knowing[key] = None if knowing and len(knowing) == len(kinds) else knowing
+        return self._knowing[key]
 
     def able(self, queue: str, names: Iterable[str]) -> Kinds:
         """Return the kinds of workers of a queue that know all of these names."""
         every = frozenset(self._kinds.get(queue, ()))
-        return every.intersection(*(kinds for name in names if (kinds := self.who(queue, name)) is not None))
+        return every.intersection(*(kinds for name in names if (kinds := self.knowing(queue, name)) is not None))
 
     def _knows(self, kind: str, name: str) -> bool:
         if name in self._denied.get(kind, ()):
@@ -166,14 +166,14 @@ class Capabilities:
         return name in names or (":" in name and ANY_FUNCTION in names)
 
     def denied(self) -> list[tuple[str, str]]:
-        """Return queues and names that nobody there knows, although somebody may import functions by name."""
+        """Return queues and names that no worker knows, although some workers may import functions by name."""
         names = {name for denied in self._denied.values() for name in denied}
-        return [(queue, name) for queue in self.mixed for name in names if self.who(queue, name) == frozenset()]
+        return [(queue, name) for queue in self.mixed for name in names if self.knowing(queue, name) == frozenset()]
 
-    # -- places
+    # -- placing
 
     def begin(self, over: Iterable[bytes]) -> None:
-        """Begin to place tasks: of those in flight, these have just ended."""
+        """Begin to place tasks. `over` have just ended."""
         self._ahead = {
             queue: int(self.rates.get(queue, 0.0) * HORIZON / max(1, sum(map(len, self._kinds[queue].values()))))
             for queue in self.mixed
@@ -186,7 +186,7 @@ class Capabilities:
 
     def executing(self, queue: str, means: str) -> list[str]:
         """Return the workers of a queue that have an executor."""
-        kinds, missing = self.who(queue, means), self._missing.get(means, {})
+        kinds, missing = self.knowing(queue, means), self._missing.get(means, {})
         workers = self._of(queue, frozenset(self._kinds.get(queue, ())) if kinds is None else kinds)
         return [worker for worker in workers if worker not in missing]
 
@@ -195,36 +195,36 @@ class Capabilities:
         return self._of(queue, frozenset(self._kinds.get(queue, ())))
 
     def places(self, queue: str, kinds: Kinds) -> int:
-        """Return how many tasks workers of these kinds can still be given."""
+        """Return how many more tasks workers of these kinds can take."""
         return sum(max(0, self._limit(queue, worker) - self._load[worker]) for worker in self._of(queue, kinds))
 
-    def room(self, crowd: Crowd) -> int | None:
-        """Return how many of those that are kept back have a place now; None if they need not wait for any."""
-        if is_announced(crowd.wanted):
-            return self.executions.room(self.executing(crowd.queue, crowd.wanted))
-        kinds = self.who(crowd.queue, crowd.wanted or crowd.name) if crowd.queue in self.mixed else None
-        return self.places(crowd.queue, kinds) if kinds else None
+    def room(self, held: CapacityHold) -> int | None:
+        """Return how many of the held tasks workers can take now; None if they need not wait."""
+        if is_announced(held.wanted):
+            return self.executions.room(self.executing(held.queue, held.wanted))
+        kinds = self.knowing(held.queue, held.wanted or held.name) if held.queue in self.mixed else None
+        return self.places(held.queue, kinds) if kinds else None
 
-    def rooms(self) -> dict[Crowd, int | None]:
-        """Return for each crowd how many of those that are kept back may try now; None if they need not wait for any.
+    def rooms(self) -> dict[CapacityHold, int | None]:
+        """Return for each hold how many of its tasks may be released now; None if they need not wait.
 
-        Crowds that wait for the same workers share their places: more than these would only be kept back again.
+        Holds that wait for the same workers share their capacity: further tasks would only be held again.
         """
-        rivals: Counter[object] = Counter(self._awaited(crowd) for crowd in self.crowds)
-        found: dict[Crowd, int | None] = {}
-        for crowd in self.crowds:
-            room = self.room(crowd)
-            found[crowd] = room and -(-room // rivals[self._awaited(crowd)])
+        rivals: Counter[object] = Counter(self._awaited(held) for held in self.holds)
+        found: dict[CapacityHold, int | None] = {}
+        for held in self.holds:
+            room = self.room(held)
+            found[held] = room and -(-room // rivals[self._awaited(held)])
         return found
 
-    def _awaited(self, crowd: Crowd) -> object:
-        """Return whose places a crowd waits for."""
-        if is_announced(crowd.wanted):
-            return crowd.queue, crowd.wanted
-        return crowd.queue, self.who(crowd.queue, crowd.wanted or crowd.name)
+    def _awaited(self, held: CapacityHold) -> object:
+        """Return the workers whose capacity a hold waits for."""
+        if is_announced(held.wanted):
+            return held.queue, held.wanted
+        return held.queue, self.knowing(held.queue, held.wanted or held.name)
 
     def place(self, queue: str, kinds: Kinds) -> str | None:
-        """Return the worker of these kinds that seems to have most room, and count the task; None if all are full."""
+        """Return the worker of these kinds with most free slots, and count the task; None if all are full."""
         line = self._lines.get((queue, kinds))
         if line is None:
             line = self._lines[queue, kinds] = [(-self._free(worker), worker) for worker in self._of(queue, kinds)]
@@ -249,25 +249,25 @@ class Capabilities:
     def _free(self, worker: str) -> int:
         return self._slots[worker] - max(self._running[worker], self._load[worker])
 
-    # -- what was placed
+    # -- placed tasks
 
-    def committed(self, placed: Mapping[bytes, Place], over: Iterable[bytes]) -> None:
-        """Remember what was placed, and forget what is no longer in flight."""
+    def committed(self, placed: Mapping[bytes, Placement], over: Iterable[bytes]) -> None:
+        """Remember placed tasks, and forget those that are no longer in flight."""
         self._left = {task: self._placed.pop(task) for task in over if task in self._placed} if self._placed else {}
         self._placed.update(placed)
 
     def recount(self, in_flight: Iterable[bytes]) -> None:
-        """Forget all but what Postgres says is in flight."""
+        """Forget all tasks but those that Postgres has in flight."""
         if self._placed:
             self._placed = {task: self._placed[task] for task in in_flight if task in self._placed}
 
     def holder(self, task: bytes) -> str | None:
-        """Return the worker that a task was placed with, also if the last tick has ended it."""
+        """Return the worker that a task was placed with, also if the last tick ended the task."""
         place = self._placed.get(task) or self._left.get(task)
         return place.worker if place is not None else self.executions.watcher(task)
 
     def better_elsewhere(self, waiting: Iterable[bytes]) -> dict[str, list[bytes]]:
-        """Return, by worker, which of these were placed with one that is full, while others have slots for them."""
+        """Return, by full worker, the waiting tasks for which another worker has a free slot."""
         found: dict[str, list[bytes]] = defaultdict(list)
         free: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         left = Counter({worker: self._free(worker) for worker in self._slots})
@@ -285,7 +285,7 @@ class Capabilities:
                 found[place.worker].append(task)
         return found
 
-    def is_of_use(self, place: Place) -> bool:
-        """Say whether a worker that has not received a task yet is still the one to have it: nobody has a free slot."""
+    def is_of_use(self, place: Placement) -> bool:
+        """Say whether a task that its worker has not received yet should stay there: no other one has a free slot."""
         able = self._of(place.queue, self.able(place.queue, place.wanted))
         return place.worker in able and all(self._free(worker) <= 0 for worker in able if worker != place.worker)

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.domain.tasks.task import Lost, Returned
-from orchestrator.scheduler.fleet.capabilities import Place
+from orchestrator.scheduler.fleet.capabilities import Placement
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.tasks.reports import Reported
 from orchestrator.store.tasks.waiting import InFlight
@@ -124,7 +124,7 @@ class Reconciler:
             if task.has_expired:
                 entries[queue].add(message.entry)
             elif is_private(queue) and task.age > _UNRECEIVED_AFTER:
-                place = Place(worker_of(queue), task.queue, (suspicion.names[task.id, task.attempt],))
+                place = Placement(worker_of(queue), task.queue, (suspicion.names[task.id, task.attempt],))
                 if not self._fleet.capabilities.is_of_use(place):
                     entries[queue].add(message.entry)
         for queue, unreceived in entries.items():

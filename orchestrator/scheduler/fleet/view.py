@@ -110,7 +110,7 @@ class Fleet:
     def knows(self, queue: str, name: str) -> bool:
         """Say whether a live worker of this queue knows a task."""
         if queue in self.capabilities.mixed:
-            return self.capabilities.who(queue, name) != frozenset()
+            return self.capabilities.knowing(queue, name) != frozenset()
         known = self._known.get(queue, frozenset())
         if is_announced(name):
             return has_means(known, name)

@@ -112,10 +112,10 @@ def release_crowded(tx: Transaction, fleet: Fleet, over: Iterable[bytes], limit:
     capabilities = fleet.capabilities
     capabilities.begin(over)
     rooms = capabilities.rooms().items()
-    wanted = {crowd: limit if room is None else min(limit, room) for crowd, room in rooms if room != 0}
+    wanted = {held: limit if room is None else min(limit, room) for held, room in rooms if room != 0}
     if wanted:
         released = waiting.release_crowded(
-            tx.connection, [(crowd.queue, crowd.name, crowd.hold, places) for crowd, places in wanted.items()]
+            tx.connection, [(held.queue, held.name, held.hold, places) for held, places in wanted.items()]
         )
-        tx.result.capacity.crowds.update((crowd, (crowd.queue, crowd.name, crowd.hold) in released) for crowd in wanted)
+        tx.result.capacity.holds.update((held, (held.queue, held.name, held.hold) in released) for held in wanted)
         tx.result.wake.requests |= bool(released)

@@ -115,18 +115,18 @@ def lacking(connection: Connection) -> list[str]:
     return _LACKING(connection)
 
 
-_CROWD = Batch("crowd", "queue text, name text, hold text")
+_HELD = Batch("held", "queue text, name text, hold text")
 _KEEP_BACK = Prepared[int](f"""
 WITH /* waiting.keep_back */ kept AS (
     UPDATE orchestrator.tasks t SET hold = found.hold, wake_at = %(until)s::timestamptz
-      FROM (SELECT front.ctid AS place, crowd.hold
-              FROM (SELECT DISTINCT queue FROM {_CROWD}) AS asked
+      FROM (SELECT front.ctid AS place, held.hold
+              FROM (SELECT DISTINCT queue FROM {_HELD}) AS asked
              CROSS JOIN LATERAL (
                    SELECT ctid, name, coalesce(options ? 'executor', false) AS is_execution FROM orchestrator.tasks
                     WHERE queue = asked.queue AND {READY_PLAIN}
                     ORDER BY priority DESC, seq LIMIT %(limit)s) AS front
-              JOIN {_CROWD} ON crowd.queue = asked.queue AND crowd.name = front.name
-               AND NOT (front.is_execution AND crowd.hold = 'unknown')) AS found
+              JOIN {_HELD} ON held.queue = asked.queue AND held.name = front.name
+               AND NOT (front.is_execution AND held.hold = 'unknown')) AS found
      WHERE t.ctid = found.place
     RETURNING 1
 )
@@ -136,7 +136,7 @@ SELECT count(*) FROM kept
 
 def keep_back(connection: Connection, full: Sequence[tuple[str, str, str]], until: datetime, limit: int) -> int:
     """Keep back tasks, by queue and name, that stand at its front, each for what it is held for; return how many."""
-    return _KEEP_BACK.one(connection, _CROWD(full), until=until, limit=limit)
+    return _KEEP_BACK.one(connection, _HELD(full), until=until, limit=limit)
 
 
 _WANTED = Batch("wanted", "queue text, name text, hold text, places int")
