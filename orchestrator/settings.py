@@ -8,10 +8,8 @@ environment, or under `[tool.orchestrator]` in the nearest pyproject.toml. The t
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
-import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigurationError, did_you_mean
+from orchestrator.services_file import SERVICES_FILE, distrust, nearest_file, read_services_file
 from orchestrator.terminal_safe import without_password
 
 _LARGEST_PAYLOAD = 50_000_000
@@ -26,7 +25,6 @@ _LARGEST_PAYLOAD = 50_000_000
 _MOST = 1_000_000.0
 """Of anything else: seconds (eleven days), rows of a batch."""
 
-SERVICES_FILE = Path(".orchestrator") / "services.json"
 DEFAULT_NAMESPACE = "orchestrator"
 SHORTEST_RETENTION = 60.0
 """Seconds for which an ended task is kept at least: so long may a report of it still be on its way."""
@@ -217,7 +215,7 @@ class Settings:
 
     def _missing(self, name: str, example: str) -> str:
         """Return what an `orchestrator dev` that was started after the settings were read has left, or raise."""
-        path = _nearest(Path.cwd(), str(SERVICES_FILE))
+        path = nearest_file(Path.cwd(), str(SERVICES_FILE))
         late: str | None = read_services_file(path).get(name) if path is not None else None
         if late:
             return late
@@ -226,12 +224,12 @@ class Settings:
                 f"This needs Postgres and Redis themselves, and setting {name} is not set, but api_url. Run it where "
                 f"they can be reached, with ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL."
             )
-        distrust = _distrust(path) if path is not None else None
+        reason = distrust(path) if path is not None else None
         raise ConfigurationError(
             f"Setting {name} is not set. Set ORCHESTRATOR_{name.upper()} (e.g. {example}), or {name} under "
             f"[tool.orchestrator] in pyproject.toml. For development, run `orchestrator dev` in this folder: it brings "
             f"its own Postgres and Redis, and other commands run here find them."
-            f"{f' What {path} says is not believed: {distrust}.' if distrust else ''}"
+            f"{f' What {path} says is not believed: {reason}.' if reason else ''}"
         )
 
 
@@ -290,7 +288,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _from_pyproject(folder: Path) -> dict[str, Any]:
-    path = _nearest(folder, "pyproject.toml")
+    path = nearest_file(folder, "pyproject.toml")
     if path is None:
         return {}
     try:
@@ -302,52 +300,8 @@ def _from_pyproject(folder: Path) -> dict[str, Any]:
 
 
 def _from_services_file(folder: Path) -> dict[str, Any]:
-    path = _nearest(folder, str(SERVICES_FILE))
+    path = nearest_file(folder, str(SERVICES_FILE))
     return {} if path is None else read_services_file(path)
-
-
-def read_services_file(path: Path) -> dict[str, Any]:
-    """Return what an `orchestrator dev` has left; nothing where others could have written it."""
-    if _distrust(path) is not None:
-        return {}
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return {}  # being written at this moment, or left half-written by a crash: as good as absent
-    return {name: document[name] for name in ("database_url", "redis_url", "app") if document.get(name)}
-
-
-def _distrust(path: Path) -> str | None:
-    """Return why a file is not believed: it, or a folder that it stands in, is not ours or root's alone to write."""
-    for part, rights in ((path, 0o022), (path.parent, 0o022), (path.parent.parent, 0o002)):
-        try:
-            link, found = part.lstat(), part.stat()
-        except OSError as error:
-            return str(error)
-        for owner in (link.st_uid, found.st_uid):
-            if owner not in (os.geteuid(), 0):
-                return f"{part} belongs to another user ({owner})"
-        is_sticky = part == path.parent.parent and found.st_mode & stat.S_ISVTX  # like /tmp: nobody can replace ours
-        if found.st_mode & rights and not is_sticky:
-            return f"{part} can be written by others (mode {stat.S_IMODE(found.st_mode):o})"
-    return None
-
-
-def _nearest(folder: Path, name: str) -> Path | None:
-    return next((path for parent in _upwards(folder) if _is_file(path := parent / name)), None)
-
-
-def _is_file(path: Path) -> bool:
-    """Say whether there is such a file; what is in a folder that one may not look into is none of one's business."""
-    try:
-        return path.is_file()
-    except PermissionError:  # before Python 3.14
-        return False
-
-
-def _upwards(folder: Path) -> Iterator[Path]:
-    yield folder
-    yield from folder.parents
 
 
 def _parse(name: str, value: Any, source: str) -> Any:

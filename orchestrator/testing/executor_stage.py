@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 from uuid import UUID, uuid4
 
 from orchestrator.domain.executors.options import ExecutorOptions
@@ -22,8 +21,8 @@ from orchestrator.settings import Settings, load_settings
 from orchestrator.store.database import engine_for, upgrade
 from orchestrator.store.insights.tasks import TaskDetail, show_task
 from orchestrator.testing.executor_tasks import APP, declare
+from orchestrator.testing.waiting import eventually
 
-T = TypeVar("T")
 SETTINGS = {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0, "executor_timeout": 3.0, "executor_pause": 1.0}
 """What makes the suite impatient."""
 AWAY = frozenset(
@@ -297,15 +296,3 @@ class Stage:
     def failures(self, handle: Handle[Any]) -> int:
         """Return how often a task has failed."""
         return self.shown(handle).failures
-
-
-def eventually(
-    condition: Callable[[], T | None], what: str = "what was waited for", timeout: float = 60.0, *, every: float = 0.01
-) -> T:
-    """Return the condition's first true value; fail if there is none in `timeout` seconds, saying what never came."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: not within {timeout:g} s; the last value was {value!r}")
-        time.sleep(every)
-    return value

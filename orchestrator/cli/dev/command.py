@@ -28,7 +28,8 @@ from orchestrator.cli.terminal.reading import reading
 from orchestrator.embedded import DATABASE, DEFAULT_FOLDER, EmbeddedServices, remove_services_file, write_services_file
 from orchestrator.environment import hide_environment
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
-from orchestrator.settings import SERVICES_FILE, Settings, load_settings, read_services_file
+from orchestrator.services_file import SERVICES_FILE, read_services_file
+from orchestrator.settings import Settings, load_settings
 from orchestrator.store import database
 from orchestrator.store.limits import queues
 from orchestrator.telemetry import configure_logging

@@ -88,6 +88,15 @@ def variable_problems(option: str, variable: str) -> Problems:
     return [] if is_variable(variable) else [(option, f"expected the name of a variable, found {variable!r}.")]
 
 
+def resource_problems(resources: Mapping[str, float]) -> Problems:
+    """Return what is wrong with amounts of resources, given as the option `resources`."""
+    return [
+        ("resources", f"{name}: expected more than zero, found {amount:g}.")
+        for name, amount in resources.items()
+        if not amount > 0
+    ]
+
+
 def is_variable(name: str) -> bool:
     """Say whether this can be the name of a variable of the environment."""
     return _VARIABLE.fullmatch(name) is not None

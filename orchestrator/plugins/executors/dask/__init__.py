@@ -11,6 +11,7 @@ from orchestrator.domain.executors.options import (
     Problems,
     address_variables,
     function_problems,
+    resource_problems,
     variable_problems,
 )
 
@@ -44,10 +45,7 @@ class Dask(ExecutorOptions, frozen=True, kw_only=True):
         found = function_problems(self.function) + variable_problems("address_variable", self.address_variable)
         if self.address and not _ADDRESS.fullmatch(self.address):
             found.append(("address", f"expected an address such as tcp://scheduler:8786, found {self.address!r}."))
-        for name, amount in self.resources.items():
-            if not amount > 0:
-                found.append(("resources", f"{name}: expected more than zero, found {amount:g}."))
-        return found
+        return found + resource_problems(self.resources)
 
 
 PLUGIN = ExecutorPlugin(

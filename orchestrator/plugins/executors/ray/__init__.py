@@ -10,6 +10,7 @@ from orchestrator.domain.executors.options import (
     Problems,
     address_variables,
     function_problems,
+    resource_problems,
     variable_problems,
 )
 
@@ -56,10 +57,7 @@ class Ray(ExecutorOptions, frozen=True, kw_only=True):
         for option, amount in (("cpus", self.cpus), ("gpus", self.gpus), ("memory", self.memory)):
             if not amount >= 0:
                 found.append((option, f"expected zero or more, found {amount:g}."))
-        for name, amount in self.resources.items():
-            if not amount > 0:
-                found.append(("resources", f"{name}: expected more than zero, found {amount:g}."))
-        return found
+        return found + resource_problems(self.resources)
 
 
 PLUGIN = ExecutorPlugin(
