@@ -1,6 +1,6 @@
-"""Tells people, by way of Redis, that this scheduler stands by; in a thread of its own.
+"""Announces in Redis that this scheduler stands by, in a thread of its own.
 
-Whether a standby takes over must not depend on it: the lease is in Postgres, and Redis may hang.
+A takeover does not depend on it: the lease is in Postgres, and Redis may hang.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StandbyNotice:
         self._ttl = ttl
         self._name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(4)}"
         self._since: datetime | None = None
-        """Since when it stands by, as people have been told."""
+        """Since when it stands by, as announced."""
         self._is_over = threading.Event()
         self._lock = threading.Lock()
 
@@ -66,5 +66,5 @@ class StandbyNotice:
                 elif self._since is not None:
                     standbys.withdraw(self._redis, self._keys, self._name)
                     self._since = None
-            except UNAVAILABLE as error:  # it expires by itself; whoever looks learns that Redis is away
+            except UNAVAILABLE as error:  # the announcement expires; readers see that Redis is away
                 log.debug("scheduler.standby_unannounced error=%s", first_line(error))

@@ -1,12 +1,11 @@
-"""How much one tick may do, so that it ends well within the lease whatever is pending.
+"""How much one tick may do, so that it ends well within the lease.
 
-A tick that has planned for its share of the lease leaves the rest to the next one. That is of no use if a single run
-takes all the time by itself. Then Postgres ends the session, and what the tick was doing when that happened is
-remembered beyond it: from then on runs are planned one by one, and the one at fault is set aside.
+A tick that has planned for its share of the lease leaves the rest to the next one. That does not help if a single run
+takes all the time. Then Postgres ends the session, and the leader remembers what the tick was doing: from then on it
+plans runs one by one, and marks the run at fault as stuck.
 
-What takes long may also be many runs together, each of which takes a little, on a machine that others use. So after a
-tick that was ended for its time the next one does as little as can be done, whoever was at fault; ticks that end in
-time do more again, quickly up to half of what was too much, and slowly beyond it.
+Many runs together may also take too long on a busy machine. So after a tick that ran out of time the next one does as
+little as possible; ticks that end in time do more again, quickly up to half of what was too much, and slowly beyond it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from orchestrator.domain.ids import tree_of
 from orchestrator.scheduler.parts import Parts, Share
 
 SHARE = 0.1
-"""Of the lease, the time in which a tick plans runs. Whoever has work to be handed out waits for it."""
+"""Share of the lease in which a tick plans runs. Dispatch waits for it."""
 SLICE = 2_000
 """Steps that are planned between two looks at the clock."""
 COST = 6
@@ -180,7 +179,7 @@ class TickBudget:
 
     @contextmanager
     def charging(self, whom: Iterable[bytes]) -> Iterator[None]:
-        """Remember for whom something is done. It is left standing if that fails."""
+        """Remember the runs or requests that are being handled. If that fails, they stay remembered."""
         before = self.busy_with, self._began
         self.busy_with, self.step = list(whom), None
         self._began = time.thread_time()

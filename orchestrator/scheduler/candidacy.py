@@ -3,14 +3,14 @@
     the lease is its own                    at once: Postgres was away, or a tick failed
     the lease is free                       if it could do the work
     its holder does nothing useful          if it could have done the work for a while: a leader that cannot reach
-                                            Redis, or fails in every tick, would keep its lease for ever; one that
-                                            suffers what all suffer keeps it
+                                            Redis, or fails in every tick, would keep its lease for ever; if the
+                                            standby has the same problem, the leader keeps it
     its holder has not renewed it in ten
     times its length                        as if it were free: Postgres's clock was set back, and it seems to last
     it could not do the work itself         only where the lease has been free for a while: better a leader that can
                                             do half of it than none
 
-Whoever has led and failed stands back for a while, as if it could not do the work.
+A scheduler that has led and failed waits for a while, as if it could not do the work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orchestrator.transport.leader.streams import LeaderStreams
 log = get_logger("scheduler")
 
 _OTHERS_FIRST = 2.0
-"""Leases for which a free lease is left to those who could do the work."""
+"""Leases for which a free lease is left to schedulers that could do the work."""
 _PROVES_FIT = 2.0
 """Leases for which one must have been able to do the work that the leader does not: both may have suffered the same."""
 _ABANDONED = 10.0

@@ -1,8 +1,8 @@
-"""What moved, for people who watch: one entry per commit, and only while somebody listens.
+"""State changes for live events: one entry per commit, and only while somebody listens.
 
-Listeners keep what they know up to date by it, so nothing may be left out in silence. Whenever something may have been,
-because nobody listened, Redis was away, or another scheduler led that may have died between a commit and its
-publication, the next entry is a *first* one: who listens reads again what there is, and goes on from there.
+Listeners update their state from these entries, so no gap may go unnoticed. After a possible gap, because nobody
+listened, Redis was away, or another scheduler may have died between a commit and its publication, the next entry is a
+*first* one: listeners read the current state again and go on from there.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _MOST_ENTRIES = 20_000
 
 
 class ChangeLog:
-    """One term's account of what listeners have been told."""
+    """What has been published in this term."""
 
     def __init__(self) -> None:
         self._is_watched = False
         self._generation: str | None = None
-        """In which everything has been told since a first entry; None if another first one is needed."""
+        """The generation since a first entry, without gaps; None if another first entry is needed."""
         self._workers: dict[str, str] = {}
         self._moved_workers: list[WorkerChange] = []
         self._sizes: deque[int] = deque()
@@ -34,7 +34,7 @@ class ChangeLog:
         self._size = 0
 
     def look(self, is_watched: bool, beats: Iterable[Heartbeat]) -> None:
-        """Take note whether somebody listens, and who is in the fleet."""
+        """Note whether somebody listens, and the live workers."""
         self._is_watched = is_watched
         if not is_watched:
             self.interrupted()
@@ -45,11 +45,11 @@ class ChangeLog:
         self._workers = now
 
     def interrupted(self) -> None:
-        """Something may not have been told."""
+        """Note a possible gap."""
         self._generation = None
 
     def of(self, generation: str, tick: TickResult) -> tuple[bytes, int]:
-        """Return what listeners are told of a commit, and how many entries are kept for those that come back."""
+        """Return the entry of a commit, and how many entries are kept for listeners that reconnect."""
         if not self._is_watched or not generation:
             return NO_CHANGES
         if self._generation != generation:

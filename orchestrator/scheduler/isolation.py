@@ -125,7 +125,7 @@ _NAMED_IN_LOG = 10
 def remove_duplicates(tx: Transaction, error: Exception) -> bool:
     """Remove open tasks that have ended, if an error says that there is one; say whether there was.
 
-    What they came to when they ended stays, and whoever waits for them is told that.
+    Their results stay, and waiting clients get them.
     """
     task = duplicates.named_in(error)
     if task is None:

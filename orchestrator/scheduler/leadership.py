@@ -86,7 +86,7 @@ class Leadership:
 
     def lease_view(self) -> LeaseView:
         """Return how the lease stands."""
-        self._opened_at = None  # who stands by has no transaction
+        self._opened_at = None  # a standby has no transaction
         return leases.lease_view(self._connect(), self._shard, self._owner)
 
     def cursor(self) -> Cursor | None:

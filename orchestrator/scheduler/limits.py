@@ -241,7 +241,7 @@ class LaneService(CommitHooks):
             self.buckets.changed.clear()
 
     def due_in(self, now: float) -> float | None:
-        """Return how many seconds may pass before there is something to do that nobody will tell of."""
+        """Return the seconds until there is work that no message announces."""
         if self._read_after is not None or self._has_more:
             return 0.0
         due = self._lanes.next_due(now)

@@ -42,7 +42,7 @@ _MOST_READS = 20
 
 
 def miss_redis(outage: Outage, leadership: Leadership, error: Exception) -> None:
-    """Tell people that Redis cannot be used."""
+    """Log that Redis cannot be used."""
     reason = transport.describe(error)
     outage.failed(reason)
     leadership.trouble = f"it cannot use Redis: {reason}"
@@ -139,7 +139,7 @@ class Link(CommitHooks):
     # -- out
 
     def publish(self, tick: TickResult, *, moved_on: bool) -> None:
-        """After a commit: hand out, withdraw, and tell everyone; `moved_on` if events were applied."""
+        """After a commit: dispatch, withdraw and notify; `moved_on` if events were applied."""
         try:
             self._publish(tick, moved_on)
         except FAILURES as error:
@@ -212,7 +212,7 @@ def messages(
 
 def _message(task: Claimed, has_spans: bool) -> Dispatch:
     trace = task.trace
-    if trace is not None and task.is_turn_task and has_spans:  # whoever created it did not know that
+    if trace is not None and task.is_turn_task and has_spans:  # the client that created it did not know that
         trace = below(trace, run_span(task.id))
     return Dispatch(
         task.id,

@@ -63,7 +63,7 @@ class Scheduler:
         self._pause = _SHORTEST_PAUSE
         """Seconds until the next try, after one that failed."""
         self._has_complained = False
-        """People were told that Postgres cannot be used."""
+        """It is logged that Postgres cannot be used."""
         self._pace = Pace(settings.lease, monotonic)
         self._pace.parts.on_timeout = self._on_timeout = on_timeout
         self.term: Term
@@ -77,7 +77,7 @@ class Scheduler:
     # -- one process's life
 
     def run(self) -> None:
-        """Lead, or stand by, until told to stop."""
+        """Lead, or stand by, until it is stopped."""
         while not self._stopping.is_set():
             leads = False
             try:
@@ -122,7 +122,7 @@ class Scheduler:
         self._resign()
 
     def _start_again(self, led: bool, pause: float) -> None:
-        """Wait a moment before the next try; nothing is carried over but who has failed."""
+        """Wait a moment before the next try; only the failing parts are remembered."""
         if led:
             self._candidacy.failed()
         self._leadership.disconnect()

@@ -25,7 +25,7 @@ from orchestrator.store import driver
 
 _queue = attrgetter("queue")
 _TIMED = 7
-"""The version of ids that tell when a task was enqueued."""
+"""The version of ids that hold the time of the enqueue."""
 
 
 class Meter(CommitHooks):
@@ -70,7 +70,7 @@ class Meter(CommitHooks):
                 self.dispatched[self.label(queue)] += number
             now = time.time()
             for place, times in sampled(len(sent)):
-                task = sent[place]  # its id tells when it was enqueued; attempts after the first waited for others
+                task = sent[place]  # its id holds the time of the enqueue
                 if not task.failures and task.id[6] >> 4 == _TIMED and not task.is_turn_task:
                     seconds = now - int.from_bytes(task.id[:6], "big") / 1_000
                     _histogram(self.waits, self.label(task.queue)).add(max(0.0, seconds), times)
@@ -89,7 +89,7 @@ class Meter(CommitHooks):
                 self._labels[queue] = label
         return label
 
-    # -- what is told
+    # -- metrics
 
     def metrics(self) -> Iterator[Family]:
         """Yield what was counted."""

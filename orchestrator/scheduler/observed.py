@@ -12,7 +12,7 @@ from orchestrator.settings import Settings
 
 
 class ObservedScheduler:
-    """Tells what one scheduler does, and what Postgres and Redis say of the whole; reads nothing until it is asked."""
+    """Metrics of one scheduler, and those of the whole system from Postgres and Redis; reads nothing until a scrape."""
 
     def __init__(self, settings: Settings) -> None:
         self._system = SystemGauges(settings)

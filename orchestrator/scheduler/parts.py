@@ -48,7 +48,7 @@ class Parts:
         self._monotonic = monotonic
         self._slow: dict[str, _SlowPart] = {}
         self.on_timeout: Callable[[str], object] = lambda _: None
-        """Is told the name of a statement that took too long."""
+        """Called with the name of a statement that took too long."""
 
     def __bool__(self) -> bool:
         return bool(self._slow)

@@ -42,7 +42,7 @@ class PendingWork(CommitHooks):
     requests: Requests
     _pending_work: AgendaProbe | None = None
     _next_part: int = 0
-    """Which of those who wait in the line of runs come first, where there is no time for all of them."""
+    """The order of waiting runs, if there is no time for all of them."""
     _pace: FirePace = field(default_factory=FirePace)
     _has_fired: bool = False
     """The last tick fired schedules."""

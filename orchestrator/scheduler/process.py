@@ -1,4 +1,4 @@
-"""A scheduler process: waits for what it stands on, wires the parts together, runs until it is told to stop."""
+"""A scheduler process: waits for its servers, wires the parts together, and runs until it is stopped."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def run_scheduler(settings: Settings) -> int:
 
 
 def _leader_spans() -> LeaderSpans | None:
-    """Return who makes the leader's spans, if somebody wants them."""
+    """Return the tracer of the leader, if spans are exported."""
     spans = begin_tracing("scheduler")
     return None if spans is None else LeaderSpans(spans)
 

@@ -154,7 +154,7 @@ def _name(item: Request) -> bytes:
 
 
 def _refuse(tx: Transaction, item: Request, error: Exception) -> None:
-    """Forget a request that cannot be applied; whoever waits for an answer is told, and people find it set aside."""
+    """Quarantine a request that cannot be applied, and answer a waiting client with an error."""
     body = msgspec.json.encode({"kind": item.kind, "target": to_text(item.target), "body": item.body})
     tx.result.outgoing.set_aside.append(Refused(f"inbox/{item.id}", body, f"{type(error).__name__}: {said(error)}"))
     if isinstance(item.body, dict) and isinstance(item.body.get("request"), str):
@@ -167,7 +167,7 @@ def _refuse(tx: Transaction, item: Request, error: Exception) -> None:
 
 
 def cancel_asked(tx: Transaction, ids: list[bytes]) -> None:
-    """Cancel tasks that somebody names. The task of a run of code stands for the run, whose code hears of it."""
+    """Cancel tasks by id. The turn task of a run of code stands for the run, whose code can clean up."""
     of_code = code_runs.of_code(tx.connection, ids)
     if of_code:
         latest = code_runs.latest(tx.connection, of_code)
@@ -236,9 +236,9 @@ def redrive_tasks(tx: Transaction, runs: Runs, item: Request, limit: int) -> boo
 
 
 def enqueue_with_keys(tx: Transaction, items: list[Request]) -> set[int]:
-    """Create the tasks that running tasks want under a key nobody has; return the requests that must be made again.
+    """Create the tasks that running tasks enqueue under a free key; return the requests that must be made again.
 
-    Whoever wants one is told which task has the key. Runs are started as well.
+    A task that enqueues under a taken key gets the id of the task that has it. Runs are started as well.
     """
     first: dict[str, NewTask] = {}
     wanted: list[tuple[int, NewTask, str]] = []

@@ -65,7 +65,7 @@ log = get_logger("scheduler")
 _FAILED_PAUSE = 0.5
 """Seconds in which a part of a tick that failed is not tried again, unless something happens."""
 _SAYS_EVERY = 1.0
-"""Seconds between two times that people are told which parts do less."""
+"""Seconds between two log lines about parts that do less."""
 _REST = 0.005
 """Seconds after nudges that came to nothing, because no worker had room, in which a leader does not listen."""
 
@@ -294,7 +294,7 @@ class Term:
     def _transaction(
         self, cursor: Cursor, *, with_agenda: bool = False
     ) -> Iterator[tuple[Transaction, AgendaProbe | None]]:
-        """Open a transaction; whoever remembers something hears whether it stands."""
+        """Open a transaction; caches hear whether it commits."""
         budget, result = self._pace.budget(), TickResult()
         began: float | None = None
         try:

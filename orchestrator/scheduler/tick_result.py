@@ -143,7 +143,7 @@ class TickRuns(_Mergeable):
 
 
 class Capacity(_Mergeable):
-    """What came free, and who turned out not to be of use."""
+    """Capacity that became free, and workers that lack something."""
 
     landed: Counter[str] = msgspec.field(default_factory=Counter)
     """By queue, how many tasks are no longer in flight."""
@@ -171,17 +171,17 @@ class TickCode(_Mergeable):
     asked: list[tuple[bytes, Query]] = []
     """Runs, and what is asked of their code."""
     passed_on: list[bytes] = []
-    """Runs that have ended, and of which others are asked, or those who asked were told."""
+    """Ended runs whose queries were passed on or answered."""
     sent: dict[bytes, int] = {}
-    """Runs whose code is being asked, and in which attempt."""
+    """Runs with a query in flight, and its attempt."""
     reported: list[bytes] = []
-    """Runs whose code need not be asked again what it was sent."""
+    """Runs whose queries need not be sent again."""
     freed: tuple[frozenset[str], bytes] | None = None
     """For which workers stuck runs were freed, and up to which run; empty if all were."""
 
 
 class Outgoing(_Mergeable):
-    """What others are told after the commit."""
+    """Messages to publish after the commit."""
 
     claimed: list[Claimed] = []
     """Tasks to push."""
@@ -198,7 +198,7 @@ class Outgoing(_Mergeable):
     set_aside: list[Refused] = []
     """Events that could not be applied."""
     moved: list[Moved] = []
-    """Tasks that changed their state, turn tasks included, for people who watch."""
+    """Tasks that changed their state, turn tasks included, for live events."""
     runs: list[RunRow] = []
     """Runs that have begun or ended."""
     counted: list[bytes] = []
@@ -317,7 +317,7 @@ class TickResult(_Mergeable):
             result = results.get(task.id) if results else None
             error = errors.get(task.id) if errors else None
             inline = result if result is not None and len(result) <= inline_result else None
-            if is_turn_task:  # who waits for it waits for the run
+            if is_turn_task:  # clients wait for the run instead
                 self.runs.turn_task_ends.append(TurnTaskEnd(task.id, task.state, result, error, inline))
                 continue
             if task.run_id is not None:

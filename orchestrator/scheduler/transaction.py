@@ -41,13 +41,13 @@ class Transaction:
     is_watched: bool = False
     """Somebody listens to what moves."""
     rolled_back: Callable[[], None] = _nobody
-    """Tell everyone who remembers something that a part of it was undone."""
+    """Notify all caches of a rollback to a savepoint."""
     vault: Vault | None = None
     """What seals the values that are made here: the inputs of steps, the parameters of runs."""
     statement_limit: float = 0.0
     """Seconds after which Postgres ends a statement; 0 if it does not."""
     spans: LeaderSpans | None = None
-    """Who makes spans of runs, if anybody does."""
+    """Makes spans of runs, if they are exported."""
     result: TickResult = field(default_factory=TickResult)
     """What it has brought about; under a savepoint, what the part has that may be rolled back alone."""
 

@@ -47,7 +47,7 @@ class RunEnd(NamedTuple):
 
     @property
     def goes_on(self) -> bool:
-        """Whether another run goes on with what this one was told."""
+        """Whether another run continues with the events of this one."""
         return self.continuing is not None or self.is_reset
 
     @property

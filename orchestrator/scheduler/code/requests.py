@@ -31,7 +31,7 @@ from orchestrator.telemetry import get_logger
 log = get_logger("scheduler")
 
 _MOST_NAMES = 10
-"""Of promises that are open, for who names one that is not."""
+"""Open promises that an error names."""
 
 
 def signal(tx: Transaction, items: Sequence[Request]) -> None:
@@ -56,9 +56,9 @@ def signal(tx: Transaction, items: Sequence[Request]) -> None:
 
 
 def _keep_late(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalReceived]]) -> None:
-    """Keep signals in the histories of runs that ended before they came: who sent one was told that it is there.
+    """Keep signals in the histories of runs that ended before they came: the senders were told that they are accepted.
 
-    A run that is reset hears them, as all others that came after the event to which it is.
+    A reset of the run delivers them, like all signals that came after its event.
     """
     for_themselves = {run: [one for one in some if one.otherwise is None] for run, some in late.items()}
     events = {run: some for run, some in for_themselves.items() if some}
@@ -67,7 +67,7 @@ def _keep_late(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalRece
 
 
 def begin_with(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalReceived]]) -> None:
-    """Begin runs with signals that others have not been shown before their end, where those who sent them want that."""
+    """Begin runs with signals that an ended run was not shown, where the sender asked for that."""
     by_key: dict[str, list[tuple[RunWanted, history.SignalReceived]]] = defaultdict(list)
     for run, signals in late.items():
         for one in signals:
@@ -99,9 +99,9 @@ def pass_on_signals(tx: Transaction, signals: Sequence[tuple[bytes, history.Sign
 
 
 def _start_with(tx: Transaction, late: Mapping[str, Sequence[tuple[RunWanted, history.SignalReceived]]]) -> None:
-    """Give signals to the runs that have the chosen ids by now, or begin runs with them; leave word of where they went.
+    """Give signals to the open runs of the chosen ids, or begin runs with them; store which run got each.
 
-    Those who sent a signal find a run that begins with it under the id that they gave.
+    A sender finds the new run under the id that it gave.
     """
     holders = run_keys.holders(tx.connection, list(late))
     heard = append_facts(tx, {run: [signal for _, signal in late[key]] for key, run in holders.items()})
@@ -134,9 +134,9 @@ def _signal(item: Request) -> history.SignalReceived:
 
 
 def settle_promises(tx: Transaction, items: Sequence[Request]) -> None:
-    """Resolve or reject promises: of those of a name, the oldest; what comes before the first of a name is kept.
+    """Resolve or reject promises: of those of a name, the oldest. An answer before the first promise of a name is kept.
 
-    Whoever comes too late is told so; who comes too early, which promises the run does wait for.
+    A late answer gets an error; the reply to an early one lists the promises that the run waits for.
     """
     runs = list({item.target for item in items})
     open_promises: dict[tuple[bytes, str], list[bytes]] = defaultdict(list)
@@ -180,7 +180,7 @@ def _others(open_promises: Mapping[tuple[bytes, str], Sequence[bytes]], run: byt
 
 
 def meet_promises(tx: Transaction, created: Sequence[NewPromise]) -> None:
-    """Tell code what people have said of promises that it has just created."""
+    """Deliver kept answers to promises that code has just created."""
     waiting: dict[tuple[bytes, str], list[Kept]] = defaultdict(list)
     for kept in resolutions.of_runs(tx.connection, {promise.run for promise in created}):
         if kept.number:
@@ -200,10 +200,10 @@ def meet_promises(tx: Transaction, created: Sequence[NewPromise]) -> None:
 
 
 def give_up_promises(tx: Transaction, given_up: Sequence[tuple[bytes, bytes]]) -> None:
-    """Forget promises that code waits for no longer.
+    """Forget promises that code no longer waits for.
 
-    Somebody may have settled one that the code had given up, and been told that it is done: the leader did not know
-    yet. What was said then counts for the next promise of the name, as if it had come a moment later.
+    A promise may have been settled after the code gave it up and before the leader knew. That answer was accepted, so
+    it counts for the next promise of the name, as if it had come a moment later.
     """
     unheard = set(given_up).difference(expectations.forget_promises(tx.connection, given_up))
     if not unheard:
@@ -245,7 +245,7 @@ def update(tx: Transaction, items: Sequence[Request]) -> None:
     for item in items:
         request = _data(item.body["request"])
         facts[item.target].append(history.UpdateRequested(request, item.body["name"], _data(item.body["value"])))
-    append_facts(tx, facts)  # who asked a run that has ended meanwhile sees that it has
+    append_facts(tx, facts)  # a caller of a run that has ended meanwhile sees that it has
 
 
 def queries(items: Iterable[Request]) -> Iterator[tuple[bytes, Query]]:

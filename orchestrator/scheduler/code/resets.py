@@ -1,10 +1,10 @@
 """Reset runs of code: start runs that repeat others up to one of their events (`domain/code/resets.py`).
 
-All of it happens in the tick that takes the request: the old run ends if it is open, and the new one is there with its
-history, its promises, the chosen id, and the detached children of the old one. An open run goes on in its successor, as
-one does that continues as new, so that its parent, its senders and those who wait for its result find the new one; it
-has no other way to end, so the id is free. A run that had ended before stays as it is, and the id of the new one is
-derived from the request: whatever is applied twice, there is one new run.
+All of it happens in the tick that takes the request: the old run ends if it is open, and the new one gets its history,
+its promises, the chosen id, and the detached children of the old one. An open run goes on in its successor, like a run
+that continues as new, so its parent, senders and waiting clients follow the new one, and the chosen id is free. A run
+that had ended before stays as it is. The id of the new run is derived from the request, so a repeated request creates
+one run.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _not_found(run: bytes) -> TaskError:
 
 
 def _time_it_had(events: Sequence[Event]) -> float | None:
-    """Return the seconds after which a run was told that its time is up, if it was."""
+    """Return the timeout of a run that has timed out, in seconds."""
     for event in events:
         if event.what == history.RunCancelRequested(TIMED_OUT):
             return event.at - events[0].at

@@ -1,6 +1,6 @@
-"""Workflows as code: send activations out, and tell runs what happened. All runs of a tick at once.
+"""Workflows as code: send activations and deliver events to runs. All runs of a tick at once.
 
-`batches.py` applies what comes back, `ends.py` ends tasks and runs, `requests.py` is for outsiders.
+`batches.py` applies what comes back, `ends.py` ends tasks and runs, `requests.py` handles requests of clients.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Asked = Mapping[bytes, Mapping[bytes, Query]]
 
 
 class Queries:
-    """What the code of runs is asked, from when it stands in the inbox until the code has heard it.
+    """Queries of runs, from the inbox until the code has answered.
 
-    Only the leader knows of a query, and only in memory: who gets no answer asks again. A query that was sent is kept
-    until its turn is reported, and is sent again if nobody took that turn, because the worker had the code no longer in
-    memory for example. One whose worker died is not sent again: it may be what took the worker down.
+    Only the leader knows of a query, and only in memory: a client without an answer asks again. A query is kept until
+    its turn is reported, and is sent again if the turn did not run, for example because the worker had evicted the
+    code. A query whose worker died is not sent again: it may have caused the crash.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ _PAUSE = 1.0
 
 
 class CodeRuns(RunKind):
-    """What the leader remembers of runs of code between two ticks: queries on their way, and who was there."""
+    """What the leader remembers of runs of code between two ticks: pending queries, and the workers it has seen."""
 
     name = "code"
     ends_itself = True
@@ -131,15 +131,15 @@ class CodeRuns(RunKind):
         """Up to which run the stuck ones have been freed; nothing where all have."""
 
     def committed(self, tick: TickResult) -> None:
-        """Keep what was asked until the code has heard it, and who was there when stuck runs were freed."""
+        """Keep queries until the code has answered, and the workers for which stuck runs were freed."""
         self.paging.committed(tick)
         self.queries.committed(tick)
         self._members, self._freeing = tick.code.freed or (self._members, self._freeing)
 
     def ask(self, tx: Transaction, queries: Iterable[tuple[bytes, Query]]) -> None:
-        """Have queries answered by the code of runs, in a turn for which it is woken, or that follows the present one.
+        """Have queries answered by the code of runs, in a turn of its own or in the one that follows the present turn.
 
-        One may be lost with a worker or a leader; who gets no answer asks again.
+        A query may be lost with a worker or a leader; a client without an answer asks again.
         """
         asked = list(queries)
         free = stuck.wake(tx.connection, [run for run, _ in asked])
@@ -158,7 +158,7 @@ class CodeRuns(RunKind):
             stuck.wake(tx.connection, late)
 
     def ended(self, tx: Transaction, rows: Sequence[RunRow]) -> None:
-        """Pass queries that no code has heard to the runs in which others go on; those who asked others are told."""
+        """Pass unanswered queries to the runs that continue ended ones; answer the others with an error."""
         asked = self.queries.waiting(tx.result)
         successors = {row.id: successor_id(row.id) if row.reason == CONTINUED else row.id for row in rows}
         self.queries.forget(tx.result, list(successors))
@@ -306,7 +306,7 @@ def _too_long(size: int) -> Violation:
 def append_facts(
     tx: Transaction, facts: Mapping[bytes, Sequence[Fact]], deltas: Mapping[bytes, Delta] | None = None
 ) -> set[bytes]:
-    """Tell runs what happened, and change the counters of those that are open to hear it; return these."""
+    """Deliver events to runs, and change the counters of those that are open; return these."""
     return set(histories.append(tx.connection, facts, tx.now, deltas=deltas)) if facts else set()
 
 
@@ -316,9 +316,9 @@ def ask_to_cancel(tx: Transaction, ids: Iterable[bytes], reason: str) -> None:
 
 
 def fire_timers(tx: Transaction, backlog: Backlog, late: Iterable[bytes], limit: int) -> dict[bytes, list[Fact]]:
-    """Tell runs of a slice of the timers that are due, and the late of them that their own time is up.
+    """Deliver a slice of the due timers to runs, and the timeouts of late runs.
 
-    Return what those of them are to be told that have no code.
+    Return the events of those that have no code.
     """
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     for run, timer in expectations.fire_timers(tx.connection, tx.now, limit):
@@ -336,7 +336,7 @@ def fire_timers(tx: Transaction, backlog: Backlog, late: Iterable[bytes], limit:
 
 
 def reply(tx: Transaction, answers: Sequence[Answered]) -> None:
-    """Answer requests, durably, and tell whoever waits."""
+    """Store the answers to requests, and notify the waiting clients."""
     if answers:
         expectations.answer(tx.connection, answers, tx.now)
         for answer in answers:

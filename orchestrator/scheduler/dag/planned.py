@@ -68,10 +68,10 @@ _A_WHILE = 10 * _EXPENSIVE
 class Evaluating:
     """Evaluates one kind of expressions of many steps, as far as there is time.
 
-    The cost of an expression is known only when it has been evaluated, and how long that takes depends on who else uses
-    the machine. So the leader looks at its clock before each. When the time of the tick is over, cheap expressions go
-    on for a little while, so that nobody waits for the expressions of others; of those that were expensive before, one
-    is evaluated for the runs whose turn it is, and the rest waits.
+    The cost of an expression is known only after its evaluation, and depends on the load of the machine. So the leader
+    looks at its clock before each. When the time of the tick is over, cheap expressions continue for a little while, so
+    that they do not wait for expensive ones; of those that were expensive before, one is evaluated for the runs whose
+    turn it is, and the rest waits.
     """
 
     def __init__(self, budget: TickBudget, kind: str) -> None:

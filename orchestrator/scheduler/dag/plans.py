@@ -99,9 +99,9 @@ class Dags(PlannedRuns[DagRun]):
         return Advanced({run.id: self._save(run, is_expanding=run.id in going_on) for run in runs})
 
     def _retry(self, tx: Transaction, run: DagRun) -> bool:
-        """Retry a run, unless that takes longer; then it goes on when its turn comes, and nothing starts until then.
+        """Retry a run. If that takes long, it continues when its turn comes, and nothing starts until then.
 
-        A retry looks at what the tasks of the run came to, so the plan is told first what happened to them meanwhile.
+        A retry looks at the results of the tasks, so the plan first gets the pending changes of the run.
         """
         is_late = bool(self._backlog.waiting(tx, [run.id]))
         if not is_late and retry_plan(tx, run.id, run.plan, 10 * self._slice):
@@ -110,10 +110,10 @@ class Dags(PlannedRuns[DagRun]):
         return False
 
     def sizes(self, versions: Mapping[bytes, Version]) -> Callable[[bytes], int]:
-        """Return how to tell, at any later time, how many steps runs of these versions have; of others it says 0.
+        """Return a function that counts the steps of runs of these versions; of others it returns 0.
 
-        A run of a definition that has not been worked out until then has more steps than any. Large parameters count
-        as so many steps, which take as long.
+        A definition that is not planned yet counts as the largest. Large parameters count as additional steps, because
+        they take as long.
         """
 
         def size(run: bytes) -> int:
@@ -154,7 +154,7 @@ class Dags(PlannedRuns[DagRun]):
             plan = Plan(compiled.graph, state)
             if row.cancelling:
                 plan.halt()
-            if row.expanding:  # whatever the run is told first, it has more to start than that
+            if row.expanding:  # whatever the run hears first, it has more to start than that
                 plan.resume()
             run = DagRun(row.id, compiled, row.params, info, plan, row.depth, row.root, row.params_size)
             found[row.id] = self._runs.put(row.id, run, _RUN_WEIGHT + len(compiled.graph.steps))
@@ -238,7 +238,7 @@ class Dags(PlannedRuns[DagRun]):
 
 
 def _apply_to_plan(run: DagRun, changes: RunChanges) -> None:
-    """Tell a plan what happened."""
+    """Notify a plan of changes."""
     plan, index = run.plan, run.compiled.graph.index
     if changes.begun:
         plan.begin()

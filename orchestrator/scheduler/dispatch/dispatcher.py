@@ -47,11 +47,10 @@ _FRONT_PAUSE = 5.0
 class Claims(CommitHooks):
     """Claims ready tasks from the front of each queue, or from behind the last one that was claimed.
 
-    Every claim leaves dead entries at the front of the index. While somebody keeps a transaction open, vacuum cannot
-    remove them, and a claim from the front wades through all of them, tick after tick. Where that has become slow, the
-    leader goes on behind the position that its last claim has left, and looks from the front for a sixth of its time at
-    most. Until then it does not see what became ready out of order: a task that came back, or whose transaction
-    committed late.
+    Every claim leaves dead entries at the front of the index. While a long transaction is open, vacuum cannot remove
+    them, and every claim from the front reads all of them. Where that has become slow, the leader claims from behind
+    the position of its last claim, and looks from the front for at most a sixth of its time. Until then it does not see
+    tasks that became ready out of order: a task that came back, or whose transaction committed late.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -112,7 +111,7 @@ _queue, _kind, _options = attrgetter("queue"), attrgetter("queue", "name"), attr
 
 
 class LastClaim(NamedTuple):
-    """What the last claim tells about the next."""
+    """What the last claim says about the next."""
 
     had_room: bool = False
     """It could have handed something out, had there been anything."""
@@ -356,5 +355,5 @@ def _split(found: list[Claimed]) -> tuple[list[Claimed], list[Claimed]]:
 
 
 def _wants_store(task: Claimed) -> bool:
-    """Say whether a task has arguments that are stored elsewhere; what is sealed does not tell."""
+    """Say whether a task has arguments in the payload store; of sealed arguments this is unknown."""
     return len(task.payload) >= SHORTEST and MARK in task.payload and not task.is_turn_task

@@ -26,7 +26,7 @@ _SHORTEST = 0.01
 _MEASURED = 0.02
 """Seconds over which it is measured, at least, how fast a queue drains."""
 _MOST_DATA = 16_000_000
-"""Bytes of payload that are claimed of a queue at once, as far as the last claims tell."""
+"""Bytes of payload that are claimed of a queue at once, estimated from the last claims."""
 _LARGE = 10_000
 """Bytes of payload from which on it matters how many tasks are claimed."""
 
@@ -128,7 +128,7 @@ class Windows:
                 continue
             bucket, buckets = queue_bucket(limits.name), self._lanes.buckets
             if buckets.is_unheard(bucket, limits.rate, _AHEAD):
-                continue  # until a report tells of one
+                continue  # until a report has one
             if not buckets.admits(bucket, limits.rate, moment, _AHEAD):
                 times.append(buckets.next_admission(bucket, limits.rate, moment) - moment)
         return max(_SHORTEST, min(times, default=math.inf)) if min(times, default=1.0) > 0 else 0.0

@@ -1,1 +1,1 @@
-"""The fleet: who lives, who knows what, what was lost."""
+"""The fleet: which workers live, what they know, what was lost."""

@@ -33,7 +33,7 @@ def pause_after(took: float) -> float:
 
 @dataclass
 class FleetCheck:
-    """Finds out what Redis has lost, who lives, and which tasks seem to be nowhere."""
+    """Finds what Redis has lost, which workers live, and which tasks seem to be nowhere."""
 
     streams: LeaderStreams
     leadership: Leadership

@@ -1,8 +1,8 @@
-"""Who watches which execution, and who has room for more.
+"""Which worker watches which execution, and which have room for more.
 
-Executions need none of the slots that tasks run in. Each is sent to one worker, which has so many places for them, into
-its own stream. One that goes on where only workers of its machine can see it goes to one of those; where none of them
-lives, it waits for a while, since a worker that is started again there would find it.
+Executions need no slots of tasks. Each is sent to one worker, into its own stream, up to the worker's limit. An
+execution that only workers of its machine can watch goes to one of those; if none of them lives, it waits for a while,
+because a restarted worker would find it.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ has had. It is random, for the same backup may be restored twice."""
 
 
 class Generations:
-    """One term's account of the generation: how far its events are applied, and how far workers were told so.
+    """The generation of this term: how far its events are applied, and how far that is confirmed to workers.
 
     `apply` commits what a read brought, with the cursor behind it, and returns what ended.
     """
@@ -67,7 +67,7 @@ class Generations:
         same = state.generation == cursor.generation and state.server == cursor.server
         if same and not self._has_lost_commits and state.usable and state.reached(self.confirmed):
             if cursor.position != "0-0" and state.applied != Applied(cursor.generation, cursor.position):
-                # Nobody was told: a crash or an outage came between the commit and the confirmation.
+                # Workers have no confirmation: a crash or an outage came between the commit and it.
                 self._streams.publish(cursor.generation, self._leadership.term, {}, cursor.position)
                 self.confirmed = cursor.position
             self._remove_old_streams()
@@ -135,7 +135,7 @@ class Generations:
         self._remove_old_streams()
 
     def _remove_old_streams(self) -> None:
-        """Remove what earlier generations left, once: whoever began this one may not have come to it."""
+        """Remove what earlier generations left, once: the leader that began this one may not have done it."""
         if not self._tidy:
             self._streams.terms.remove_older(self.cursor.generation, later=self.is_rewound)
             self._tidy = True

@@ -1,10 +1,10 @@
-"""The fleet as the leader sees it: who lives, what they can run, and what they hold.
+"""The fleet as the leader sees it: which workers live, what they can run, and what they hold.
 
-Silence is counted fairly. The clock of a worker's silence runs only between two successful looks, and a look
-begins with a write of the leader's own: while Redis is away or refuses writes, nobody can beat, and nobody is
-blamed. A leader that has just taken over, or seen Redis lose its data, gives everyone a full TTL to be heard.
+A worker's silence counts only between two successful looks, and a look begins with a write of the leader's own: while
+Redis is away or refuses writes, no heartbeat can arrive, and no worker is blamed. A leader that has just taken over, or
+seen Redis lose its data, gives every worker a full TTL.
 
-Heartbeats are numbered. One that stands there and does not change is silence, whatever Redis's clock says of its age.
+Heartbeats are numbered. A heartbeat that does not change is silence, whatever its age by Redis's clock.
 """
 
 from __future__ import annotations

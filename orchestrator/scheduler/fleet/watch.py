@@ -186,7 +186,7 @@ class FleetWatch(CommitHooks):
                 self._order(beat.worker, stop=stop)
 
     def _order_drains(self) -> None:
-        """Tell workers to end that somebody wants to, until their heartbeats say that they do."""
+        """Order workers to drain, until their heartbeats say that they do."""
         if not self.drains:
             return
         for beat in self._fleet.beats.values():
@@ -194,7 +194,7 @@ class FleetWatch(CommitHooks):
                 self._order(beat.worker, end=True)
 
     def _order(self, worker: str, **changes: Any) -> None:
-        """Add to what a worker is told next."""
+        """Add to the next orders of a worker."""
         self._orders[worker] = msgspec.structs.replace(self._orders.get(worker, Order()), **changes)
 
     def _row(self, beat: Heartbeat) -> WorkerRow:

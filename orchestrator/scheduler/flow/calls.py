@@ -117,7 +117,7 @@ def _options(call: Call, registered: Registered) -> TaskOptions:
 
 
 def _executor(kind: str, name: str, call: Call) -> ExecutorCall:
-    """Return who does a task that is no function of the application."""
+    """Return the executor of a task that is no function of the application."""
     node, given = call.node, dict(call.exec.options)
     if kind == Http.executor:
         own = {"weighted_by_load": node.weighted_by_load or given.get("weighted_by_load", True)}

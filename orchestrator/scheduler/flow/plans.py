@@ -133,7 +133,7 @@ class Flows(PlannedRuns[FlowRun]):
         store.forget(tx.connection, [row.id for row in rows], is_gathered=tx.gathers(len(rows)))
 
     def _keep_signals(self, tx: Transaction, known: Known, run: FlowRun, changes: Sequence[RunChanges]) -> Saved:
-        """Keep signals for a run that is over: who sent them was told that they are there, and a retry finds them."""
+        """Keep signals for a run that is over: the senders were told that they are accepted, and a retry finds them."""
         state = _read(run)
         planner = _planner(tx, known, run, state)
         for event in _events(changes):

@@ -309,7 +309,7 @@ class Runs:
     ) -> None:
         """Notify parents, lanes, waiting clients and other workflows of ended runs; of the silent, not their parents.
 
-        A run that goes on in another has not ended for anyone but the clients, who follow it.
+        A run that goes on in another has ended only for clients, which follow it.
         """
         if not ended:
             return
@@ -352,7 +352,7 @@ def _beginning(row: RunRow) -> RunChanges:
 
 
 def _announced(run: RunRow, turn_task: TurnTaskEnd | None) -> Ended:
-    """Return what clients hear. A success without a result tells them to look, and they find where a run goes on."""
+    """Return the end that clients hear. A success without a result makes them look where a run goes on."""
     if run.goes_on:
         return Ended(run.id, RunState.SUCCESS)
     return Ended(

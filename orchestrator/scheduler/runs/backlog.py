@@ -67,7 +67,7 @@ class Backlog(CommitHooks):
         self._has_older = True
 
     def _forget(self) -> None:
-        """Ask Postgres again who waits."""
+        """Read the waiting runs from Postgres again."""
         self._waiting = None
         self._are_many = False
 
@@ -189,7 +189,7 @@ class Backlog(CommitHooks):
 
 
 def in_line(pending: Sequence[Pending]) -> list[Pending]:
-    """Return runs in the same order, but for those of one lane: whoever came first has the first of their places."""
+    """Return runs in the same order, but those of one lane by age: the oldest gets the first position of the lane."""
     lanes: dict[str, list[Pending]] = defaultdict(list)
     for run in pending:
         if run.lane is not None:

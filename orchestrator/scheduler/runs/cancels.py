@@ -38,7 +38,7 @@ class Cancels:
         self.runs.forget(cancels.mark(tx.connection, ids, code=code))
 
     def time_out(self, tx: Transaction, limit: int, grace: float) -> list[bytes]:
-        """Cancel runs that have taken too long; return those whose code is to be told before."""
+        """Cancel runs that have timed out; return those whose code must be notified first."""
         late = cancels.time_out(tx.connection, tx.now, limit, grace)
         self.runs.forget([run.id for run in late])
         return [run.id for run in late if run.is_told]
@@ -108,7 +108,7 @@ class Cancels:
         rows = runs.count(tx.connection, counted)
         self._end_as_cancelled(tx, over, hooks=False)
         for row in rows:
-            if row.reason == TIMED_OUT:  # it can be retried: then its plan is told after all, and counts by itself
+            if row.reason == TIMED_OUT:  # it can be retried: then its plan is notified after all, and counts by itself
                 counted[row.id].update(cancelled=row.open, opened=-row.open)
                 end = RunChanges({name: -number for name, number in counted[row.id].items()}, stopped=True)
                 self.backlog.add(tx, [(row.id, one) for one in [*pending_changes.get(row.id, ()), end]], is_over=True)

@@ -1,8 +1,8 @@
-"""Who waits for an event, in which order they are asked, and how many of them in one tick.
+"""The workflows that wait for an event, in which order their filters are evaluated, and how many in one tick.
 
-Whether a workflow starts by an event is for its filter to say, and one of thousands that wait for the same event may
-have an expensive one. So they are asked in an order, those without a filter first, as far as a tick has time; how far
-it has come stays with the event, and the next tick goes on from there.
+A filter decides whether an event starts a workflow, and one of thousands of filters may be expensive. So they are
+evaluated in an order, workflows without a filter first, as far as a tick has time; the position is stored with the
+event, and the next tick continues from there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from orchestrator.domain.dag.scope import ENOUGH_WORK
 from orchestrator.scheduler.budget import TickBudget
 
 _MOST_WORK = 2 * ENOUGH_WORK
-"""After expressions that cost so much together, whoever else listens is asked in the next tick."""
+"""After filters that cost this much together, the remaining ones are evaluated in the next tick."""
 
 Position = tuple[bool, str, int]
 """A place in the order of listeners: whether it has a filter, its workflow, and which of the triggers of that it is."""
@@ -52,7 +52,7 @@ class Listener(NamedTuple):
         return self.trigger.filter is not None, self.workflow, self.place
 
     def name(self, event: Posted) -> bytes:
-        """Return for whom the time is taken in which it is asked about an event."""
+        """Return the run or event whose time is used while filters are evaluated."""
         return b"listener %b %d %b" % (event.id, self.place, self.workflow.encode())
 
     def is_for(self, event: Posted) -> bool:
@@ -84,9 +84,9 @@ class Listeners:
     def in_turn(
         self, budget: TickBudget, posted: Sequence[Posted], left: dict[int, Position | None]
     ) -> Iterator[tuple[Posted, Listener]]:
-        """Yield who is to be asked about what, as long as there is time; the first is asked however little there is.
+        """Yield workflows and events to evaluate, as long as there is time; the first one in any case.
 
-        In `left` stand the places of events about which not all have been asked, and who was asked last.
+        `left` holds events for which some workflows are left, and the last workflow that was evaluated.
         """
         for place, event in enumerate(posted):
             last = event.after

@@ -113,7 +113,7 @@ class Triggers:
         return unfinished
 
     def _fire(self, tx: Transaction, items: Sequence[Request], posted: Sequence[Posted]) -> set[int]:
-        """Ask those who listen, as far as there is time; return the requests about which not all have been asked."""
+        """Evaluate the filters of listening workflows, as far as there is time; return the requests with some left."""
         left: dict[int, Position | None] = {}
         turn = self._listeners.in_turn(tx.budget, posted, left)
         if tx.is_bisecting:
@@ -142,7 +142,7 @@ class Triggers:
         create_runs(tx, self._within_limits(tx, started))
 
     def _start(self, tx: Transaction, listener: Listener, event: Posted) -> NewRun | None:
-        """Return the run that an event starts. Whatever is wrong with it is not the fault of who ended or posted."""
+        """Return the run that an event starts. Its errors do not fail the run or client that the event comes from."""
         names, depth = _names(event), event.depth + 1
         try:
             if not _lets_through(listener, event, names):
@@ -217,7 +217,7 @@ def _leave_out(_: Transaction, pair: tuple[Posted, Listener], error: Exception) 
 
 
 def _after(item: Request) -> Position | None:
-    """Return who was asked last about the event of a request."""
+    """Return the last workflow that was evaluated for the event of a request."""
     after = item.body.get("after")
     return None if after is None else (after[0], after[1], after[2])
 

@@ -26,7 +26,7 @@ _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 
 
 def create_enqueued(tx: Transaction, children: Sequence[NewTask]) -> None:
-    """Create what running tasks enqueue. Whoever needs a key may have to wait for it, and does so in the inbox."""
+    """Create what running tasks enqueue. A task that needs a taken key waits for it in the inbox."""
     with_keys = [child for child in children if child.unique is not None]
     if with_keys:
         unique.defer(tx.connection, with_keys)
@@ -79,12 +79,12 @@ def cancel_tasks(tx: Transaction, ids: list[bytes]) -> None:
 
 _NO_ARGUMENTS = msgspec.msgpack.encode(([], {}))
 _SURE_AFTER = 15.0
-"""Seconds after which it is made sure that cancelled work has ended: whoever watched it may have died."""
+"""Seconds after which a task makes sure that cancelled work has ended: its watcher may have died."""
 _END_OPTIONS = TaskOptions(retry=RetryPolicy(max=20), timeout=600.0, store_result=False)
 
 
 def _endings_of(executions: Sequence[details.Execution]) -> list[NewTask]:
-    """Return the tasks that end executions of cancelled tasks. Who watches one ends it at once, if somebody does."""
+    """Return the tasks that end executions of cancelled tasks. A live watcher ends its execution at once."""
     created = []
     for task in executions:
         call, record = executor_of(task.options), decode_record(task.details)
@@ -110,7 +110,7 @@ def error_json(error: TaskError) -> str:
 
 
 def log_failed(tx: Transaction, errors: Mapping[bytes, TaskError]) -> None:
-    """Log that tasks failed without a worker who could tell of it: one line, however many there are."""
+    """Log that tasks failed without a worker that could report it: one line for all of them."""
     for task, error in errors.items():
         others = f", and {len(errors) - 1:,} others likewise" if len(errors) > 1 else ""
         whose = {"task_id": to_text(task), "task_name": results.name_of(tx.connection, task)}

@@ -229,7 +229,7 @@ def _decide(
             error, duration = report.error, max(0.0, report.duration)
             options = parse_options(policy.options)
             decision = after_failure(report, options.retry, policy.failures, random.random())
-        elif report.id in executions:  # whoever watched it has died; it goes on elsewhere, and nobody is to blame
+        elif report.id in executions:  # its watcher died; it goes on elsewhere, and no loss is charged
             outcome, error, duration = "lost", watcher_lost(report), None
             decision = RetryTask(delay=0.0)
         else:
@@ -323,7 +323,7 @@ _MOST_NAMED = 200
 
 
 def find_gone(tx: Transaction, tasks: Sequence[KnownTask]) -> Iterator[Refused]:
-    """Yield those of these tasks that Postgres does not know, by name and what they last did, as people are told."""
+    """Yield those of these tasks that Postgres does not know, by name and last state, for the quarantine."""
     known = unique.known(tx.connection, [task.id for task in tasks])
     gone: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for task in tasks:

@@ -63,7 +63,7 @@ def fail_unknown(tx: Transaction, fleet: Fleet, limit: int) -> None:
                 else TaskError("UnknownTask", _unknown(queue, name, known, is_turn=is_turn))
             )
     if errors:
-        # Code that has begun is not failed because nobody has it at the moment: its run waits for somebody who has.
+        # Code that has begun does not fail because no worker has it at the moment: its run waits for one.
         for run in stuck.mark_unknown(tx.connection, [(task, _stuck(error)) for task, error in errors.items()]):
             del errors[run]
         endings = [

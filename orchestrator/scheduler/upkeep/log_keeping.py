@@ -26,7 +26,7 @@ _MOST = 100
 _WAIT = 1.0
 """Seconds that a look waits for the first line."""
 _PAUSE = 0.1
-"""Seconds between two batches: whoever follows a log hardly notices, and Postgres has fewer of them."""
+"""Seconds between two batches: short enough to follow a log, long enough to spare Postgres."""
 _PUT_OFF = 1.0
 
 
