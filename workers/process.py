@@ -223,10 +223,10 @@ class WorkerProcess:
         """Take no more, and finish what runs, however long it takes."""
         self._receiver.close()
 
-    # -- what the parent is told
+    # -- messages to the parent
 
     def say_hello(self) -> None:
-        """Tell the parent that this process is ready, and what for."""
+        """Report to the parent that this process is ready, and what for."""
         spec, app, settings = self._spec, self._app, self._settings
         means = [*spec.means, *key_names(settings), *store_means(settings)]
         means += announcements(self._setup) if spec.executions else []

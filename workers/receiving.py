@@ -136,13 +136,13 @@ class Receiver:
                 return []
             fits = self._held.room // LARGEST_BUNDLE
             count = max(1, min(_MOST_MESSAGES, fits, int(room / self._bundle)))
-            is_last = self._pool.should_be_last  # who waits in Redis has what comes before this process looks
+            is_last = self._pool.should_be_last  # a read that waits in Redis has what comes before this process looks
             received = self._streams.take(generation, self._worker, self._queues, count, 0.0 if is_last else _WAIT)
             self._redis.worked()
             if is_last and not received:
                 self._closed.wait(_LAST_PAUSE)
             if not received and self._streams.generation() != generation:
-                self._joined = ""  # its streams may stay: who began the next need not have known of it
+                self._joined = ""  # its streams may stay: the leader of the next generation need not have known of it
             return received
         except StreamsGone:
             self._joined = ""

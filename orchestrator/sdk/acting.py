@@ -1,4 +1,4 @@
-"""Who acts, as the audit log has it: whoever the HTTP API serves at the moment, else the user of this process."""
+"""The actor in the audit log: the caller that the HTTP API serves at the moment, else the user of this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Actor(NamedTuple):
-    """Somebody who does something."""
+    """The actor of an action."""
 
     who: str
     origin: str
@@ -19,14 +19,14 @@ class Actor(NamedTuple):
 
 
 served: ContextVar[Actor | None] = ContextVar("orchestrator_served", default=None)
-"""For whom this is done; None where the process acts for itself."""
+"""The actor for whom this is done; None where the process acts for itself."""
 
 may_operate: ContextVar[bool] = ContextVar("orchestrator_may_operate", default=True)
-"""Whether whoever this is done for may act upon what is under way, and not only start things."""
+"""Whether the actor may act on open work, and not only start new work."""
 
 
 def current(called: str) -> Actor:
-    """Return who acts; a process may be `called` something by its settings."""
+    """Return the actor; the settings may give the process a name."""
     actor = served.get()
     if actor is not None:
         return actor
@@ -36,7 +36,7 @@ def current(called: str) -> Actor:
 
 @cache
 def _user() -> str:
-    """Return the user of this process, who may have a number only."""
+    """Return the user of this process; perhaps only its number."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -79,7 +79,7 @@ class Client:
         return self._backend
 
     async def opened(self) -> Calls:
-        """Return the same on an event loop, which goes on while the store is loaded; who waits keeps its place."""
+        """Return the same on an event loop, which goes on while the store is loaded; waiting calls keep their order."""
         if self._backend is None:
             loop, opening = asyncio.get_running_loop(), self._opening
             if opening is None or opening.done() or opening.get_loop() is not loop:

@@ -32,7 +32,7 @@ class Modules:
         self._are_loaded = False
 
     def load(self) -> None:
-        """Import them all, or say which cannot be and why. Whoever comes a second time finds it done."""
+        """Import them all, once, or say which cannot be imported and why."""
         if self._are_loaded:
             return
         for name in self._include:

@@ -55,13 +55,13 @@ INSERT /* audit.add */ INTO orchestrator.audit (who, origin, act, kind, target, 
 VALUES (%(who)s, %(origin)s, %(act)s, %(kind)s, %(target)s, %(detail)s::jsonb)
 """)
 _LONGEST = 300
-"""Characters of one field: some are what strangers have sent."""
+"""Characters of one field: some come from outside."""
 
 
 def add(
     connection: Connection, *, who: str, origin: str, act: str, kind: str, target: str, detail: Mapping[str, Any]
 ) -> None:
-    """Write a line; the connection is in the transaction of what it tells."""
+    """Write a line, in the transaction of the action."""
     texts = {"who": who, "origin": origin, "act": act, "kind": kind, "target": target}
     cut = {name: masked(text.replace("\0", ""))[:_LONGEST] for name, text in texts.items()}
     _ADD(connection, cut, detail=stored_json(dict(detail)))

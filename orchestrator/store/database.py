@@ -38,7 +38,7 @@ _FORBIDDEN = "42501"
 _READ_ONLY = "25006"
 _REFUSED_TO_ALL = frozenset({_READ_ONLY, "25P03", "25P04", _FORBIDDEN})
 """SQLSTATEs of an outage that the driver gives another class: Postgres is read-only, it has ended a transaction that
-took too long, or the role lacks a privilege. They are no single statement's fault, and whoever mends them mends all."""
+took too long, or the role lacks a privilege. They are no fault of the statement."""
 _MISSING = frozenset({"42P01", "3F000", "42P10"})
 """SQLSTATEs of a table, a schema or a unique index that does not exist: a dump brings the rows before the indexes."""
 _LIMIT_EXCEEDED = "54"
@@ -47,8 +47,8 @@ _MISTAKE = re.compile(
     r"authentication failed|no password supplied|(?:role|database) \".*\" does not exist|no pg_hba\.conf entry"
     r"|is not permitted to log in|permission denied|does not support SSL|certificate verify failed"
 )
-"""What Postgres or its driver says of a user, a password, a right, a database or a certificate that will not do. It
-tells no code of a connection that it could not open; in another language than English, such an error is an outage."""
+"""What Postgres or its driver says of a wrong user, password, right, database or certificate. A connection that could
+not be opened has no code; in another language than English, such an error is an outage."""
 _NOTICE_SILENCE = {
     "keepalives_idle": 5,
     "keepalives_interval": 2,
@@ -358,7 +358,7 @@ def default_schema(url: str) -> tuple[str, str | None]:
 def upgrade(url: str, revision: str = "head", *, namespace: str = DEFAULT_NAMESPACE) -> str | None:
     """Bring a namespace to the newest revision, alone: a second upgrade waits for the first.
 
-    A schema that is newer already stays as it is. If it supports this release, that is returned, to be told.
+    A newer schema stays as it is. If it supports this release, a message says so, which is returned.
     """
     from alembic import command
     from alembic.config import Config

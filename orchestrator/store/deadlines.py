@@ -1,10 +1,9 @@
 """A limit for each statement of a client, also where Postgres hangs and nothing on the network says so.
 
 A server that was stopped, or that waits for its disk, acknowledges what it is sent and never answers. The driver waits
-for it without an end, and cannot be told otherwise. So a thread looks now and then whether a statement has taken too
-long, and closes the connection under it, which the driver takes for what it is: a connection that broke. Where the
-call that it is part of ends sooner (`time_limits.py`), so does the statement. If nobody waits for the call any more,
-Postgres is told to cancel the statement.
+for it without an end. So a thread looks now and then whether a statement has taken too long, and closes the connection
+under it, which the driver sees as a broken connection. Where the call that it is part of ends sooner
+(`time_limits.py`), so does the statement. If nobody waits for the call any more, Postgres cancels the statement.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class NoAnswer(Exception):
 
 
 class Deadlines:
-    """Watches the statements of one process. Whoever takes longer than `late` seconds is told of, again and again."""
+    """Watches the statements of one process, and logs those that take longer than `late` seconds, again and again."""
 
     def __init__(self, seconds: float, *, late: float | None = None) -> None:
         self.seconds = seconds
@@ -50,7 +49,7 @@ class Deadlines:
         self._open: dict[int, tuple[float, float, Any, TimeLimit | None]] = {}
         """When statements began, when they are given up, on which connection of the driver's, and for which call."""
         self._cancelling: dict[int, threading.Event] = {}
-        """Statements that Postgres is told to cancel; set once it knows."""
+        """Statements to cancel in Postgres; set once it knows."""
         self._cutting = threading.Lock()
         self._starting = threading.RLock()
         self._is_watching = False
@@ -104,7 +103,7 @@ class Deadlines:
         """Look until there has been nothing to watch for as long as a statement may take."""
         busy_at = time.monotonic()
         while not self._is_closed:
-            now, self._next_look = time.monotonic(), math.inf  # who begins while this thread looks has it look again
+            now, self._next_look = time.monotonic(), math.inf  # statements that begin during a look have it look again
             busy_at = now if self._open else busy_at
             if now - busy_at > self._late + self._look_every:
                 break

@@ -1,9 +1,9 @@
-"""Connections for those who have no time to wait until the driver gives up.
+"""Connections for calls that cannot wait until the driver gives up.
 
-The driver cannot be told to hurry: while it connects to a server that hangs, nothing ends it but its own limit, which
-is one for all and counts in whole seconds. So where the call has a limit (`time_limits.py`), a thread connects, and
-the caller waits for that no longer than it can. Whom the caller leaves behind, the next one who needs a connection
-takes over: there are never more attempts than there were callers at a time.
+While the driver connects to a server that hangs, nothing ends it but its own limit, which is the same for all and
+counts in whole seconds. So where the call has a limit (`time_limits.py`), a thread connects, and the caller waits no
+longer than it can. The next caller that needs a connection takes over an attempt that was left behind, so there are
+never more attempts than there were callers at a time.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Dialing:
         attempt.add_done_callback(self._ended)
 
     def _ended(self, attempt: Attempt) -> None:
-        """Keep what has come to a connection for the next who needs one; nobody but the first of them."""
+        """Keep a connection that nobody waits for any more for the next caller."""
         with self._lock:
             if attempt not in self._left:
                 return  # somebody waits for it again

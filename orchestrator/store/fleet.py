@@ -88,9 +88,9 @@ _ASK_DRAIN = Statement[None](
 
 
 def ask_drain(connection: Connection, parent: bytes) -> None:
-    """Want a worker to drain, by the life of its parent process, and have the leader tell it; needs a transaction.
+    """Request that a worker drains, by the id of its parent process; needs a transaction.
 
-    The row stands for itself: a leader that knows nothing of drains drops the request, and the next one finds the row.
+    The row is durable: a leader of a release without drains drops the request, and the next one finds the row.
     """
     _ASK_DRAIN(connection, parent=parent)
     inbox.add(connection, RequestKind.DRAIN, parent)

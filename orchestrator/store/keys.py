@@ -93,5 +93,5 @@ def has_any(connection: Connection) -> bool:
 
 
 def revoke(connection: Connection, id: str) -> bool:
-    """Let a key open nothing any more, and end the sessions of who has logged in with it; False if there is none."""
+    """Revoke a key, and end the sessions that were opened with it; False if there is none."""
     return bool(_REVOKE.count(connection, id=id))

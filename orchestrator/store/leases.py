@@ -55,8 +55,8 @@ def acquire(
 ) -> int | None:
     """Become leader if nobody else is; return the new term, or None.
 
-    With `idle_limit`, also in the place of one that has done nothing useful for so many seconds; and of one whose lease
-    still ends when `abandoned` says. Who takes its own lease again has not been useful by that.
+    With `idle_limit`, also in place of a leader that has done nothing useful for so many seconds, and of one whose
+    lease still ends when `abandoned` says. A leader that takes its own lease again has not been useful by that.
     """
     return _ACQUIRE.first(
         connection,
@@ -71,7 +71,7 @@ def acquire(
 
 
 class LeaseView(NamedTuple):
-    """The lease as somebody sees it who might want it."""
+    """The lease as a candidate sees it."""
 
     remaining: float = -math.inf
     """Seconds until it expires, unless it is renewed; below zero since it is free."""
@@ -122,7 +122,7 @@ def begin(
 ) -> tuple[datetime, AgendaProbe | None] | None:
     """Begin a transaction that holds the lease until it ends, and renew it if asked: one round trip.
 
-    Who renews it says what keeps it from its work, if anything does.
+    A renewal stores what keeps the leader from its work, if anything does.
     Return the time and, if asked to look, what waits; or None if deposed.
     """
     parameters: dict[str, Any] = {"shard": shard, "term": term}
@@ -167,9 +167,10 @@ SELECT /* leases.identity */ (SELECT system_identifier FROM pg_control_system())
 
 
 def identity(connection: Connection) -> str:
-    """Return a name for this life of the database: a standby that takes over, or a restore to a moment, begins another.
+    """Return a name of this timeline of the database: a promoted standby, or a restore to a point in time, begins
+    another.
 
-    Empty where the server does not tell; a copy of its files keeps its name.
+    Empty if the server does not say; a copy of its files keeps its name.
     """
     try:
         return _IDENTITY.one(connection)

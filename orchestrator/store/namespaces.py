@@ -54,7 +54,7 @@ def namespace_of(connection: Connection | Engine) -> str:
 
 
 def _exchange(namespace: str) -> Callable[..., tuple[str, Any]]:
-    """Return a listener of its own, so that whoever adds it twice can take one of them away."""
+    """Return a new listener, so that one that was added twice can be removed once."""
 
     def exchange(
         _connection: object, _cursor: object, statement: str, parameters: Any, _context: object, _many: bool

@@ -1,12 +1,12 @@
-"""Forgetting what ended long ago, a slice at a time.
+"""Deletes what ended long ago, a slice at a time.
 
-Tasks and runs are forgotten in the order in which they ended. Whoever does it remembers how far a walk has come, so
-that no slice looks again at what earlier slices have deleted or left. Every function is one or two short statements:
-no lock is held for long, and none is waited for.
+Tasks and runs are deleted in the order in which they ended. The caller remembers how far a walk has come, so that no
+slice looks again at what earlier slices have deleted or left. Every function is one or two short statements: no lock is
+held for long, and none is waited for.
 
-A run goes first and what belonged to it after that, so nobody ever sees a run that has lost some of its tasks. If that
-is interrupted, tasks and child runs without their run are left, and are forgotten like those that never had one. The
-history of a run of code goes before the run's turn task: where that is left without its run, the history may be, too.
+A run is deleted before its tasks, so a run never lacks some of its tasks. If that is interrupted, tasks and child runs
+without their run are left, and are deleted like those that never had one. The history of a run of code goes before the
+run's turn task, so a turn task without its run may have no history.
 """
 
 from __future__ import annotations

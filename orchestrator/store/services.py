@@ -57,5 +57,5 @@ def touch(connection: Connection, worker: str) -> None:
 
 
 def forget(connection: Connection) -> None:
-    """Forget those who have not been heard of for a week, some at a time."""
+    """Forget services that have been silent for a week, some at a time."""
     _FORGET.count(connection, most=MOST_FORGOTTEN)

@@ -1,4 +1,4 @@
-"""Who has logged in to the dashboard: a session is found by the hash of a ticket, and is as good as its key."""
+"""Sessions of the dashboard: a session is found by the hash of a ticket, and has the rights of its key."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class Prepared(Statement[R]):
         self._send(connection, self._encoded((), values), self._commit)
 
     def later(self, connection: Connection, /, *batches: Values, **values: Any) -> None:
-        """Run it with the next statement on the connection, in one round trip. What it returns, nobody is told.
+        """Run it with the next statement on the connection, in one round trip. Its result is dropped.
 
         If it fails, the next statement does, and the transaction with it.
         """

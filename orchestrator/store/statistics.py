@@ -18,5 +18,5 @@ SELECT /* statistics.misleading */ c.relname
 
 
 def misleading(connection: Connection) -> list[str]:
-    """Return tables that have ten times the rows that statistics tell of, or a tenth, and that the role may analyse."""
+    """Return tables with ten times the rows of their statistics, or a tenth, that the role may analyse."""
     return _MISLEADING(connection, schema=namespace_of(connection))

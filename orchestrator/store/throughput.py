@@ -154,7 +154,7 @@ def _lately(column: str) -> str:
 
 
 _HOUR_AGO = "date_trunc('minute', now()) - interval '59 minutes'"
-"""Where the last hour begins for everybody who counts it: sixty minutes, with the one under way."""
+"""The beginning of the last hour: sixty minutes, with the current one."""
 _ENDED = Statement[EndCounts](f"""
 WITH /* throughput.ended */ {_WRITTEN}, summed AS (
     SELECT {", ".join(f"sum({state}) AS {state}, {_lately(state)} AS {state}_lately" for state in ENDED_TASK_STATES)}

@@ -53,7 +53,7 @@ class LocalFolder:
             shutil.rmtree(self._path)
 
     def write(self, file: str, data: bytes) -> None:
-        """Write beside it, and move it there: whoever reads sees the old one or the new one."""
+        """Write beside it, and move it there: a reader sees the old one or the new one."""
         self._path.mkdir(parents=True, exist_ok=True)
         part = self._path / f".{file}.{uuid4().hex}"
         try:

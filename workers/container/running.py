@@ -1,4 +1,4 @@
-"""Runs one task to its end, and writes down how it goes, where whoever started it can look.
+"""Runs one task to its end, and writes its status where the executor can read it.
 
     status.json   running, since when, and a heartbeat every ten seconds; then success or failed
     output.json   the result; it is there before the status says success
@@ -30,7 +30,7 @@ from orchestrator.workers.container.folders import Folder
 log = get_logger("run-task")
 
 FAILED, TEMPORARY, UNUSABLE, TERMINATED = 1, 75, 78, 143
-"""Exit codes: it failed; a place cannot be reached; it never will; it was told to end."""
+"""Exit codes: it failed; an address cannot be reached; it never will; SIGTERM."""
 _HEARTBEAT = 10.0
 _TRIES = 5
 _PAUSE = 1.0
@@ -48,7 +48,7 @@ class Specification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Terminated(BaseException):
-    """Somebody has told this process to end."""
+    """This process received SIGTERM."""
 
 
 class Board:
@@ -123,7 +123,7 @@ def run(call: Callable[[], Any], board: Board) -> int:
     try:
         output = _output(call)
         if main:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is done is told
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end is written
         board.succeed(output)
     except BaseException as error:  # noqa: BLE001  # whatever ends the function is its end
         if main:

@@ -58,7 +58,7 @@ class Place(NamedTuple):
     is_secure: bool
     path: str
     tls: ssl.SSLContext | None = None
-    """How https is spoken: whom to believe, and who one is; as the system does it if nothing is said."""
+    """TLS: certificates to trust and the client's own; by default those of the system."""
     server_name: str = ""
     """The name that the server's certificate has, where it is not that of the address."""
 
@@ -180,7 +180,7 @@ async def opened(place: Place, request: Request, *, allowed: Destinations | None
     try:
         line = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LARGEST_HEAD)
         writer.write(_written(line, place, request))
-        # Nothing waits for all of it to be sent: whoever has its answer ready may have stopped reading.
+        # Nothing waits for all of it to be sent: a server that has its answer ready may have stopped reading.
         incoming = Incoming(place, line, reader)
         await incoming.begin()
         yield incoming

@@ -1,9 +1,9 @@
 """Tasks that services over HTTP do: `POST /exec/<service>` with `{input, params, request_id}`.
 
-The request is the execution: whoever watches it holds a connection on which the answer comes. A watcher that died, or
-was stopped, leaves a service that may still be at work; the next one asks the same service worker first, under the same
-`request_id`, by which it can recognise the repetition, join the work that is under way, and answer once more. One that
-does not may do the work twice, as may two workers where the first broke the connection within its work.
+The request is the execution: its watcher holds a connection on which the answer comes. A watcher that died, or was
+stopped, leaves a service that may still be at work; the next one asks the same service worker first, under the same
+`request_id`, by which the service can recognise the repetition, join the work under way, and answer once more. A
+service that does not may do the work twice, as may two workers where the first broke the connection within its work.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class HttpExecutor:
         self._largest = settings.max_payload + _WRAPPING
         self._key = next(iter(service_keys(settings.service_keys, settings.service_keys_file)), "")
         self._asked: dict[str, ServiceWorker] = {}
-        """Whom an execution was last given to."""
+        """The service worker that got an execution last."""
 
     async def submit(self, execution: Execution) -> str:
-        """Choose whom to ask, and return its address: the request itself is made by who watches."""
+        """Choose a service worker, and return its address; the watcher makes the request."""
         options = _options(execution)
         candidates = await self._candidates(execution, options)
         if not candidates:
@@ -83,9 +83,9 @@ class HttpExecutor:
                 await asyncio.sleep(max(options.attempt_delay, 0.1))
 
     async def cancel(self, execution: Execution, external_id: str) -> None:
-        """Tell who works on it that nobody wants it any more: `DELETE /exec/<service>/<request_id>`.
+        """Tell the service that the work is cancelled: `DELETE /exec/<service>/<request_id>`.
 
-        Not every service knows that; one that does not has had its connection closed.
+        A service that does not know this request has had its connection closed.
         """
         worker = self._asked.pop(execution.name, None)
         url = external_id if worker is None else worker.url
@@ -99,11 +99,11 @@ class HttpExecutor:
                 await ask(Place.of(url), request, largest=_WRAPPING, allowed=self._guard(options))
 
     async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
-        """Forget whom it was given to."""
+        """Forget the service worker of an execution."""
         self._asked.pop(execution.name, None)
 
     async def close(self) -> None:
-        """Forget who there is."""
+        """Forget all known services."""
         self._book.close()
 
     async def _request(
@@ -140,7 +140,8 @@ class HttpExecutor:
         return await self._book.candidates(service, by_load=options.weighted_by_load, anew=anew)
 
     def _guard(self, options: Http) -> Destinations | None:
-        """Return where this may go: who has registered is the operator's own, an address in a task is anybody's."""
+        """Return the addresses it may go to: registered services belong to the operator, an address in a task may be
+        anybody's."""
         return self._allowed if options.url else None
 
     def _headers(self, options: Http) -> list[tuple[str, str]]:

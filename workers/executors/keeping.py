@@ -56,7 +56,7 @@ async def begin(spool: Spool, options: Process, command: list[str], environment:
 
 
 async def keeper_of(spool: Spool) -> Keeper:
-    """Return who has made the file that says who keeps the command; it may be about to write into it."""
+    """Return the process that made the keeper's file; it may be about to write into it."""
     try:
         async with asyncio.timeout(_START):
             while (keeper := spool.keeper()) is None:
@@ -136,7 +136,7 @@ async def _readable(descriptor: int) -> None:
 
 
 def _spawn(spool: Spool, options: Process, command: list[str], environment: dict[str, str], told: int) -> int:
-    """Start a keeper, without a copy of this process; return its number. It closes what is `told` when it has begun."""
+    """Start a keeper, without a copy of this process; return its pid. It closes `told` when it has begun."""
     limits = (options.cpu, None if options.memory is None else max(1, options.memory // 1024), options.files)
     place = options.cwd or str(spool.folder / "work")
     arguments = [_SHELL, _KEEPER, str(spool.folder), place, *("-" if one is None else str(one) for one in limits)]

@@ -1,8 +1,8 @@
-"""What containers leave in the payload store: `orchestrator run-task` writes there how it goes, and its result.
+"""What containers leave in the payload store: `orchestrator run-task` writes its status and its result there.
 
-Each execution has a folder of its own, beside the objects that rows name, and the container is told its address. Only
-the operator says where that is: an address that a task gave could be anybody's. It is deleted when the end is in
-Postgres, and what is left all the same is collected (`payloads/collector.py`).
+Each execution has a folder of its own, beside the objects that rows name, and the container gets its address. Only the
+operator says where that is: an address in a task could be anybody's. It is deleted when the end is in Postgres, and
+leftovers are collected (`payloads/collector.py`).
 """
 
 from __future__ import annotations

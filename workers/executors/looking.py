@@ -1,4 +1,4 @@
-"""One look at intervals for all who wait, where the other side does not say by itself what became of something."""
+"""One poll at intervals for all watchers of a remote side that does not notify."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Looks(Generic[Seen]):
             future = self._wanted[name] = asyncio.get_running_loop().create_future()
         if self._going is None or self._going.done():
             self._going = asyncio.create_task(self._go())
-        found = await asyncio.shield(future)  # one who stops waiting does not end it for another
+        found = await asyncio.shield(future)  # one watcher that stops does not end it for another
         if isinstance(found, Exception):
             raise found
         return found
 
     async def close(self) -> None:
-        """Look no more; who waits yet is cancelled."""
+        """Poll no more; remaining watchers are cancelled."""
         for future in self._wanted.values():
             future.cancel()
         self._wanted.clear()

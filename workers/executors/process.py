@@ -1,9 +1,8 @@
 """Commands on the machine of the worker, which outlive the worker that started them.
 
 A small shell process (`keeper.sh`), in a session of its own, starts the command and writes down how it ended
-(`spool.py`). Whoever watches waits for the end of the keeper, and for what the command says, which the kernel tells
-(pidfd, inotify); a worker that is started after the first has died finds the keeper by its number and the time at which
-it started.
+(`spool.py`). A watcher waits for the end of the keeper, and for output of the command, by pidfd and inotify. A worker
+that starts after the first has died finds the keeper by its pid and start time.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ class ProcessExecutor:
             keeper.signal_group(signal.SIGKILL)
             await has_ended(keeper, KILLED)
         else:
-            keeper.signal_group(signal.SIGKILL)  # those whom the command has left behind
+            keeper.signal_group(signal.SIGKILL)  # processes that the command has left behind
 
     async def tell_rest(self, execution: Execution, external_id: str, watcher: Watcher) -> None:
         """Pass on what a command that was ended has said."""
@@ -213,7 +212,7 @@ class ProcessExecutor:
             watcher.log(f"at least {left_out:,} bytes of stderr were left out: they came too fast", level="warning")
 
     def _spool(self, execution: Execution, external_id: str = "") -> Spool:
-        """Return the folder of an execution: where whoever has started it says that it is, whatever TMPDIR is here."""
+        """Return the folder of an execution, as the worker that started it says, whatever TMPDIR is here."""
         _, _, folder = external_id.partition(" /")
         return Spool(root_of(f"/{folder}", execution.name, self._namespace) or self._root, execution.name)
 
@@ -281,7 +280,7 @@ def _leads_within(program: str, real: str, pattern: str) -> bool:
 
 
 def _keeper(external_id: str) -> Keeper | None:
-    """Return who kept a command, as whoever has started it says."""
+    """Return the keeper of a command, as the worker that started it says."""
     _, pid, started, *_ = [*external_id.split(" "), "", ""]
     return Keeper(int(pid), started) if pid.isdigit() and int(pid) else None
 

@@ -40,7 +40,7 @@ class Gone(Exception):
 
 
 class Watcher(Protocol):
-    """Who hears of an execution while it goes on."""
+    """Receives output and progress of an execution."""
 
     def log(self, line: str, *, level: str = "info") -> None:
         """Take what the work has written: a line, or several with newlines between them. Any thread may call it.
@@ -71,7 +71,7 @@ class Executor(Protocol):
         """
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
-        """Return how it ended, once it has; may be called by somebody who did not start it.
+        """Return how it ended, once it has; also called by a worker that did not start it.
 
         It may be cancelled at any time (asyncio), which ends the watching and not the work. Raises Unreachable while
         the other side is away, and Gone if the work is.
@@ -92,10 +92,10 @@ class Executor(Protocol):
 
 @runtime_checkable
 class Telling(Protocol):
-    """An executor that keeps what the work has said until somebody is told."""
+    """An executor that keeps output of the work until it is passed on."""
 
     async def tell_rest(self, execution: Execution, external_id: str, watcher: Watcher) -> None:
-        """Pass on what nobody was told: the work was cancelled, or its time was up, and it has ended."""
+        """Pass on the rest of the output: the work was cancelled or timed out, and has ended."""
 
 
 @runtime_checkable

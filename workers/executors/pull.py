@@ -34,7 +34,7 @@ from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable, Wa
 T = TypeVar("T")
 
 _LOOK_EVERY = 1.0
-"""Seconds between two looks at everything that is watched: who had it may have fallen silent."""
+"""Seconds between two looks at everything that is watched: a holder may have fallen silent."""
 _THREADS = 2
 
 
@@ -52,7 +52,8 @@ class PullExecutor:
         self._news = PullNotifications(self._redis, keys.pull_ends, one_by_one=False)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pull")
         self._waiting: dict[str, tuple[State | None, asyncio.Future[State], float]] = {}
-        """Who waits for something else than what they have seen, and until when the holder may be silent."""
+        """The watchers that wait for another state than the one they have seen, and until when the holder may be
+        silent."""
         self._fair_time = 0.0
         """Seconds in which holders could be heard: while looks take long, Redis does not answer heartbeats either."""
         self._urgent: set[str] = set()
@@ -60,7 +61,7 @@ class PullExecutor:
         self._looking: asyncio.Task[None] | None = None
 
     async def submit(self, execution: Execution) -> str:
-        """Offer the work under the execution's name, unless it has been, to those who ask once it is watched."""
+        """Offer the work under the execution's name, once, to programs that poll once it is watched."""
         await self._offer_work(execution)
         return execution.name
 
@@ -118,11 +119,11 @@ class PullExecutor:
                     seen = None
 
     async def cancel(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002  # it is the name
-        """Take it back; who has it learns that with the next heartbeat, and is not believed any more."""
+        """Take it back; its holder learns that from the next heartbeat, and its completion is refused."""
         await self._call(partial(self._pulls.cancel, execution.name))
 
     async def release(self, execution: Execution, external_id: str) -> None:  # noqa: ARG002
-        """Have it told to who completed it that its end is in Postgres."""
+        """Let the holder know that the end is in Postgres."""
         await self._call(partial(self._pulls.release, external_id))
 
     async def close(self) -> None:
@@ -161,7 +162,7 @@ class PullExecutor:
         try:
             await self._look_while_wanted()
         finally:
-            for _, future, _ in self._waiting.values():  # who waits is told of a defect, and does not wait for ever
+            for _, future, _ in self._waiting.values():  # watchers get the defect, and do not wait for ever
                 if not future.done():
                     future.set_exception(Unreachable("nobody looks any more"))
 

@@ -49,5 +49,5 @@ def _is_installed(plugin: ExecutorPlugin) -> bool:
 
 
 def _may_be_there(command: str, environ: Mapping[str, str]) -> bool:
-    """Say whether a program is on this machine; of a pattern, only trying tells."""
+    """Say whether a program is on this machine; a pattern must be tried."""
     return any(sign in command for sign in "*?[") or shutil.which(command, path=environ.get("PATH")) is not None

@@ -1,7 +1,7 @@
-"""The HTTP API of a cluster or a cloud: where it is, how it lets one in, and how long it is waited for.
+"""The HTTP API of a cluster or a cloud: its address, credentials and timeouts.
 
-There are a few requests for each execution, and one watch for all of them. What is the same for all who speak HTTP is
-in `asking.py`; here, whatever goes wrong on the way is Unreachable, and is tried again.
+There are a few requests for each execution, and one watch for all of them. `asking.py` has what all HTTP needs; here,
+every failure on the way is Unreachable, and is tried again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Api:
 
     url: str
     tls: ssl.SSLContext | None = None
-    """How https is spoken: whom to believe, and who one is; as the system does it if nothing is said."""
+    """TLS: certificates to trust and the client's own; by default those of the system."""
     server_name: str | None = None
     """The name that the server's certificate has, where it is not that of the address."""
     token: Token | None = None
@@ -107,7 +107,7 @@ class Api:
                     incoming = await stack.enter_async_context(opened(self._place, request))
                     refusal = None if incoming.head.status == 200 else await incoming.whole(self.largest)
                     if refusal is not None:
-                        self._may_ask_again(refusal, token)  # whoever reads lines comes again
+                        self._may_ask_again(refusal, token)  # a reader of lines comes again
             if refusal is None:
                 yield incoming.head, self._lines(incoming, silence)
             else:

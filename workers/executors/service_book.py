@@ -1,4 +1,4 @@
-"""What a worker knows of those who offer services over HTTP: the registry in Redis, looked at now and then."""
+"""The services over HTTP that a worker knows: the registry in Redis, read now and then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HURRIED = 0.5
 
 
 class ServiceBook:
-    """Knows whom to ask. One look serves all who want something within some seconds."""
+    """Knows the services. One read serves all executions within some seconds."""
 
     def __init__(self, settings: Settings) -> None:
         self._redis = connect(settings.require_redis())
@@ -34,7 +34,8 @@ class ServiceBook:
         """What was asked of each and is not answered yet."""
 
     async def candidates(self, service: str, *, by_load: bool, anew: bool = False) -> list[ServiceWorker]:
-        """Return who offers a service, in the order in which to ask; `anew` looks again where the last were away."""
+        """Return the workers of a service, in the order in which to ask; `anew` reads again where the last were
+        away."""
         async with self._looking:
             age = time.monotonic() - self._looked_at
             if age >= (_HURRIED if anew else self._every):
@@ -50,7 +51,7 @@ class ServiceBook:
             look = loop.run_in_executor(self._thread, services.list_live, self._redis, self._keys, self._ttl)
             self._found = await look
         except UNAVAILABLE:
-            return  # what was known is as good as anything; this worker's own troubles with Redis are told elsewhere
+            return  # the last known state is good enough; trouble with Redis is logged elsewhere
         self._looked_at = time.monotonic()
 
     def begin(self, worker: str) -> None:

@@ -1,11 +1,11 @@
-"""The folder of one execution of a command: what it is given, what it says, and how it ended.
+"""The folder of one execution of a command: its input, its output, and how it ended.
 
-    input, spec.json    what the command is given
-    stdout, stderr      what it says; `told` is how far stderr has been passed on, and `left_out` how much never will be
-    keeper              who keeps it: the line of /proc/PID/stat, with the time at which that process started
+    input, spec.json    the input of the command
+    stdout, stderr      its output; `told` is how far stderr has been passed on, and `left_out` how much was dropped
+    keeper              its keeper: the line of /proc/PID/stat, with the time at which that process started
     end                 the exit code, written by the keeper as the last thing that it does
 
-The keeper makes its file so that only one can: the command is started once, however many have tried.
+The keeper creates its file exclusively: the command is started once, however many have tried.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.workers.reporting.lines import as_it_stands
 
 _OLD = 86_400
-"""Seconds after which what nobody has cleared away is: whoever watched it died with the machine's other workers."""
+"""Seconds after which leftovers are deleted: their watcher died with the machine's other workers."""
 
 
 _GROUP_AND_SESSION = slice(2, 4)
@@ -73,13 +73,13 @@ class Spool:
         self.stdout = self.folder / "stdout"
         self._told: int | None = None
         self._is_returned = False
-        """What was told last ends with a carriage return."""
+        """The part passed on last ends with a carriage return."""
         self._drawn_at = float("-inf")
 
     def prepare(self, input: bytes, specification: bytes) -> None:
-        """Write down what the command is given, and make the files into which it writes.
+        """Write the input of the command, and create the files into which it writes.
 
-        Who starts a process waits while that opens its files, with all threads of this one: none is left to be made.
+        Starting a process blocks all threads of this one while it opens its files, so none is left to be created.
         """
         self.folder.mkdir(mode=0o700, exist_ok=True)
         (self.folder / "work").mkdir(exist_ok=True)
@@ -98,7 +98,7 @@ class Spool:
             os.chown(self.folder / name, uid, gid)
 
     def keeper(self) -> Keeper | None:
-        """Return who keeps the command; None if nobody has begun to."""
+        """Return the keeper of the command; None if there is none yet."""
         try:
             line = (self.folder / "keeper").read_text()
         except FileNotFoundError:
@@ -125,7 +125,7 @@ class Spool:
         return int(said) if said.endswith("\n") and said.strip().isdigit() else None
 
     def has_more(self, until: int | None = None) -> bool:
-        """Say whether there is something in stderr, or before a place there, that nobody has been told."""
+        """Say whether stderr has something, or something before an offset, that was not passed on."""
         size = _size(self.stderr)
         if size and size < self._how_far():
             self._told = 0  # it was cut meanwhile
@@ -136,17 +136,17 @@ class Spool:
         return _size(self.stderr) > _MOST_SAID
 
     def cut(self) -> None:
-        """Empty stderr, and count the bytes of it that nobody has been told, nor will be.
+        """Empty stderr, and count the bytes of it that were dropped.
 
-        What is written between the look at its size and the cut is not counted.
+        Bytes written between the look at its size and the cut are not counted.
         """
         left_out = _size(self.stderr) - self._how_far()
         with contextlib.suppress(FileNotFoundError):
-            os.truncate(self.stderr, 0)  # who writes there appends
+            os.truncate(self.stderr, 0)  # the writer appends
             self._leave_out(left_out, 0)
 
     def skip(self, end: int) -> None:
-        """Leave out what nobody has been told of stderr, but for its last bytes before `end`, if that is much."""
+        """Drop the unread part of stderr, but for its last bytes before `end`, if that is much."""
         place = end - _CHUNK
         if place - self._how_far() > _MOST_SAID:
             self._leave_out(place - self._how_far(), place)
@@ -157,13 +157,13 @@ class Spool:
         self._write_number("told", place)
 
     def _write_number(self, name: str, number: int) -> None:
-        """Write a number as a whole: who is killed in the middle leaves the one before."""
+        """Write a number as a whole: a process that is killed in the middle leaves the number before."""
         path = self.folder / f".{name}-{os.getpid()}"
         path.write_text(str(number))
         path.replace(self.folder / name)
 
     def left_out(self) -> int:
-        """Return how many bytes of stderr, at least, nobody was told, nor will be."""
+        """Return how many bytes of stderr, at least, were dropped."""
         return _number(self.folder / "left_out")
 
     def said(self) -> int:
@@ -175,9 +175,9 @@ class Spool:
         return _size(self.stdout) > limit
 
     def new_lines(self, *, is_last: bool = False) -> str | None:
-        """Return lines of stderr that nobody has been told, as one text, and remember that they are; None: none.
+        """Return lines of stderr that were not passed on, as one text, and remember that they are; None: none.
 
-        They are a block of the file, and not taken apart: what is not kept of them costs nothing.
+        They are a block of the file, and not taken apart: lines that are dropped cost nothing.
         """
         place = self._how_far()
         try:
@@ -194,7 +194,7 @@ class Spool:
         self._told = place + len(data)
         self._write_number("told", self._told)
         text = data.decode(errors="replace")
-        if self._is_returned and text.startswith("\n"):  # which ends a line that has been told
+        if self._is_returned and text.startswith("\n"):  # which ends a line that has been passed on
             if text == "\n":
                 self._is_returned = False
                 return self.new_lines(is_last=is_last)
@@ -258,7 +258,7 @@ def open_root(namespace: str) -> Path:
 
 
 def root_of(folder: str, name: str, namespace: str) -> Path | None:
-    """Return the root of an execution's folder as another worker of this user has told it; None if it is no such."""
+    """Return the root of an execution's folder as another worker of this user has stored it; None if it is no such."""
     path = Path(folder)
     if path.name != name or path.parent.name != _root_name(namespace) or ".." in path.parts:
         return None

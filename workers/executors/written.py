@@ -1,7 +1,7 @@
-"""Tells when something is written into files, as the kernel says it (inotify): nobody looks while nothing happens.
+"""Notices writes to files through the kernel (inotify), without polling.
 
-Python has no call for it, so the C library is asked. Where it has none to give, because the limits of this user are
-reached, who asked is told nothing, and looks for itself.
+Python has no call for it, so the C library is called. If the limits of this user are reached, the caller gets no
+notification, and polls.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Written:
                     _library().inotify_rm_watch(self._descriptor, watch)
 
     def close(self) -> None:
-        """Tell nobody anything any more."""
+        """Send no more notifications."""
         if self._descriptor >= 0:
             asyncio.get_running_loop().remove_reader(self._descriptor)
             os.close(self._descriptor)

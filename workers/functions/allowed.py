@@ -1,9 +1,9 @@
 """Plain functions, named `module:function` or `file.py:function`, that the worker's operator has allowed.
 
 A name comes over the network, so nothing is imported that `--allow` does not cover: a module and what is below it, one
-file, or every file in a folder but those of virtual environments and installed packages. Where a file lies is told by
-its real path. And of what is imported only public functions that stand there themselves may be named: a module that has
-imported `subprocess.check_output` does not offer it.
+file, or every file in a folder but those of virtual environments and installed packages. The real path decides where a
+file lies. Only public functions that are defined there may be named: a module that has imported
+`subprocess.check_output` does not offer it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.tasks.task import Task
 
 ANYTHING = "*:*"
-"""Published with the names that a worker knows: it has an allowed folder, so only trying tells what it finds there."""
+"""Announced by a worker with an allowed folder: the functions there must be tried."""
 _INSTALLED = ("site-packages", "dist-packages", "node_modules")
 _MARKS_OF_AN_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 _OF_PYTHON = frozenset(

@@ -74,13 +74,13 @@ class Child:
         """Its end of the pipe is closed."""
         self._closed_checks = 0
         self._stopping: dict[tuple[bytes, int], float] = {}
-        """Attempts that it was told to stop, and since when."""
+        """Attempts that must stop, and since when."""
         self._frozen_looks = 0
         self._still_checks = 0
         self._still = 0.0
         """Seconds for which it has stood still, if it does."""
         self._left_at = 0.0
-        """When it was told to end, if it was."""
+        """When it was ordered to end, if it was."""
         self._overdue: list[Limit] = []
         self._turn_times: dict[tuple[bytes, int], float] = {}
         """The processor time of the threads of turns, as it was when the process was first seen to stand still."""
@@ -205,8 +205,8 @@ class Child:
     def is_kept_by_a_turn(self) -> bool:
         """Say whether the process stands still because code of a workflow keeps the interpreter to itself.
 
-        A task may compute for as long as it likes, a turn may not; and what its process cannot interrupt ends with it.
-        Whoever uses the processor while the clock of the process stands is the one: all others wait for it.
+        A task may compute for as long as it likes, a turn may not; what its process cannot interrupt ends with it. The
+        thread that uses the processor while the clock of the process stands is the cause: all others wait for it.
         """
         if not self.is_still:
             self._turn_times.clear()
@@ -220,9 +220,9 @@ class Child:
     # -- its end
 
     def last_words(self, now: float, died_of: str) -> list[Report]:
-        """Return what is to be reported of a process that has ended so and still held something.
+        """Return the report of a process that has ended and still held attempts.
 
-        Nobody is charged for its death: whoever brought it down, others may have been in it.
+        No attempt is charged for its death: others may have been in it.
         """
         left = self.held.unended()
         if self._kept_by:

@@ -81,7 +81,7 @@ class HeldAttempts:
         self._used = 0
         self._running = 0
         self._adding = threading.Lock()
-        """Held by whoever adds: tasks are received in one thread, and executions in another."""
+        """Held while adding: tasks are received in one thread, and executions in another."""
 
     # -- the child
 

@@ -15,7 +15,7 @@ class LastWords:
     def __init__(self, streams: WorkerStreams) -> None:
         self._streams = streams
         self._gone: dict[str, bool] = {}
-        """Processes of which the leader has not been told, and whether they ended in good order."""
+        """Ended processes that are not reported to the leader yet, and whether they ended in good order."""
         self._reports: list[Flush] = []
 
     def add(self, worker: str, reports: Sequence[Report], *, in_order: bool) -> None:

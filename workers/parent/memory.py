@@ -44,7 +44,7 @@ def format_memory(size: int) -> str:
 
 
 def thread_time(pid: int, thread: int) -> float:
-    """Return the seconds of processor time that a thread of a process has used; 0.0 where nobody tells."""
+    """Return the seconds of processor time that a thread of a process has used; 0.0 if unknown."""
     try:
         found = Path(f"/proc/{pid}/task/{thread}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):

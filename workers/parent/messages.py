@@ -47,7 +47,8 @@ prepare(Command, Hello | Leaving)
 
 
 class FirstWord:
-    """Of processes that are started together and fail alike, one says why: whoever reads the only byte of a pipe."""
+    """Of processes that are started together and fail alike, one says why: the one that reads the only byte of a
+    pipe."""
 
     def __init__(self) -> None:
         self._reader, writer = os.pipe()
@@ -59,5 +60,5 @@ class FirstWord:
         return os.read(self._reader, 1) != b""
 
     def close(self) -> None:
-        """Leave the word to those who were forked meanwhile, or have nothing to say."""
+        """Leave the message to processes that were forked meanwhile, or have nothing to say."""
         os.close(self._reader)

@@ -1,4 +1,4 @@
-"""A worker as monitoring sees it: its parent tells for all of its processes."""
+"""A worker as monitoring sees it: its parent exports the metrics of all its processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ObservedWorker:
         """When the last heartbeat was sent."""
         self.deaths = self.replaced = self.handed_back = 0
 
-    # -- who asks
+    # -- requests
 
     def served_by_thread(self) -> AbstractContextManager[None]:
         """Answer while the parent does not wait in `supervisor.py`, where it asks what to wait for."""
@@ -44,7 +44,7 @@ class ObservedWorker:
         return [] if self._listener is None else self._listener.waits_for()
 
     def serve(self, ready: Iterable[object]) -> None:
-        """Answer who has asked."""
+        """Answer a request."""
         if self._listener is not None:
             self._listener.serve(ready)
 
@@ -53,7 +53,7 @@ class ObservedWorker:
         if self._listener is not None:
             self._listener.close()
 
-    # -- what is told
+    # -- metrics
 
     def metrics(self) -> Iterator[Family]:
         """Yield all metrics."""

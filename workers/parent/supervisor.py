@@ -50,7 +50,7 @@ _TRY_LOADING_AGAIN = 30.0
 
 
 def run_worker(spec: WorkerSpec, settings: Settings) -> int:
-    """Run a worker until it is told to stop; return the exit code."""
+    """Run a worker until it is stopped; return the exit code."""
     url = settings.require_redis()
     log.info("worker.started app=%s redis=%s", spec.app, without_password(url))
     prerequisites = Prerequisites(log, [awaited(connect(url))])
@@ -316,7 +316,7 @@ class Supervisor:
             self._exit_code = 1
             self._signals = max(1, self._signals)
             for child in self._children.values():
-                if child.names is None:  # who still loads it would fail alike
+                if child.names is None:  # a process that still loads it would fail alike
                     child.dismiss()
 
     def _check_files(self, now: float) -> None:

@@ -1,1 +1,1 @@
-"""What a worker tells the leader, and people."""
+"""What a worker reports to the leader and logs."""

@@ -1,10 +1,10 @@
-"""Lines that tasks have said and that nobody has been handed yet: by attempt, in order, and within limits.
+"""Log lines of tasks that have not been passed on yet: by attempt, in order, and within limits.
 
-Of an attempt that says more than `log_limit` bytes, as UTF-8 and with the ends of its lines, or more lines than a tenth
-of that number, the first lines are passed on as they come and the last ones are kept until it ends; what is between is
-counted, and one line tells how much there was. The same holds where all attempts of the process together say more than
-can be passed on. Many lines that come as one text stay one until they are passed on: those that are dropped cost no
-more than to count them.
+Of an attempt with more than `log_limit` bytes, as UTF-8 and with the ends of its lines, or more lines than a tenth of
+that number, the first lines are passed on as they come and the last ones are kept until it ends; the lines between are
+counted, and one line says how many there were. The same holds where all attempts of the process together say more than
+can be passed on. Many lines that come as one text stay one until they are passed on: dropped lines cost no more than
+counting them.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Attempt:
         self.last: deque[_Said] = deque()
         self.last_size = self.last_count = 0
         self.dropped = self.dropped_size = 0
-        """Lines and bytes that are missing, and of which no line tells yet."""
+        """Lines and bytes that were dropped, and that no line mentions yet."""
         self.told = self.told_size = 0
         """How many those stand for that say how many are missing, without themselves."""
         self.why = ""
@@ -302,7 +302,7 @@ class Lines:
         return LogChunk(task.id, task.attempt, part, task.run_id, attempt.job.label, encode(lines))
 
     def lose(self, taken: Taken, first: int, why: str) -> None:
-        """Count what could not be passed on, from a chunk on; it is told with what the attempts say next."""
+        """Count chunks that could not be passed on; the next lines of the attempts mention it."""
         with self._lock:
             for attempt, (count, size) in zip(taken.attempts[first:], taken.counts[first:], strict=True):
                 attempt.drop(count, size, why)

@@ -153,7 +153,7 @@ class LogRoom:
         self._left = float(_BURST)
         self._at = time.monotonic()
         self._left_out = 0
-        """Lines that were not written, and of which no line tells yet."""
+        """Lines that were dropped, and that no line mentions yet."""
 
     def take(self, text: str) -> tuple[int, str]:
         """Return the lines of a text that are to be written, and how many were left out before them."""

@@ -53,7 +53,7 @@ class PendingReport(NamedTuple):
     job: Job | None = None
     """The job that it ends."""
     applied: Callable[[], object] | None = None
-    """Called for someone who waits until it is applied."""
+    """Called when it is applied, if somebody waits for that."""
 
 
 class _Flight(NamedTuple):

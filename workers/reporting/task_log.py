@@ -1,7 +1,7 @@
 """The lines of a worker's log about its tasks: received, succeeded, retried, failed.
 
 One line each, as long as they are few. Of a task that has more than `_MOST` of a kind in `_WINDOW` seconds, the rest is
-counted and told in one line; as long as that lasts, it gets no others.
+counted in one line; as long as that lasts, it gets no others.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Tally:
 
 
 class TaskLog:
-    """Tells what becomes of the jobs of one worker process."""
+    """Logs what becomes of the jobs of one worker process."""
 
     def __init__(self) -> None:
         self._tallies: dict[str, _Tally] = {}
@@ -73,14 +73,14 @@ class TaskLog:
         """Also of what goes well."""
 
     def received(self, jobs: Iterable[Job]) -> None:
-        """Tell that these have arrived."""
+        """Log that these have arrived."""
         if self._tells_all:
             for job in jobs:
                 if self._has_room(job.dispatch.name, _RECEIVED) and not job.dispatch.is_turn_task:
                     _log(job, logging.INFO, "task.received attempt=%d", job.dispatch.attempt)
 
     def ended(self, job: Job, report: AttemptReport) -> None:
-        """Tell how an attempt has ended."""
+        """Log how an attempt has ended."""
         if isinstance(report, Succeeded):
             if self._tells_all and self._has_room(job.dispatch.name, _SUCCEEDED):
                 self._succeeded(job, _long(report.duration))
@@ -95,7 +95,7 @@ class TaskLog:
                     _log(job, logging.ERROR, "run.failed error=%s", _said(command.error), error=command.error)
 
     def dropped(self, job: Job) -> None:
-        """Tell, once, that an attempt that has succeeded did not count any more."""
+        """Log, once, that an attempt that has succeeded did not count any more."""
         if self._tells_all and job.completion is None and not _is_revoked(job):
             job.interrupted_by = TaskAborted
             _log(job, logging.INFO, "task.result_dropped attempt=%d: %s", job.dispatch.attempt, _REVOKED)
@@ -143,14 +143,14 @@ class TaskLog:
     # -- many
 
     def flush_due(self, now: float) -> None:
-        """Tell of what was too much for lines of its own, if it is time; write what could not be written."""
+        """Log the counts of suppressed lines, if it is time; write what could not be written."""
         if now - self._since >= _WINDOW:
             self.summarize(now)
         self._tells_all = log.isEnabledFor(logging.INFO)
         retry_log()
 
     def summarize(self, now: float) -> None:
-        """Tell of what was too much for lines of its own."""
+        """Log the counts of suppressed lines."""
         seconds, self._since = now - self._since, now
         for name, tally in list(self._tallies.items()):
             hidden = tally.take_hidden()
@@ -193,7 +193,7 @@ def _log(job: Job, level: int, text: str, *values: object, error: TaskError | No
 
 
 def _is_revoked(job: Job) -> bool:
-    """Say whether it was told to stop, because it was cancelled or taken for lost."""
+    """Say whether it was stopped, because it was cancelled or taken for lost."""
     return job.interrupted_by is not None and issubclass(job.interrupted_by, TaskAborted)
 
 
@@ -214,5 +214,5 @@ def _long(seconds: float) -> str:
 
 
 def _is_ours(traceback: str) -> bool:
-    """Say whether a traceback has no line of the user's code, and so tells him nothing: arguments that do not fit."""
+    """Say whether a traceback has no line of the user's code: arguments that do not fit."""
     return all(path.startswith(_OURS) for path, _ in _PLACE.findall(traceback))

@@ -2,9 +2,9 @@
 
 In a process that runs tasks, `sys.stdout` and `sys.stderr` lead here before the application is imported. A line that a
 task prints becomes a record of the log; all else, and what log handlers of the application write, passes as it is.
-Nobody hangs on a reader who does not read, and nobody dies of one who is gone. What a task does to the two holds for
-all tasks of the process, so none can close them. `TaskFields` tells each log handler
-whose a record is. What tasks print and log is also handed to whoever keeps the lines of attempts (`share_log`).
+A reader that does not read blocks nothing, and one that is gone breaks nothing. Tasks of a process share the two
+streams, so none can close them. `TaskFields` adds the task to each log record. Lines of tasks also go to the store of
+task logs (`share_log`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _unfinished: dict[tuple[int, TaskOutput], str] = {}
 
 
 class Keeper(Protocol):
-    """Who keeps the lines of attempts."""
+    """Keeps the lines of attempts."""
 
     def log(self, job: Job, line: LogLine) -> None:
         """Keep what a task says."""
@@ -46,7 +46,7 @@ class Keeper(Protocol):
 
 
 _keepers: list[Keeper] = []
-"""Who keeps the lines of attempts, if anybody does."""
+"""Keeps the lines of attempts, if anything does."""
 _streams: dict[str, TaskStream] = {}
 """What was made `sys.stdout` and `sys.stderr`, by name."""
 
@@ -88,11 +88,11 @@ def _mark_log_handlers() -> None:
 
 
 def share_log(keep: Keeper | None = None) -> None:
-    """Let what the application logs come out; called when it has been imported.
+    """Let the logs of the application out; called when it has been imported.
 
-    What tasks print and log is handed to `keep`, too.
-    What it has configured stays. If it has given the root logger no handler, that gets ours; and our own lines come out
-    although `dictConfig` silences, unless it is told otherwise, all loggers that it does not name.
+    Output and logs of tasks go to `keep`, too. The application's configuration stays. If it has given the root logger
+    no handler, that gets ours; and our own lines come out although `dictConfig` silences, by default, all loggers that
+    it does not name.
     """
     ours, root = logging.getLogger(LOGGER_NAME), logging.getLogger()
     if not root.handlers:
@@ -167,7 +167,7 @@ class TaskFields(logging.Filter):
 
 
 def _keep(job: Job, level: str, text: str, source: str) -> None:
-    """Hand a line to whoever keeps those of attempts; code that outlives its task has nothing to say."""
+    """Pass a line to the log of its attempt; code that outlives its task has none."""
     if job.stage is Stage.RUNNING:
         line = LogLine(time.time(), job.dispatch.attempt, level, scrub(text, job.secrets), source)
         for keeper in _keepers:
@@ -182,7 +182,7 @@ class KeptRecords(logging.Handler):
         self.setFormatter(logging.Formatter("%(message)s"))
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Keep a record, without a lock: whoever keeps lines has one."""
+        """Keep a record, without a lock: the keeper of lines has one."""
         self.emit(record)
         return True
 
@@ -262,7 +262,7 @@ class TaskOutput(io.RawIOBase):
         return len(data)
 
     def put(self, text: str) -> int:
-        """Take a piece of what is printed; lines are told when they end."""
+        """Take a piece of what is printed; lines are logged when they end."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         runtime = printing.get()
@@ -296,7 +296,7 @@ class TaskOutput(io.RawIOBase):
         self.flush()
 
     def print_lines(self, job: Job, room: LogRoom, text: str) -> None:
-        """Tell what a job has printed: whole lines, the last without its end."""
+        """Log what a job has printed: whole lines, the last without its end."""
         if not text.isascii():
             text = text.encode("utf-8", "backslashreplace").decode()  # there are characters that nobody can store
         text = scrub(as_it_stands(text), job.secrets)
@@ -309,7 +309,7 @@ class TaskOutput(io.RawIOBase):
                 keeper.log_lines(job, LogLine(time.time(), job.dispatch.attempt, "info", text, self.name[1:-1]))
 
     def tell_left_out(self, job: Job, lines: int) -> None:
-        """Tell how many lines the log of the worker does not have."""
+        """Log how many lines the log of the worker does not have."""
         if lines:
             number = "1 line was" if lines == 1 else f"{lines:,} lines were"
             why = f"the log of a worker takes {RATE:,} bytes a second of a task that prints more"
@@ -344,7 +344,7 @@ class TaskOutput(io.RawIOBase):
 
 
 def end_lines(job: Job) -> None:
-    """Tell what a job has printed without ending the line: its code has ended.
+    """Log what a job has printed without ending the line: its code has ended.
 
     What a task has put in place of `sys.stdout` or `sys.stderr` is taken away again if it is a closed file, or None.
     """

@@ -124,7 +124,7 @@ class Coroutines:
         return 0.0
 
     def standstill(self) -> str:
-        """Say why the loop does not turn: who keeps it, and where in the code."""
+        """Say why the loop does not turn: which task blocks it, and where in the code."""
         if self._is_dead or self._thread is None:
             return "the event loop of this process was closed by a task"
         job = self.blocking()
@@ -133,7 +133,7 @@ class Coroutines:
         return f"{whose} has kept the event loop from running for {self._standing:.0f} s, {_place(frame)}"
 
     def blocking(self) -> Job | None:
-        """Return the job whose code the loop runs at this moment, where that can be told."""
+        """Return the job whose code the loop runs at this moment, if that is known."""
         task = asyncio.current_task(self._loop) if self._loop is not None else None
         if isinstance(task, _JobTask):
             return task.job

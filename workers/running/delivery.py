@@ -1,11 +1,11 @@
 """Exceptions that are on their way to threads, beside threads whose calls are watched.
 
-An exception that is meant for a thread arrives at its next bytecode; one that sits in a blocking call gets it when the
-call returns. Until then the interpreter has all threads look for it. In Python 3.11 a thread whose calls are watched,
-as in the code of workflows, does not get beyond the first call that it makes while there is something to look for: one
-task that does not end when it is told to would hold up all turns of its process. So the look is called off while turns
-run, and called for again when none does; what has been sent stays with its thread. Where turns run without a break,
-the clock calls for it now and then, for a moment, in which they stand still.
+An exception that is meant for a thread arrives at its next bytecode; a thread in a blocking call gets it when the call
+returns. Until then the interpreter has all threads look for it. In Python 3.11 a thread whose calls are watched, as in
+the code of workflows, does not get beyond its first call while there is something to look for: one task that does not
+stop would hold up all turns of its process. So the look is called off while turns run, and called for again when none
+does; what has been sent stays with its thread. Where turns run without a break, the clock calls for it now and then,
+for a moment, in which they stand still.
 
 Later releases of Python need none of this.
 """
@@ -39,10 +39,10 @@ def _call_for_it() -> None:
 
 
 def _call_off() -> None:
-    """Have no thread look any more; what was on its way to the current one is gone.
+    """Have no thread look any more; an exception on its way to the current one is gone.
 
-    Whoever finds something ends the look of all, so another exception is raised here, and caught. Merely clearing what
-    was meant for this thread would leave the interpreter looking for it before every call.
+    A thread that finds something ends the look of all, so another exception is raised here, and caught. Merely clearing
+    the exception of this thread would leave the interpreter looking for it before every call.
     """
     with contextlib.suppress(_Instead):
         _set(threading.get_ident(), _Instead)

@@ -45,7 +45,7 @@ class Bundle:
 
 
 class Job:
-    """A received task. Whoever moves it on first wins: its runner, the clock, a drain, or an order to stop."""
+    """A received task. The first to move it on wins: its runner, the clock, a drain, or an order to stop."""
 
     __slots__ = (
         "_fields",
@@ -122,7 +122,7 @@ class Job:
         self.noted: bytes | None = None
         """Details for the next attempt that have not been sent."""
         self.committing = False
-        """Its transaction commits now: whoever wants it to stop comes too late for that, and waits for its end."""
+        """Its transaction commits now: an order to stop comes too late, and waits for its end."""
         self.transaction: TaskTransaction | None = None
         """The transaction that will complete it, while that is open."""
         self.result = b""
@@ -148,7 +148,7 @@ class Job:
 
     @property
     def is_placed(self) -> bool:
-        """Say whether it was sent to this worker because few others know it; a turn of code is, whoever else could."""
+        """Say whether it was sent to this worker alone: few others know it, or it is a turn of code."""
         return is_private(self.bundle.queue) and not self.dispatch.is_turn_task
 
     @property
@@ -241,14 +241,14 @@ class Job:
             self.interrupt = None
 
     def may_complete(self) -> bool:
-        """Say whether it runs and nobody has told it to stop; a soft timeout is only a request."""
+        """Say whether it runs and need not stop; a soft timeout is only a request."""
         return self.stage is Stage.RUNNING and self.interrupted_by in (None, SoftTimeout)
 
     @contextmanager
     def commit(self) -> Iterator[bool]:
-        """Claim the right to commit: False if it has ended or was told to stop.
+        """Claim the right to commit: False if it has ended or must stop.
 
-        An interruption that comes meanwhile arrives after the commit, never between that and what is known of it here.
+        An interruption that comes meanwhile arrives after the commit, never between the commit and its record here.
         """
         with _lock:
             self.committing = self.may_complete()
@@ -262,6 +262,6 @@ class Job:
                     self.interrupt(self.interrupted_by)
 
     def outlives_stop(self, now: float, grace: float) -> bool:
-        """Say whether the running code was told to end more than `grace` seconds ago."""
+        """Say whether the running code was interrupted more than `grace` seconds ago."""
         stopped = self.interrupted_by is not None and self.interrupted_by is not SoftTimeout
         return stopped and now > self.interrupted_at + grace

@@ -162,11 +162,11 @@ def finished_output(job: Job, value: object) -> bytes:
 
 
 def _left_command(command: Command, store: PayloadStore, run: bytes, attempt: int) -> Command:
-    """Return a command with its value in the store, if that is large; what people are shown of a run stays.
+    """Return a command with its value in the store, if that is large; values that people see stay.
 
-    Each value goes with whom it is for: the arguments of a child or a successor with that run, a signal with the run
-    that gets it, and all else with the run itself. The result is that of an attempt, like the result of a task: if
-    another attempt follows, it is nobody's.
+    Each value belongs to its receiver: the arguments of a child or a successor to that run, a signal to the run that
+    gets it, and all else to the run itself. The result belongs to the attempt, like the result of a task: if another
+    attempt follows, nothing refers to it.
     """
     match command:
         case commands.ScheduleTask(task=task):

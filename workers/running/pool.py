@@ -44,8 +44,8 @@ _INTERRUPTIONS = (SoftTimeout, TaskTimeout, TaskAborted, EndTurn)
 class Pool:
     """Runs jobs, watches their time, and reports how they end.
 
-    `on_stuck` is called with the name of a task whose code did not end although it was told to, `on_standstill` with
-    the reason why the event loop runs no more.
+    `on_stuck` is called with the name of a task whose code did not stop, `on_standstill` with the reason why the event
+    loop runs no more.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Pool:
         self._turns = Turns(turn_timeout)
         self._spans = spans or AttemptSpans()
         self.driver: Driver | None = None
-        """Who watches what is done outside this process, if anybody."""
+        """Watches executions outside this process, if there are any."""
         self._threads = Threads(concurrency, self._run)
         self._coroutines = Coroutines(self._run_async)
         self.standstill = Standstill(self._coroutines, held, on_standstill, blocked_for)
@@ -232,7 +232,7 @@ class Pool:
     def _forget(self, job: Job) -> None:
         self._jobs.pop(id(job), None)
         self.pace.finished += 1
-        if not self._freed.is_set():  # who waits has cleared it before the last look at what there is
+        if not self._freed.is_set():  # a waiting thread has cleared it before its last look
             self._freed.set()
 
     # -- the clock
@@ -352,7 +352,7 @@ class Pool:
         return sum(self._hand_back(job, "worker stops") for job in self.jobs())
 
     def let_go(self) -> int:
-        """Hand executions back, which go on elsewhere whoever watches; return how many."""
+        """Hand executions back, which go on elsewhere; return how many."""
         return 0 if self.driver is None else self.driver.let_go_all("worker stops")
 
     def release(self, timeout: float) -> None:

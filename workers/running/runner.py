@@ -318,7 +318,7 @@ class Runner:
             patterns |= {*task._redacting_options.redact}
             if step:
                 keywords = task._signature.pick(keywords)  # of which it may hold more than the function has
-            # Whoever enqueued it by its name alone, as a follower or as a step, has left out what has a default.
+            # A task enqueued by its name alone, as a follower or as a step, lacks the arguments that have defaults.
             arguments, keywords = task._signature.data_by_name(arguments, keywords, self._large.limit)
         if patterns:
             job.secrets = Redaction(patterns).secrets(arguments, keywords)
@@ -349,7 +349,7 @@ class Runner:
 
     @staticmethod
     def retries_timeouts(job: Job) -> bool:
-        """Say whether a job may be tried again after its timeout, for its parent, who knows no policy."""
+        """Say whether a job may be tried again after its timeout, for its parent, which knows no policy."""
         return is_worth_retrying(job.options.retry, _KINDS_OF_TIMEOUT)
 
     def _backoff(self, job: Job) -> float | None:
@@ -378,7 +378,7 @@ def _is_worth_retrying(job: Job, error: BaseException) -> bool:
 
 
 def _timed_out(job: Job, ended_at: float) -> bool:
-    """Say whether an attempt was told that its time is up, before its code ended."""
+    """Say whether an attempt timed out before its code ended."""
     return job.interrupted_by is TaskTimeout and job.deadline is not None and ended_at >= job.deadline
 
 

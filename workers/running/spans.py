@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AttemptSpans:
-    """Knows who makes spans here, if anybody does."""
+    """Knows the tracer, if spans are exported."""
 
     def __init__(self, spans: Spans | None = None) -> None:
         self._spans = spans

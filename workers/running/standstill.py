@@ -73,7 +73,8 @@ class Standstill:
         return bool(lost) and all(job in lost or job.lingers for job in jobs)
 
     def mark_blocking(self) -> None:
-        """Let the parent know who runs alone next time: who blocks the event loop, or whoever may have closed it."""
+        """Report to the parent which tasks run alone next time: those that block the event loop, or may have closed
+        it."""
         job = self._coroutines.blocking()
         for suspect in self._coroutines.lost() | ({job} if job is not None else set()):
             if suspect.stage is Stage.RUNNING:
@@ -85,7 +86,7 @@ class Standstill:
         return bool(self._handed_back)
 
     def look(self, now: float) -> None:
-        """Look whether the loop turns. Say who keeps it from that; where that does not end, give the loop up."""
+        """Look whether the loop turns. Log which task blocks it; if that does not end, give the loop up."""
         self._standing = standing = self._coroutines.watch(now)
         if not standing:
             self._forget()

@@ -1,4 +1,4 @@
-"""What a running task can reach: the leader, people who watch, its next attempt and, where allowed, the database."""
+"""What a running task can reach: the leader, its log, its next attempt and, where allowed, the database."""
 
 from __future__ import annotations
 

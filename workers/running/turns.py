@@ -113,7 +113,7 @@ class Turns:
 
 
 def _processor_time(thread: int, now: float) -> float:
-    """Return how long a thread has been given a processor; where the system does not tell, how late it is."""
+    """Return how long a thread has used a processor; where the system does not say, how late it is."""
     if sys.platform == "darwin":
         return now
     return time.clock_gettime(time.pthread_getcpuclockid(thread))

@@ -24,7 +24,7 @@ LARGEST_REQUEST = 32_000_000
 
 
 class Services:
-    """The tasks that are served, and what is done for those who ask."""
+    """The tasks that are served, and their requests."""
 
     def __init__(
         self, tasks: Mapping[str, Task[..., Any]], concurrency: int, largest: int, keys: Sequence[str] = ()
@@ -86,7 +86,7 @@ class Services:
         return Response(msgspec.json.encode({"cancelled": is_cancelled}), media_type="application/json")
 
     def _refusal(self, request: Request) -> Response | None:
-        """Return what is said to who may not ask; all keys are compared, each in the same time whatever it is."""
+        """Return the answer to a request without a valid key; all keys are compared in constant time."""
         if "origin" in request.headers:
             return _error(403, "A page in a browser has sent this, and services are for programs.")
         if not self._keys:
@@ -100,9 +100,9 @@ class Services:
 
 
 async def _read(request: Request, most: int) -> bytes | Response:
-    """Return the body of a request, or what is said to one that is too large, once all of it was sent.
+    """Return the body of a request, or the answer to one that is too large, once all of it was sent.
 
-    Who is answered while it sends may find its connection broken, and no answer.
+    A client that is answered while it sends may find its connection broken, and no answer.
     """
     parts: list[bytes] = []
     size = 0

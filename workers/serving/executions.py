@@ -22,7 +22,7 @@ from orchestrator.workers.serving.requests import ServiceRequest, as_call
 log = get_logger("service")
 
 _MOST_KEPT = 1_000
-"""Answers that are kept for those who ask again."""
+"""Answers that are kept for repeated requests."""
 _MOST_BYTES = 64_000_000
 _WAITING = 10
 """How many requests for each that is worked on may wait for their turn."""

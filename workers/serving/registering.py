@@ -1,4 +1,4 @@
-"""Tells the registry which services this process offers, that it lives, and how busy it is."""
+"""Registers the services of this process, and sends heartbeats with its load."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Registration:
         self._is_known = False
         self._has_failed = False
         self._is_refused = False
-        """The registry did not understand what it was last told."""
+        """The registry did not understand the last message."""
         self._thread = threading.Thread(target=self._run, name="registering", daemon=True)
 
     def begin(self) -> None:
@@ -79,7 +79,7 @@ class Registration:
             return self._http.post(path, body, _TIMEOUT)  # to say it twice changes nothing
 
     def _ask(self, what: str, **more: Any) -> bool:
-        """Say something; False if it was not taken. The first of several failures is told."""
+        """Send a message; False if it was not taken. The first of several failures is logged."""
         body = {"id": self._id, "url": self._url, "load": self._load(), **more}
         try:
             reply = self._post(f"/workers/{what}", msgspec.json.encode(body))

@@ -34,7 +34,7 @@ class Serving:
     host: str
     port: int
     registry: str
-    """The address of the HTTP API; nobody is told where it is empty."""
+    """The address of the HTTP API; empty to register nowhere."""
     advertise: str
     """The address that others reach it by, if it is another."""
     services: tuple[str, ...]
@@ -99,7 +99,7 @@ def _served(app: Orchestrator, services: tuple[str, ...]) -> dict[str, Task[...,
 
 
 def _end(_number: int, _frame: object) -> None:
-    """End as one who was asked to, and has: the server raises once more what it was stopped by, when it has stopped."""
+    """Exit cleanly after a signal: the server raises it once more when it has stopped."""
     sys.exit(0)
 
 

@@ -2,11 +2,11 @@
 
     backend ─┬─ tasks  runs  workflows  code  schedules  queues  fleet  insights   what a client can do with each
              ├─ waiting                                      subscribe, look, and look again
-             ├─ shared_commits                               one commit for those who come at the same time
+             ├─ shared_commits                               one commit for concurrent coroutines
              └─ connections                                  Postgres to write and read, Redis to nudge
 
-This is the one package of the SDK that loads the store. A worker process never needs it, and so never pays for
-SQLAlchemy and a database driver; and who only enqueues does not pay for what schedules and workflows need.
+This is the one package of the SDK that loads the store. A worker process never needs it, and so never loads SQLAlchemy
+and a database driver; a program that only enqueues does not load what schedules and workflows need.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def obstacles(connections: Connections, target: bytes) -> list[str]:
 
 
 def _obstacle_finder() -> Callable[[Connection, bytes], list[str]]:
-    from orchestrator.store.insights import find_obstacles  # loads all that people see; who enqueues need not wait
+    from orchestrator.store.insights import find_obstacles  # loads all read queries, which an enqueue does not need
 
     return find_obstacles
 

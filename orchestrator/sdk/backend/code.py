@@ -54,7 +54,7 @@ _ASK_AGAIN = 5.0
 """Seconds after which a query is asked again: it may have been lost with a worker or a leader."""
 
 _SETTLING = 2.0
-"""Seconds after which it is asked whether anybody leads who could settle a promise."""
+"""Seconds after which it is checked whether a leader could settle a promise."""
 
 _RESETTING = 20.0
 """Seconds to wait for the run that a reset starts."""
@@ -83,9 +83,9 @@ class CodeBackend(CodeReading):
     ) -> tuple[bytes, Sent | None]:
         """Create a run; return its id, or that of the run which has the chosen id, as `on_conflict` says.
 
-        With a signal, a run that is open under that id is signalled instead, and one that has ended is followed by a
-        new one. Should it end before the signal reaches it, the leader starts the new one: what was sent, and to whom,
-        is returned as well. If this is `repeated`, the run may have been created before.
+        With a signal, an open run under that id is signalled instead, and an ended one is followed by a new one. If the
+        run ends before the signal reaches it, the leader starts the new one: the signal and its run are returned as
+        well. If this is `repeated`, the run may have been created before.
         """
         if repeated and self._is_there(run_id):
             return run_id, None
@@ -304,7 +304,7 @@ class CodeBackend(CodeReading):
         return answer.result or b"\xc0"
 
     def _decision(self, run: bytes, name: str) -> str | None:
-        """Say who decided a promise of a run, or of the one in which it goes on, and how, if that is known."""
+        """Say who decided a promise of a run, or of the run in which it goes on, and how, if that is known."""
         last, _ = self._last(run)
         with self._reading() as connection:
             return audit.decision(connection, to_text(last), name)

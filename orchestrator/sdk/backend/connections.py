@@ -220,7 +220,7 @@ class _Thread(threading.local):
     """What one thread is about."""
 
     is_busy = False
-    """It is taking a connection from a pool or giving it back; who comes in between is a signal handler."""
+    """It is taking a connection from a pool or giving it back; only a signal handler can come in between."""
 
     @contextmanager
     def busy(self) -> Iterator[None]:

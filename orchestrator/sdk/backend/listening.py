@@ -1,4 +1,4 @@
-"""Listen to one run: hear that something of it may have changed, from what the leader tells those who watch."""
+"""Listen to one run: hear that it may have changed, from the stream of live changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PAUSE = 0.5
 
 
 class RunListener:
-    """Hears of one run; for one thread. Only the speed of who looks depends on it."""
+    """Hears of one run; for one thread. It only makes a wait faster."""
 
     def __init__(self, connections: Connections, run: bytes) -> None:
         self._connections = connections

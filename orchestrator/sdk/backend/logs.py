@@ -52,7 +52,7 @@ def _lines(chunk: Chunk) -> list[LogLine]:
     try:
         return decode(list[LogLine], bytes(chunk.lines))
     except Malformed:
-        return []  # another release's, or a stranger's
+        return []  # of another release, or not ours
 
 
 def read_task(

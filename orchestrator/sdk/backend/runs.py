@@ -192,7 +192,7 @@ class RunBackend(Part, RunWork):
         return self._outputs(run, lambda step, result: decode_within(result, partial(take, step))), left
 
     def encoded_outputs(self, run: bytes) -> bytes:
-        """Return them as one encoded value, in which references stand for what is stored: who asked reads that."""
+        """Return them as one encoded value with references to stored values, which the caller reads."""
         what = f"The outputs of run {to_text(run)}"
 
         def encoded(_: str, result: bytes) -> msgspec.Raw:
@@ -203,7 +203,7 @@ class RunBackend(Part, RunWork):
         return msgspec.msgpack.encode(self._outputs(run, encoded))
 
     def _outputs(self, run: bytes, decode: Callable[[str, bytes], Any]) -> dict[str, Any]:
-        """Return outputs whose results are read as `decode`, which is told the step, does it."""
+        """Return outputs whose results are read by `decode`, which gets the step."""
         with self._reading() as connection:
             found = next(iter(dags.load(connection, [run])), None)
             definition = workflows.of_run(connection, run)

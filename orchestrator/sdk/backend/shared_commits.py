@@ -1,7 +1,7 @@
 """Shared commits: what coroutines enqueue while a commit is under way is stored together by the next one.
 
-A lone call goes at once. Nobody waits for company longer than 2 ms: by then another commit begins beside the first, on
-a connection of its own. Each caller is told of its own task, and a task that is refused is refused alone.
+A lone call goes at once. No call waits for others longer than 2 ms: by then another commit begins beside the first, on
+a connection of its own. Each caller gets the id of its own task, and a refused task is refused alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_BYTES = 4_000_000
 """Of one commit."""
 
 Outcome = bytes | Exception | None
-"""What a caller is told: the id of its task, or what went wrong; None if its task has to be tried alone."""
+"""The answer to a caller: the id of its task, or the error; None if its task must be tried alone."""
 Alone = Callable[[], bytes]
 """Enqueues the task of one caller by itself."""
 Insert = Callable[[Sequence[NewTask]], set[bytes]]
@@ -151,7 +151,7 @@ class _Gathering:
             self._commit()
 
     def _commit(self) -> None:
-        """Begin a commit of those who wait."""
+        """Begin a commit of the waiting calls."""
         self._is_due = False
         calls = self._take()
         if not calls:
@@ -162,7 +162,7 @@ class _Gathering:
             self._limit_wait()
 
     def _take(self) -> list[_Call]:
-        """Return the calls of one commit, oldest first, without those who wait no more."""
+        """Return the calls of one commit, oldest first, without cancelled ones."""
         calls: list[_Call] = []
         size = 0
         while self._waiting and len(calls) < _MOST_TASKS and size < _MOST_BYTES:
@@ -203,7 +203,7 @@ class _Gathering:
 
     @staticmethod
     def _settle(calls: Iterable[_Call], outcomes: Iterable[Outcome]) -> None:
-        """Tell the callers, where they have not gone."""
+        """Answer the callers that still wait."""
         for call, outcome in zip(calls, outcomes, strict=True):
             if call.stored.done() or outcome is None:
                 continue

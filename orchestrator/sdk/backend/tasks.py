@@ -71,9 +71,8 @@ class TaskBackend(Part, TaskWork):
     def enqueue(self, task: NewTask, within: str = "", *, repeated: bool = False) -> bytes:
         """Create one task; return its id, or that of the task which has its key.
 
-        Where `within` says what the names of the caller's queues begin with, a task of another queue that has the key
-        is not touched, and its id not told. If this is `repeated`, because the answer to the first time was lost, it
-        may have been created by then.
+        `within` is the prefix of the caller's queues: a task of another queue that has the key is not touched, and its
+        id not returned. If this is `repeated`, because the first answer was lost, the task may exist already.
         """
         if repeated:
             return self.enqueue_many([task], within, repeated=True)[0]
@@ -94,12 +93,12 @@ class TaskBackend(Part, TaskWork):
         return task if self._vault is None else seal_task(task, self._vault)
 
     async def aenqueue(self, task: NewTask, within: str = "") -> bytes:
-        """Do the same on an event loop, where those who come at the same time share a commit."""
+        """Do the same on an event loop, where concurrent calls share a commit."""
         task = await self._aoutgoing(task)
         return await self._shared.enqueue(task, partial(self.enqueue, task, within))
 
     async def aenqueue_foreign(self, task: NewTask, within: str = "") -> bytes:
-        """Do the same for a task whose id somebody has made who may have sent it before: it is created once."""
+        """Do the same for a task whose id the caller has made and may have sent before: it is created once."""
         outgoing = await self._aoutgoing(task)
         try:
             return await self._shared_foreign.enqueue(outgoing, partial(self.enqueue, outgoing, within, repeated=True))
@@ -119,7 +118,7 @@ class TaskBackend(Part, TaskWork):
             with self._connections.writing("the tasks were stored", transaction=True) as connection:
                 shared.insert_plain(connection, plain)
                 if results.has_ended(connection, [task.id for task in plain]):
-                    raise _SentBefore  # whoever is open has refused these already, by its id
+                    raise _SentBefore  # an open one has refused these already, by its id
         return {task.id for task in tasks if task.unique is not None}
 
     def enqueue_in(self, given: object, task: NewTask) -> bytes:
@@ -186,7 +185,7 @@ class TaskBackend(Part, TaskWork):
             else:
                 enqueue.copy_tasks(connection, tasks)
             if repeated and results.has_ended(connection, [task.id for task in tasks]):
-                raise _SentBefore  # and ended since then; whoever is open has refused these already, by its id
+                raise _SentBefore  # and ended since then; an open one has refused these already, by its id
         return [created.get(task.id, task.id) for task in tasks]
 
     # -- asking
@@ -222,7 +221,7 @@ class TaskBackend(Part, TaskWork):
     def retry_failed(self, wanted: FailedFilter, within: str = "") -> int:
         """Ask the leader to open the failed tasks again that match; return how many match now.
 
-        Who may do that only to queues whose names begin with `within` asks for each of these by its name.
+        A caller that is limited to queues with the prefix `within` asks for each of these by its name.
         """
         with self._connections.changing("the request to retry failed tasks was stored") as connection:
             groups = redrive.preview(connection, wanted, within)
@@ -319,7 +318,7 @@ def _connection(given: object, namespace: str) -> Connection:
     if (other := other_driver(given, namespace)) is not None:
         return cast(Connection, other)
     if not isinstance(given, Connection):
-        from sqlalchemy.orm import Session, scoped_session  # who has a session has loaded it
+        from sqlalchemy.orm import Session, scoped_session  # a caller with a session has loaded it
 
         if isinstance(given, (Session, scoped_session)):
             given = given.connection()
@@ -346,7 +345,7 @@ def _asynchronous(given: object) -> InvalidTask:
 
 
 def _insert_all(connection: Connection, tasks: Sequence[NewTask], within: str) -> dict[bytes, bytes]:
-    """Create tasks; return who has the key of each.
+    """Create tasks; return the holder of each key.
 
     It goes in the order of their keys: two such calls that share some cannot then wait for each other.
     """

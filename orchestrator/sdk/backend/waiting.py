@@ -1,7 +1,7 @@
 """Waiting for ends: subscribe, then look in Postgres, and look again whenever something may have been missed.
 
-Whoever waits has no connection to Postgres meanwhile. The wait goes on while Postgres is away, and survives a Redis
-that is: then it takes as long as the next look. Whatever is asked meanwhile keeps to the time of the call.
+A wait holds no connection to Postgres. It goes on while Postgres is away, and while Redis is: then it takes as long as
+the next look. All requests of a wait keep to the time of the call.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FindEnds = Callable[[Sequence[bytes]], Sequence[Ended]]
 
 
 class EndWaiters:
-    """Everyone in this process who waits for something to end."""
+    """All waits of this process."""
 
     def __init__(self, settings: Settings, obstacles: Callable[[bytes], list[str]]) -> None:
         """`obstacles` says what keeps something from its end."""

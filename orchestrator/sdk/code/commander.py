@@ -53,13 +53,13 @@ class Commander:
         """Bytes of the values that came with what it was shown."""
         self.now = 0.0
         self.step = 0
-        """How often the code was shown something, or came back from outside: its turns, for whoever watches them."""
+        """How often the code was shown something, or came back from outside: its turns."""
         self.commanded = 0
         """How many commands it has given in this turn."""
         self.is_away = False
         """Something runs in its thread that is not its code."""
         self.read_only = ""
-        """Who is looking, if nothing may be commanded or changed at the moment."""
+        """The query or validator that runs, if nothing may be commanded or changed at the moment."""
         self.spoilt = False
         """A query has tried to change it: it must not be kept in memory."""
         self.offence: OrchestratorError | None = None
@@ -107,7 +107,7 @@ class Commander:
         self._allow(self.ledger.issue(command))
 
     def issue_once(self, command: Command, key: bytes | str, *, anyway: bool = False) -> None:
-        """Take a command that names what it is about; `anyway` is for what has to be said whoever looks."""
+        """Take a command that names its subject; `anyway` is for commands that are allowed also during a query."""
         if not anyway:
             self.check_writable()
         self.ledger.issue_once(command, key)

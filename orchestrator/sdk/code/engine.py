@@ -30,7 +30,7 @@ class _Cached:
 
 
 class Running:
-    """An activation whose code runs, in which thread; and what whoever watches its time has seen of it."""
+    """An activation whose code runs, its thread, and what the watchdog has seen of it."""
 
     __slots__ = ("commander", "looked_at", "seen", "since", "thread", "watched")
 

@@ -123,4 +123,4 @@ class DurableFuture(OrderedFuture[T]):
 
     def _break(self, error: Exception) -> None:
         self.set_exception(error)
-        self._log_traceback = False  # whether or not the code looks at it, the history tells it
+        self._log_traceback = False  # whether or not the code looks at it, the history has it

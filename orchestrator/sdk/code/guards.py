@@ -1,6 +1,6 @@
 """Calls that replay could not repeat are refused inside a workflow, with the name of what to call instead.
 
-While a workflow's code runs, and only then, the interpreter tells `watch` of every call in this thread (it is a
+While a workflow's code runs, and only then, the interpreter calls `watch` for every call in this thread (it is a
 profile function). So nothing is patched, `from time import time` is seen as well as `time.time`, and other threads pay
 nothing. A call counts if it is made by the project's own code: the packages that hold workflows, and any file that is
 not part of Python or of an installed package.

@@ -53,7 +53,7 @@ class WorkflowHandle(Generic[R]):
 
     @property
     def _run(self) -> bytes:
-        """The run that is told and asked."""
+        """The run that this handle stands for."""
         return self._id if self._sent is None else self._client.backend.code.reached(self._sent) or self._id
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ class WorkflowHandle(Generic[R]):
         """Return its state: running, `stuck` where its code cannot go on, success, failed, cancelled or terminated."""
         return self._client.backend.code.status(self._run)
 
-    # -- what it can be told
+    # -- messages to the run
 
     def signal(self, name: str, value: Any = None) -> None:
         """Send a signal; it waits until the code takes it. Inside a workflow this is a command, and is sent once."""
@@ -138,7 +138,7 @@ class WorkflowHandle(Generic[R]):
             return self._run, payload
 
     def cancel(self) -> None:
-        """Ask the run to cancel itself: its code is told, and may tidy up."""
+        """Ask the run to cancel itself: its code gets CancelledError, and may clean up."""
         self._client.backend.code.cancel(self._run)
 
     def terminate(self) -> None:
@@ -149,8 +149,8 @@ class WorkflowHandle(Generic[R]):
     def reset(self, *, to: int, reason: str = "") -> Steps[WorkflowHandle[R]]:
         """Start a run that repeats this one up to event `to` of its history; return it.
 
-        What had ended by then is kept, and all else is done again. If this run is open, it ends, and whoever holds or
-        waits for it is led to the new one. WrongState if `to` is no event that a run can be reset to.
+        What had ended by then is kept, and all else is done again. If this run is open, it ends, and its handles follow
+        the new one. WrongState if `to` is no event that a run can be reset to.
         """
         refuse_inside_task("a workflow")
         checked = reason and check_label("reason", reason)

@@ -126,7 +126,7 @@ class Handlers:
             yield f"{request.name}{NO_HANDLER} (it has: {', '.join(sorted(self._updates)) or 'none'})"
 
     def last_answers(self, continues: bool) -> list[AnswerUpdate]:
-        """Return what those are told, when the run ends, whose updates are not done, or found no handler."""
+        """Return the answers to updates that are not done, or found no handler, when the run ends."""
         ends = "continued as a new one" if continues else "ended"
         for request in self._early.values():
             self._running[request.id] = request.name

@@ -1,4 +1,4 @@
-"""Which updates a workflow's code can answer, as far as its source tells; so that a misspelt one need not be sent."""
+"""Which updates a workflow's code can answer, by its source, so that a misspelt one need not be sent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class WorkflowSignature(Signature):
         self._versions = versions
 
     def check_update(self, name: str) -> None:
-        """Refuse an update that no version of the code answers; where that cannot be told, the run decides."""
+        """Refuse an update that no version of the code answers; where that is unknown, the run decides."""
         known: set[str] = set()
         for function in (self._function, *self._versions()):
             names = update_names(function)

@@ -111,7 +111,7 @@ class LiveRun:
             await self.commander.loop.close_generators()
 
     def _arguments(self, payload: bytes) -> tuple[list[Any], dict[str, Any]]:
-        """Return what the run was started with; who started it has checked that against the signature of then."""
+        """Return the arguments of the run; its start has checked them against the signature of then."""
         arguments, keywords = decode_call(payload)
         try:
             return self.workflow._signature.restore(arguments, keywords)

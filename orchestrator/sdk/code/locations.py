@@ -15,7 +15,7 @@ from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.guards import is_own_code
 
 _MOST = 5
-"""Places, signals and updates of one run that are told: there may be thousands."""
+"""Lines, signals and updates of one run that are shown: there may be thousands."""
 _LONGEST = 200
 _INNER = ("cr_await", "gi_yieldfrom", "ag_await")
 _FRAMES = ("cr_frame", "gi_frame", "ag_frame")

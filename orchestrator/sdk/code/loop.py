@@ -28,7 +28,7 @@ _MOST_IDLE_CALLBACKS = 100_000
 
 
 class Timers(Protocol):
-    """Who keeps the loop's timers."""
+    """Keeps the loop's timers."""
 
     def start_timer(self, timer: Timer, seconds: float, name: str) -> None:
         """Call `timer` when this many seconds have passed."""
@@ -43,7 +43,7 @@ class Timers(Protocol):
         """Let the code run no further: it has done something that cannot be repeated."""
 
     def report(self, message: str, error: BaseException | None) -> None:
-        """Tell people of an error that nobody in the code has looked at."""
+        """Log an error that the code has not looked at."""
 
 
 class OrderedFuture(asyncio.Future[T]):

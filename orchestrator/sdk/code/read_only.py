@@ -1,8 +1,8 @@
 """Queries and validators look at a workflow, and may change nothing of it.
 
-What commands something, or takes a random number, asks `Commander.check_unseen` by itself. What belongs to asyncio
-knows nothing of that, so while somebody looks, the interpreter tells of every call (it is a profile function, as in
-`guards.py`), and one that would change an event, a queue or a future is refused before it begins.
+Commands and random numbers ask `Commander.check_writable`. Objects of asyncio do not, so during a query the interpreter
+reports every call (it is a profile function, as in `guards.py`), and a call that would change an event, a queue or a
+future is refused before it begins.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FUTURES = frozenset(
 
 @contextmanager
 def read_only(commander: Commander, who: str) -> Iterator[None]:
-    """Let nothing be changed in a workflow by `who` looks at it."""
+    """Refuse changes of a workflow while a query or validator (`who`) looks at it."""
     before = sys.getprofile()
     commander.read_only = who
     commander.loop.sealed = True
@@ -74,7 +74,7 @@ def _refuse(what: str) -> None:
 
 
 class RunRandom(random.Random):
-    """The random numbers of a run, of which nobody takes one who only looks."""
+    """The random numbers of a run, which a query may not take."""
 
     def __init__(self, commander: Commander) -> None:
         self._commander = commander

@@ -15,7 +15,7 @@ from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.workflow import CodeWorkflow
 
 _NEVER_SHOWN = get_args(EndRecord)
-"""How a run ended: no code looks at that again, and only who compares everything reads it."""
+"""How a run ended: code never sees it, and only an exact comparison reads it."""
 
 
 def replay(

@@ -1,4 +1,4 @@
-"""Signals: what others tell a run, kept in order per name until the code takes it."""
+"""Signals: messages to a run, kept in order per name until the code takes them."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ Schema = dict[str, Any]
 
 
 class Field(NamedTuple):
-    """How the value of a key is read, and what editors are told of it."""
+    """How the value of a key is read, and what the JSON schema says of it."""
 
     read: Convert
     schema: Schema

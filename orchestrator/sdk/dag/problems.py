@@ -1,4 +1,4 @@
-"""What is wrong with a workflow, as people are told: where in the file, and in which words."""
+"""Problems of a workflow: where in the file, and in which words."""
 
 from __future__ import annotations
 

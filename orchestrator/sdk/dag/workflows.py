@@ -87,9 +87,9 @@ class StoredWorkflow:
         return RunHandle(self._client, run_id)
 
     def delete(self) -> None:
-        """Delete the workflow and its schedules: nothing starts it any more. Its runs stay, and those under way go on.
+        """Delete the workflow and its schedules: nothing starts it any more. Its runs stay, and open ones go on.
 
-        Who applies it again has it back, with its history.
+        Applying it again restores it, with its history.
         """
         if not self._client.backend.workflows.delete(self.name):
             self._client.backend.workflows.latest(self.name)  # which says that there is none

@@ -1,7 +1,7 @@
 """The client's side of an API: the same calls as the backend's, over HTTP.
 
 remote ─┬─ tasks  runs  workflows  code  schedules  queues  fleet  insights    made from their declarations
-        ├─ waiting      one long poll for many who wait
+        ├─ waiting      one long poll for many waits
         ├─ asking       a request, tried again where that is safe, and its answer or error
         └─ http         connections that are kept open
 """

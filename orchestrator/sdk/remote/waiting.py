@@ -133,7 +133,7 @@ class _Polls:
                 hang_up(connection)
             waiters = {waiter for waiting in self._waiting.values() for waiter in waiting}
         for waiter in waiters:
-            waiter.wake(None)  # and go on with those who come after
+            waiter.wake(None)  # and go on with later waits
 
     def listen(self, keys: Iterable[Key], waiter: _Waiter) -> None:
         """Wake a waiter from now on when one of these ends."""
@@ -196,7 +196,7 @@ class _Polls:
             if self._is_closed or not self._unasked:
                 self._threads -= 1
                 return []
-            # A run of code and the task of its turns have one id, by which answers are told apart.
+            # A run of code and its turn task have one id: the kind of an answer distinguishes them.
             keys = list({key[1]: key for key in islice(self._unasked, MOST_AT_ONCE)}.values())
             for key in keys:
                 del self._unasked[key]

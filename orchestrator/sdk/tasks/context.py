@@ -1,4 +1,4 @@
-"""Who is running: the task around the current code, if any, and what it can say and do."""
+"""The task around the current code, if any, and what it can do."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TaskContext:
             self._runtime.progress(float(fraction), text)
 
     def log(self, text: str, level: Level = "info") -> None:
-        """Say something to whoever watches the task; its last lines are kept for an hour."""
+        """Write a line to the log of the task."""
         if level not in get_args(Level):
             raise InvalidTask(f"Log level: expected one of {', '.join(get_args(Level))}, found {level!r}.")
         if not isinstance(text, str):
@@ -110,15 +110,15 @@ class TaskContext:
         """
         return cast("IO[bytes]", self._require_runtime("ctx.open_output()").open_output())
 
-    # -- being told to stop
+    # -- stopping
 
     @property
     def cancelled(self) -> bool:
-        """Say whether the attempt has been told to stop: cancelled, timed out, or no longer the current one."""
+        """Say whether the attempt must stop: cancelled, timed out, or no longer the current one."""
         return self._runtime is not None and self._runtime.interruption() is not None
 
     def check_cancelled(self) -> None:
-        """Raise TaskAborted or TaskTimeout if the attempt has been told to stop."""
+        """Raise TaskAborted or TaskTimeout if the attempt must stop."""
         reason = None if self._runtime is None else self._runtime.interruption()
         if reason is not None:
             raise reason
@@ -203,7 +203,7 @@ class TaskRuntime(Protocol):
         """Leave something for the next attempt."""
 
     def interruption(self) -> BaseException | None:
-        """Return why the attempt was told to stop, or None while it may go on."""
+        """Return why the attempt must stop, or None while it may go on."""
 
     def transaction(self) -> AbstractContextManager[Connection]:
         """Open the transaction that completes the task."""

@@ -85,7 +85,7 @@ class CallOptions:
     concurrency: int | None = None
     """How many may run at once in the whole fleet: of each key if there is a concurrency_key, else of the task."""
     concurrency_key: Key | Computed[Key | None] | None = None
-    """Whom it is for. Keys take turns, and `concurrency` and `rate` hold for each of them."""
+    """The key that it belongs to. Keys take turns, and `concurrency` and `rate` hold for each of them."""
     total_concurrency: int | None = None
     """How many may run at once in the whole fleet, all keys together."""
     rate: str | Rate | None = None
@@ -232,7 +232,7 @@ class CallOptions:
         return callable(self.unique_key) or callable(self.concurrency_key) or callable(self.weight)
 
     def fixed(self, arguments: Mapping[str, Any]) -> CallOptions:
-        """Return these options with what the arguments of a call decide: whom it is for, and its weight."""
+        """Return these options with those that the arguments of a call decide: its concurrency key and its weight."""
         return dataclasses.replace(
             self,
             concurrency_key=_compute(self.concurrency_key, arguments),

@@ -34,9 +34,9 @@ class Signature:
         leading: int = 0,
         options: Collection[str] = (),
     ) -> None:
-        """Read a function's signature; `leading` parameters are not the caller's business, whatever their types.
+        """Read a function's signature; callers do not pass the `leading` parameters.
 
-        `options` are given elsewhere, and whoever gives one among the arguments is told where.
+        An option among the arguments raises an error that says where `options` are given.
         """
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise InvalidTask(
@@ -153,7 +153,7 @@ class Signature:
         self._restore(name if name in self._signature.parameters else self._double_star, value)
 
     def check_result(self, value: Any, data: bytes) -> None:
-        """Refuse a result that whoever asks for it could not turn into the annotated type."""
+        """Refuse a result that could not be decoded into the annotated type."""
         if self._result is not Any and type(value) not in self._sure_results:
             self.restore_result(decode_value(data))
 

@@ -103,7 +103,7 @@ class TaskTransaction:
         return holders
 
     def promise(self, tasks: Sequence[NewTask]) -> None:
-        """Create tasks that were to follow the success. Whoever needs a key waits for it in the inbox."""
+        """Create tasks that follow the success. A task that needs a taken key waits for it in the inbox."""
         with_keys = [task for task in tasks if task.unique is not None]
         with borrowed(self.connection, self._namespace):
             if with_keys:

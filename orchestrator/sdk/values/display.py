@@ -12,7 +12,7 @@ from orchestrator.sealing import CALL, CODE, Sealed, described, open_data
 
 
 def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of a task, whoever made it; a turn of a workflow as code has none.
+    """Return the arguments of any task; a turn of a workflow as code has none.
 
     Tasks of steps, hooks and schedules carry where they belong beside their arguments.
     """

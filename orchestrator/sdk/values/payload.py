@@ -105,7 +105,7 @@ def decode_unread(data: bytes) -> tuple[Any, bool]:
 
 
 def _call(data: bytes) -> bytes:
-    """Return an encoded call, wherever it is and whoever has sealed it."""
+    """Return an encoded call, wherever it is stored, opened if it is sealed."""
     stored = whole_reference(data)
     return open_data(data if stored is None else read_encoded(stored), CALL)
 
@@ -194,7 +194,7 @@ def _checked(data: bytes, what: str, limit: int) -> bytes:
 
 
 def _unreadable(data: bytes) -> str | None:
-    """Return why what was written cannot be read, or not by a reader who has less stack left than its writer had."""
+    """Return why an encoded value cannot be read, or not by a reader with less stack than its writer."""
     try:
         if _is_surely_shallow(data, MOST_LEVELS) or not is_too_deep(_decoder.decode(data)):
             return None
@@ -221,7 +221,7 @@ def _is_surely_shallow(data: bytes, levels: int) -> bool:
 
 
 def decode_shown(data: bytes) -> Any:
-    """Decode a value for who looks at it: what is stored elsewhere is not read, and a text says what it is."""
+    """Decode a value to show it: a text stands for a value in the payload store, which is not read."""
     return _telling.decode(data)
 
 

@@ -14,9 +14,9 @@ Decode = Callable[[bytes], Any]
 
 
 class Payload:
-    """A value that was not read yet. Annotate a parameter with it to be given large data unread.
+    """A value that was not read yet. Annotate a parameter with it to get large data unread.
 
-    Whoever enqueues such a task gives the value itself, or `Payload(value)`, which type checkers prefer.
+    Callers of such a task pass the value itself, or `Payload(value)`, which type checkers prefer.
     """
 
     __slots__ = ("_decode", "_reference", "_value")

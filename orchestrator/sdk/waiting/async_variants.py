@@ -24,7 +24,7 @@ _STEPS = "_steps_of_call"
 
 
 class _Client(Protocol):
-    """Who has threads in which methods can run."""
+    """Has threads in which methods can run."""
 
     @property
     def threads(self) -> Threads: ...

@@ -1,4 +1,4 @@
-"""What keeps something from its end, told to those who wait for it in vain."""
+"""Why a task or run does not end, for callers that wait for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = get_logger("client")
 _ASK_AGAIN = 5.0
 """Seconds in which one waiter asks for all."""
 _SAY_AGAIN = 60.0
-"""Seconds after which those who still wait are told again what is in the way."""
+"""Seconds between two warnings to a caller that still waits."""
 
 
 class ObstacleLog:

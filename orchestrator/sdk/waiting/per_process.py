@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ProcessLock:
-    """A lock that a fork finds open, whoever held it, and that a signal handler may take a second time."""
+    """A lock that is free after a fork, and that a signal handler may take a second time."""
 
     def __init__(self) -> None:
         self._locks: dict[int, threading.RLock] = {}

@@ -1,4 +1,4 @@
-"""Calls that wait, written once for those who have a thread to wait in and for those who have an event loop.
+"""Calls that wait, written once for threads and for event loops.
 
 Such a call is a generator: it yields a `Pause` where there is nothing to do but wait, and what it does in between takes
 a moment. `complete` takes the steps in the thread of the caller. `Threads.complete` takes each in a thread of the
@@ -30,7 +30,7 @@ class Pause:
     def ring(self) -> None:
         """End this pause, or the next one. Any thread may do so."""
         self._rung.set()
-        wake = self._wake  # after the flag is up; whoever waits looks at them in the opposite order
+        wake = self._wake  # after the flag is set; a wait looks at them in the opposite order
         if wake is not None:
             wake()
 
@@ -65,7 +65,7 @@ Stream = Generator[Pause | R, None, None]
 
 
 def check_timeout(timeout: object) -> None:
-    """Refuse what is no number of seconds before anything is asked or told."""
+    """Refuse what is no number of seconds, before any request."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
         raise TypeError(f"timeout: expected a number of seconds, or None to wait for ever, found {timeout!r:.100}.")
 

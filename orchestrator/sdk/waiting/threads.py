@@ -80,7 +80,7 @@ class Threads:
                 raise
 
     async def _advance(self, steps: Generator[Any, None, Any], asked_at: float | None) -> _Leg[Any]:
-        """Go on to the next pause; the first step is told when the call was made."""
+        """Go on to the next pause; the first step gets the time of the call."""
         if inside_workflow():
             return _walk(steps)
         walk = partial(contextvars.copy_context().run, _walk, steps, asked_at)

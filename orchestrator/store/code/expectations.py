@@ -1,4 +1,4 @@
-"""What runs of workflows as code wait for beside tasks: timers and promises. And answers for those who ask them."""
+"""What runs of workflows as code wait for beside tasks: timers and promises; and answers to requests."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ SELECT n.id, %(now)s::timestamptz, n.result, n.error
 
 
 def answer(connection: Connection, answers: Iterable[Answered], now: datetime) -> None:
-    """Keep answers for those who asked; the first to a request counts."""
+    """Store answers to requests; the first to a request counts."""
     rows = _ANSWERS((one.id, one.result, one.error and one.error.to_json()) for one in answers)
     _ANSWER(connection, rows, now=now)
 

@@ -44,7 +44,7 @@ def take(
         if _CLAIM.first(connection, key=key, run=run) is not None:
             return None
         if _LOCK.first(connection, key=key) is not None:
-            break  # else whoever had it has just let it go
+            break  # else its holder has just released it
     found = _HOLDER.one(connection, key=key, in_order=in_order)
     if not (anew and found.is_over) or found.is_awaited:
         return found.run.bytes, found.status

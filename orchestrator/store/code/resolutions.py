@@ -1,6 +1,6 @@
-"""What people said of promises that the code of runs does not wait for yet (`domain/code/promises.py`).
+"""Answers to promises that the code of runs does not wait for yet (`domain/code/promises.py`).
 
-A row of number 0 says only that a promise of the name was settled or given up, so that who comes second is told.
+A row of number 0 says that a promise of the name was settled or given up, so a second answer is refused.
 """
 
 from __future__ import annotations

@@ -149,9 +149,10 @@ SELECT /* flow_runs.standing */ r.status, r.state,
 
 
 def take_turn(connection: Connection, run: bytes, keys: Sequence[str]) -> Standing:
-    """Let nobody else send a run anything until the end of the transaction; return how it stands.
+    """Lock a run against further messages until the end of the transaction; return its state.
 
-    A signal leaves the inbox for the state, or for what the run has not been told, so all are read in one statement.
+    A signal moves from the inbox to the state, or to the pending changes of the run, so one statement reads all of
+    them.
     """
     _LOCK(connection, id=run)
     asked = {"kind": str(RequestKind.FLOW_SIGNAL), "cancel": str(RequestKind.CANCEL_RUN), "keys": list(keys)}
@@ -181,9 +182,8 @@ SELECT /* flow_runs.keeps */ coalesce(octet_length(r.state), 0)
 
 
 def keeps(connection: Connection, run: bytes) -> int:
-    """Return about how many bytes a run keeps, or will when it has been told what was sent: each signal twice, by its
-    key and in the shared state.
-    """
+    """Return about how many bytes a run keeps, with the signals that are pending: each twice, by its key and in the
+    shared state."""
     return int(_KEEPS.first(connection, id=run, kind=str(RequestKind.FLOW_SIGNAL)) or 0)
 
 

@@ -1,4 +1,4 @@
-"""What happens now, for those who look on: each statement reads a bounded number of rows along an index."""
+"""What happens now: each statement reads a bounded number of rows along an index."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TaskInFlight:
     status: str
     """`dispatched` or `running`."""
     worker: str | None
-    """Who runs it; None until that is known."""
+    """The worker that runs it; None until that is known."""
     attempt: int
     """The number of this attempt."""
     run_id: str | None

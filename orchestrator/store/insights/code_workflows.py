@@ -1,4 +1,4 @@
-"""Workflows as code: which there are, as far as workers and open runs tell, and their open runs."""
+"""Workflows as code that workers announce or that have open runs, and these runs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ SELECT /* insights.code_workflows.last_run */ r.version, h.data
 
 
 class CodeStart(NamedTuple):
-    """What a run of a workflow as code is started with by somebody who has not got its code."""
+    """What a run of a workflow as code is started with by a caller that does not have its code."""
 
     version: int
     queue: str

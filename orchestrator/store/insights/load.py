@@ -1,4 +1,4 @@
-"""How much there is to do, for those who ask every few seconds: each number costs a walk along an index, and no more.
+"""The backlog, for callers that ask every few seconds: each number costs a walk along an index, and no more.
 
 `fleet.list_queues` counts every open task, which takes long where there are millions. Here nothing is counted beyond
 `MOST_COUNTED`, and the oldest task of a queue is found at the front of its priorities.
@@ -17,7 +17,7 @@ from orchestrator.store.sql import Statement
 from orchestrator.store.tables.tasks import READY_IN_LANE, READY_PLAIN
 
 MOST_COUNTED = 10_000
-"""Where a queue has more, this many are told; how many there are in all, Postgres estimates."""
+"""Counts stop at this number; Postgres estimates the total."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class QueueLoad:
     ready: int
     """Tasks that only wait for a free slot."""
     delayed: int
-    """Tasks that wait for their time, or for somebody who knows them."""
+    """Tasks that wait for their time, or for a worker that knows them."""
     in_flight: int
     """Tasks that are with the workers, or on their way."""
     oldest: float | None

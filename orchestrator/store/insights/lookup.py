@@ -76,7 +76,7 @@ _TIME = 13
 
 @dataclass(frozen=True, kw_only=True)
 class IdMatch:
-    """A task or a run, as one tells it from others."""
+    """A task or a run in a list of ambiguous ids."""
 
     id: UUID
     name: str
@@ -123,7 +123,7 @@ def begin_with(connection: Connection, kind: Kind, digits: str, most: int, withi
 
 
 def enough(connection: Connection, kind: Kind, shown: Sequence[UUID]) -> int:
-    """Return how many characters tell each of these ids from every other one that there is."""
+    """Return how many characters distinguish each of these ids from all others."""
     rows = _ENOUGH[kind](connection, ids=[identifier.bytes for identifier in shown])
     return max((_difference(one, beside) for one, beside in rows), default=0) or _TIME
 

@@ -43,7 +43,7 @@ class LongTransaction:
     application: str
     """What the program calls itself, or the prepared transaction's id."""
     role: str
-    """Who it is logged in as."""
+    """Its user."""
     state: str
     """What it does: `active`, `idle in transaction`, `prepared`."""
     query: str
@@ -85,7 +85,7 @@ SELECT /* insights.lock_holders */ DISTINCT a.pid, a.application_name,
 
 
 def lock_holders(connection: Connection) -> list[tuple[int, str, str]]:
-    """Return who keeps others from reading our tables: process, application and last statement."""
+    """Return the process that keeps others from reading our tables: process, application and last statement."""
     return _HOLDERS(connection)
 
 

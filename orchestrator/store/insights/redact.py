@@ -29,7 +29,7 @@ _MOST_BYTES = 4_000_000
 _MOST_EVENTS = 20_000
 _REDACTING = "$.steps[*] ? (exists (@.registered.options.redact))"
 _OF_STEPS = "$.steps[*].registered.options.redact[*]"
-# Up: who enqueued a task, what it follows, whose run it is in, what started that. Then down again, through child runs.
+# Up: its parent, the task it follows, its run, the start of that run. Then down again, through child runs.
 _TREE = """
 WITH /* {name} */ RECURSIVE up (task, run) AS (
     SELECT %(task)s::uuid, %(run)s::uuid
@@ -138,7 +138,7 @@ class Family(NamedTuple):
     given: list[Any]
     """What runs of definitions were given, as plain data."""
     said: list[tuple[str, bytes]]
-    """What runs of code were given and told, each by its name, encoded."""
+    """Arguments and messages of runs of code, each by its name, encoded."""
     is_partial: bool
     """There is more of it than was read."""
 

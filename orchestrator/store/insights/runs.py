@@ -24,7 +24,7 @@ class RunView:
     id: UUID
     """Its id, which sorts by the time of its creation."""
     name: str
-    """What it was called by who started it."""
+    """The name that its caller gave it."""
     status: str
     """Where it stands."""
     cancelling: bool
@@ -241,7 +241,7 @@ _SEALED = "(sealed)"
 
 
 def _shown_params(stored: Any) -> Any:
-    """Return parameters, opened if they are sealed; where they cannot be, as they are: who asked may have the key."""
+    """Return parameters, opened if they are sealed; if that fails, sealed: the caller may have the key."""
     opened = open_json(stored)
     return opened if isinstance(opened, dict) else {_SEALED: stored}
 
@@ -253,9 +253,7 @@ def told_params(params: Mapping[str, Any] | str) -> Mapping[str, Any] | str:
         return params
     text = open_text(sealed)
     try:
-        return msgspec.json.decode(
-            text, type=dict[str, Any]
-        )  # whoever got it over HTTP, and has the key, has opened it
+        return msgspec.json.decode(text, type=dict[str, Any])  # a client over HTTP that has the key has opened it
     except msgspec.MsgspecError:
         return text
 

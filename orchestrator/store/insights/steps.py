@@ -92,9 +92,9 @@ SELECT NULL, NULL, step, started_at, ended_at,
 
 def list_steps(connection: Connection, run: UUID, *, definition: Definition | None = None) -> list[StepView]:
     """Return the steps of a run in the order of its definition; none if it has no definition, or if that or its plan
-    cannot be read: it is stuck then, and says so.
+    cannot be read (then the run is stuck).
 
-    The definition of a run never changes: whoever looks again and again may pass it.
+    The definition of a run never changes: a caller that looks again may pass it.
     """
     try:
         definition = definition or workflows.of_run(connection, run.bytes)

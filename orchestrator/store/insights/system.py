@@ -117,7 +117,7 @@ class Overview:
     """The state of the system in one value."""
 
     leader: Leader | None
-    """Who leads; None if nobody does."""
+    """The leader; None if there is none."""
     revision: str | None
     """The revision of the database schema."""
     open: Mapping[str, int]
@@ -219,7 +219,7 @@ SELECT /* insights.leader */ address, term,
 
 
 def find_leader(connection: Connection, shard: int = 0) -> Leader | None:
-    """Return who leads now."""
+    """Return the leader."""
     return _LEADER.first(connection, shard=shard)
 
 

@@ -88,7 +88,7 @@ class AttemptView:
     error: ErrorView | None
     """What went wrong."""
     worker: str | None
-    """Who had it."""
+    """The worker that had it."""
     started_at: datetime | None
     """When it began; None if it never did, or nobody could say."""
     ended_at: datetime | None

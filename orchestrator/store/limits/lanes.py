@@ -22,7 +22,7 @@ class Arrival(NamedTuple):
     priority: int
     options: str | None
     is_first: bool
-    """There are others behind it of which nobody tells."""
+    """Other tasks stand behind it, without requests of their own."""
 
 
 # Readiness is no condition of the probe: it would let the planner walk the index of all that is ready, for each id.
@@ -38,7 +38,7 @@ SELECT /* lanes.arrived */ t.queue, t.lane, t.priority, t.options::text AS optio
 
 
 def arrived(connection: Connection, tasks: Sequence[tuple[bytes, bool]]) -> list[Arrival]:
-    """Return where tasks of which the inbox tells stand ready; each is marked if it is the first of several."""
+    """Return the lanes of ready tasks that the inbox names; each is marked if it is the first of several."""
     return _ARRIVED(connection, _TOLD(tasks))
 
 

@@ -1,6 +1,6 @@
-"""What people have set for a queue: paused or not, its limits, how long it keeps what has ended.
+"""Settings of a queue: paused or not, its limits, how long it keeps ended tasks.
 
-Anyone may write it; the inbox tells the leader.
+Clients write them; a request in the inbox notifies the leader.
 """
 
 from __future__ import annotations

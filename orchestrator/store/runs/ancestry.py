@@ -1,4 +1,4 @@
-"""Runs that were started by runs: how many there are, and who waits for itself."""
+"""Runs that were started by runs: how many there are, and which wait for themselves."""
 
 from __future__ import annotations
 
@@ -76,10 +76,9 @@ SELECT asked.id, asked.lane_limit, asked.lane, asked.parent_run FROM asked JOIN 
 
 
 def waiting_for_themselves(connection: Connection, ids: Sequence[bytes], limit: int) -> dict[bytes, int]:
-    """Return those of these waiting child runs that can never begin, because all who hold their limit wait for runs
-    that wait for it; and how many may hold it. Of each limit only the children of one run: when they give way, the
-    others may have room.
-    """
+    """Return those of these waiting child runs that can never begin, because all holders of their limit wait for runs
+    that wait for it; and how many may hold it. Of each limit only the children of one run: when they fail, the others
+    may have room."""
     first: dict[str, bytes] = {}
     found: dict[bytes, int] = {}
     for row in _WAITING_FOR_THEMSELVES(connection, ids=ids, limit=limit):

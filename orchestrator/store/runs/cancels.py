@@ -1,4 +1,4 @@
-"""Runs that are being cancelled: who they are, and what of them is open. Thousands at a time."""
+"""Runs that are being cancelled, and what of them is open. Thousands at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Late(NamedTuple):
 
     id: bytes
     is_told: bool
-    """Its code is to be told, and has a grace in which to end."""
+    """Its code must be notified, and has a grace period to end."""
 
 
 _TIME_OUT = Prepared[Late](f"""
@@ -126,7 +126,7 @@ class AtRest(NamedTuple):
 
     id: bytes
     is_with_parent: bool
-    """The run that started it is being cancelled, too, and need not be told."""
+    """Its parent is being cancelled, too, and need not be notified."""
 
 
 _AT_REST = Prepared[AtRest]("""

@@ -1,4 +1,4 @@
-"""What happened to runs that could not be told in the same tick."""
+"""Pending changes: what happened to runs and did not fit into the same tick."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SELECT run_id FROM (SELECT run_id FROM orchestrator.untold ORDER BY run_id LIMIT
 
 
 def waiting(connection: Connection, limit: int) -> set[bytes] | None:
-    """Return the runs that are not told anything at the moment, unless there may be more than so many.
+    """Return the runs that are not notified at the moment, unless there may be more than so many.
 
-    Some are stuck, others have to wait for their turn.
+    Some are stuck, others wait for their turn.
     """
     rows = _WAITING(connection, limit=limit + 1)
     return None if len(rows) > limit else set(rows)
@@ -42,7 +42,7 @@ SELECT /* untold.waiting_among */ w.id FROM unnest(%(runs)s::uuid[]) AS w(id)
 
 
 def waiting_among(connection: Connection, runs: Iterable[bytes]) -> set[bytes]:
-    """Return those of these runs that are not told anything at the moment."""
+    """Return those of these runs that are not notified at the moment."""
     return set(_WAITING_AMONG(connection, runs=runs))
 
 
@@ -56,9 +56,9 @@ SELECT n.run_id, %(held)s::boolean OR coalesce(
 
 
 def add(connection: Connection, some: Iterable[tuple[bytes, RunChanges]], *, is_over: bool = False) -> None:
-    """Keep what happened until runs can be told: those that are stuck when they are freed, others in the next tick.
+    """Store changes until runs can be notified: stuck ones when they are freed, others in the next tick.
 
-    If the runs are over, they are told when they have begun again.
+    Ended runs are notified when they have begun again.
     """
     rows = [(run, _encode(changes), place) for place, (run, changes) in enumerate(some)]
     if rows:
@@ -73,12 +73,12 @@ UPDATE /* untold.release */ orchestrator.untold u SET held = false
 
 
 def release(connection: Connection, runs: Sequence[bytes]) -> None:
-    """Let runs be told that have begun again."""
+    """Release the changes of runs that have begun again."""
     _RELEASE(connection, runs=runs)
 
 
 def facts_of(body: bytes) -> list[Fact]:
-    """Return the facts in what a run has not been told, as a row keeps it."""
+    """Return the facts in the pending changes of a run."""
     return _decode(body).facts
 
 
@@ -91,7 +91,7 @@ class WaitingChange(NamedTuple):
 
 
 class PendingChangesQueue:
-    """What is to be told next; of each run in order."""
+    """The changes to apply next; of each run in order."""
 
     def __init__(self) -> None:
         self._find = RoundRobin(
@@ -109,7 +109,7 @@ SELECT /* untold.read */ id, run_id, body FROM orchestrator.untold WHERE id = AN
 
 
 class Waited(NamedTuple):
-    """What one run has not been told, or the first of it, and where in the line that stands."""
+    """The pending changes of one run, or the first of them, and its position in the backlog."""
 
     run: bytes
     ids: list[int]
@@ -151,7 +151,7 @@ SELECT run_id, body FROM gone ORDER BY id
 
 
 def take_of(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, list[RunChanges]]:
-    """Return, and no longer keep, all that these runs have not been told; none of them is stuck any more."""
+    """Take all pending changes of these runs; none of them is stuck any more."""
     found: dict[bytes, list[RunChanges]] = {}
     for run, body in _TAKE_OF(connection, runs=runs):
         found.setdefault(run, []).append(_decode(body))

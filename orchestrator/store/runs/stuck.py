@@ -72,9 +72,9 @@ UPDATE orchestrator.untold SET held = true WHERE run_id = ANY (ARRAY(SELECT s.id
 
 
 def set_aside(connection: Connection, reasons: Iterable[tuple[bytes, str]]) -> None:
-    """Note that runs cannot be told what happened to them, with the reason as JSON; it waits until they are freed.
+    """Mark runs as stuck, with the reason as JSON; their changes wait until they are freed.
 
-    One that has ended in the same tick, before something failed that was still to be done with it, is not stuck.
+    A run that ended in the same tick, before a later part of it failed, is not stuck.
     """
     _SET_ASIDE(connection, _REASONS(reasons))
 

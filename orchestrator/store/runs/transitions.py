@@ -66,7 +66,7 @@ class RunRow(NamedTuple):
 
     @property
     def goes_on(self) -> bool:
-        """Say whether it has ended for nobody: who waits for it waits for the run in which it goes on."""
+        """Say whether it goes on in another run, for which its clients wait instead."""
         return self.code and self.reason in GOES_ON
 
 

@@ -117,7 +117,7 @@ def find(connection: Connection, text: str) -> list[StoredSchedule]:
     return [_stored(row) for row in _FIND(connection, text=text)]
 
 
-# Whoever sets a schedule again does not shift it: only other times give it another next fire. A person's pause, or
+# Setting a schedule again does not shift it: only other times give it another next fire. A person's pause, or
 # the end of one, stays until the definition itself says something else than it did.
 _SAME = "NOT s.paused AND s.definition - %(beside)s::text[] = excluded.definition - %(beside)s::text[]"
 _PUT = Statement[None](f"""

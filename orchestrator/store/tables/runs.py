@@ -92,7 +92,7 @@ index(
 )
 index("runs_by_end", runs.c.ended_at, where="ended_at IS NOT NULL")
 index("runs_stuck", runs.c.id, where="stuck IS NOT NULL AND ended_at IS NULL")
-# Only for those who list them: what looks a run up by its id must not be planned with this, while there are few.
+# Only for lists: a lookup by id must not be planned with this index while there are few.
 index(
     "runs_open_of_code",
     runs.c.workflow,

@@ -37,7 +37,7 @@ class Claimed(NamedTuple):
     """What an earlier attempt left for this one."""
     seq: int = 0
     worker: str | None = None
-    """Of a run's turn task: who has its code in memory."""
+    """Of a run's turn task: the worker that has its code in memory."""
     trace: str | None = None
     """The span that it came of."""
     ready: float | None = None

@@ -1,6 +1,6 @@
 """Tasks that complete in a transaction of their own, together with what they wrote: the one write of a worker.
 
-    worker   BEGIN; is the attempt current?   the task's own statements …   complete, tell the leader, COMMIT
+    worker   BEGIN; is the attempt current?   the task's own statements …   complete, notify the leader, COMMIT
     leader                                                                        ends the task as success
 
 The last three are one message to Postgres: a worker that is stopped or cut off holds no lock on a task's row, for it
@@ -99,7 +99,7 @@ SELECT /* completions.find */ asked.id, found.attempt, found.completion, coalesc
 
 
 def find(connection: Connection, items: Sequence[Request]) -> list[Success]:
-    """Return the successes that these requests tell of; of tasks that have ended since, none."""
+    """Return the successes of these requests; none for tasks that have ended since."""
     durations = {item.target: float(item.body) for item in items}
     return [
         Success(row.id, row.attempt, row.completion, durations[row.id], row.worker)

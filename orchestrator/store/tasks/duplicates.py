@@ -30,7 +30,7 @@ def named_in(error: BaseException) -> bytes | None:
 
 
 # Whether a task has ended is asked by a scalar subquery: EXISTS lets the planner read all that ever ended. Its run has
-# counted the end that stands, and those who were to follow have followed that: neither is told again.
+# counted the recorded end, and its follow-ups exist: neither happens again.
 _REMOVE = Prepared[Moved](f"""
 WITH /* duplicates.remove */ gone AS (
     DELETE FROM orchestrator.tasks t WHERE t.ctid = ANY (ARRAY(

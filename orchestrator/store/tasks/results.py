@@ -30,7 +30,7 @@ _NAME = Statement[str]("SELECT /* results.name */ name FROM orchestrator.ended_t
 
 
 def name_of(connection: Connection, task: bytes) -> str:
-    """Return what an ended task calls, for who tells of it."""
+    """Return the callbacks of an ended task."""
     return _NAME.first(connection, id=task) or "task"
 
 
@@ -64,7 +64,7 @@ def outcomes(connection: Connection, tasks: Sequence[bytes]) -> dict[bytes, Task
 
 
 def outcomes_alone(engine: Engine, tasks: Sequence[bytes]) -> dict[bytes, TaskOutcome]:
-    """Return the same on the shortest way, as whoever begins to wait does: only of failures it is asked who wants them.
+    """Return the same in one short statement, as the first look of a wait does: only failures are asked for callbacks.
 
     The engine is in autocommit mode.
     """

@@ -32,10 +32,10 @@ REVIVABLE = """
              WHERE k.key = e.unique_key AND k.task_id <> e.id AND (k.until IS NULL OR k.until > now())))
 """
 """Whether an ended task `e` can be opened again: its run can, and nobody else has its key. A run that has ended and
-stands in line for a limit, or gave its end to another run, is retried as a whole.
+waits for a limit, or that goes on in another run, is retried as a whole.
 
-Its run is asked for by a scalar subquery: EXISTS lets the planner read all runs into a hash table first.
-The code of a workflow has been told how its tasks ended, and none of them can end another way.
+Its run is found by a scalar subquery: EXISTS lets the planner read all runs into a hash table first.
+The code of a workflow has received the ends of its tasks, and none of them can end another way.
 """
 
 ENDED_SOURCES = [state for state in sources_of(TaskState.PENDING) if state in ENDED_TASK_STATES]
@@ -119,8 +119,8 @@ def ask(connection: Connection, task: bytes) -> tuple[str, str] | None:
     """Ask the leader to open an ended task again, in a transaction of the caller's.
 
     If another task has its key, or is to be opened with it, nothing is asked for: return the key and that task's id.
-    Those who ask for tasks of the same key take turns, on a lock that nobody else takes, since one request is told
-    from another only once it is committed.
+    Requests for tasks of the same key take turns on a lock of their own, because a request is visible only once it is
+    committed.
     """
     _WAIT_FOR_TURN(connection, id=task)
     holder = _HOLDER.first(connection, id=task)

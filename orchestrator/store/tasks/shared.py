@@ -24,8 +24,8 @@ _LONGEST_TITLE = 60
 def insert_shared(engine: Engine, tasks: Sequence[NewTask]) -> set[bytes]:
     """Create standalone tasks, in their order, in one round trip; return those whose keys could not be had at once.
 
-    It waits for no key that another transaction may be taking: who wants such a one is left to do so alone. Of two that
-    want the same key, the first has it.
+    It waits for no key that another transaction may be taking: the caller enqueues such a task alone. Of two that want
+    the same key, the first has it.
     """
     statement, values = _prepared(tasks)
     stored = statement.alone(engine, values)

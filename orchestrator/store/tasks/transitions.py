@@ -34,7 +34,7 @@ def among(states: Iterable[TaskState]) -> str:
 def current_attempt(states: Iterable[TaskState] = IN_FLIGHT_STATES) -> str:
     """Return a join that finds the row of each reported attempt `r` which still counts, as `found.place`.
 
-    Beside it stands when the attempt began and who runs it, as far as that is known.
+    Beside it stand the start and the worker of the attempt, as far as they are known.
     """
     return f"""CROSS JOIN LATERAL (
            SELECT ctid AS place, started_at AS began, worker AS runner FROM orchestrator.tasks
@@ -42,7 +42,7 @@ def current_attempt(states: Iterable[TaskState] = IN_FLIGHT_STATES) -> str:
 
 
 def arrivals(ready: str) -> str:
-    """Return a statement that tells the leader of tasks that are ready in a lane; `RequestKind.ARRIVAL` reads it."""
+    """Return a statement that notifies the leader of tasks that are ready in a lane; `RequestKind.ARRIVAL` reads it."""
     return f"INSERT INTO orchestrator.inbox (kind, target) SELECT 'arrival', id FROM {ready}"
 
 
@@ -75,7 +75,7 @@ class Moved(NamedTuple):
 
     @property
     def is_single(self) -> bool:
-        """Say whether its end concerns nobody but who waits for it: no run, no limit, no key, no follow-up."""
+        """Say whether its end concerns only its waiting clients: no run, no limit, no key, no follow-up."""
         return self.run_id is None and self.lane is None and self.unique_key is None and self.callbacks is None
 
 
@@ -113,7 +113,7 @@ _START_TOLD = Prepared[Moved](
 
 
 def start(connection: Connection, rows: Sequence[AttemptStart], now: datetime, *, told: bool = False) -> list[Moved]:
-    """Record that attempts are running; return them only if they are to be told of, for nothing follows."""
+    """Record that attempts are running; return them only for live events."""
     if told:
         return _START_TOLD(connection, _BEGINNINGS(rows), now=now)
     _START(connection, _BEGINNINGS(rows), now=now)

@@ -122,9 +122,9 @@ def _difference(connection: Connection, holder: str, task: NewTask, unique: Uniq
 
 
 def check_batch(connection: Connection, tasks: Sequence[NewTask], created: Mapping[bytes, bytes], beyond: str) -> None:
-    """Refuse tasks under a key of theirs that others were enqueued under: fewer, or as many and some more.
+    """Refuse tasks under a key that was used for other tasks: fewer, or as many and some more.
 
-    `created` has who has the key of each, and `beyond` is the key that one more would have.
+    `created` has the holder of each key, and `beyond` is the key that one more task would have.
     """
     new = [created[task.id] == task.id for task in tasks]
     if any(new) != all(new) or (new and not any(new) and _HOLDER.first(connection, key=beyond)):
@@ -140,7 +140,7 @@ def same_payload(one: bytes, other: bytes) -> bool:
     try:
         one, other = open_data(one, CALL), open_data(other, CALL)
     except Sealed:
-        return True  # who has no key for it cannot compare, and takes the key's word
+        return True  # a client without the data key cannot compare, and trusts the idempotency key
     return one == other or is_same(msgspec.msgpack.decode(one), msgspec.msgpack.decode(other))
 
 

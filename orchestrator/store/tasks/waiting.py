@@ -170,7 +170,7 @@ SELECT /* waiting.crowded */ DISTINCT queue, name, hold FROM orchestrator.tasks
 
 
 def crowded(connection: Connection) -> list[tuple[str, str, str]]:
-    """Return queue, name and hold of tasks that wait for a place with those who know them; for a new leader."""
+    """Return queue, name and hold of tasks that wait for capacity; for a new leader."""
     return _CROWDED(connection)
 
 
@@ -355,5 +355,5 @@ SELECT /* waiting.deaths */ wanted.id, a.deaths
 
 
 def deaths(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, int]:
-    """Return how many earlier attempts of these tasks have ended with their process, whoever was the cause."""
+    """Return how many earlier attempts of these tasks ended with their process, whatever the cause."""
     return dict(_DEATHS(connection, ids=ids))
