@@ -51,6 +51,7 @@ from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.dag.builder import Workflow
 from orchestrator.sdk.flow.builder import FlowGraph
 from orchestrator.sdk.flow.handle import FlowHandle
+from orchestrator.sdk.middleware import AttemptEnd, EnqueueCall, Middleware, TurnContext
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.tasks.context import TaskContext, current_task
 from orchestrator.sdk.tasks.gathering import agather, as_completed, gather
@@ -65,11 +66,13 @@ from orchestrator.settings import Settings
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttemptEnd",
     "AttemptOver",
     "CodeWorkflow",
     "ConfigurationError",
     "DeterminismViolation",
     "Duplicate",
+    "EnqueueCall",
     "ExpressionError",
     "FlowGraph",
     "FlowHandle",
@@ -82,6 +85,7 @@ __all__ = [
     "InvalidTask",
     "InvalidWorkflow",
     "LogEntry",
+    "Middleware",
     "NotDeterministic",
     "NotFound",
     "OperationFailed",
@@ -114,6 +118,7 @@ __all__ = [
     "TaskProgress",
     "TaskSkipped",
     "TaskTimeout",
+    "TurnContext",
     "Unavailable",
     "Uncertain",
     "UnknownHandler",

@@ -11,6 +11,7 @@ from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.domain.limits.names import LONGEST_KEY, lane_name
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
+from orchestrator.domain.tasks.headers import check_headers
 from orchestrator.domain.tasks.starts import START, CodeTarget
 from orchestrator.domain.tasks.task import NewTask, TaskOptions, UniqueKey
 from orchestrator.errors import InvalidTask, InvalidWorkflow
@@ -84,6 +85,7 @@ def _options(text: str | None) -> TaskOptions:
     for rate in (options.rate, options.total_rate):
         if rate is not None:
             check_rate("rate", rate)
+    check_headers(options.headers)
     return options
 
 

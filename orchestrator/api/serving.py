@@ -32,6 +32,7 @@ from orchestrator.api.refusals import Refusals
 from orchestrator.api.slots import Client, Slots
 from orchestrator.domain.access import Scope as Permission
 from orchestrator.domain.access import Ticket, masked
+from orchestrator.domain.tasks.headers import HTTP_HEADER, of_start, read_headers
 from orchestrator.errors import NotFound, Uncertain
 from orchestrator.monitoring.exposition import OTHER
 from orchestrator.sdk.acting import Actor, may_operate, served
@@ -89,6 +90,8 @@ class ServedPath:
                         held.enter_context(self._meter.stream(caller))
                         response = await self._listen(endpoint, request, caller, admit)
                     else:
+                        if (headers := request.headers.get(HTTP_HEADER)) is not None:
+                            of_start.set(read_headers(headers))
                         with serving(request.method, endpoint.path, request.headers.get("traceparent")):
                             response = await self.answer(endpoint, request, caller)
             except ClientDisconnect:

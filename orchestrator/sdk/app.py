@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextvars import ContextVar
 from datetime import datetime
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
@@ -24,6 +26,7 @@ from orchestrator.sdk.code.workflow import (
 from orchestrator.sdk.dag.workflows import Workflows
 from orchestrator.sdk.flow.flows import Flows
 from orchestrator.sdk.ids import new_id, parse_id
+from orchestrator.sdk.middleware import CarriedContext, Middleware, MiddlewareList, unswallowed
 from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.names import registered_name
 from orchestrator.sdk.queue import Queue
@@ -57,6 +60,8 @@ class Orchestrator:
             starts, and when something is asked for that is not known yet.
         autodiscover: Packages whose modules called `tasks` are imported in the same way, with all below them.
         routes: Queues of tasks by their names: `{"shop.mail.*": "mail"}`; the first that fits counts.
+        middleware: Hooks around enqueues, attempts and turns, the outermost first; see `Middleware`.
+        context: Context variables whose values, JSON data, travel from callers to tasks and to all that comes of them.
         overrides: Single settings, by name, that go before `settings` and those of the environment.
     """
 
@@ -67,6 +72,8 @@ class Orchestrator:
         include: Iterable[str] = (),
         autodiscover: Iterable[str] = (),
         routes: Mapping[str, str] | None = None,
+        middleware: Iterable[Middleware] = (),
+        context: Iterable[ContextVar[Any]] = (),
         **overrides: Any,
     ) -> None:
         if settings is not None and not isinstance(settings, Settings) and not callable(settings):
@@ -87,6 +94,10 @@ class Orchestrator:
         """Workflows that are code, registered with `@app.workflow`."""
         self.schedules = Schedules(self._client, self._registry)
         """Schedules: those that the code declares, and all that are in the database."""
+        self.middleware = MiddlewareList(partial(setattr, self._client, "middleware"))
+        """Hooks around enqueues, attempts and turns, the outermost first."""
+        carried = CarriedContext(context)
+        self.middleware.add(*([carried] if carried.variables else []), *middleware)
 
     # -- tasks
 
@@ -195,6 +206,9 @@ class Orchestrator:
         A call is a tuple or list of arguments, or a mapping of named ones, also where there is a single one:
         `app.enqueue_many(resize, [("a.png", 50), ("c.png",), {"path": "b.png"}])`.
         """
+        if self._client.middleware is not None and not task._is_hooked:
+            with unswallowed() as afterwards:
+                return self.enqueue_many(task._for_many(afterwards), calls)
         with sending("enqueue", task.name, task.queue):
             trace = current_trace()
             tasks = list(new_tasks(task, calls, trace))
@@ -213,6 +227,9 @@ class Orchestrator:
         `app.start_many(resize, ["a.png", "b.png"]).results()` waits for all of them. Inside a task, the scheduler
         starts it, and all of it travels in one message.
         """
+        if self._client.middleware is not None and not task._is_hooked:
+            with unswallowed() as afterwards:
+                return self.start_many(task._for_many(afterwards), items, name=name)
         hand_over, runtime = task._enqueue_path(), current_runtime()
         run_id = new_id() if runtime is None else runtime.next_id()
         calls = (item if isinstance(item, (tuple, list, Mapping)) else (item,) for item in items)

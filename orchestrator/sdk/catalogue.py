@@ -10,6 +10,7 @@ import msgspec
 
 from orchestrator.domain.dag.definition import check_size
 from orchestrator.domain.plain import stored_json, unstorable
+from orchestrator.domain.tasks.headers import of_start
 from orchestrator.domain.tasks.starts import StartSteps, as_task
 from orchestrator.errors import PayloadError
 from orchestrator.sdk.client import Client
@@ -46,6 +47,9 @@ class Catalogue(Mapping[str, T]):
 
 def start_run(client: Client, start: StartSteps, params: Mapping[str, Any], create: Callable[[bytes], bytes]) -> bytes:
     """Start a run, and return which one it is: `create` makes it under a new id, or the leader if a task asks."""
+    if client.middleware is not None and of_start.get() is None:
+        with client.middleware.starting("flow" if start.flow else "workflow", start.workflow, (), params):
+            return start_run(client, start, params, create)
     runtime = current_runtime()
     with sending("start", start.workflow) as sent:
         run_id = create(new_id()) if runtime is None else _start_in_task(client, runtime, start, params)

@@ -18,6 +18,7 @@ from orchestrator.settings import Settings, check_arguments, load_settings, with
 
 if TYPE_CHECKING:
     from orchestrator.sdk.calls.interface import Calls
+    from orchestrator.sdk.middleware import Chain
     from orchestrator.sdk.tasks.transaction import Transactions
 
 
@@ -46,6 +47,8 @@ class Client:
         self._lock = ProcessLock()
         self.threads = Threads()
         """Where the async variants of blocking calls run."""
+        self.middleware: Chain | None = None
+        """The hooks around calls, attempts and turns; None where the application has none."""
 
     @property
     def settings(self) -> Settings:

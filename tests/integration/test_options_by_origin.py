@@ -35,6 +35,7 @@ SAID: dict[str, Any] = {
     "rate": "10/s",
     "total_rate": "20/s",
     "weight": 3,
+    "headers": {"source": "import"},
 }
 
 

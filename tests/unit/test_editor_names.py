@@ -33,7 +33,7 @@ NAMES: dict[type[Any], tuple[str, str]] = {
     Orchestrator: (
         "enqueue enqueue_many start_many post_event retry_failed close",
         "task tasks find_task workflow workflows code_workflows flows schedule schedules handle run workflow_run queue "
-        "queues settings load_modules",
+        "queues settings load_modules middleware",
     ),
     Task: ("enqueue delay enqueue_in", "name queue function options schedule"),
     Handle: ("result open_result status progress logs cancel retry", "id"),
@@ -56,7 +56,8 @@ NAMES: dict[type[Any], tuple[str, str]] = {
     TaskContext: (
         "enqueue",
         "task_id task_name attempt queue run_id position workflow_name parallel_index parallel_count deadline details "
-        "progress log heartbeat cancelled check_cancelled remaining transaction complete open_output",
+        "headers failures is_after_loss progress log heartbeat cancelled check_cancelled remaining transaction "
+        "complete open_output",
     ),
     WorkflowContext: (
         "",

@@ -14,11 +14,13 @@ import pytest
 import orchestrator
 
 PUBLIC = [
+    "AttemptEnd",
     "AttemptOver",
     "CodeWorkflow",
     "ConfigurationError",
     "DeterminismViolation",
     "Duplicate",
+    "EnqueueCall",
     "ExpressionError",
     "FlowGraph",
     "FlowHandle",
@@ -31,6 +33,7 @@ PUBLIC = [
     "InvalidTask",
     "InvalidWorkflow",
     "LogEntry",
+    "Middleware",
     "NotDeterministic",
     "NotFound",
     "OperationFailed",
@@ -63,6 +66,7 @@ PUBLIC = [
     "TaskProgress",
     "TaskSkipped",
     "TaskTimeout",
+    "TurnContext",
     "Unavailable",
     "Uncertain",
     "UnknownHandler",

@@ -370,6 +370,8 @@ class Driver:
                 _call_soon(loop, lambda: self._in_background(self._release(watched, after, doubts)))
 
         self._reporter.report(report, job, applied)
+        if self._runner.client.middleware is not None:
+            self._runner.ended(job, report)
 
     def _in_background(self, going: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(going)

@@ -228,6 +228,8 @@ class Pool:
             self._spans.ended(job, report)
         self.task_log.ended(job, report)
         self._reporter.report(report, job)
+        if self._runner.client.middleware is not None:
+            self._runner.ended(job, report)
 
     def _forget(self, job: Job) -> None:
         self._jobs.pop(id(job), None)

@@ -5,27 +5,40 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Literal
+from uuid import UUID
 
 import msgspec
 
 from orchestrator.domain import redaction
 from orchestrator.domain.code.activation import Activated, Activation
-from orchestrator.domain.code.history import Event
+from orchestrator.domain.code.history import Event, Fact
 from orchestrator.domain.executors.call import ExecutorCall
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.sealed import open_activation
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.retry import is_worth_retrying
-from orchestrator.domain.tasks.task import Failed, Returned, Succeeded, TaskError
-from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, SoftTimeout, TaskTimeout, Unavailable
+from orchestrator.domain.tasks.task import Failed, Lost, RetryTask, Returned, Succeeded, TaskError, after_failure
+from orchestrator.errors import (
+    GiveUp,
+    InvalidTask,
+    PayloadError,
+    RetryLater,
+    SoftTimeout,
+    TaskAborted,
+    TaskTimeout,
+    Unavailable,
+)
 from orchestrator.payloads.keeping import MEANS, NoStore
 from orchestrator.references import is_reference, may_hold_references
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.code.engine import Engine, Running
+from orchestrator.sdk.middleware import AttemptEnd, Chain, TurnContext
 from orchestrator.sdk.names import also_called, type_names
-from orchestrator.sdk.tasks.context import enter_task
+from orchestrator.sdk.tasks.context import TaskContext, enter_task
 from orchestrator.sdk.tasks.failure import describe, without_secrets
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.task import Task
@@ -54,6 +67,7 @@ class Runner:
     """Runs jobs of one application."""
 
     def __init__(self, app: Orchestrator, outbox: Outbox, allowed: Allowed, *, database: bool = False) -> None:
+        self.client = app._client
         self._database = app if database else None
         self._tasks = app.tasks
         self._allowed = allowed
@@ -91,8 +105,13 @@ class Runner:
         try:
             job.interruptible(lambda reason: interrupt_thread(thread, reason))
             arguments, keywords = self._arguments(task, job)
-            enter_task(self._runtime(job))
-            value = task.function(*arguments, **keywords)
+            runtime = self._runtime(job)
+            enter_task(runtime)
+            if (hooks := self.client.middleware) is None:
+                value = task.function(*arguments, **keywords)
+            else:  # in a context of its own, so that no variable which a hook sets is there for the next task
+                call = partial(task.function, *arguments, **keywords)
+                value = copy_context().run(_around, hooks, runtime.context(), call)
             end_fork()
             report = self._success(job, task, value)
             return self._large.left(job, report) if self._large.has_store else report
@@ -134,13 +153,41 @@ class Runner:
                 return Activated(dispatch.id, dispatch.attempt, time.monotonic() - job.started_at, missing=True)
             activation = read_events(open_activation(activation))
             job.interruptible(lambda reason: interrupt_thread(thread, reason))
-            return self._large.left_turn(job, self._engine.activate(activation, dispatch.id, dispatch.attempt))
+            if (hooks := self.client.middleware) is None:
+                report = self._engine.activate(activation, dispatch.id, dispatch.attempt)
+            else:
+                report = copy_context().run(self._hooked_turn, hooks, job, activation)
+            return self._large.left_turn(job, report)
         except BaseException as error:  # noqa: BLE001  # no fault of the code: that would be in the report
             return self.failure(job, error)
         finally:
             job.uninterruptible()
             if job.interrupted_by is not None:
                 uninterrupted()
+
+    def _hooked_turn(self, hooks: Chain, job: Job, activation: Activation) -> Activated:
+        """Take a turn inside its hooks. What they raise after it is logged: the turn has been taken."""
+        dispatch, report = job.dispatch, None
+        turn = TurnContext(
+            workflow=activation.workflow,
+            run_id=UUID(bytes=dispatch.id),
+            headers={**job.options.headers},
+            is_replay=not activation.after and not all(isinstance(event.what, Fact) for event in activation.events),
+        )
+        try:
+            with hooks.turning(turn):
+                report = self._engine.activate(activation, dispatch.id, dispatch.attempt)
+        except Exception:
+            if report is None:
+                raise
+            log.exception("middleware.failed hook=turn: the turn counts", extra=job.fields)
+        return report
+
+    def ended(self, job: Job, report: AttemptReport) -> None:
+        """Tell the middleware of the end of an attempt that is being reported. Turns have a hook of their own."""
+        hooks = self.client.middleware
+        if hooks is not None and hooks.sees_ends and (end := attempt_end(job, report)) is not None:
+            hooks.ended(self._runtime(job).context(), end)
 
     def _gather(self, job: Job, activation: Activation) -> Activation | None:
         """Return an activation with the events that stand in pages; None if one of those is gone."""
@@ -172,8 +219,11 @@ class Runner:
                 arguments, keywords = await in_thread(lambda: self._arguments(task, job))
             else:
                 arguments, keywords = self._arguments(task, job)
-            enter_task(self._runtime(job))
+            runtime = self._runtime(job)
+            enter_task(runtime)
             call = task.function(*arguments, **keywords)
+            if (hooks := self.client.middleware) is not None:
+                call = _async_around(hooks, runtime.context(), call)
             if job.options.soft_timeout is not None:
                 call = Interruptible(call, lambda: job.interrupted_by is SoftTimeout)
             value = await call
@@ -365,6 +415,49 @@ class Runner:
         except Exception:
             log.exception("task.backoff_failed: the task waits for the default time", extra=job.fields)
             return None
+
+
+def attempt_end(job: Job, report: AttemptReport) -> AttemptEnd | None:
+    """Return how an attempt has ended, as middleware is told; None for a turn, and for one that was handed back."""
+    if job.dispatch.is_turn_task:
+        return None
+    if isinstance(report, Succeeded):
+        return AttemptEnd(outcome="success", seconds=report.duration)
+    if isinstance(report, Lost):
+        return AttemptEnd(outcome="lost", error=TaskError("WorkerLost", report.reason))
+    if not isinstance(report, Failed):
+        return None
+    outcome: Literal["cancelled", "retry", "failure"] = "cancelled"
+    if job.interrupted_by is not TaskAborted:
+        decision = after_failure(report, job.options.retry, job.dispatch.failures, 0.0)
+        outcome = "retry" if isinstance(decision, RetryTask) else "failure"
+    return AttemptEnd(outcome=outcome, error=report.error, seconds=report.duration)
+
+
+def _around(hooks: Chain, ctx: TaskContext, call: Callable[[], Any]) -> Any:
+    """Call a function inside the hooks of middleware; a fork of it ends before they go on."""
+    with hooks.executing(ctx):
+        try:
+            value = call()
+        except BaseException as error:
+            end_fork(error)
+            raise
+        end_fork()
+        return value
+
+
+async def _async_around(hooks: Chain, ctx: TaskContext, call: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        async with hooks.aexecuting(ctx):
+            try:
+                value = await call
+            except BaseException as error:
+                end_fork(error)
+                raise
+            end_fork()
+            return value
+    finally:
+        call.close()  # a hook may have refused to begin it
 
 
 def _is_worth_retrying(job: Job, error: BaseException) -> bool:

@@ -15,6 +15,7 @@ import msgspec
 
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.redaction import handed_on, scrub
+from orchestrator.domain.tasks.headers import inheriting
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, with_inherited
 from orchestrator.errors import (
     AttemptOver,
@@ -149,7 +150,10 @@ class JobRuntime:
             parallel_index=step.get("index") if step.get("count") is not None else None,
             parallel_count=step.get("count"),
             deadline=None if left is None else datetime.now(UTC) + left,
-            details=None if dispatch.details is None else decode_value(dispatch.details),
+            details=None if dispatch.details is None or job.options.executor else decode_value(dispatch.details),
+            headers={**job.options.headers},
+            failures=dispatch.failures,
+            is_after_loss=dispatch.alone,
             _runtime=self,
         )
 
@@ -183,11 +187,14 @@ class JobRuntime:
         return {}
 
     def _own(self, tasks: Sequence[NewTask]) -> list[NewTask]:
-        """Return tasks with whose children they are, and with what that one hides."""
+        """Return tasks with whose children they are, with its headers, and with what it hides."""
         parent, hidden = self.job.dispatch.id, handed_on(self.job.options.hidden)
-        return [
+        own = [
             msgspec.structs.replace(task, parent=parent, options=with_inherited(task.options, hidden)) for task in tasks
         ]
+        if headers := self.job.options.headers:
+            return [msgspec.structs.replace(task, options=inheriting(task.options, headers)) for task in own]
+        return own
 
     # -- what it says and hears
 

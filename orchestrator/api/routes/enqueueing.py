@@ -62,6 +62,8 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     redact: list[str] | UnsetType = UNSET
     """Names of arguments, and of fields in these and in the result, that nobody is shown; `@0` is the first argument
     without a name."""
+    headers: dict[str, str] | UnsetType = UNSET
+    """Texts that travel with it and with all that comes of it: up to 4,096 bytes. The task reads them."""
 
     def options(self) -> dict[str, Any]:
         """Return the options that are given."""

@@ -112,6 +112,8 @@ class RunWanted(msgspec.Struct, frozen=True, array_like=True):
     """JSON."""
     pinned: bool = False
     trace: str | None = None
+    headers: str | None = None
+    """JSON."""
 
 
 class SignalReceived(Message, frozen=True):

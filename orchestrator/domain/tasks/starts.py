@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from orchestrator.domain.code.history import RunStarted, SignalReceived
+from orchestrator.domain.tasks.headers import of_start, with_headers
 from orchestrator.domain.tasks.task import NewTask, UniqueKey
 
 START = "orchestrator.start_run"
@@ -68,9 +69,10 @@ _decoder: msgspec.msgpack.Decoder[Start] = msgspec.msgpack.Decoder(Start)
 
 
 def as_task(run: bytes, start: Start, trace: str | None = None) -> NewTask:
-    """Return the request as it travels; the run will belong to the span `trace`."""
+    """Return the request as it travels; the run will belong to the span `trace`, and have the headers of the call."""
     key = UniqueKey(f"{START} {run.hex()}", "pending")
-    return NewTask(run, START, "default", _encode(start), unique=key, trace=trace)
+    options = with_headers(None, of_start.get() or {})
+    return NewTask(run, START, "default", _encode(start), options=options, unique=key, trace=trace)
 
 
 def is_start(task: NewTask) -> bool:

@@ -53,6 +53,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """What does the task outside the worker's own Python; None: that Python runs it."""
     inherited: tuple[str, ...] = ()
     """What the tasks that it may have values from do not want shown: patterns, as in `redact`."""
+    headers: dict[str, str] = {}
+    """Texts for middleware and for whoever reads `ctx.headers`; `domain/tasks/headers.py` has their bounds."""
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -182,9 +184,9 @@ def differing_options(task: NewTask, queue: str, priority: int, options: str | N
 
 
 def _asked(options: TaskOptions) -> TaskOptions:
-    """Return options without what nobody asked for: names to hide that came from the task itself."""
+    """Return options without what is no part of the call: names to hide that came from the task itself, and headers."""
     own = tuple(pattern for pattern in options.redact if pattern not in options.inherited)
-    return msgspec.structs.replace(options, redact=own, inherited=())
+    return msgspec.structs.replace(options, redact=own, inherited=(), headers={})
 
 
 def _concurrency_key(lane: str | None) -> str:

@@ -123,6 +123,7 @@ def _successors(tx: Transaction, continuing: Mapping[bytes, ContinueRun]) -> dic
             fire_time=old.fire_time,
             name=old.name,
             trace=old.trace,
+            headers=old.headers,
         )
         successors[old.id] = _Successor(old.id, new, left[old.id])
     return successors

@@ -123,7 +123,7 @@ def _run_with(late: Sequence[tuple[RunWanted, history.SignalReceived]]) -> NewRu
     started = history.RunStarted(wanted.workflow, wanted.version, wanted.payload, wanted.queue)
     signals = [history.SignalReceived(first.name, first.value), *(signal for _, signal in others)]
     new = code_runs.new_run(wanted.id, [started, *signals], pinned=wanted.pinned)
-    return new._replace(timeout=wanted.timeout, tags=wanted.tags, trace=wanted.trace)
+    return new._replace(timeout=wanted.timeout, tags=wanted.tags, trace=wanted.trace, headers=wanted.headers)
 
 
 def _signal(item: Request) -> history.SignalReceived:

@@ -194,6 +194,7 @@ def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewRun:
         name=head.name,
         shown=begins.shown,
         trace=head.trace,
+        headers=head.headers,
     )
 
 

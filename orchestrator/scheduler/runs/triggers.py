@@ -14,9 +14,10 @@ from orchestrator.domain.dag.expression import parse, parse_template
 from orchestrator.domain.dag.placement import Origin, of_hook
 from orchestrator.domain.dag.scope import Scope
 from orchestrator.domain.ids import derived_id, to_text
-from orchestrator.domain.plain import REFUSALS, stored_json
+from orchestrator.domain.plain import REFUSALS, read_json, stored_json
 from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.domain.states import RunState
+from orchestrator.domain.tasks.headers import inheriting
 from orchestrator.domain.tasks.task import NewTask, with_inherited
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.references import whole_reference
@@ -283,4 +284,7 @@ def _hooks(
         key = hook.registered.key if hook.registered is not None else None
         payload = timezones.encode(((), given, context))
         new = of_hook(hook, definition.queue).new(identifier, payload, key, Origin())
-        yield msgspec.structs.replace(new, options=with_inherited(new.options, hidden))
+        options = with_inherited(new.options, hidden)
+        if run.headers is not None:
+            options = inheriting(options, read_json(run.headers))
+        yield msgspec.structs.replace(new, options=options)

@@ -10,7 +10,8 @@ import msgspec
 from orchestrator.domain.code.history import HistoryItem, RunWanted, SignalReceived
 from orchestrator.domain.dag.definition import resolve_params
 from orchestrator.domain.ids import about_run, to_text
-from orchestrator.domain.plain import REFUSALS
+from orchestrator.domain.plain import REFUSALS, stored_json
+from orchestrator.domain.tasks.headers import headers_of
 from orchestrator.domain.tasks.starts import StartCode, StartMany, StartSteps, of_task
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
 from orchestrator.errors import Duplicate, InvalidWorkflow, NotFound, PayloadError
@@ -52,7 +53,7 @@ def start_runs(tx: Transaction, tasks: Sequence[NewTask]) -> dict[bytes, KeyHold
                 _start_many(tx, task, start)
                 answers[task.id] = KeyHolder(task.id)
                 continue
-            answers[task.id] = KeyHolder(_holder(tx, task.id, start))
+            answers[task.id] = KeyHolder(_holder(tx, task, start))
             if answers[task.id].id == task.id:
                 code.append(_of_task(_run_of_code(task.id, start), task))
         except _REFUSED as error:
@@ -64,8 +65,13 @@ def start_runs(tx: Transaction, tasks: Sequence[NewTask]) -> dict[bytes, KeyHold
 
 
 def _of_task(run: NewRun, task: NewTask) -> NewRun:
-    """Return a run with the task that starts it, and the span that it comes of."""
-    return run._replace(trace=task.trace, parent_task=task.parent)
+    """Return a run with the task that starts it, the span that it comes of, and the headers of the request."""
+    return run._replace(trace=task.trace, parent_task=task.parent, headers=_headers(task))
+
+
+def _headers(task: NewTask) -> str | None:
+    headers = headers_of(task.options)
+    return stored_json(headers) if headers else None
 
 
 def _start_many(tx: Transaction, task: NewTask, start: StartMany) -> None:
@@ -124,8 +130,9 @@ def _refused(run: bytes, error: Exception) -> KeyHolder:
     return KeyHolder(run, error=TaskError(type(error).__name__, str(error)))
 
 
-def _holder(tx: Transaction, run: bytes, start: StartCode) -> bytes:
+def _holder(tx: Transaction, task: NewTask, start: StartCode) -> bytes:
     """Return the run that has the chosen id of a run to be started: that one itself, unless another had it."""
+    run = task.id
     if start.key is None:
         return run
     anew = start.signal is not None or start.on_conflict == "anew"
@@ -134,7 +141,7 @@ def _holder(tx: Transaction, run: bytes, start: StartCode) -> bytes:
         return run
     if start.signal is not None:
         if expectations.find_answer(tx.connection, run) is None:  # else this is asked again, and it has the signal
-            append_facts(tx, {held[0]: [_signal_or(run, start, start.key)]})
+            append_facts(tx, {held[0]: [_signal_or(task, start, start.key)]})
             expectations.answer(tx.connection, [Answered(run, held[0])], tx.now)
     elif start.on_conflict != "return":
         raise Duplicate(
@@ -145,11 +152,12 @@ def _holder(tx: Transaction, run: bytes, start: StartCode) -> bytes:
     return held[0]
 
 
-def _signal_or(run: bytes, start: StartCode, key: str) -> SignalReceived:
+def _signal_or(task: NewTask, start: StartCode, key: str) -> SignalReceived:
     """Return the signal of a start for the run that has the chosen id, with what begins if that one is not shown it."""
     assert start.signal is not None
     of, told = start.started, start.signal
-    wanted = RunWanted(run, key, of.workflow, of.version, of.payload, of.queue, start.timeout, start.tags, start.pinned)
+    asked = (start.timeout, start.tags, start.pinned, task.trace, _headers(task))
+    wanted = RunWanted(task.id, key, of.workflow, of.version, of.payload, of.queue, *asked)
     return SignalReceived(told.name, told.value, wanted)
 
 

@@ -16,6 +16,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import RunState
+from orchestrator.domain.tasks.headers import headers_of_start
 from orchestrator.domain.tasks.obstacles import NO_LEADER
 from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.domain.tasks.task import TaskError, error_text
@@ -98,7 +99,9 @@ class CodeBackend(CodeReading):
         facts: list[history.RunStarted | history.SignalReceived] = [started]
         if signal is not None:
             facts.append(signal)
-        run = runs.new_run(run_id, facts, pinned=pinned)._replace(timeout=timeout, tags=tags, trace=current_trace())
+        run = runs.new_run(run_id, facts, pinned=pinned)._replace(
+            timeout=timeout, tags=tags, trace=current_trace(), headers=headers_of_start()
+        )
         with self._connections.changing(f"run {to_text(run_id)} was stored") as connection:
             full_key = scoped(started.workflow, key or "")
             anew, in_order = signal is not None or on_conflict == "anew", signal is not None and may_operate.get()
@@ -114,6 +117,7 @@ class CodeBackend(CodeReading):
                 start = {"key": full_key, "id": run_id, "timeout": timeout, "tags": tags, "pinned": pinned}
                 start |= {name: getattr(started, name) for name in ("workflow", "version", "payload", "queue")}
                 start |= {} if run.trace is None else {"trace": run.trace}
+                start |= {} if run.headers is None else {"headers": run.headers}
                 request = add_request(
                     connection, RequestKind.SIGNAL, held[0], name=signal.name, value=signal.value, start=start
                 )

@@ -120,7 +120,10 @@ class RunBackend(Part, RunWork):
         kept = kept_state(graph, state, from_step) if from_step is not None and state is not None else None
         again = dags.new_run(definition, found.version, new, found.params)
         again = again._replace(
-            fire_time=found.fire_time.isoformat(), tags=stored_json(found.tags), trace=current_trace()
+            fire_time=found.fire_time.isoformat(),
+            tags=stored_json(found.tags),
+            trace=current_trace(),
+            headers=found.headers,
         )
         creation.create(connection, [dags.sealed(again, self._vault)])
         if kept is not None:

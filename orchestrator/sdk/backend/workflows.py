@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.dag.definition import ALWAYS, Condition, Definition, check_size, resolve_params
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import read_json, stored_json, unstorable
+from orchestrator.domain.tasks.headers import headers_of_start
 from orchestrator.errors import NotFound, PayloadError, did_you_mean
 from orchestrator.sdk.backend.part import Part, reading
 from orchestrator.sdk.calls.workflows import WorkflowCalls
@@ -66,7 +67,7 @@ def _listeners(connection: Connection, event: str) -> list[str]:
 
 def create_run(part: Part, run: NewRun, params: Mapping[str, Any]) -> bytes:
     """Store a run of a workflow or flow in the caller's trace; return its id, or that of the run which has its key."""
-    run, found = run._replace(trace=current_trace()), None
+    run, found = run._replace(trace=current_trace(), headers=headers_of_start()), None
     with part._connections.writing(f"run {to_text(run.id)} was stored") as connection:
         if not creation.create(connection, [dags.sealed(run, part._vault)]) and run.key is not None:
             found = dags.find_same(connection, run, params)

@@ -9,6 +9,7 @@ import msgspec
 
 from orchestrator.domain.code import history
 from orchestrator.domain.limits.names import scoped
+from orchestrator.domain.tasks.headers import of_start
 from orchestrator.domain.tasks.starts import OnConflict, StartCode, as_task
 from orchestrator.errors import InvalidWorkflow, NotDeterministic
 from orchestrator.sdk.checks import check_label, check_name, check_tags
@@ -67,6 +68,9 @@ class Starting(Generic[P, R]):
     def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
         """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
         client, name = self._client, self._signature.name
+        if client.middleware is not None and of_start.get() is None and not inside_workflow():
+            with client.middleware.starting("workflow", name, args, kwargs):
+                return self.start(*args, **kwargs)
         if inside_workflow():
             raise NotDeterministic(
                 f"A run of workflow {name!r} was started inside a workflow, and would be so again on every replay. "

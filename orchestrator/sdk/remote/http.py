@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import select
 import socket
 import ssl
@@ -17,6 +18,7 @@ from importlib import metadata
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from orchestrator.domain.tasks.headers import HTTP_HEADER, of_start
 from orchestrator.errors import ConfigurationError
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
@@ -106,6 +108,8 @@ class Http:
             connection.sock.settimeout(timeout)
             trace = current_trace()
             headers = self._headers if trace is None else self._headers | {"traceparent": trace}
+            if carried := of_start.get():
+                headers = headers | {HTTP_HEADER: json.dumps(dict(carried))}
             connection.request("POST", self._prefix + path, body, headers)
             answer = connection.getresponse()
             data = answer.read()

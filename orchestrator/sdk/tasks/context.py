@@ -62,6 +62,12 @@ class TaskContext:
     """When the attempt times out; None if it may run for ever."""
     details: Any = None
     """What an earlier attempt left with `heartbeat`, as plain data; None if nothing."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Texts that came with it, from its caller, its middleware, or the task or run that it comes of."""
+    failures: int = 0
+    """How many attempts before this one have failed."""
+    is_after_loss: bool = False
+    """The process of the attempt before this one died, and this one has a process to itself."""
     _runtime: TaskRuntime | None = field(default=None, repr=False, compare=False)
     """The way out of the worker."""
 

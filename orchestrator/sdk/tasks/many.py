@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from orchestrator.domain.tasks.task import NewTask
@@ -34,17 +35,29 @@ def new_tasks(
     rest = enumerate(calls)
     for position, call in rest:
         args, kwargs = _arguments(task, position, call)
-        first = task._new(args, kwargs, run_id, None if run_id is None else position, trace)
+        one = task if task._afterwards is None else _hooked(task, task._afterwards, args, kwargs)
+        first = one._new(args, kwargs, run_id, None if run_id is None else position, trace)
         first = outgoing_task(first, task._client.settings)
         yield first
         if _is_pattern(task, first):
             yield from _alike(task, first, rest)
 
 
+def _hooked(
+    task: Task[..., Any], afterwards: ExitStack, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Task[..., Any]:
+    """Call the hooks of one call; return the task as they want it."""
+    assert task._client.middleware is not None
+    call = task._as_call(args, kwargs)
+    task._client.middleware.enter_enqueue(afterwards, call)
+    return task._hooked(call)
+
+
 def _is_pattern(task: Task[..., Any], new: NewTask) -> bool:
     """Say whether calls after this one differ from it in nothing but their arguments and ids."""
     return (
         task._placed is not None
+        and task._afterwards is None
         and new.unique is None
         and task._call_options.executor_call is None
         and current_runtime() is None

@@ -45,6 +45,7 @@ class OptionTypes(TypedDict, total=False):
     redact: Sequence[str]
     executor: ExecutorOptions | str | None
     executor_options: Mapping[str, Any] | None
+    headers: Mapping[str, str] | None
 
 
 class WorkflowOptionTypes(TypedDict, total=False):

@@ -18,6 +18,7 @@ from orchestrator.domain.executors.call import ExecutorCall
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.domain.limits.names import lane_name
+from orchestrator.domain.tasks.headers import check_headers
 from orchestrator.domain.tasks.retry import RetryPolicy
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, DuplicatePolicy, Isolation, TaskOptions, UniqueKey, own_key
 from orchestrator.errors import InvalidTask, did_you_mean
@@ -102,6 +103,8 @@ class CallOptions:
     """What does the task in place of the function, which gives the signature: `Process(command=["tar"])`, or a name."""
     executor_options: Mapping[str, Any] | None = None
     """What is said to an executor that is given by its name."""
+    headers: Mapping[str, str] | None = None
+    """Texts that travel with it and with all that comes of it; the task reads them as `ctx.headers`."""
 
     def __post_init__(self) -> None:
         if self.queue is not None:
@@ -128,6 +131,8 @@ class CallOptions:
             raise InvalidTask(f"Option store_result: expected True or False, found {self.store_result!r}.")
         if isinstance(self.redact, str) or not all(isinstance(pattern, str) and pattern for pattern in self.redact):
             raise InvalidTask(f'Option redact: expected names such as ("token", "card.*"), found {self.redact!r}.')
+        if self.headers is not None:
+            check_headers(self.headers)
         self._check_executor()
         self._check_times()
         self._check_keys()
@@ -254,6 +259,7 @@ class CallOptions:
             soft_timeout=None if self.soft_timeout is None else check_seconds("soft_timeout", self.soft_timeout),
             redact=tuple(self.redact) or DEFAULT_OPTIONS.redact,
             executor=self.executor_call,
+            headers=dict(self.headers or ()),
         )
 
     def redacting(self, everywhere: Sequence[str], names: Sequence[str]) -> CallOptions:

@@ -6,6 +6,8 @@ import functools
 import inspect
 from asyncio import Future
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from copy import copy
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
@@ -14,6 +16,7 @@ import msgspec
 from orchestrator.domain import redaction
 from orchestrator.domain.code.commands import CancelTask, ScheduleTask
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
+from orchestrator.domain.tasks.headers import check_headers, with_headers
 from orchestrator.domain.tasks.task import NewTask, UniqueKey, with_inherited
 from orchestrator.errors import InvalidTask, NotDeterministic, OrchestratorError
 from orchestrator.sdk.checks import shown
@@ -22,6 +25,7 @@ from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.futures import DurableFuture
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.inside import inside_workflow
+from orchestrator.sdk.middleware import EnqueueCall, headers_here
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.tasks.option_types import OptionTypes
@@ -86,6 +90,12 @@ class Task(Generic[P, R]):
         self._is_variant = False
         """It was made by `options`; workers and workflows know the one that is registered."""
         self._is_async = inspect.iscoroutinefunction(function)
+        self._headers: Mapping[str, str] | None = None
+        """What middleware has made of the headers, in a copy for one call."""
+        self._is_hooked = False
+        """This is such a copy, and the hooks have been called."""
+        self._afterwards: ExitStack | None = None
+        """In a copy for many calls: what the hooks of each do when all are stored."""
         self._placed: Placed | None = None
         self._scheduled: dict[str, Task[P, R]] = {}
         self._after_success = _followers("on_success", options.on_success)
@@ -160,6 +170,9 @@ class Task(Generic[P, R]):
         The arguments are those of the function, and are checked before anything is written.
         """
         self._refuse_in_workflow("enqueued")
+        if self._client.middleware is not None and not self._is_hooked:
+            with self._client.middleware.enqueuing(call := self._as_call(args, kwargs)):
+                return _stored(call, self._hooked(call).enqueue(*args, **kwargs))
         with sending("enqueue", self.name, self.queue) as sent:
             task = outgoing_task(self._new(args, kwargs, trace=current_trace()), self._client.settings)
             hand_over = self._enqueue_path()
@@ -176,6 +189,9 @@ class Task(Generic[P, R]):
         """
         if inside_workflow() or current_runtime() is not None:
             return await self._client.threads.run(self.enqueue, *args, **kwargs)
+        if self._client.middleware is not None and not self._is_hooked:
+            async with self._client.middleware.aenqueuing(call := self._as_call(args, kwargs)):
+                return _stored(call, await self._hooked(call).aenqueue(*args, **kwargs))
         with sending("enqueue", self.name, self.queue) as sent:
             task = self._new(args, kwargs, trace=current_trace())
             self._enqueue_path()  # which refuses what only a running task can do
@@ -210,6 +226,9 @@ class Task(Generic[P, R]):
         if self._call_options.on_success is True:
             raise InvalidTask("Option on_success=True does not go with enqueue_in: the transaction decides.")
         self._refuse_in_workflow("enqueued")
+        if self._client.middleware is not None and not self._is_hooked:
+            with self._client.middleware.enqueuing(call := self._as_call(args, kwargs)):
+                return _stored(call, self._hooked(call).enqueue_in(connection, *args, **kwargs))
         with sending("enqueue", self.name, self.queue) as sent:
             task = outgoing_task(self._new(args, kwargs, trace=current_trace()), self._client.settings)
             sent.created(task.id)
@@ -299,7 +318,7 @@ class Task(Generic[P, R]):
             payload=encode_call(self.name, args, kwargs, settings.max_payload if stays else settings.largest_value),
             priority=options.priority,
             delay=options.delay_seconds,
-            options=placed.options,
+            options=placed.options if self._headers is None else with_headers(placed.options, self._headers),
             run_id=run_id,
             position=position,
             lane=placed.lane,
@@ -307,6 +326,27 @@ class Task(Generic[P, R]):
             unique=placed.unique,
             callbacks=self._callbacks,
         )
+
+    def _as_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> EnqueueCall:
+        """Return a call as middleware sees it."""
+        options = {name: getattr(self._call_options, name) for name in self._chosen if name != "headers"}
+        headers = {**headers_here(), **(self._call_options.headers or {})}
+        return EnqueueCall(kind="task", name=self.name, args=args, kwargs=kwargs, options=options, headers=headers)
+
+    def _hooked(self, call: EnqueueCall) -> Task[P, R]:
+        """Return this task for one call, with the options and headers that middleware wants for it."""
+        changed = {
+            name: value for name, value in call.options.items() if value is not getattr(self._call_options, name, ...)
+        }
+        hooked = self.options(**changed) if changed else copy(self)
+        hooked._headers, hooked._is_hooked = check_headers(call.headers), True
+        return hooked
+
+    def _for_many(self, afterwards: ExitStack) -> Task[P, R]:
+        """Return this task for many calls, whose hooks are called with each of them."""
+        hooked = copy(self)
+        hooked._afterwards, hooked._is_hooked = afterwards, True
+        return hooked
 
     def _as_scheduled(self, queue: str) -> Task[P, R]:
         """Return this task with the options under which a workflow of that queue schedules it."""
@@ -418,6 +458,12 @@ class Task(Generic[P, R]):
                 f"Option on_duplicate: inside a task only 'return' is possible, because the scheduler decides later; "
                 f"found {unique.on_duplicate!r} for task {self.name!r}."
             )
+
+
+def _stored(call: EnqueueCall, handle: Handle[R]) -> Handle[R]:
+    """Let middleware see the id of what was stored."""
+    call.id = handle.id
+    return handle
 
 
 def _followers(option: str, given: object) -> tuple[Task[..., Any], ...]:

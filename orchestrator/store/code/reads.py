@@ -57,7 +57,7 @@ def waiting(connection: Connection, run: bytes) -> dict[str, Any]:
 
 _REPEATED = Statement[Row](f"""
 SELECT /* code_reads.repeated */ h.data, array_to_json(r.tags)::text AS tags, t.name <> r.workflow AS pinned,
-       r.version, r.name,
+       r.version, r.name, r.headers::text AS headers,
        extract(epoch FROM CASE WHEN r.reason = '{TIMED_OUT}' THEN told.at ELSE r.deadline END
                           - r.created_at)::double precision AS timeout
   FROM orchestrator.runs r JOIN orchestrator.histories h ON h.run_id = r.id AND h.number = 1
@@ -78,4 +78,4 @@ def repeated(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
     old = first_event(bytes(row.data))
     started = history.RunStarted(old.workflow, row.version, old.payload, old.queue)
     again = code_runs.new_run(new, [started], pinned=row.pinned)
-    return again._replace(timeout=row.timeout, tags=row.tags, name=row.name)
+    return again._replace(timeout=row.timeout, tags=row.tags, name=row.name, headers=row.headers)

@@ -35,6 +35,7 @@ class CodeRunRow(NamedTuple):
     version: int
     """Of the code that took its last turn."""
     trace: str | None = None
+    headers: str | None = None
 
 
 _HEADS = Prepared[CodeRunRow](f"""
@@ -43,7 +44,8 @@ SELECT /* resets.heads */ r.id, r.ended_at IS NULL AS open, r.last_event AS even
        r.tags::text[] AS tags,
        CASE WHEN r.reason = '{TIMED_OUT}' THEN NULL
             ELSE extract(epoch FROM r.deadline - r.created_at)::double precision END AS timeout,
-       t.name <> r.workflow AS pinned, r.schedule, r.fire_time::text AS fire_time, r.name, r.version, r.trace
+       t.name <> r.workflow AS pinned, r.schedule, r.fire_time::text AS fire_time, r.name, r.version, r.trace,
+       r.headers::text AS headers
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id AND code LIMIT 1) AS r
  CROSS JOIN LATERAL (

@@ -129,6 +129,7 @@ class Predecessor(NamedTuple):
     name: str
     began_at: float
     trace: str | None = None
+    headers: str | None = None
 
 
 _CONTINUED = Prepared[Predecessor]("""
@@ -136,7 +137,8 @@ SELECT /* code_runs.continued */ r.id, r.parent_run AS parent, r.parent_position
        coalesce(r.child_id, r.id) AS child_id, r.detached, r.terminates, r.tags::text[] AS tags,
        extract(epoch FROM r.deadline - %(now)s::timestamptz)::double precision AS timeout, r.workflow, r.version,
        t.queue, t.name <> r.workflow AS pinned, r.reason, r.cancelling, r.schedule, r.fire_time::text AS fire_time,
-       r.name, extract(epoch FROM r.created_at)::double precision AS began_at, r.trace
+       r.name, extract(epoch FROM r.created_at)::double precision AS began_at, r.trace,
+       r.headers::text AS headers
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  CROSS JOIN LATERAL (SELECT queue, name FROM orchestrator.ended_tasks WHERE id = wanted.id LIMIT 1) AS t

@@ -43,6 +43,8 @@ class WorkflowRun(NamedTuple):
     cancelling: bool = False
     expanding: bool = False
     """There was more to start, or to create, than one tick has room for."""
+    headers: str | None = None
+    """JSON."""
     params_size: int = 0
     """Bytes of the parameters, as they are stored."""
 
@@ -50,7 +52,7 @@ class WorkflowRun(NamedTuple):
 _LOAD = Prepared[Row]("""
 SELECT /* dags.load */ r.id, r.workflow, r.version, r.params::text AS params, r.state,
        coalesce(r.fire_time, r.created_at) AS fire_time, r.tags, r.depth, coalesce(r.root, r.id) AS root, r.cancelling,
-       r.expanding
+       r.expanding, r.headers::text AS headers
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  WHERE r.workflow IS NOT NULL AND NOT r.code AND NOT r.flow

@@ -86,10 +86,14 @@ class Started(NamedTuple):
     tags: list[str]
     fire_time: datetime | None
     state: bytes | None
+    headers: str | None
+    """JSON."""
 
 
 _STARTED = Statement[Started]("""
-SELECT /* flow_runs.started */ workflow, version, params::text AS params, tags, fire_time, state FROM orchestrator.runs
+SELECT /* flow_runs.started */ workflow, version, params::text AS params, tags, fire_time, state,
+       headers::text AS headers
+  FROM orchestrator.runs
  WHERE id = %(id)s::uuid AND flow
 """)
 
@@ -107,7 +111,8 @@ def again(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
     plain = None if found.state is None else timezones.decode(bytes(found.state))
     initial = FlowState.from_plain(plain).initial if isinstance(plain, list) else None
     started = new_run(found.workflow, found.version, new, params, found.tags, initial)
-    return started._replace(fire_time=None if found.fire_time is None else found.fire_time.isoformat())
+    fire_time = None if found.fire_time is None else found.fire_time.isoformat()
+    return started._replace(fire_time=fire_time, headers=found.headers)
 
 
 _WHICH = Statement[tuple[str, int]]("""

@@ -68,6 +68,8 @@ class NewRun(NamedTuple):
     """The task that started it."""
     state: Blob | None = None
     """Of a flow: what it remembers before it has begun. Of a run that `begun`: what its plan does."""
+    headers: Json | None = None
+    """Texts that its tasks and child runs have, too; a child run that is given none has those of its parent."""
     begun: bool = False
     """It starts running; its first tasks are created with it."""
     code: NewCode | None = None
@@ -102,13 +104,14 @@ def _creating(name: str, source: str, **values: str) -> str:
         tags="ARRAY(SELECT jsonb_array_elements_text(n.tags))",
         created_at=_NOW,
         trace=f"coalesce(n.trace, {span_of_run('n.parent_run')})",
+        headers="coalesce(n.headers, (SELECT headers FROM orchestrator.runs WHERE id = n.parent_run LIMIT 1))",
         **values,
     )
     return f"""
 WITH /* {name} */ created AS (
     INSERT {created}
         ON CONFLICT DO NOTHING
-    RETURNING id, trace
+    RETURNING id, trace, headers
 )"""
 
 
@@ -143,8 +146,10 @@ def _creating_code(name: str) -> str:
     SELECT e.run_id, e.place, coalesce(to_timestamp(e.at), {_NOW}), e.kind, e.data
       FROM {_EVENTS} JOIN created ON created.id = e.run_id
 ), own AS (
-    INSERT INTO orchestrator.tasks (id, name, queue, run_id, payload, trace)
-    SELECT c.id, c.task, c.queue, c.id, ''::bytea, created.trace FROM {_TURNS} JOIN created ON created.id = c.id
+    INSERT INTO orchestrator.tasks (id, name, queue, run_id, payload, trace, options)
+    SELECT c.id, c.task, c.queue, c.id, ''::bytea, created.trace,
+           CASE WHEN created.headers IS NOT NULL THEN jsonb_build_object('headers', created.headers) END
+      FROM {_TURNS} JOIN created ON created.id = c.id
 )
 SELECT id FROM created
 """

@@ -70,6 +70,7 @@ runs = table(
     Column("trace", Text, comment="the span that it came of, as a W3C traceparent; its own where it came of none"),
     flag("flow", "of a flow graph: its planner ends it"),
     Column("parent_task", Uuid, comment="the task that started it"),
+    Column("headers", JSONB, comment="texts that its tasks and child runs have, too"),
     CheckConstraint(one_of(RunState), name="runs_have_a_known_status"),
     CheckConstraint("total = open + success + failed + cancelled + skipped", name="runs_counters_add_up"),
     CheckConstraint("open >= 0", name="runs_open_not_negative"),

@@ -17,7 +17,7 @@ from orchestrator.domain.tasks.task import NewTask
 from orchestrator.store import driver
 from orchestrator.store.other_drivers import DriverConnection
 from orchestrator.store.sql import Batch, Prepared, Statement
-from orchestrator.store.tasks.row import NEW, parameters, span_of_run, value_of
+from orchestrator.store.tasks.row import NEW, parameters, span_of_run, value_of, with_headers_of_run
 from orchestrator.store.tasks.transitions import arrivals
 
 
@@ -163,6 +163,7 @@ _STORED = {
     **{field.column: value_of(name, f"n.{name}", "%(now)s::timestamptz") for name, field in NEW.items()},
     "attempt": "n.attempt",
     "trace": f"coalesce(n.trace, {span_of_run('n.run_id')})",
+    "options": f"coalesce({with_headers_of_run('n.options', 'n.run_id')}, n.options)",
 }
 _ADOPT = Prepared[None](f"""
 WITH /* enqueue.create_tasks */ created AS (
@@ -189,8 +190,8 @@ def create_tasks(
     """Create tasks that running tasks enqueued or runs have come to; those that exist already stay as they are.
 
     `attempts` of tasks that are created once more are where the numbers of theirs count on from. What a run has come to
-    is part of its trace: below the span of the run, if the leader `has_spans` of runs. If it `is_gathered`, this is
-    done with the next statement.
+    has its headers, and is part of its trace: below the span of the run, if the leader `has_spans` of runs. If it
+    `is_gathered`, this is done with the next statement.
     """
     past = attempts or {}
     rows = [[*parameters(task), past.get(task.id, 0)] for task in tasks]

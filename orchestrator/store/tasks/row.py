@@ -87,7 +87,7 @@ def value_of(name: str, source: str, now: str = "now()") -> str:
     return NEW[name].value.format(source, now=now)
 
 
-# -- traces
+# -- what comes of runs
 
 
 def span_of_run(identifier: str) -> str:
@@ -99,3 +99,10 @@ def span_of_run(identifier: str) -> str:
     own = "overlay(run.trace PLACING right(replace(run.id::text, '-', ''), 16) FROM 37 FOR 16)"
     return f"""(SELECT CASE WHEN %(has_spans)s::boolean THEN {own} ELSE run.trace END
               FROM orchestrator.runs run WHERE run.id = {identifier} LIMIT 1)"""
+
+
+def with_headers_of_run(options: str, identifier: str) -> str:
+    """Return an expression: options with the headers of a run with this id, null where that has none."""
+    merged = f"run.headers || coalesce({options} -> 'headers', '{{}}'::jsonb)"
+    return f"""(SELECT coalesce({options}, '{{}}'::jsonb) || jsonb_build_object('headers', {merged})
+              FROM orchestrator.runs run WHERE run.id = {identifier} AND run.headers IS NOT NULL LIMIT 1)"""

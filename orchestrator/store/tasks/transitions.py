@@ -67,6 +67,8 @@ class Moved(NamedTuple):
     """Tasks to create when it ends, as JSON."""
     trace: str | None = None
     """The span that it came of, if other tasks are to be created."""
+    headers: Any = None
+    """Its headers, if other tasks are to be created, and if it has any."""
 
     @property
     def is_turn_task(self) -> bool:
@@ -200,8 +202,8 @@ def adopt_executors(connection: Connection, rows: Sequence[Adoption]) -> None:
 
 def _moved_to(state: TaskState) -> str:
     """Return the columns of tasks that have ended."""
-    trace = "CASE WHEN callbacks IS NOT NULL THEN trace END"
-    return columns_of(Moved, state=f"'{state}'", before="status", trace=trace)
+    trace, headers = (f"CASE WHEN callbacks IS NOT NULL THEN {what} END" for what in ("trace", "options -> 'headers'"))
+    return columns_of(Moved, state=f"'{state}'", before="status", trace=trace, headers=headers)
 
 
 class Success(NamedTuple):

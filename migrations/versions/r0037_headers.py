@@ -1,0 +1,17 @@
+"""The headers of runs, which their tasks take over; those of a task are part of its options."""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0037"
+down_revision = "0036"
+
+
+def upgrade() -> None:
+    op.execute("ALTER TABLE orchestrator.runs ADD COLUMN headers jsonb")
+    op.execute("COMMENT ON COLUMN orchestrator.runs.headers IS 'texts that its tasks and child runs have, too'")
+
+
+def downgrade() -> None:
+    op.execute("ALTER TABLE orchestrator.runs DROP COLUMN headers")

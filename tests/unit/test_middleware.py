@@ -1,0 +1,500 @@
+"""Middleware: what its hooks see and may change, in which order, and that it costs nothing where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from contextvars import ContextVar
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import orchestrator
+from orchestrator import (
+    AttemptEnd,
+    ConfigurationError,
+    EnqueueCall,
+    InvalidTask,
+    Middleware,
+    Orchestrator,
+    Task,
+    TaskContext,
+    UnknownOption,
+)
+from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.task import (
+    Dispatch,
+    Failed,
+    Lost,
+    NewTask,
+    Returned,
+    Succeeded,
+    TaskError,
+    parse_options,
+)
+from orchestrator.errors import RetryLater, TaskAborted
+from orchestrator.sdk.values.payload import encode_call
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.runner import Runner, attempt_end
+from tests.outbox import ClosedOutbox
+
+TASK = b"t" * 16
+tenant: ContextVar[Any] = ContextVar("tenant")
+
+
+class Stored:
+    """A backend that keeps what is enqueued."""
+
+    def __init__(self) -> None:
+        self.tasks = self
+        self.new: list[NewTask] = []
+        self.fails = False
+
+    def enqueue(self, task: NewTask) -> bytes:
+        if self.fails:
+            raise OSError("away")
+        self.new.append(task)
+        return task.id
+
+    async def aenqueue(self, task: NewTask) -> bytes:
+        return self.enqueue(task)
+
+    def enqueue_many(self, tasks: list[NewTask]) -> list[bytes]:
+        return [self.enqueue(task) for task in tasks]
+
+    @property
+    def headers(self) -> list[dict[str, str]]:
+        return [parse_options(task.options).headers for task in self.new]
+
+
+class Noting(Middleware):
+    """Notes in one list what happens to it, under its name."""
+
+    def __init__(self, name: str, seen: list[str]) -> None:
+        self.name = name
+        self.seen = seen
+
+    def enqueue(self, call: EnqueueCall) -> Iterator[None]:
+        call.headers[self.name] = "set"
+        yield from self.around(f"enqueue {call.name}", lambda: call.id is not None)
+
+    def execute(self, ctx: TaskContext) -> Iterator[None]:
+        yield from self.around(f"execute {ctx.task_name}", lambda: True)
+
+    def around(self, what: str, is_done: Callable[[], bool]) -> Iterator[None]:
+        self.seen.append(f"{self.name} before {what}")
+        try:
+            yield
+        except BaseException as error:
+            self.seen.append(f"{self.name} {type(error).__name__}")
+            raise
+        assert is_done()
+        self.seen.append(f"{self.name} after")
+
+    def ended(self, ctx: TaskContext, end: AttemptEnd) -> None:
+        self.seen.append(f"{self.name} {ctx.task_name} {end.outcome}")
+
+
+def application(*middleware: Middleware, **given: Any) -> tuple[Orchestrator, Stored]:
+    app, stored = Orchestrator(middleware=middleware, **given), Stored()
+    app._client._backend = stored  # type: ignore[assignment]
+
+    @app.task(name="plain")
+    def plain(word: str = "") -> Any:
+        if word == "fail":
+            raise ValueError(word)
+        return tenant.get(None)
+
+    @app.task(name="later")
+    async def later(word: str = "") -> str | None:
+        if word == "fail":
+            raise ValueError(word)
+        return tenant.get(None)
+
+    return app, stored
+
+
+def new_job(name: str, *args: Any, options: str | None = None, **fields: Any) -> Job:
+    dispatch = Dispatch(TASK, 1, name, encode_call(name, args, {}, 1_000), "default", options, **fields)
+    job = Job(dispatch, Bundle("g", "default", "1-0", 1), 0, 0.0)
+    assert job.begin(100.0)
+    return job
+
+
+def runner_of(app: Orchestrator) -> Runner:
+    return Runner(app, ClosedOutbox(), Allowed(app, []))
+
+
+def run(app: Orchestrator, name: str, *args: Any, options: str | None = None) -> AttemptReport:
+    runner, job = runner_of(app), new_job(name, *args, options=options)
+    return asyncio.run(runner.run_async(job)) if app.tasks[name]._is_async else runner.run(job)
+
+
+# -- enqueueing
+
+
+def test_hooks_stand_around_an_enqueue_in_order() -> None:
+    seen: list[str] = []
+    app, stored = application(Noting("outer", seen))
+    app.middleware.add(Noting("inner", seen))
+    app.enqueue("plain")
+    assert seen == ["outer before enqueue plain", "inner before enqueue plain", "inner after", "outer after"]
+    assert stored.headers == [{"outer": "set", "inner": "set"}]
+
+
+@pytest.mark.parametrize("kind", ["enqueue", "aenqueue"])
+def test_what_fails_reaches_the_hooks_and_the_caller(kind: str) -> None:
+    seen: list[str] = []
+    app, stored = application(Noting("one", seen))
+    stored.fails = True
+    with pytest.raises(OSError, match="away"):
+        _ = app.enqueue("plain") if kind == "enqueue" else asyncio.run(app.aenqueue("plain"))
+    assert seen == ["one before enqueue plain", "one OSError"]
+
+
+def test_a_hook_refuses_a_call() -> None:
+    class Refusing(Middleware):
+        def enqueue(self, call: EnqueueCall) -> None:
+            if call.args == ("bad",) or call.kwargs == {"word": "bad"}:
+                raise PermissionError(call.name)
+
+    app, stored = application(Refusing())
+    plain: Task[..., Any] = app.tasks["plain"]
+    plain.enqueue("good")
+    for refused in (lambda: plain.enqueue("bad"), lambda: app.enqueue_many(plain, [("good",), {"word": "bad"}])):
+        with pytest.raises(PermissionError, match="plain"):
+            refused()
+    assert len(stored.new) == 1
+
+
+def test_a_hook_changes_options() -> None:
+    class Urgent(Middleware):
+        def enqueue(self, call: EnqueueCall) -> None:
+            assert call.options == {"retries": 2}
+            call.options["priority"] = 7
+
+    app, stored = application(Urgent())
+    app.tasks["plain"].options(retries=2).enqueue()
+    assert stored.new[0].priority == 7
+    assert parse_options(stored.new[0].options).retry.max == 2
+    assert parse_options(app.tasks["plain"]._place((), {}).options).retry.max == 0, "the task itself stays as it is"
+
+
+def test_an_unknown_option_is_refused() -> None:
+    class Wrong(Middleware):
+        def enqueue(self, call: EnqueueCall) -> None:
+            call.options["prority"] = 7
+
+    app, _ = application(Wrong())
+    with pytest.raises(UnknownOption, match="priority"):
+        app.enqueue("plain")
+
+
+def test_hooks_are_called_for_each_of_many() -> None:
+    seen: list[str] = []
+
+    class Numbering(Middleware):
+        def enqueue(self, call: EnqueueCall) -> Iterator[None]:
+            call.headers["word"] = call.args[0]
+            yield
+            seen.append(call.args[0])
+
+    app, stored = application(Numbering())
+    handles = app.enqueue_many(app.tasks["plain"], [("a",), ("b",), ("c",)])
+    assert len(handles) == 3
+    assert stored.headers == [{"word": "a"}, {"word": "b"}, {"word": "c"}]
+    assert seen == ["c", "b", "a"]
+
+
+def test_an_exception_that_a_hook_swallows_is_raised_all_the_same() -> None:
+    class Swallowing(Middleware):
+        def enqueue(self, call: EnqueueCall) -> Iterator[None]:
+            del call
+            with suppress(OSError):
+                yield
+
+    app, stored = application(Swallowing())
+    stored.fails = True
+    with pytest.raises(OSError, match="away"):
+        app.enqueue("plain")
+    with pytest.raises(OSError, match="away"):
+        asyncio.run(app.aenqueue("plain"))
+    with pytest.raises(OSError, match="away"):
+        app.enqueue_many(app.tasks["plain"], [()])
+
+
+def test_an_asynchronous_hook_is_awaited_where_there_is_a_loop() -> None:
+    seen: list[str] = []
+
+    class Both(Middleware):
+        def enqueue(self, call: EnqueueCall) -> None:
+            seen.append(f"enqueue {call.name}")
+
+        async def aenqueue(self, call: EnqueueCall) -> AsyncIterator[None]:
+            await asyncio.sleep(0)
+            seen.append("aenqueue")
+            yield
+            assert call.id is not None
+            seen.append("after")
+
+    app, _ = application(Both())
+    app.enqueue("plain")
+    asyncio.run(app.aenqueue("plain"))
+    assert seen == ["enqueue plain", "aenqueue", "after"]
+
+
+def test_headers_are_given_as_an_option() -> None:
+    app, stored = application()
+    app.tasks["plain"].options(headers={"tenant": "acme"}).enqueue()
+    assert stored.headers == [{"tenant": "acme"}]
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({"a": "x" * 5_000}, "5,008 bytes as JSON, and at most 4,096 are allowed. The largest is 'a'"),
+        ({"a": 7}, "expected a text under a name, found 7 under 'a'"),
+        ({"a": "\0"}, "no text that UTF-8 or Postgres lacks"),
+        ({"": "a"}, "a header has a name"),
+        ({"a": "\ud800"}, "no text that UTF-8 or Postgres lacks"),
+        ("abc", "expected texts by name"),
+    ],
+)
+def test_headers_have_bounds(headers: Any, words: str) -> None:
+    app, stored = application()
+    with pytest.raises(InvalidTask, match=words):
+        app.tasks["plain"].options(headers=headers)
+
+    class Adding(Middleware):
+        def enqueue(self, call: EnqueueCall) -> None:
+            call.headers = headers
+
+    app.middleware.add(Adding())
+    with pytest.raises(InvalidTask, match=words):
+        app.enqueue("plain")
+    assert stored.new == []
+
+
+# -- running
+
+
+@pytest.mark.parametrize("name", ["plain", "later"])
+def test_hooks_stand_around_an_attempt(name: str) -> None:
+    seen: list[str] = []
+    app, _ = application(Noting("outer", seen), Noting("inner", seen))
+    assert isinstance(run(app, name), Succeeded)
+    assert seen == [f"outer before execute {name}", f"inner before execute {name}", "inner after", "outer after"]
+    seen.clear()
+    assert isinstance(run(app, name, "fail"), Failed)
+    assert seen[2:] == ["inner ValueError", "outer ValueError"]
+
+
+@pytest.mark.parametrize("name", ["plain", "later"])
+def test_a_hook_decides_by_an_exception_what_becomes_of_an_attempt(name: str) -> None:
+    class Later(Middleware):
+        def execute(self, ctx: TaskContext) -> Iterator[None]:
+            try:
+                yield
+            except ValueError:
+                raise RetryLater(5 * ctx.attempt) from None
+
+    class Refusing(Middleware):
+        def execute(self, ctx: TaskContext) -> None:
+            raise PermissionError(ctx.headers["tenant"])
+
+    app, _ = application(Later())
+    report = run(app, name, "fail")
+    assert isinstance(report, Failed)
+    assert (report.delay, report.charged) == (5, False)
+    app, _ = application(Refusing())
+    report = run(app, name, options='{"headers": {"tenant": "acme"}}')
+    assert isinstance(report, Failed)
+    assert (report.error.kind, report.error.message) == ("PermissionError", "acme")
+
+
+def test_an_asynchronous_hook_stands_around_an_asynchronous_task() -> None:
+    seen: list[str] = []
+
+    class Both(Middleware):
+        def execute(self, ctx: TaskContext) -> None:
+            seen.append(f"execute {ctx.task_name}")
+
+        async def aexecute(self, ctx: TaskContext) -> AsyncIterator[None]:
+            seen.append(f"aexecute {ctx.task_name}")
+            yield
+            await asyncio.sleep(0)
+            seen.append("after")
+
+    app, _ = application(Both())
+    run(app, "plain")
+    run(app, "later")
+    assert seen == ["execute plain", "aexecute later", "after"]
+
+
+@pytest.mark.parametrize("name", ["plain", "later"])
+def test_a_variable_that_a_hook_sets_is_not_there_for_the_next_task(name: str) -> None:
+    class Setting(Middleware):
+        def execute(self, ctx: TaskContext) -> None:
+            if "tenant" in ctx.headers:
+                tenant.set(ctx.headers["tenant"])
+
+    app, _ = application(Setting())
+    first, second = run(app, name, options='{"headers": {"tenant": "acme"}}'), run(app, name)
+    assert isinstance(first, Succeeded)
+    assert isinstance(second, Succeeded)
+    assert (first.result, second.result) == (b"\xa4acme", b"\xc0")
+
+
+def test_the_context_says_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, _ = application()
+    found: list[TaskContext] = []
+
+    @app.task(name="asks")
+    def asks(ctx: TaskContext) -> None:
+        found.append(ctx)
+
+    runner_of(app).run(new_job("asks", options='{"headers": {"a": "b"}}', failures=2, alone=True))
+    assert (found[0].headers, found[0].failures, found[0].is_after_loss) == ({"a": "b"}, 2, True)
+
+
+# -- ends
+
+
+ERROR = TaskError("ValueError", "no")
+
+
+@pytest.mark.parametrize(
+    ("report", "options", "outcome"),
+    [
+        (Succeeded(TASK, 1, 2.5, b"\xc0"), None, "success"),
+        (Failed(TASK, 1, 2.5, ERROR), None, "failure"),
+        (Failed(TASK, 1, 2.5, ERROR), '{"retry": {"max": 1}}', "retry"),
+        (Failed(TASK, 1, 2.5, ERROR, retryable=False), '{"retry": {"max": 1}}', "failure"),
+        (Failed(TASK, 1, 2.5, ERROR, charged=False), None, "retry"),
+        (Lost(TASK, 1, True, "exit code 3"), None, "lost"),
+        (Returned(TASK, 1, "no free slot"), None, None),
+    ],
+)
+def test_outcomes(report: AttemptReport, options: str | None, outcome: str | None) -> None:
+    end = attempt_end(new_job("plain", options=options), report)
+    assert (end and end.outcome) == outcome
+    if end is not None and outcome != "lost":
+        assert end.seconds == 2.5
+
+
+def test_what_was_cancelled_was_not_a_failure() -> None:
+    job = new_job("plain")
+    job.stop_with(TaskAborted, 101.0)
+    end = attempt_end(job, Failed(TASK, 1, 2.5, ERROR))
+    assert end is not None
+    assert end.outcome == "cancelled"
+
+
+def test_a_hook_that_fails_after_the_end_keeps_nobody_from_hearing_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Middleware):
+        def ended(self, ctx: TaskContext, end: AttemptEnd) -> None:
+            raise ValueError(ctx, end)
+
+    seen: list[str] = []
+    app, _ = application(Failing(), Noting("next", seen))
+    runner_of(app).ended(new_job("plain"), Succeeded(TASK, 1, 2.5, b"\xc0"))
+    assert seen == ["next plain success"]
+    assert "middleware.failed hook=" in caplog.text
+
+
+# -- context variables
+
+
+def test_context_variables_travel() -> None:
+    app, stored = application(context=[tenant])
+    app.enqueue("plain")
+    token = tenant.set({"name": "acme", "plan": [1, 2.5, None]})
+    try:
+        app.enqueue("plain")
+    finally:
+        tenant.reset(token)
+    assert stored.headers == [{}, {"context.tenant": '{"name":"acme","plan":[1,2.5,null]}'}]
+    report = run(app, "plain", options=stored.new[1].options)
+    assert isinstance(report, Succeeded)
+    assert b"acme" in report.result
+
+
+@pytest.mark.parametrize("value", [{1, 2}, float("nan"), object()])
+def test_context_variables_hold_json(value: Any) -> None:
+    app, _ = application(context=[tenant])
+    token = tenant.set(value)
+    try:
+        with pytest.raises(InvalidTask, match="Context variable 'tenant': expected JSON data, found"):
+            app.enqueue("plain")
+        tenant.set("x" * 5_000)
+        with pytest.raises(InvalidTask, match=r"The largest is 'context\.tenant'"):
+            app.enqueue("plain")
+    finally:
+        tenant.reset(token)
+
+
+# -- mistakes
+
+
+class OnlyAsync(Middleware):
+    async def aexecute(self, ctx: TaskContext) -> None:
+        pass
+
+
+class Awaiting(Middleware):
+    async def enqueue(self, call: EnqueueCall) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"middleware": [OnlyAsync()]}, "OnlyAsync has aexecute and no execute"),
+        ({"middleware": [Awaiting()]}, "Awaiting.enqueue is called where nothing can be awaited"),
+        ({"middleware": [Middleware]}, "expected an object of a class below Middleware"),
+        ({"context": ["tenant"]}, "expected context variables"),
+        ({"context": [tenant, ContextVar("tenant")]}, "each with a name of its own"),
+    ],
+)
+def test_mistakes_are_found_at_once(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Orchestrator(**given)
+
+
+# -- what it costs
+
+
+def calls_of(act: Callable[[], object]) -> Counter[str]:
+    """Return the functions of ours that are called, and how often."""
+    ours = str(Path(orchestrator.__file__).parent)
+    act()
+    act()
+    found: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(ours) and not code.co_name.startswith("<"):
+            found[code.co_name] += 1
+
+    sys.setprofile(note)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_nothing_is_called_without_middleware() -> None:
+    """The numbers are those of the release without middleware. If you add a call on purpose, write down the new one."""
+    app, _ = application()
+    runner = runner_of(app)
+    plain = app.tasks["plain"]
+    assert calls_of(lambda: plain.enqueue("a")).total() == 33
+    assert calls_of(lambda: runner.run(new_job("plain", "a"))).total() == 26
+    assert calls_of(lambda: asyncio.run(runner.run_async(new_job("later", "a")))).total() == 26

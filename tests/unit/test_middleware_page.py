@@ -1,0 +1,93 @@
+"""The examples of docs/middleware.md do what they say."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentry_sdk
+import structlog
+from sentry_sdk.envelope import Envelope
+from sentry_sdk.transport import Transport
+
+from orchestrator import Orchestrator
+from orchestrator.domain.tasks.task import Failed, Succeeded
+from tests.acceptance.pages import files_in
+from tests.unit.test_middleware import Stored, new_job, runner_of
+
+EXAMPLES = files_in(Path(__file__).parents[2] / "docs" / "middleware.md")
+
+
+def example(name: str) -> tuple[dict[str, Any], Orchestrator, Stored]:
+    names: dict[str, Any] = {"__name__": name.removesuffix(".py")}
+    exec(compile(EXAMPLES[name], name, "exec"), names)
+    app, stored = names["app"], Stored()
+    app._client._backend = stored
+    return names, app, stored
+
+
+def test_every_example_is_tested() -> None:
+    assert set(EXAMPLES) == {"timing.py", "tenants.py", "observed.py"}
+
+
+def test_timing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    _, app, stored = example("timing.py")
+    app.tasks["timing.resize"].enqueue("a.png")
+    runner, job = runner_of(app), new_job("timing.resize", "a.png", options=stored.new[0].options)
+    assert isinstance(runner.run(job), Succeeded)
+    assert "timing.resize waited 0.0" in caplog.text
+    job = new_job("timing.resize", "a.png", options=stored.new[0].options)
+    runner.ended(job, runner.failure(job, ValueError()))
+    assert "timing.resize: failure ValueError" in caplog.text
+
+
+def test_tenants() -> None:
+    names, app, stored = example("tenants.py")
+    with pytest.raises(PermissionError, match=r"tenants\.invoice: no tenant"):
+        app.tasks["tenants.invoice"].enqueue(7)
+    assert stored.new == []
+    token = names["tenant"].set("acme")
+    app.tasks["tenants.invoice"].enqueue(7)
+    names["tenant"].reset(token)
+    report = runner_of(app).run(new_job("tenants.invoice", 7, options=stored.new[0].options))
+    assert isinstance(report, Succeeded)
+    assert report.result == b"\xa6acme-7"
+
+
+class Kept(Transport):
+    """Keeps what would be sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Any] = []
+
+    def capture_envelope(self, envelope: Envelope) -> None:
+        self.events.append(envelope.get_event())
+
+
+def test_sentry_and_structlog() -> None:
+    _, app, _ = example("observed.py")
+    lines: list[Any] = []
+    processors: list[Any] = [structlog.contextvars.merge_contextvars, lambda *event: lines.append(event[2])]
+    log = structlog.wrap_logger(None, processors)
+
+    @app.task(name="work")
+    def work(word: str) -> None:
+        log.info("works")
+        raise ValueError(word)
+
+    kept = Kept()
+    with sentry_sdk.new_scope():
+        sentry_sdk.init("https://key@sentry.invalid/1", transport=kept, default_integrations=False)
+        try:
+            assert isinstance(runner_of(app).run(new_job("work", "no")), Failed)
+        finally:
+            sentry_sdk.get_global_scope().set_client(None)
+    (event,) = kept.events
+    assert (event["transaction"], event["tags"]["attempt"]) == ("work", 1)
+    assert event["exception"]["values"][0]["type"] == "ValueError"
+    assert [(line["task"], line["attempt"]) for line in lines] == [("work", 1)]
+    assert structlog.contextvars.get_contextvars() == {}
