@@ -53,6 +53,8 @@ from orchestrator.sdk.flow.builder import FlowGraph
 from orchestrator.sdk.flow.handle import FlowHandle
 from orchestrator.sdk.middleware import AttemptEnd, EnqueueCall, Middleware, TurnContext
 from orchestrator.sdk.queue import Queue
+from orchestrator.sdk.tasks.composition_handle import CompositionHandle
+from orchestrator.sdk.tasks.compositions import Composition, chain, chord, group
 from orchestrator.sdk.tasks.context import TaskContext, current_task
 from orchestrator.sdk.tasks.gathering import agather, as_completed, gather
 from orchestrator.sdk.tasks.handle import Handle, Progress, RunHandle
@@ -69,6 +71,8 @@ __all__ = [
     "AttemptEnd",
     "AttemptOver",
     "CodeWorkflow",
+    "Composition",
+    "CompositionHandle",
     "ConfigurationError",
     "DeterminismViolation",
     "Duplicate",
@@ -132,7 +136,10 @@ __all__ = [
     "WrongState",
     "agather",
     "as_completed",
+    "chain",
+    "chord",
     "current_task",
     "gather",
+    "group",
     "unguarded",
 ]

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
-from orchestrator.domain.tasks.starts import StartMany, as_task
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.checks import check_name, shown
 from orchestrator.sdk.client import Client
@@ -23,6 +22,7 @@ from orchestrator.sdk.code.workflow import (
     check_workflow_function,
     with_code_options,
 )
+from orchestrator.sdk.dag.composing import Composer
 from orchestrator.sdk.dag.workflows import Workflows
 from orchestrator.sdk.flow.flows import Flows
 from orchestrator.sdk.ids import new_id, parse_id
@@ -32,9 +32,11 @@ from orchestrator.sdk.names import registered_name
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.schedule_declarations import T, Times
 from orchestrator.sdk.schedules import Schedules
-from orchestrator.sdk.tasks.context import TaskContext, current_runtime
+from orchestrator.sdk.tasks.composition_handle import CompositionHandle
+from orchestrator.sdk.tasks.compositions import Arguments
+from orchestrator.sdk.tasks.context import TaskContext
 from orchestrator.sdk.tasks.handle import Handle, RunHandle
-from orchestrator.sdk.tasks.many import Call, new_tasks
+from orchestrator.sdk.tasks.many import new_tasks, start_many
 from orchestrator.sdk.tasks.option_types import OptionTypes, WorkflowOptionTypes
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, OPTION_NAMES, CallOptions, with_options
 from orchestrator.sdk.tasks.signature import Signature
@@ -84,6 +86,7 @@ class Orchestrator:
         modules = Modules(include, autodiscover)
         self._client = Client(settings, overrides, routes or {})
         self._registry = Registry({}, CodeWorkflows(modules), modules)
+        self._client.composer = Composer(self._client)
         self.tasks = self._registry.tasks
         """The registered tasks, by name."""
         self.workflows = Workflows(self._client, self._registry)
@@ -200,7 +203,7 @@ class Orchestrator:
             task = await self._client.threads.run(self.find_task, name)  # which may load modules
         return await task.aenqueue(*args, **kwargs)
 
-    def enqueue_many(self, task: Task[..., R], calls: Iterable[Call]) -> list[Handle[R]]:
+    def enqueue_many(self, task: Task[..., R], calls: Iterable[Arguments]) -> list[Handle[R]]:
         """Enqueue any number of calls in one transaction: all of them or, if one is refused, none.
 
         A call is a tuple or list of arguments, or a mapping of named ones, also where there is a single one:
@@ -227,21 +230,8 @@ class Orchestrator:
         `app.start_many(resize, ["a.png", "b.png"]).results()` waits for all of them. Inside a task, the scheduler
         starts it, and all of it travels in one message.
         """
-        if self._client.middleware is not None and not task._is_hooked:
-            with unswallowed() as afterwards:
-                return self.start_many(task._for_many(afterwards), items, name=name)
-        hand_over, runtime = task._enqueue_path(), current_runtime()
-        run_id = new_id() if runtime is None else runtime.next_id()
         calls = (item if isinstance(item, (tuple, list, Mapping)) else (item,) for item in items)
-        called = check_name("run", name or task.name)
-        with sending("start", called, task.queue) as sent:
-            sent.created(run_id)
-            trace = current_trace()
-            tasks = new_tasks(task, calls, trace, run_id)
-            if hand_over is None:
-                self._client.backend.runs.start(run_id, called, tasks)
-            else:
-                hand_over([as_task(run_id, StartMany(called, list(tasks)), trace)])
+        run_id = start_many(task, calls, name)
         return RunHandle(self._client, run_id, task._signature)
 
     def post_event(self, name: str, payload: Any = None) -> None:
@@ -280,9 +270,9 @@ class Orchestrator:
         """Return a handle to a task that was enqueued elsewhere."""
         return Handle(self._client, parse_id("task", task_id))
 
-    def run(self, run_id: str | UUID) -> RunHandle[Any]:
+    def run(self, run_id: str | UUID) -> CompositionHandle[Any]:
         """Return a handle to a run that was started elsewhere."""
-        return RunHandle(self._client, parse_id("run", run_id))
+        return CompositionHandle(self._client, parse_id("run", run_id))
 
     def workflow_run(self, run_id: str | UUID) -> WorkflowHandle[Any]:
         """Return a handle to a run of a workflow as code that was started elsewhere."""

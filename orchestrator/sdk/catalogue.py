@@ -45,19 +45,30 @@ class Catalogue(Mapping[str, T]):
         """Return the names of all."""
 
 
-def start_run(client: Client, start: StartSteps, params: Mapping[str, Any], create: Callable[[bytes], bytes]) -> bytes:
+def start_run(
+    client: Client,
+    start: StartSteps,
+    params: Mapping[str, Any],
+    create: Callable[[bytes], bytes],
+    run_id: bytes | None = None,
+) -> bytes:
     """Start a run, and return which one it is: `create` makes it under a new id, or the leader if a task asks."""
     if client.middleware is not None and of_start.get() is None:
-        with client.middleware.starting("flow" if start.flow else "workflow", start.workflow, (), params):
-            return start_run(client, start, params, create)
+        called = start.name or start.workflow
+        with client.middleware.starting("flow" if start.flow else "workflow", called, (), params):
+            return start_run(client, start, params, create, run_id)
     runtime = current_runtime()
-    with sending("start", start.workflow) as sent:
-        run_id = create(new_id()) if runtime is None else _start_in_task(client, runtime, start, params)
+    if run_id is None:
+        run_id = new_id() if runtime is None else runtime.next_id()
+    with sending("start", start.name or start.workflow) as sent:
+        run_id = create(run_id) if runtime is None else _start_in_task(client, runtime, start, params, run_id)
         sent.created(run_id)
     return run_id
 
 
-def _start_in_task(client: Client, runtime: TaskRuntime, start: StartSteps, params: Mapping[str, Any]) -> bytes:
+def _start_in_task(
+    client: Client, runtime: TaskRuntime, start: StartSteps, params: Mapping[str, Any], wanted: bytes
+) -> bytes:
     """Have the leader start a run with these parameters, for a worker has no database."""
     what = f"The parameters of {'flow' if start.flow else 'workflow'} {start.workflow!r}"
     if problem := unstorable(params):
@@ -65,6 +76,5 @@ def _start_in_task(client: Client, runtime: TaskRuntime, start: StartSteps, para
     check_size(stored_json(params), what, client.settings.max_payload)
     vault = vault_of(client.settings)
     given = stored_json(params) if vault is None else vault.seal_json(stored_json(params))
-    wanted = runtime.next_id()
     request = as_task(wanted, msgspec.structs.replace(start, params=given), current_trace())
     return runtime.enqueue([request]).get(wanted, wanted)

@@ -49,6 +49,8 @@ class Client:
         """Where the async variants of blocking calls run."""
         self.middleware: Chain | None = None
         """The hooks around calls, attempts and turns; None where the application has none."""
+        self.composer: Callable[..., Any]
+        """Starts compositions; the application provides it."""
 
     @property
     def settings(self) -> Settings:

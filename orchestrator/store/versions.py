@@ -18,11 +18,22 @@ class Versions(Generic[S]):
     """What is stored in one table of definitions."""
 
     def __init__(
-        self, table: str, columns: str, read: Callable[[Row], S], *, usable: str, stored: str = "true"
+        self,
+        table: str,
+        columns: str,
+        read: Callable[[Row], S],
+        *,
+        usable: str,
+        stored: str = "true",
+        hidden: str | None = None,
     ) -> None:
-        """Rows are read with these columns of `d`; `usable` are those that start runs, `stored` those that exist."""
+        """Rows are read with these columns of `d`; `usable` are those that start runs, `stored` those that exist.
+
+        Names that begin with `hidden` are in no list.
+        """
         self._read = read
         self._table = table
+        listed = "true" if hidden is None else f"NOT starts_with(name, '{hidden}')"
         other = {"workflows": "flows", "flows": "workflows"}[table]
         self._latest = Statement[Row](f"""
 SELECT /* {table}.latest */ {columns} FROM orchestrator.{table} d
@@ -34,7 +45,7 @@ SELECT /* {table}.one */ {columns} FROM orchestrator.{table} d
 """)
         self._each_latest = Statement[Row](f"""
 SELECT /* {table}.each_latest */ DISTINCT ON (name) {columns} FROM orchestrator.{table} d
- WHERE {usable} AND starts_with(name, %(within)s::text) ORDER BY name, version DESC
+ WHERE {usable} AND {listed} AND starts_with(name, %(within)s::text) ORDER BY name, version DESC
 """)
         self._newest = Statement[int](f"""
 SELECT /* {table}.newest */ coalesce(max(version), 0) FROM orchestrator.{table} WHERE name = %(name)s

@@ -33,7 +33,8 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    "page", ["README", "tasks", "limits", "exactly-once", "workflows", "flows", "code-workflows", "schedules"]
+    "page",
+    ["README", "tasks", "composition", "limits", "exactly-once", "workflows", "flows", "code-workflows", "schedules"],
 )
 def test_a_page_can_be_followed_as_it_is_printed(page: str, folder: Path) -> None:
     assert pages.play(next(path for path in PAGES if path.stem == page), folder)

@@ -12,6 +12,8 @@ import pytest
 import orchestrator
 from orchestrator import (
     CodeWorkflow,
+    Composition,
+    CompositionHandle,
     Handle,
     Orchestrator,
     Queue,
@@ -35,9 +37,17 @@ NAMES: dict[type[Any], tuple[str, str]] = {
         "task tasks find_task workflow workflows code_workflows flows schedule schedules handle run workflow_run queue "
         "queues settings load_modules middleware",
     ),
-    Task: ("enqueue delay enqueue_in", "name queue function options schedule"),
-    Handle: ("result open_result status progress logs cancel retry", "id"),
-    RunHandle: ("status wait_ended results iter_results outputs progress logs cancel rerun retry", "id"),
+    Task: ("enqueue delay enqueue_in", "name queue function options schedule s si map starmap chunks"),
+    Composition: ("start", ""),
+    Handle: ("result open_result status progress logs parent children cancel retry", "id"),
+    RunHandle: (
+        "status wait_ended results iter_results outputs progress logs parent children cancel rerun retry",
+        "id",
+    ),
+    CompositionHandle: (
+        "result status wait_ended results iter_results outputs progress logs parent children cancel rerun retry",
+        "id",
+    ),
     WorkflowHandle: (
         "result status signal resolve reject query update cancel terminate reset retry rerun history",
         "id",

@@ -17,6 +17,8 @@ PUBLIC = [
     "AttemptEnd",
     "AttemptOver",
     "CodeWorkflow",
+    "Composition",
+    "CompositionHandle",
     "ConfigurationError",
     "DeterminismViolation",
     "Duplicate",
@@ -80,8 +82,11 @@ PUBLIC = [
     "WrongState",
     "agather",
     "as_completed",
+    "chain",
+    "chord",
     "current_task",
     "gather",
+    "group",
     "unguarded",
 ]
 

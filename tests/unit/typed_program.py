@@ -5,7 +5,18 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import uuid4
 
-from orchestrator import Orchestrator, OrchestratorError, Retry, TaskContext, WorkflowContext, agather, as_completed
+from orchestrator import (
+    Orchestrator,
+    OrchestratorError,
+    Retry,
+    TaskContext,
+    WorkflowContext,
+    agather,
+    as_completed,
+    chain,
+    chord,
+    group,
+)
 
 app = Orchestrator(routes={"mail.*": "mail"})
 one = uuid4()
@@ -85,6 +96,26 @@ async def on_a_loop() -> None:
         print(number)
 
 
+composed: bytes = chain(plain.s("a", width=3), resize.s(), fetch.s()).start(name="all", tags=["a"]).result(timeout=3)
+piped: bytes = (plain.s("a") | plain.s(width=4) | fetch.si("a")).start().result()
+listed: list[str] = group(plain.s("a"), plain.s("b")).start().result()
+mapped: list[bytes] = fetch.map(["a", "b"]).start().result()
+called: str = chord(group(plain.s(path) for path in "ab"), plain.s(width=3)).start().result()
+folded: bytes = chord(plain.starmap([("a", 3)]), fetch.s()).start().result()
+
+
+async def composed_on_a_loop() -> None:
+    text: str = await (await chain(fetch.s("a"), plain.s()).astart()).aresult()
+    number: int = await (await chain(fetch.s("a"), plain.s()).astart()).aresult()  # wrong
+    print(text, number)
+
+
+plain.s("a", hight=3)  # wrong
+plain.si()  # wrong
+plain.s("a", "b")  # wrong
+chain(plain.s("a"), plain)  # wrong
+group(plain.s("a"), "b")  # wrong
+number: int = (plain.s("a") | plain.s()).start().result()  # wrong
 with app as entered:
     same: Orchestrator = entered
 app.task(retires=3)  # wrong

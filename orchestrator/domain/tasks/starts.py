@@ -32,6 +32,10 @@ class StartSteps(msgspec.Struct, frozen=True, array_like=True, tag="steps"):
     """It is a flow."""
     version: int | None = None
     """Of a flow: which one, unless it is the newest."""
+    name: str | None = None
+    """What the run is called, if not like its workflow."""
+    definitions: tuple[str, ...] = ()
+    """Of a composition: what it is a run of, and its child runs, as JSON; they are stored unless they are known."""
 
 
 class StartCode(msgspec.Struct, frozen=True, array_like=True, tag="code"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from orchestrator.domain import timezones
+from orchestrator.domain.dag.composed import BY_PLACE, given_to_child, is_composed
 from orchestrator.domain.dag.definition import check_size, resolve_params
 from orchestrator.domain.dag.placement import Origin
 from orchestrator.domain.dag.scope import EvaluationBudget, Scope
@@ -154,7 +155,9 @@ class StepCreation:
         stored = created.latest[workflow]
         if stored is None:
             raise InvalidWorkflow(f"There is no workflow {workflow!r}.")
-        if any(as_reference(value) is not None for value in given.values()):
+        if is_composed(workflow):
+            given = given_to_child(given)
+        elif any(as_reference(value) is not None for value in given.values()):
             raise InvalidWorkflow(
                 f"Step {step.name!r}: a parameter of workflow {workflow!r} is large and in the payload store, and "
                 f"parameters stand in the row of a run. Pass it to a task, or let that workflow make it itself."
@@ -188,7 +191,8 @@ def task_of(
     """Return a task of a step, as it is created."""
     step = run.compiled.graph.steps[place]
     context = {"workflow": run.info["workflow"], "step": step.name, "index": position, "count": count}
-    payload = timezones.encode(((), given, context))
+    by_place = given.pop(BY_PLACE, ()) if run.compiled.result is not None else ()
+    payload = timezones.encode((by_place, given, context))
     if len(payload) > max_payload:
         raise InvalidWorkflow(
             f"The input of task {step.name!r} has {len(payload):,} bytes, and at most {max_payload:,} are "

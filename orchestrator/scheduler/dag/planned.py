@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from orchestrator.domain import timezones
+from orchestrator.domain.dag.composed import result_template
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.placement import of_step
@@ -25,6 +26,12 @@ class Compiled:
         self.definition = definition
         self.graph = Graph(definition)
         self.programs = [StepProgram(self.graph, place) for place in range(len(self.graph.steps))]
+        self.result = result_template(definition)
+        """What a run of a composition comes to; None if it is a run of another definition."""
+        self.last = self.graph.leaves
+        """The steps whose outputs a run gives to its parent."""
+        if self.result is not None:
+            self.last = [self.graph.index[name] for name in sorted(self.result.roots)]
         self.placements = [of_step(step, definition.queue) for step in self.graph.steps]
         self.expensive: set[tuple[str, int]] = set()
         """Kinds of expressions, and places of the steps, that took long to evaluate for one run or another."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC
 from itertools import islice
+from typing import Any
 
 import msgspec
 
 from orchestrator.domain import timezones
+from orchestrator.domain.dag import composed
 from orchestrator.domain.dag.checks import MOST_STEPS
 from orchestrator.domain.dag.definition import hooks_of
 from orchestrator.domain.dag.plan import Plan
@@ -133,12 +135,11 @@ class Dags(PlannedRuns[DagRun]):
         return len(hooks_of(kept.compiled.definition, state)), kept.params_size
 
     def outputs(self, tx: Transaction, ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return what runs give to their parents: the outputs of the steps that nothing depends on."""
+        """Return what runs give to their parents: a composition its result, others the outputs of their last steps."""
         runs = self._load(tx, ids)
-        last = [(run, place) for run in runs for place in run.compiled.graph.leaves]
+        last = [(run, place) for run in runs for place in run.compiled.last]
         names = self._outputs.names(tx.connection, last, is_urgent=True).names
-        leaves = {run.id: [run.compiled.graph.steps[place].name for place in run.compiled.graph.leaves] for run in runs}
-        outputs = {run: _encode({step: names[run].get(step) for step in steps}) for run, steps in leaves.items()}
+        outputs = {run.id: _encode(_output(run.compiled, names[run.id])) for run in runs}
         return outputs if tx.vault is None else {run: tx.vault.seal(VALUE, data) for run, data in outputs.items()}
 
     # -- loading and saving
@@ -156,7 +157,10 @@ class Dags(PlannedRuns[DagRun]):
                 plan.halt()
             if row.expanding:  # whatever the run hears first, it has more to start than that
                 plan.resume()
-            run = DagRun(row.id, compiled, row.params, info, plan, row.depth, row.root, row.params_size)
+            params = row.params
+            if compiled.result is not None and isinstance(params, dict):
+                params = composed.opened(params)
+            run = DagRun(row.id, compiled, params, info, plan, row.depth, row.root, row.params_size)
             found[row.id] = self._runs.put(row.id, run, _RUN_WEIGHT + len(compiled.graph.steps))
         return [run for run in found.values() if run is not None]
 
@@ -235,6 +239,12 @@ class Dags(PlannedRuns[DagRun]):
             run.plan.open_single(place)
             return True
         return False
+
+
+def _output(compiled: Compiled, names: Scope) -> Any:
+    """Return what a run gives to its parent."""
+    ends = {name: names.get(name) for name in (compiled.graph.steps[place].name for place in compiled.last)}
+    return ends if compiled.result is None else compiled.result.render(ends)
 
 
 def _apply_to_plan(run: DagRun, changes: RunChanges) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain.code.history import HistoryItem, RunWanted, SignalReceived
-from orchestrator.domain.dag.definition import resolve_params
+from orchestrator.domain.dag.definition import Definition, resolve_params
 from orchestrator.domain.ids import about_run, to_text
 from orchestrator.domain.plain import REFUSALS, stored_json
 from orchestrator.domain.tasks.headers import headers_of
@@ -92,11 +92,15 @@ def _run_of_steps(tx: Transaction, run: bytes, start: StartSteps, definitions: d
     if start.flow:
         return _run_of_flow(tx, run, start)
     stored = definitions.get(start.workflow) or workflows.latest(tx.connection, start.workflow)
+    if stored is None and start.definitions:
+        workflows.compose(tx.connection, [msgspec.json.decode(one, type=Definition) for one in start.definitions])
+        stored = workflows.latest(tx.connection, start.workflow)
     if stored is None:
         raise NotFound(f"There is no workflow {start.workflow!r}. Apply it with `orchestrator workflows apply FILE`.")
     definitions[start.workflow] = stored
     params = resolve_params(stored.definition, _given(start), tx.now)
-    return dags.new_run(stored.definition, stored.version, run, params, start.tags)._replace(key=start.key)
+    new = dags.new_run(stored.definition, stored.version, run, params, start.tags)
+    return new._replace(key=start.key, name=start.name or new.name)
 
 
 def _given(start: StartSteps) -> Any:

@@ -175,8 +175,8 @@ class RunBackend(Part, RunWork):
             ends = results.run_results(connection, run, position, _PAGE)
         return [end._replace(result=reveal(end.result), error=end.error and reveal_error(end.error)) for end in ends]
 
-    def outputs(self, run: bytes) -> dict[str, Any]:
-        return self._outputs(run, lambda _, result: decode_value(result))
+    def outputs(self, run: bytes, steps: Sequence[str] | None = None) -> dict[str, Any]:
+        return self._outputs(run, lambda _, result: decode_value(result), steps)
 
     def outputs_within(self, run: bytes, most: int) -> tuple[dict[str, Any], dict[str, list[Reference]]]:
         """Return the same with no more than so many bytes from the payload store, and, by step, what is left there."""
@@ -194,7 +194,7 @@ class RunBackend(Part, RunWork):
 
         return self._outputs(run, lambda step, result: decode_within(result, partial(take, step))), left
 
-    def encoded_outputs(self, run: bytes) -> bytes:
+    def encoded_outputs(self, run: bytes, steps: Sequence[str] | None = None) -> bytes:
         """Return them as one encoded value with references to stored values, which the caller reads."""
         what = f"The outputs of run {to_text(run)}"
 
@@ -203,23 +203,25 @@ class RunBackend(Part, RunWork):
                 return msgspec.Raw(result)
             return msgspec.Raw(encode_value(decode_value(result), what, _LARGEST_OUTPUTS))
 
-        return msgspec.msgpack.encode(self._outputs(run, encoded))
+        return msgspec.msgpack.encode(self._outputs(run, encoded, steps))
 
-    def _outputs(self, run: bytes, decode: Callable[[str, bytes], Any]) -> dict[str, Any]:
-        """Return outputs whose results are read by `decode`, which gets the step."""
+    def _outputs(
+        self, run: bytes, decode: Callable[[str, bytes], Any], steps: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Return outputs, or those of some steps, whose results are read by `decode`, which gets the step."""
         with self._reading() as connection:
             found = next(iter(dags.load(connection, [run])), None)
             definition = workflows.of_run(connection, run)
             if found is None or definition is None or found.state is None:
                 return {}
-            results = dags.results_of_run(connection, run)
+            results = dags.results_of_run(connection, run, steps)
         state = msgspec.msgpack.decode(found.state, type=DagState)
         return {
             step.name: step_output(
                 state.steps[place], state.fans.get(place), results.get(step.name, []), partial(decode, step.name)
             )
             for place, step in enumerate(definition.steps)
-            if state.steps[place] != StepState.SKIPPED
+            if state.steps[place] != StepState.SKIPPED and (steps is None or step.name in steps)
         }
 
     def wait(self, run: bytes, limit: TimeLimit) -> Steps[Ended | None]:

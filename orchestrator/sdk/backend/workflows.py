@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection
 
+from orchestrator.domain.dag import composed
 from orchestrator.domain.dag.definition import ALWAYS, Condition, Definition, check_size, resolve_params
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import read_json, stored_json, unstorable
 from orchestrator.domain.tasks.headers import headers_of_start
 from orchestrator.errors import NotFound, PayloadError, did_you_mean
-from orchestrator.sdk.backend.part import Part, reading
+from orchestrator.sdk.backend.part import Part, Shared, reading
 from orchestrator.sdk.calls.workflows import WorkflowCalls
 from orchestrator.store import inbox, insights
 from orchestrator.store.dag import plans as dags
@@ -78,6 +79,11 @@ def create_run(part: Part, run: NewRun, params: Mapping[str, Any]) -> bytes:
 class WorkflowBackend(Part, WorkflowCalls):
     """What a client can do with workflows, by name."""
 
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._composed: set[str] = set()
+        """Definitions of compositions that this program has stored."""
+
     names = reading(_names)
     list_latest = reading(workflows.list_latest)
     latest = reading(_latest)
@@ -109,6 +115,33 @@ class WorkflowBackend(Part, WorkflowCalls):
         run = dags.new_run(stored.definition, stored.version, run_id, resolved, tags)._replace(key=key)
         check_size(run.params or "", f"The parameters of workflow {name!r}", self._limit)
         return create_run(self, run, params)
+
+    def compose(
+        self,
+        definitions: Sequence[Definition],
+        args: str,
+        run_id: bytes,
+        *,
+        name: str,
+        key: str | None,
+        tags: Iterable[str],
+    ) -> bytes:
+        """Create a run of the last of these; what is known to be stored already is looked up, and not sent."""
+        params = {composed.ARGS: args}
+        run = dags.new_run(definitions[-1], 1, run_id, params, tags)._replace(
+            name=name, key=key, trace=current_trace(), headers=headers_of_start()
+        )
+        check_size(run.params or "", f"The arguments of composition {name!r}", self._limit)
+        run, found = dags.sealed(run, self._vault), None
+        with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
+            is_known = self._composed.issuperset(one.name for one in definitions)
+            if not (is_known and creation.create_defined(connection, run)):
+                workflows.compose(connection, definitions)
+                if not creation.create_defined(connection, run) and key is not None:
+                    found = dags.find_same(connection, run, () if self._vault else params)
+        self._composed.update(one.name for one in definitions)
+        self._connections.nudge()
+        return found or run_id
 
     def post_event(self, event_id: bytes, name: str, payload: Any) -> None:
         if problem := unstorable(payload):

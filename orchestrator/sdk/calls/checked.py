@@ -6,15 +6,19 @@ checked by that type (`api/client_checks.py`).
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 
+from orchestrator.domain import timezones
+from orchestrator.domain.dag.composed import check_composed
+from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.errors import InvalidTask, PayloadError
+from orchestrator.errors import InvalidTask, InvalidWorkflow, PayloadError
 from orchestrator.references import may_hold_references
 from orchestrator.sdk.checks import check_label, check_name, check_retention, check_tags
 from orchestrator.sdk.values.payload import decode_call, decode_value
@@ -101,6 +105,23 @@ def _is_plain(settings: Settings, what: str, data: bytes) -> bool:
     return not is_sealed(data)
 
 
+def _check_definitions(_: Settings, definitions: Sequence[Definition], __: Mapping[str, Any]) -> None:
+    if not definitions:
+        raise InvalidWorkflow("A composition has at least one definition.")
+    for definition in definitions:
+        check_composed(definition)
+
+
+def _check_packed(settings: Settings, args: str, given: Mapping[str, Any]) -> None:
+    what = f"The arguments of composition {given['name']!r:.200}"
+    try:
+        data = base64.b64decode(args, validate=True)
+        if _is_plain(settings, what, data):
+            timezones.decode(data)
+    except REFUSALS as error:
+        raise PayloadError(f"{what} cannot be read: {error}.") from None
+
+
 def _distinct(_: Settings, tasks: Sequence[NewTask], __: Mapping[str, Any]) -> None:
     if len({task.id for task in tasks}) < len(tasks):
         raise InvalidTask("Two of these tasks have the same id.")
@@ -114,6 +135,8 @@ def decoded(text: str | bytes, kind: type[Any], what: str) -> Any:
         raise InvalidTask(f"{what} cannot be read: {error}.") from None
 
 
+Composed = Annotated[Sequence[Definition], Checked(_check_definitions)]
+PackedArguments = Annotated[str, Checked(_check_packed)]
 QueueName = Annotated[str, _named("queue")]
 WorkflowName = Annotated[str, _named("workflow")]
 RunName = Annotated[str, _named("run")]

@@ -55,8 +55,8 @@ class RunCalls(Protocol):
         """Return how the tasks of a run have ended that come after a position, a page of them."""
 
     @call(Scope.ENQUEUE, about={Kind.RUN: "run"}, repeatable=True, expensive=True, for_programs=True)
-    def encoded_outputs(self, run: Id) -> bytes:
-        """Return the outputs of a run's steps by name, as one encoded value."""
+    def encoded_outputs(self, run: Id, steps: Sequence[str] | None = None) -> bytes:
+        """Return the outputs of a run's steps by name, or of some of them, as one encoded value."""
 
 
 class Listener(Protocol):
@@ -78,8 +78,8 @@ class RunWork(RunCalls, Protocol):
     def ends(self, run: bytes) -> Iterator[Ended]:
         """Yield how each task of a run has ended, in order."""
 
-    def outputs(self, run: bytes) -> dict[str, Any]:
-        """Return the output of every step of a workflow's run that was not skipped; none of other runs."""
+    def outputs(self, run: bytes, steps: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return the output of every step, or of some, of a workflow's run that was not skipped; none of other runs."""
 
     def wait(self, run: bytes, limit: TimeLimit) -> Steps[Ended | None]:
         """Wait until a run ends; None if it has not by then."""

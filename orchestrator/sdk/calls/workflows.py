@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.tasks.task import Id
-from orchestrator.sdk.calls.checked import EventName, Key, Tags
+from orchestrator.sdk.calls.checked import Composed, EventName, Key, PackedArguments, RunName, Tags
 from orchestrator.sdk.calls.declaring import SYSTEM, Body, Kind, call
 from orchestrator.store.dag.workflows import Application, Stored
 
@@ -43,6 +43,12 @@ class WorkflowCalls(Protocol):
     @call(Scope.ENQUEUE, about={Kind.WORKFLOW: "name"}, repeatable=True)
     def start(self, name: str, params: Mapping[str, Any], run_id: Id, *, key: Key, tags: Tags) -> Id:
         """Create a run of the newest version of a workflow; return its id, or that of the run that has the key."""
+
+    @call(Scope.ENQUEUE, about=SYSTEM, repeatable=True, expensive=True, body=Body.VALUES)
+    def compose(
+        self, definitions: Composed, args: PackedArguments, run_id: Id, *, name: RunName, key: Key, tags: Tags
+    ) -> Id:
+        """Create a run of a composition: of the last of these definitions. Return the run that has the key, if any."""
 
     @call(about=SYSTEM)
     def listeners(self, event: str) -> list[str]:

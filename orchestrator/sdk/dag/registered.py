@@ -54,7 +54,7 @@ def take_over(
             steps[-1] = _with_registered(step, _of_step(task, step), unless=Registered())
         except InvalidTask as error:
             problems.append(Problem(place, str(error)))
-    steps = list(_inheriting(steps, _everywhere(tasks)))
+    steps = list(inheriting(steps, _everywhere(tasks)))
     hooks: dict[str, tuple[Hook, ...]] = {}
     for name in ("on_failure", "on_success"):
         for number, hook in enumerate(getattr(definition, name)):
@@ -71,7 +71,7 @@ def hiding(definition: Definition, redacted: Mapping[str, Sequence[str]], everyw
     steps = [_redacting(step, redacted.get(step.task or "", ())) for step in definition.steps]
     if steps == [*definition.steps]:
         return definition
-    return msgspec.structs.replace(definition, steps=tuple(_inheriting(steps, everywhere)))
+    return msgspec.structs.replace(definition, steps=tuple(inheriting(steps, everywhere)))
 
 
 def _redacting(step: Step, patterns: Sequence[str]) -> Step:
@@ -87,7 +87,7 @@ def _everywhere(tasks: Mapping[str, Task[..., Any]]) -> tuple[str, ...]:
     return next((redaction.words(task._client.settings.redact) for task in tasks.values()), ())
 
 
-def _inheriting(steps: Sequence[Step], everywhere: Sequence[str]) -> Iterator[Step]:
+def inheriting(steps: Sequence[Step], everywhere: Sequence[str]) -> Iterator[Step]:
     """Yield steps that hide what any of them names, and inputs that ask for it under another name."""
     named = hidden_by(step.registered for step in steps)
     known = (*named, *everywhere)
@@ -174,6 +174,15 @@ def of_function(task: Task[..., Any]) -> Registered:
     """Return what a task says of itself that a node of a flow runs, whatever its input is."""
     check_fit(task)
     return _registered(task, task._redacting_options, {}, "the input of a node", "Give it a fixed one.")
+
+
+def of_part(task: Task[..., Any]) -> Registered:
+    """Return what a task says of itself that is a part of a composition; its key, if that is computed, stands apart."""
+    check_fit(task)
+    options = task._redacting_options
+    if callable(options.concurrency_key):
+        options = dataclasses.replace(options, concurrency_key=None)
+    return _registered(task, options, {}, "the arguments of a part", "")
 
 
 def functions_hiding(names: Iterable[str], redacted: Mapping[str, Sequence[str]]) -> dict[str, Registered]:

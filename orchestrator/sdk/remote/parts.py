@@ -111,9 +111,9 @@ class RemoteRuns(_WaitingPart, _Runs):  # type: ignore[misc]
         """Yield how each task of a run has ended, in order."""
         return walk_ends(self.ends_after, run)
 
-    def outputs(self, run: bytes) -> dict[str, Any]:
-        """Return the output of every step of a workflow's run that was not skipped."""
-        outputs: dict[str, Any] = decode_value(self.encoded_outputs(run))
+    def outputs(self, run: bytes, steps: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return the output of every step, or of some, of a workflow's run that was not skipped."""
+        outputs: dict[str, Any] = decode_value(self.encoded_outputs(run, steps))
         return outputs
 
     def listen(self, run: bytes) -> RemoteRunListener:

@@ -107,6 +107,19 @@ class Handle(Generic[R]):
         """Return what the task has said, printed and logged so far, in one of its attempts or in all."""
         return all_lines(lambda after: self._client.backend.tasks.log(self._id, after, attempt=attempt))
 
+    def parent(self) -> Handle[Any] | RunHandle[Any] | None:
+        """Return the run that it is part of, or the task that enqueued it, if there is one."""
+        found = self._client.backend.insights.show_task(UUID(bytes=self._id))
+        if found is None:
+            raise NotFound.by_id("task", self.id)
+        return _relative(self._client, found.run_id, found.parent_id)
+
+    def children(self) -> list[Handle[Any] | RunHandle[Any]]:
+        """Return the tasks that it enqueued, and the runs that it started, as far as the lineage has them."""
+        found = self._client.backend.insights.lineage(UUID(bytes=self._id)).children
+        kinds: dict[str, type[Handle[Any] | RunHandle[Any]]] = {"task": Handle, "run": RunHandle}
+        return [kinds[one.kind](self._client, one.id.bytes) for one in found]
+
     def cancel(self) -> None:
         """Cancel it, wherever it stands; this is durable even while no scheduler runs."""
         self._client.backend.tasks.cancel(self._id)
@@ -120,6 +133,8 @@ class Handle(Generic[R]):
     astatus = async_variant(status)
     aprogress = async_variant(progress)
     alogs = async_variant(logs)
+    aparent = async_variant(parent)
+    achildren = async_variant(children)
     acancel = async_variant(cancel)
     aretry = async_variant(retry)
 
@@ -306,6 +321,26 @@ class RunHandle(Generic[R]):
         yield from self._wait_ended(timeout)
         return self._client.backend.runs.outputs(self._id)
 
+    def parent(self) -> Handle[Any] | RunHandle[Any] | None:
+        """Return the run that waits for it, or the task that started it, if there is one."""
+        found = self._client.backend.insights.show_run(UUID(bytes=self._id))
+        if found is None:
+            raise NotFound.by_id("run", self.id)
+        return _relative(self._client, found.parent_run, found.parent_task)
+
+    def children(self, limit: int = 1_000) -> list[Handle[Any] | RunHandle[Any]]:
+        """Return its child runs, newest first, and its tasks, from the first; of each at most so many."""
+        from orchestrator.sdk.calls.insights import list_runs, list_tasks  # loads SQLAlchemy, which workers do without
+        from orchestrator.store.insights import RunFilter, TaskFilter
+
+        run, insights = UUID(bytes=self._id), self._client.backend.insights
+        runs = list_runs(insights, RunFilter(parent=run), limit=limit).runs
+        tasks = list_tasks(insights, TaskFilter(run=run), limit=limit).tasks
+        return [
+            *(RunHandle(self._client, one.id.bytes) for one in runs),
+            *(Handle(self._client, one.id.bytes) for one in tasks),
+        ]
+
     def cancel(self) -> None:
         """Cancel its open tasks, and with them the run."""
         self._client.backend.runs.cancel(self._id)
@@ -328,6 +363,14 @@ class RunHandle(Generic[R]):
     alogs = async_variant(logs)
     await_ended = async_variant(wait_ended)
     aoutputs = async_variant(outputs)
+    aparent = async_variant(parent)
+    achildren = async_variant(children)
     acancel = async_variant(cancel)
     arerun = async_variant(rerun)
     aretry = async_variant(retry)
+
+
+def _relative(client: Client, run: UUID | None, task: UUID | None) -> Handle[Any] | RunHandle[Any] | None:
+    if run is not None:
+        return RunHandle(client, run.bytes)
+    return None if task is None else Handle(client, task.bytes)

@@ -1,4 +1,4 @@
-"""Many calls of one task as data: what they share is looked up with the first of them."""
+"""Many calls of one task as data, and runs of them: what they share is looked up with the first of them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,44 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from orchestrator.domain.tasks.starts import StartMany, as_task
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask
-from orchestrator.sdk.checks import shown
-from orchestrator.sdk.ids import new_ids
+from orchestrator.sdk.checks import check_name, shown
+from orchestrator.sdk.ids import new_id, new_ids
+from orchestrator.sdk.middleware import unswallowed
+from orchestrator.sdk.tasks.compositions import Arguments, arguments_of
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.sdk.values.sealing import left_task, outgoing_task
 from orchestrator.sdk.values.stores import store_of
 from orchestrator.sealing import vault_of
+from orchestrator.trace_context import current_trace
+from orchestrator.tracing.entry import sending
 
-Call = tuple[Any, ...] | list[Any] | Mapping[str, Any]
-"""The arguments of one call: all by place, or all by name."""
+
+def start_many(task: Task[..., Any], calls: Iterable[Arguments], name: str | None) -> bytes:
+    """Start a run of many calls of a task, and return its id; inside a task, all of it travels in one message."""
+    if task._client.middleware is not None and not task._is_hooked:
+        with unswallowed() as afterwards:
+            return start_many(task._for_many(afterwards), calls, name)
+    hand_over, runtime = task._enqueue_path(), current_runtime()
+    run_id = new_id() if runtime is None else runtime.next_id()
+    called = check_name("run", name or task.name)
+    with sending("start", called, task.queue) as sent:
+        sent.created(run_id)
+        trace = current_trace()
+        tasks = new_tasks(task, calls, trace, run_id)
+        if hand_over is None:
+            task._client.backend.runs.start(run_id, called, tasks)
+        else:
+            hand_over([as_task(run_id, StartMany(called, list(tasks)), trace)])
+    return run_id
 
 
 def new_tasks(
-    task: Task[..., Any], calls: Iterable[Call], trace: str | None, run_id: bytes | None = None
+    task: Task[..., Any], calls: Iterable[Arguments], trace: str | None, run_id: bytes | None = None
 ) -> Iterator[NewTask]:
     """Check calls and yield them as data; those of a run are numbered.
 
@@ -34,7 +55,7 @@ def new_tasks(
         )
     rest = enumerate(calls)
     for position, call in rest:
-        args, kwargs = _arguments(task, position, call)
+        args, kwargs = arguments_of(task.name, position, call)
         one = task if task._afterwards is None else _hooked(task, task._afterwards, args, kwargs)
         first = one._new(args, kwargs, run_id, None if run_id is None else position, trace)
         first = outgoing_task(first, task._client.settings)
@@ -65,7 +86,7 @@ def _is_pattern(task: Task[..., Any], new: NewTask) -> bool:
     )
 
 
-def _alike(task: Task[..., Any], first: NewTask, calls: Iterable[tuple[int, Call]]) -> Iterator[NewTask]:
+def _alike(task: Task[..., Any], first: NewTask, calls: Iterable[tuple[int, Arguments]]) -> Iterator[NewTask]:
     """Check calls that differ from the first in nothing but their arguments, and yield them as data."""
     signature, settings = task._signature, task._client.settings
     check, check_types = signature.check, signature.check_types
@@ -73,7 +94,7 @@ def _alike(task: Task[..., Any], first: NewTask, calls: Iterable[tuple[int, Call
     name, queue, run_id = first.name, first.queue, first.run_id
     shared = (first.lane, first.expires, None, first.callbacks, first.trace)
     for (position, call), identifier in zip(calls, new_ids(), strict=False):
-        args, kwargs = _arguments(task, position, call)
+        args, kwargs = arguments_of(task.name, position, call)
         check(args, kwargs)
         payload = encode_call(name, args, kwargs, largest)
         check_types(args, kwargs, payload)
@@ -82,21 +103,3 @@ def _alike(task: Task[..., Any], first: NewTask, calls: Iterable[tuple[int, Call
             None if run_id is None else position, None, *shared,
         )  # fmt: skip
         yield left_task(new, store) if store is not None and len(payload) > inline else new
-
-
-def _arguments(task: Task[..., Any], position: int, call: Call) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    if type(call) is tuple:
-        return call, _NONE
-    if isinstance(call, Mapping):
-        return (), call
-    if isinstance(call, Sequence) and not isinstance(call, _TEXTS):  # such as a row of a query
-        return tuple(call), _NONE
-    raise InvalidTask(
-        f"Task {task.name!r}, calls[{position}]: expected the arguments of one call, as a tuple or as a mapping of "
-        f"named ones; found {shown(call)}. A call with a single argument is a tuple of one: (value,)."
-    )
-
-
-_NONE: Mapping[str, Any] = {}
-_TEXTS = (str, bytes, bytearray, memoryview)
-"""Sequences that are meant as one value."""

@@ -143,6 +143,16 @@ class Signature:
                     f"{error}. Write {option}={form}."
                 ) from None
 
+    def check_partial(self, arguments: Sequence[Any], keywords: Mapping[str, Any], payload: bytes) -> None:
+        """Refuse a call that the function would refuse, or the worker, whatever its first argument will be."""
+        self.check((None, *arguments), keywords)
+        if self._kinds and not (self._forms and _are_among(self._sure_by_place[1:], self._sure, arguments, keywords)):
+            by_place, by_name = decode_call(payload)
+            for place, value in enumerate(by_place, 1):
+                self._restore(self._positional[place] if place < len(self._positional) else self._star, value)
+            for name, value in by_name.items():
+                self.check_value(name, value)
+
     @property
     def names(self) -> list[str]:
         """What the arguments are called."""

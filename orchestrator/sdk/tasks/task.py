@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack
 
 import msgspec
 
@@ -26,6 +26,7 @@ from orchestrator.sdk.code.futures import DurableFuture
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.middleware import EnqueueCall, headers_here
+from orchestrator.sdk.tasks.compositions import Parts
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.tasks.option_types import OptionTypes
@@ -60,12 +61,12 @@ _OF_CELERY = {
     "queue and priority have the same names, link and link_error are on_success and on_failure.",
     "apply": "Call the task to run it here: {task}(…).",
     "retry": "Raise RetryLater(30) inside the task.",
-    "signature": "Write {task}.options(…) for a task with other options.",
+    "signature": "Write {task}.options(…) for a task with other options, and {task}.s(…) for a part of a composition.",
 }
 """By methods of Celery's tasks, what to write here."""
 
 
-class Task(Generic[P, R]):
+class Task(Parts[P, R]):
     """A registered function. Call it, and it runs right here; enqueue it, and a worker runs it."""
 
     def __init__(
@@ -83,7 +84,7 @@ class Task(Generic[P, R]):
         """What it is called everywhere: `module.function`, or the `name=` of its decorator."""
         self.function = function
         """The function itself; a plain call of the task calls it."""
-        self._call_options = options
+        self._call_options: CallOptions = options
         self._chosen = chosen
         """The options that somebody gave; the others may be decided by where it runs."""
         self._signature = signature

@@ -260,17 +260,21 @@ def find_same(connection: Connection, run: NewRun, given: Container[str]) -> byt
 
 _RESULTS_OF_RUN = Statement[Row]("""
 SELECT /* dags.results_of_run */ step, position, CASE WHEN status = 'success' THEN result END AS result
-  FROM orchestrator.ended_tasks WHERE run_id = %(run)s::uuid AND step IS NOT NULL
+  FROM orchestrator.ended_tasks
+ WHERE run_id = %(run)s::uuid AND step IS NOT NULL AND (%(steps)s::text[] IS NULL OR step = ANY(%(steps)s::text[]))
  UNION ALL
 SELECT parent_step, parent_position, output FROM orchestrator.runs
  WHERE parent_run = %(run)s::uuid AND parent_step IS NOT NULL AND status = 'success'
+   AND (%(steps)s::text[] IS NULL OR parent_step = ANY(%(steps)s::text[]))
 """)
 
 
-def results_of_run(connection: Connection, run: bytes) -> dict[str, list[tuple[int, bytes | None]]]:
+def results_of_run(
+    connection: Connection, run: bytes, steps: Sequence[str] | None = None
+) -> dict[str, list[tuple[int, bytes | None]]]:
     """Return, by step, positions and results of the tasks and child runs of a run; None if one did not succeed."""
     found: dict[str, list[tuple[int, bytes | None]]] = {}
-    for row in _RESULTS_OF_RUN(connection, run=run):
+    for row in _RESULTS_OF_RUN(connection, run=run, steps=steps):
         found.setdefault(row.step, []).append((row.position, None if row.result is None else bytes(row.result)))
     return found
 

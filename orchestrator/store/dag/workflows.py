@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
+from orchestrator.domain.dag.composed import PREFIX, check_composed, is_composed
 from orchestrator.domain.dag.cycles import find_cycle
 from orchestrator.domain.dag.definition import ALWAYS, Condition, Definition, content_hash
 from orchestrator.domain.plain import stored_json
@@ -47,7 +49,7 @@ def _stored(row: Row) -> Stored:
 
 
 _COLUMNS = "d.name, d.version, d.hash, d.definition::text AS definition, d.created_at"
-_VERSIONED = Versions("workflows", _COLUMNS, _stored, usable="deleted_at IS NULL")
+_VERSIONED = Versions("workflows", _COLUMNS, _stored, usable="deleted_at IS NULL", hidden=PREFIX)
 latest, read, list_latest = _VERSIONED.latest, _VERSIONED.one, _VERSIONED.each_latest
 
 _OF_RUN = Statement[Row](f"""
@@ -131,6 +133,8 @@ def apply(connection: Connection, definition: Definition, condition: Condition =
     The same body again is a no-op. Another body gets a new version, or is refused where it names an old one, or
     where the condition does not hold of the newest.
     """
+    if is_composed(definition.name):
+        raise InvalidWorkflow(f"Workflow {definition.name!r:.200}: names that begin with {PREFIX} are of compositions.")
     _refuse_cycle(connection, definition)
     application = _store(connection, definition, condition)
     newest = latest(connection, definition.name)
@@ -177,6 +181,21 @@ def _store(connection: Connection, definition: Definition, condition: Condition)
     triggers = stored_json(definition.on)
     _ADD(connection, name=definition.name, version=version, hash=digest, definition=body, triggers=triggers)
     return Application(version, created=True)
+
+
+_COMPOSE = Statement[None]("""
+INSERT /* workflows.compose */ INTO orchestrator.workflows (name, version, hash, definition, triggers)
+VALUES (%(name)s, 1, %(hash)s, %(definition)s::jsonb, '[]')
+    ON CONFLICT (name, version) DO UPDATE SET deleted_at = NULL WHERE workflows.deleted_at IS NOT NULL
+""")
+
+
+def compose(connection: Connection, definitions: Iterable[Definition]) -> None:
+    """Store definitions of compositions that are not there yet; each has a name of its own for each content."""
+    for definition in sorted(definitions, key=lambda one: one.name):  # in one order, so that nobody waits in a circle
+        check_composed(definition)
+        body = stored_json(definition)
+        _COMPOSE(connection, name=definition.name, hash=content_hash(definition), definition=body)
 
 
 _DELETE = Statement[None]("""

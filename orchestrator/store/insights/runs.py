@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
+from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.states import RunState
 from orchestrator.sealing import open_json, open_text, reveal_text
 from orchestrator.store.code import keys as run_keys
@@ -230,7 +231,8 @@ def show_run(connection: Connection, run: UUID) -> RunDetail | None:
     row = _SHOW.first(connection, id=run.hex)
     if row is None:
         return None
-    columns = _columns(row) | {"params": _shown_params(row.params or {})}
+    # The arguments of a composition are shown with its tasks.
+    columns = _columns(row) | {"params": {} if is_composed(row.workflow) else _shown_params(row.params or {})}
     waits = row.status == RunState.PENDING and row.limit is not None
     held_by = _HOLDERS(connection, id=run.hex) if waits else ()
     return RunDetail(**columns | {"held_by": tuple(held_by)})

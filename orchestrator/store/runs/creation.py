@@ -115,10 +115,10 @@ WITH /* {name} */ created AS (
 )"""
 
 
-def _creating_plain(name: str) -> str:
+def _creating_plain(name: str, source: str = str(_NEW)) -> str:
     created = _creating(
         name,
-        str(_NEW),
+        source,
         depth="coalesce(n.depth, 0)",
         status="CASE WHEN n.begun THEN 'running' ELSE 'pending' END",
         started_at=f"CASE WHEN n.begun THEN {_NOW} END",
@@ -158,6 +158,13 @@ SELECT id FROM created
 # A client may sit behind a pooler, where nothing that was prepared can be found again.
 _CREATE = Prepared[bytes](_creating_plain("runs.create"))
 _CREATE_FROM_CLIENT = Statement[UUID](_creating_plain("runs.create_from_client"))
+_CREATE_DEFINED = Statement[UUID](
+    _creating_plain(
+        "runs.create_defined",
+        f"""{_NEW} JOIN orchestrator.workflows d
+    ON d.name = n.workflow AND d.version = n.version AND d.deleted_at IS NULL""",
+    )
+)
 _CREATE_CODE = Prepared[bytes](_creating_code("runs.create_code"))
 _CREATE_CODE_FROM_CLIENT = Statement[UUID](_creating_code("runs.create_code_from_client"))
 
@@ -190,6 +197,11 @@ def copy_begun(connection: Connection, runs: Iterable[tuple[NewRun, bytes]], now
         params, key, schedule, trace = map(driver.copied, (run.params, run.key, run.schedule, run.trace))
         lines.append(f"{run.id.hex()}\t{params}\t{key}\t{schedule}\t{trace}\t{written[kind]}\n")
     driver.copy(connection, _COPY.sql, io.StringIO("".join(lines)))
+
+
+def create_defined(connection: Connection, run: NewRun) -> bool:
+    """Create a run for a client if its definition is there, and neither its id nor its key; say whether it did."""
+    return bool(_CREATE_DEFINED(connection, _NEW([run[:-1]]), now=None, has_spans=False))
 
 
 def create(

@@ -1,0 +1,262 @@
+"""Make definitions of compositions, and start runs of them.
+
+A composition becomes one DAG of flat steps (`domain/dag/composed.py`):
+
+    a | b                       two steps; the input of the second is the output of the first
+    group(a.s(1), a.s(2), …)    one fan-out over the arguments of all
+    group(a.s(1), b.s(2))       a step for each
+    group(a.s(1) | b.s(), …)    one fan-out over child runs, whose definition is made of the first of them
+    chord(group, c)             the group, and a step whose input is the list of its outputs
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import msgspec
+from msgspec import Raw
+
+from orchestrator.domain import redaction
+from orchestrator.domain.dag import composed
+from orchestrator.domain.dag.checks import MOST_STEPS, RESERVED
+from orchestrator.domain.dag.composed import ARGS, BY_PLACE, PREVIOUS, RESULT
+from orchestrator.domain.dag.definition import Definition, Param, Registered, Step
+from orchestrator.domain.dag.operators import KEYWORDS
+from orchestrator.domain.limits.names import key_text
+from orchestrator.domain.tasks.starts import StartSteps
+from orchestrator.errors import InvalidTask, InvalidWorkflow
+from orchestrator.sdk.catalogue import start_run
+from orchestrator.sdk.checks import check_label, check_name, check_tags
+from orchestrator.sdk.client import Client
+from orchestrator.sdk.dag.registered import inheriting, of_part
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.composition_handle import CompositionHandle
+from orchestrator.sdk.tasks.compositions import Call, Chain, Composition, Group, Map
+from orchestrator.sdk.tasks.context import current_runtime
+from orchestrator.sdk.tasks.many import start_many
+from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.values.payload import encode_call
+from orchestrator.sdk.values.stores import store_of
+
+Part = Composition[Any]
+_LONGEST_NAME = 100
+_call_of = msgspec.msgpack.Decoder(tuple[list[Raw], dict[str, Raw]]).decode
+_registered: WeakKeyDictionary[Task[..., Any], Registered] = WeakKeyDictionary()
+
+
+class Composer:
+    """Starts the compositions of a client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __call__(self, part: Part, name: str | None, key: str | None, tags: Sequence[str]) -> CompositionHandle[Any]:
+        """Start a run: of many tasks if it is nothing but calls of one task, else of its definition."""
+        if isinstance(part, Map) and key is None and not tags:
+            run_id = start_many(_task(part), part.calls(), name)
+            return CompositionHandle(self._client, run_id, lambda: None, signature=_task(part)._signature)
+        first = next(part._calls())
+        _task(first)._refuse_in_workflow("started in a composition")
+        key, tags = None if key is None else check_label("key", key), check_tags(list(tags))
+        called = check_name("run", name or _label(part))
+        shape = _Shape(self._client, called if name is None else _label(part))
+        definition = shape.definition(shape.add(part, None), is_fed=False)
+        runtime = current_runtime()
+        run_id = new_id() if runtime is None else runtime.next_id()
+        args = composed.packed(msgspec.msgpack.encode(_Arguments(self._client, run_id).of(part, is_fed=False)))
+        definitions = [*shape.children.values(), definition]
+
+        def create(run_id: bytes) -> bytes:
+            workflows = self._client.backend.workflows
+            return workflows.compose(definitions, args, run_id, name=called, key=key, tags=tags)
+
+        start = StartSteps(
+            definition.name, key=key, tags=tags, name=called, definitions=tuple(map(_encoded, definitions))
+        )
+        run_id = start_run(self._client, start, {ARGS: args}, create, run_id)
+        return CompositionHandle(self._client, run_id, lambda: definition, part._restored, first.task._signature)
+
+
+def _encoded(definition: Definition) -> str:
+    return msgspec.json.encode(definition).decode()
+
+
+def _task(part: Call[Any] | Map[Any]) -> Task[..., Any]:
+    assert isinstance(part.task, Task)
+    return part.task
+
+
+def _label(part: Part) -> str:
+    """Return what a run is called by default: `chain:fetch/parse/store`."""
+    kind = type(part).__name__.lower()
+    names = dict.fromkeys(call.task.name.rpartition(".")[2] for call in part._calls())
+    text = f"{kind}:{'/'.join(names)}"
+    return re.sub(r"[^\w.:/-]", "-", text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 3] + "...")
+
+
+class _Value(NamedTuple):
+    """What a part comes to."""
+
+    template: Any
+    """In the input of another step."""
+    steps: tuple[str, ...]
+    """Those it is made of: what follows waits for them."""
+
+
+class _Shape:
+    """The definition of a composition, as it grows."""
+
+    def __init__(self, client: Client, label: str) -> None:
+        self._client = client
+        self._label = label
+        self._steps: dict[str, Step] = {}
+        self._places = 0
+        self.children: dict[str, Definition] = {}
+        """Definitions of the compositions in it that become child runs."""
+
+    def definition(self, value: _Value, *, is_fed: bool) -> Definition:
+        """Return the definition of a composition that comes to a value."""
+        if not self._steps:
+            raise InvalidWorkflow("A composition of nothing cannot be started: give it a task, such as fetch.s(url).")
+        if len(self._steps) > MOST_STEPS:
+            raise InvalidWorkflow(
+                f"The composition has {len(self._steps):,} steps, and at most {MOST_STEPS:,} are allowed. Calls of one "
+                f"task with the same number of arguments are one step: resize.map(paths)."
+            )
+        params = {ARGS: Param(type="string"), RESULT: Param(default=value.template)}
+        if is_fed:
+            params[PREVIOUS] = Param(type="string")
+        everywhere = redaction.words(self._client.settings.redact)
+        steps = tuple(inheriting([*self._steps.values()], everywhere))
+        return composed.named(Definition(name="", description=self._label, params=params, steps=steps))
+
+    def add(self, part: Part, before: _Value | None) -> _Value:
+        """Add the steps of a part, which is given what comes before it, if anything does."""
+        if isinstance(part, Call):
+            return self._add_call(part, before, is_fan_out=False)
+        if isinstance(part, Chain):
+            for one in part.parts:
+                before = self.add(one, before)
+            assert before is not None
+            return before
+        assert isinstance(part, Group)
+        if not part._is_uniform:
+            values = [self.add(one, before) for one in part.parts]
+            steps = dict.fromkeys(step for value in values for step in value.steps)
+            return _Value([value.template for value in values], tuple(steps) or (before.steps if before else ()))
+        first = part.parts[0]
+        return (
+            self._add_call(first, before, is_fan_out=True) if isinstance(first, Call) else self._add_runs(first, before)
+        )
+
+    def _add_call(self, call: Call[Any], before: _Value | None, *, is_fan_out: bool) -> _Value:
+        task = _task(call)
+        items = self._next_arguments()
+        number = len(call.args) + len(call.kwargs) + _has_key(task)
+        of_call = "item" if is_fan_out else items
+        given = [f"${{{of_call}[{place}]}}" for place in range(number)]
+        if is_fan_out and number == 1:
+            given = ["${item}"]
+        by_place = [before.template] if before is not None and not call.immutable else []
+        by_place += given[: len(call.args)]
+        depends_on = before.steps if before is not None else ()
+        registered = _registered.get(task)
+        if registered is None:
+            registered = _registered[task] = of_part(task)
+        return self._add_step(
+            task.name.rpartition(".")[2],
+            task=task.name,
+            depends_on=depends_on,
+            input=dict(zip(sorted(call.kwargs), given[len(call.args) :], strict=False))
+            | ({BY_PLACE: by_place} if by_place else {}),
+            foreach=items if is_fan_out else None,
+            concurrency_key=given[-1] if _has_key(task) else None,
+            registered=msgspec.structs.replace(registered, ignored=(*depends_on, "item")),
+        )
+
+    def _add_runs(self, first: Part, before: _Value | None) -> _Value:
+        """Add a fan-out over runs of compositions that are like the first of them."""
+        label = _label(first)
+        shape = _Shape(self._client, label)
+        is_fed = before is not None
+        value = shape.add(first, _Value(f"${{params.{PREVIOUS}}}", ()) if is_fed else None)
+        definition = shape.definition(value, is_fed=is_fed)
+        self.children |= {**shape.children, definition.name: definition}
+        return self._add_step(
+            label.partition(":")[2],
+            workflow=definition.name,
+            depends_on=before.steps if before is not None else (),
+            input={ARGS: "${item}"} | ({PREVIOUS: before.template} if before is not None else {}),
+            foreach=self._next_arguments(),
+        )
+
+    def _next_arguments(self) -> str:
+        """Return where the arguments of the next part stand, as `_Arguments` has them."""
+        self._places += 1
+        return f"params.{ARGS}[{self._places - 1}]"
+
+    def _add_step(self, called: str, **fields: Any) -> _Value:
+        base = re.sub(r"[^A-Za-z0-9_-]|^(?![A-Za-z_])", "_", called)[:_LONGEST_NAME]
+        name, number = base, 1
+        while name in self._steps or name in RESERVED or name in KEYWORDS:
+            number += 1
+            name = f"{base}-{number}"
+        self._steps[name] = Step(name=name, **fields)
+        return _Value(f"${{`{name}`}}", (name,))
+
+
+def _has_key(task: Task[..., Any]) -> bool:
+    """Say whether whom a call is for is computed from its arguments; then it stands behind them."""
+    return callable(task._redacting_options.concurrency_key)
+
+
+class _Arguments:
+    """The arguments of a composition, checked and encoded, in the order of the parts of its definition."""
+
+    def __init__(self, client: Client, run_id: bytes) -> None:
+        self._settings = client.settings
+        self._store = store_of(client.settings)
+        self._run_id = run_id
+
+    def of(self, part: Part, *, is_fed: bool) -> list[Any]:
+        """Return the arguments of the calls in a part; a fan-out has one list for all its items."""
+        if isinstance(part, Call):
+            return [self._of_call(part, is_fed=is_fed)]
+        if isinstance(part, Chain):
+            parts = enumerate(part.parts)
+            return [one for number, inner in parts for one in self.of(inner, is_fed=is_fed or number > 0)]
+        assert isinstance(part, Group)
+        if not part._is_uniform:
+            return [one for inner in part.parts for one in self.of(inner, is_fed=is_fed)]
+        if not isinstance(part.parts[0], Call):
+            return [[self.of(inner, is_fed=is_fed) for inner in part.parts]]
+        rows = [self._of_call(call, is_fed=is_fed) for call in part.parts if isinstance(call, Call)]
+        return [[row[0] for row in rows] if len(rows[0]) == 1 else rows]
+
+    def _of_call(self, call: Call[Any], *, is_fed: bool) -> list[Any]:
+        task, args, kwargs = _task(call), call.args, call.kwargs
+        payload = encode_call(task.name, args, kwargs, self._settings.largest_value)
+        if is_fed and not call.immutable:
+            task._signature.check_partial(args, kwargs, payload)
+        else:
+            task._signature.check(args, kwargs)
+            task._signature.check_types(args, kwargs, payload)
+        by_place, by_name = _call_of(payload)
+        values = [*by_place, *(by_name[name] for name in sorted(by_name))]
+        if self._store is not None and len(payload) > self._settings.inline_payload:
+            values = [Raw(self._store.arguments(bytes(value), self._run_id, None)) for value in values]
+        if _has_key(task):
+            values.append(Raw(msgspec.msgpack.encode(self._key_of(task, args, kwargs, is_fed and not call.immutable))))
+        return values
+
+    @staticmethod
+    def _key_of(task: Task[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], lacks_first: bool) -> str | None:
+        if lacks_first:
+            raise InvalidTask(
+                f"Task {task.name!r}: option concurrency_key is a function of the arguments, and the first of them is "
+                f"known only when the part before has ended. Give it a fixed one: .options(concurrency_key=…).s(…)."
+            )
+        return key_text(task._redacting_options.fixed(task._signature.named(args, kwargs)).concurrency_key)

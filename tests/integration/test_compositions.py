@@ -1,0 +1,303 @@
+"""Compositions on a real Postgres and a real Redis, whose tasks are called as their messages arrive."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from sqlalchemy import Engine, event
+
+from orchestrator import (
+    Composition,
+    CompositionHandle,
+    Duplicate,
+    Handle,
+    InvalidTask,
+    RunFailed,
+    RunHandle,
+    Task,
+    TaskFailed,
+    chain,
+    chord,
+    group,
+)
+from orchestrator.domain.tasks.reports import Report
+from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, NewTask, Succeeded, TaskError
+from orchestrator.sdk.tasks.context import enter_task
+from orchestrator.sdk.values.payload import decode_call, encode_value
+from tests.integration.stage import System
+
+
+class Tasks:
+    """Tasks of an application, and a worker that runs them in this process."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        task = system.app.task
+        self.add: Task[[int, int], int] = task(name="shop.add")(lambda one, two: one + two)
+        self.double: Task[[int], int] = task(name="shop.double")(lambda number: 2 * number)
+        self.total: Task[[list[int]], int] = task(name="shop.total")(sum)
+        self.join: Task[..., list[Any]] = task(name="shop.join")(
+            lambda *parts, **named: [*parts, *sorted(named.items())]
+        )
+        self.fail: Task[..., None] = task(name="shop.fail", retries=0)(self._fail)
+        self.calls: list[tuple[str, Any]] = []
+        self.broken = True
+        self.worker = system.worker(knows=list(system.app.tasks), slots=1_000)
+        system.pass_seconds()
+
+    def _fail(self, value: Any = None) -> Any:
+        if self.broken:
+            raise ValueError(f"no {value}")
+        return value
+
+    def run(self, dispatch: Dispatch) -> Report:
+        """Call the function of a task as a worker does."""
+        task = self.system.app.tasks[dispatch.name]
+        arguments, keywords, *_ = decode_call(dispatch.payload)
+        self.calls.append((dispatch.name, [*arguments, *keywords.values()]))
+        try:
+            value = task.function(*arguments, **keywords)
+        except Exception as error:  # noqa: BLE001
+            return Failed(dispatch.id, dispatch.attempt, 0.1, TaskError(type(error).__name__, str(error)), True)
+        return Succeeded(dispatch.id, dispatch.attempt, 0.1, encode_value(value, "it", 10**6))
+
+    def until_ended(self, *runs: CompositionHandle[Any]) -> None:
+        """Run tasks until these runs have ended."""
+        for _ in range(200):
+            self.system.pass_seconds()
+            if taken := self.worker.take():
+                self.worker.report(*map(self.run, taken))
+            elif all(run.status() in ("success", "failed", "cancelled") for run in runs):
+                return
+        raise AssertionError([run.status() for run in runs])
+
+    def result(self, composition: Composition[Any]) -> Any:
+        run = composition.start()
+        self.until_ended(run)
+        return run.result()
+
+
+class StartedInside(Mock):
+    """The runtime of a task of which a worker knows nothing, which hands over what it starts."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        super().__init__()
+        self.tasks = tasks
+        self.number = 0
+
+    def next_id(self) -> bytes:
+        self.number += 1
+        return bytes(15) + bytes([self.number])
+
+    def enqueue(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:
+        self.tasks.worker.report(Enqueued(list(tasks)))
+        self.tasks.system.pass_seconds(2)
+        answers = self.tasks.worker._streams.key_holders([task.id for task in tasks])
+        assert all(answer.error is None for answer in answers.values()), answers
+        return {task: answer.id for task, answer in answers.items()}
+
+
+@pytest.fixture
+def tasks(system: System) -> Tasks:
+    return Tasks(system)
+
+
+CASES: dict[str, tuple[Callable[[Tasks], Composition[Any]], Any]] = {
+    "one call": (lambda t: t.add.s(1, 2), 3),
+    "chain": (lambda t: chain(t.add.s(1, 2), t.add.s(10), t.double.s()), 26),
+    "operator": (lambda t: t.add.s(1, 2) | t.double.s() | t.double.s(), 12),
+    "immutable": (lambda t: chain(t.add.s(1, 2), t.add.si(3, 4), t.double.s()), 14),
+    "names": (
+        lambda t: chain(t.join.s(1, b=2), t.join.s(2, c=b"x", a=None)), [[1, ["b", 2]], 2, ["a", None], ["c", b"x"]],
+    ),
+    "alike": (lambda t: group(t.add.s(1, 2), t.add.s(3, 4)), [3, 7]),
+    "unlike": (lambda t: group(t.add.s(1, 2), t.double.s(4)), [3, 8]),
+    "group of one": (lambda t: group(t.double.s(4)), [8]),
+    "chord": (lambda t: chord(group(t.double.s(n) for n in range(5)), t.total.s()), 20),
+    "chord of unlike": (lambda t: chord([t.double.s(1), t.add.s(1, 2)], t.total.s()), 5),
+    "upgraded": (lambda t: chain(t.double.s(2), group(t.add.s(1), t.double.s()), t.total.s()), 13),
+    "fed alike": (lambda t: chain(t.double.s(2), group(t.add.s(1), t.add.s(2)), t.total.s()), 11),
+    "two groups": (
+        lambda t: chain(group(t.double.s(1), t.double.s(2)), group(t.total.s(), t.join.s(5))), [6, [[2, 4], 5]],
+    ),
+    "chains": (lambda t: group(chain(t.double.s(n), t.add.s(1)) for n in range(3)), [1, 3, 5]),
+    "fed chains": (
+        lambda t: chain(t.double.s(1), group(chain(t.add.s(n), t.double.s()) for n in range(3)), t.total.s()), 18,
+    ),
+    "chords": (lambda t: group(chord([t.double.s(n), t.add.s(n, 1)], t.total.s()) for n in range(3)), [1, 4, 7]),
+    "nested groups": (lambda t: group(t.double.s(1), group(t.double.s(2), t.add.s(1, 1))), [2, [4, 2]]),
+    "groups of groups": (lambda t: group(group(t.double.s(n) for n in range(m)) for m in (1, 2)), [[0], [0, 2]]),
+    "map": (lambda t: t.double.map([1, 2, 3]), [2, 4, 6]),
+    "map in a chord": (lambda t: chord(t.double.map(range(3)), t.total.s()), 6),
+    "fed map": (lambda t: chain(t.double.s(1), t.add.map([1, 2])), [3, 4]),
+    "starmap": (lambda t: t.add.starmap([(1, 2), {"one": 3, "two": 4}]), [3, 7]),
+    "chunks": (lambda t: chord(t.total.chunks(range(5), 2), t.total.s()), 10),
+    "nothing to go through": (lambda t: chord(group([]), t.total.s()), 0),
+    "no items": (lambda t: chord(t.double.map([]), t.total.s()), 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compositions_come_to_their_results(tasks: Tasks, case: str) -> None:
+    make, expected = CASES[case]
+    assert tasks.result(make(tasks)) == expected
+
+
+def test_a_shape_is_stored_once_whatever_the_arguments(tasks: Tasks) -> None:
+    def shapes() -> list[str]:
+        return [row["name"] for row in tasks.system.sql("SELECT name FROM orchestrator.workflows")]
+
+    runs = [chord(group(tasks.double.s(n) for n in range(size)), tasks.total.s()).start() for size in (1, 2, 5)]
+    assert len(shapes()) == 1
+    tasks.until_ended(*runs)
+    assert [run.result() for run in runs] == [0, 2, 20]
+    assert tasks.system.app.workflows.names() == []
+    other = chord(group(tasks.double.options(queue="other").s(n) for n in range(3)), tasks.total.s()).start()
+    assert len(shapes()) == 2
+    other.cancel()
+
+
+def test_a_start_is_one_statement_once_the_shape_is_stored(tasks: Tasks) -> None:
+    statements: list[str] = []
+
+    def note(*given: Any) -> None:
+        statements.append(given[2])
+
+    (tasks.double.s(1) | tasks.double.s()).start()
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        (tasks.double.s(2) | tasks.double.s()).start()
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert [re.findall(r"/\* (\S+) \*/", text) for text in statements] == [["runs.create_defined"]]
+
+
+def test_a_definition_that_is_gone_is_stored_again(tasks: Tasks) -> None:
+    (tasks.double.s(1) | tasks.double.s()).start()
+    tasks.system.sql("DELETE FROM orchestrator.workflows")
+    assert tasks.result(tasks.double.s(2) | tasks.double.s()) == 8
+
+
+def test_the_error_names_the_part_that_failed_and_what_was_not_run(tasks: Tasks) -> None:
+    run = chain(tasks.double.s(1), tasks.fail.s(), tasks.double.s(), tasks.total.s()).start()
+    tasks.until_ended(run)
+    with pytest.raises(RunFailed) as caught:
+        run.result()
+    assert "ended as failed: step 2 of 4, shop.fail: ValueError: no 2. Not run: shop.double, shop.total." in str(
+        caught.value
+    )
+    assert caught.value.kind == "ValueError"
+    assert caught.value.data == {"step": "fail", "task": "shop.fail", "not_run": ["shop.double", "shop.total"]}
+
+
+def test_the_error_of_a_part_in_a_child_run_names_it(tasks: Tasks) -> None:
+    run = group(chain(tasks.double.s(n), tasks.fail.s(), tasks.double.s()) for n in range(3)).start()
+    tasks.until_ended(run)
+    with pytest.raises(RunFailed, match=r"step 1 of 1, composed:\w+, 3 of 3\. In run \S+: step 2 of 3, shop.fail: Val"):
+        run.result()
+
+
+def test_a_retry_runs_what_failed_and_what_follows(tasks: Tasks) -> None:
+    run = chain(tasks.double.s(1), group(tasks.fail.s(), tasks.double.s()), tasks.total.s()).start()
+    tasks.until_ended(run)
+    assert run.status() == "failed"
+    tasks.broken = False
+    tasks.calls.clear()
+    run.retry()
+    tasks.system.pass_seconds(2)
+    tasks.until_ended(run)
+    assert run.result() == 6
+    assert tasks.calls == [("shop.fail", [2]), ("shop.total", [[2, 4]])]
+
+
+def test_a_cancel_ends_the_rest(tasks: Tasks) -> None:
+    run = chain(tasks.double.s(1), tasks.double.s(), tasks.double.s()).start()
+    tasks.system.pass_seconds()
+    run.cancel()
+    tasks.until_ended(run)
+    assert run.status() == "cancelled"
+    with pytest.raises(RunFailed, match="ended as cancelled. Not run: shop.double, shop.double, shop.double"):
+        run.result()
+
+
+def test_options_of_a_part_hold_for_its_tasks(tasks: Tasks) -> None:
+    late = tasks.double.options(priority=7, retries=4, timeout=9, queue="other")
+    group(late.s(1), late.s(2)).start()
+    (tasks.double.s(1) | late.s()).start()
+    tasks.worker.take()
+    tasks.system.pass_seconds(2)
+    tasks.worker.succeed(*tasks.worker.take())
+    tasks.system.pass_seconds(2)
+    rows = tasks.system.sql("SELECT * FROM orchestrator.tasks WHERE queue = 'other'")
+    assert [row["priority"] for row in rows] == [7, 7, 7]
+    assert all(row["options"]["retry"]["max"] == 4 and row["options"]["timeout"] == 9 for row in rows)
+
+
+def test_a_key_that_is_computed_is_that_of_each_call(tasks: Tasks) -> None:
+    keyed = tasks.add.options(concurrency=1, concurrency_key=lambda one, **_: f"k{one}")
+    assert tasks.result(group(keyed.s(1, 2), keyed.s(3, 4))) == [3, 7]
+    lanes = tasks.system.sql("SELECT lane FROM orchestrator.ended_tasks ORDER BY lane")
+    assert [row["lane"].partition("|")[2] for row in lanes] == ["k1", "k3"]
+    with pytest.raises(InvalidTask, match="known only when the part before has ended"):
+        (tasks.double.s(1) | keyed.s(2)).start()
+
+
+def test_a_key_starts_one_run(tasks: Tasks) -> None:
+    composition = tasks.double.s(1) | tasks.double.s()
+    first, second = (composition.start(key="once", name="mine", tags=["a"]) for _ in range(2))
+    assert first.id == second.id
+    (row,) = tasks.system.sql("SELECT name, tags FROM orchestrator.runs")
+    assert (row["name"], row["tags"]) == ("mine", ["a"])
+    with pytest.raises(Duplicate, match="with other parameters"):
+        (tasks.double.s(2) | tasks.double.s()).start(key="once")
+
+
+def test_parents_and_children_are_found(tasks: Tasks) -> None:
+    run = group(chain(tasks.double.s(n), tasks.double.s()) for n in range(2)).start()
+    tasks.until_ended(run)
+    assert run.parent() is None
+    one, two = run.children()
+    assert isinstance(one, RunHandle)
+    assert one.parent() is not None
+    assert one.parent().id == run.id  # type: ignore[union-attr]
+    first, second = two.children()
+    assert isinstance(first, Handle)
+    assert first.parent().id == two.id  # type: ignore[union-attr]
+    assert second.children() == []
+
+
+def test_a_handle_made_from_an_id_has_the_result(tasks: Tasks) -> None:
+    run = chain(group(tasks.double.s(1), tasks.add.s(1, 2)), tasks.join.s("x")).start()
+    tasks.until_ended(run)
+    found = tasks.system.app.run(run.id)
+    assert found.result() == [[2, 3], "x"]
+    assert found.results() == [[2, 3], "x"]
+
+
+def test_results_may_hold_errors(tasks: Tasks) -> None:
+    run = group(tasks.fail.s(n) for n in range(2)).start()
+    tasks.until_ended(run)
+    assert [type(one) for one in run.results(return_exceptions=True)] == [TaskFailed, TaskFailed]
+    with pytest.raises(RunFailed, match="step 1 of 1, shop.fail, 2 of 2: ValueError: no 0"):
+        run.results()
+
+
+@pytest.mark.parametrize("start", ["start", "again"])
+def test_a_task_starts_a_composition_once(tasks: Tasks, start: str) -> None:
+    composition = group(chain(tasks.double.s(n), tasks.double.s()) for n in range(2))
+    outbox = StartedInside(tasks)
+    enter_task(outbox)
+    try:
+        run = composition.start()
+        if start == "again":  # as an attempt that is repeated does
+            outbox.number = 0
+            assert composition.start().id == run.id
+    finally:
+        enter_task(None)
+    tasks.until_ended(run)
+    assert tasks.system.count("runs") == 3
+    assert run.result() == [0, 4]
