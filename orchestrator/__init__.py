@@ -60,6 +60,7 @@ from orchestrator.sdk.tasks.gathering import agather, as_completed, gather
 from orchestrator.sdk.tasks.handle import Handle, Progress, RunHandle
 from orchestrator.sdk.tasks.logs import LogEntry
 from orchestrator.sdk.tasks.progress import TaskProgress
+from orchestrator.sdk.tasks.resources import Depends
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.stored import Payload
@@ -74,6 +75,7 @@ __all__ = [
     "Composition",
     "CompositionHandle",
     "ConfigurationError",
+    "Depends",
     "DeterminismViolation",
     "Duplicate",
     "EnqueueCall",

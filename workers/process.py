@@ -85,6 +85,7 @@ def main(
         install(app)
         if spec.database:
             app.settings.require_database()
+        app._resources.start()
     except OrchestratorError as error:
         end_fork(error.__cause__ or error)
         share_log()  # what it has silenced before it failed comes out all the same
@@ -182,6 +183,7 @@ class WorkerProcess:
         left = min(self._settings.drain_timeout, self._give_up_at - time.monotonic())
         self._await_applied(max(_LAST_REPORTS, left))
         self._pool.release(_LAST_RELEASES)
+        self._app._resources.close(self._pool.loop)
         self._journal.flush()
         self._isolation.close()
         if self._spans is not None:

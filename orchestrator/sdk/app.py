@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from datetime import datetime
 from functools import partial
@@ -39,8 +41,10 @@ from orchestrator.sdk.tasks.handle import Handle, RunHandle
 from orchestrator.sdk.tasks.many import new_tasks, start_many
 from orchestrator.sdk.tasks.option_types import OptionTypes, WorkflowOptionTypes
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, OPTION_NAMES, CallOptions, with_options
+from orchestrator.sdk.tasks.resources import Resources, Scope
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.values.conversion import register_type
 from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.settings import Settings
 from orchestrator.trace_context import current_trace
@@ -48,6 +52,8 @@ from orchestrator.tracing.entry import sending
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+V = TypeVar("V")
 
 
 class Orchestrator:
@@ -85,6 +91,7 @@ class Orchestrator:
             )
         modules = Modules(include, autodiscover)
         self._client = Client(settings, overrides, routes or {})
+        self._resources = Resources()
         self._registry = Registry({}, CodeWorkflows(modules), modules)
         self._client.composer = Composer(self._client)
         self.tasks = self._registry.tasks
@@ -124,6 +131,7 @@ class Orchestrator:
             existing = self.tasks.get(chosen)
             if existing is not None and _code(existing.function) is not _code(function):
                 raise InvalidTask(f"Two functions want to be the task {chosen!r}. Give one of them another name=.")
+            function = self._resources.injected(function)
             signature = Signature(chosen, function, options=OPTION_NAMES)
             signature.check_keys(options)
             task: Task[..., Any] = Task(self._client, chosen, function, checked, signature, frozenset(options))
@@ -131,6 +139,45 @@ class Orchestrator:
             return task
 
         return register if function is None else register(function)
+
+    @overload
+    def resource(self, function: F, /) -> F: ...
+    @overload
+    def resource(self, /, *, scope: Scope = "task") -> Callable[[F], F]: ...
+
+    def resource(self, function: Any = None, /, *, scope: Scope = "task") -> Any:
+        """Say how long what a function yields to `Depends` is open: an attempt of a task, or the process.
+
+        `@app.resource(scope="process")` is for engines and clients. It is opened on first use and closed when the
+        worker process has drained; elsewhere by `app.close()`, or when the program ends. Of an asynchronous one, each
+        event loop has its own.
+        """
+
+        def declare(function: F) -> F:
+            self._resources.declare(function, scope)
+            return function
+
+        return declare if function is None else declare(function)
+
+    def lifespan(self, function: F, /) -> F:
+        """Run a function with `yield` around the life of each worker process: what precedes it before the first task.
+
+        If that raises, the process does not start. It may be a dependency of tasks, too.
+        """
+        self._resources.declare_lifespan(function)
+        return function
+
+    def override(self, function: Callable[..., Any], value: Any) -> AbstractContextManager[None]:
+        """Give tasks of this process a value in place of a dependency: `with app.override(session, fake):`."""
+        return self._resources.override(function, value)
+
+    def register_type(self, kind: type[V], *, encode: Callable[[V], Any], decode: Callable[[Any], V]) -> None:
+        """Let values of a class of your own travel: `app.register_type(Money, encode=str, decode=Money.parse)`.
+
+        `encode` returns plain data, and `decode` makes a value of it where an annotation names the class. This holds
+        for all applications of the process.
+        """
+        register_type(kind, encode, decode)
 
     def find_task(self, name: str) -> Task[..., Any]:
         """Return the registered task of that name."""
@@ -297,7 +344,8 @@ class Orchestrator:
         return self._client.settings
 
     def close(self) -> None:
-        """Close all connections; the application can be used again afterwards."""
+        """Close all connections and resources; the application can be used again afterwards."""
+        self._resources.close()
         self._client.close()
 
     aclose = async_variant(close)
@@ -330,4 +378,4 @@ class _Decorator(Protocol):
 
 def _code(function: Callable[..., Any]) -> object:
     """Return what two functions share of which one is the other, imported again."""
-    return getattr(function, "__code__", function)
+    return getattr(inspect.unwrap(function), "__code__", function)

@@ -35,7 +35,7 @@ NAMES: dict[type[Any], tuple[str, str]] = {
     Orchestrator: (
         "enqueue enqueue_many start_many post_event retry_failed close",
         "task tasks find_task workflow workflows code_workflows flows schedule schedules handle run workflow_run queue "
-        "queues settings load_modules middleware",
+        "queues settings load_modules middleware resource lifespan override register_type",
     ),
     Task: ("enqueue delay enqueue_in", "name queue function options schedule s si map starmap chunks"),
     Composition: ("start", ""),

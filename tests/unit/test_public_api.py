@@ -20,6 +20,7 @@ PUBLIC = [
     "Composition",
     "CompositionHandle",
     "ConfigurationError",
+    "Depends",
     "DeterminismViolation",
     "Duplicate",
     "EnqueueCall",

@@ -97,6 +97,7 @@ def main(app: str, descriptor: int, database: bool, allow: Sequence[str], *, is_
     outbox = _PipeOutbox(pipe)
     share_log(outbox if application.settings.capture_logs == "all" else None)
     install(application)
+    application._resources.start()
     runner = Runner(application, outbox, Allowed(application, allow), database=database)
     turn_timeout = load_settings().turn_timeout
     spans = begin_tracing("worker")  # for those that tasks make: the worker makes those of attempts

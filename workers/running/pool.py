@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -357,10 +358,15 @@ class Pool:
         """Hand executions back, which go on elsewhere; return how many."""
         return 0 if self.driver is None else self.driver.let_go_all("worker stops")
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of asynchronous tasks, once there was one."""
+        return self._coroutines.loop
+
     def release(self, timeout: float) -> None:
         """Clear away what is left of executions that are over: the process ends."""
-        if self.driver is not None and (loop := self._coroutines.loop) is not None:
-            self.driver.finish(loop, timeout)
+        if self.driver is not None and self.loop is not None:
+            self.driver.finish(self.loop, timeout)
 
     def send_notes(self) -> None:
         """Send what running tasks have left for their next attempts: the process ends before they do."""

@@ -123,6 +123,8 @@ def _function(path: str, specification: Specification) -> Callable[[], Any]:
 
 
 def _task(app: str, specification: Specification) -> Callable[[], Any]:
-    task = load_app(app).find_task(specification.task)
+    application = load_app(app)
+    application._resources.start()
+    task = application.find_task(specification.task)
     arguments, keywords = task._signature.restore(specification.arguments, specification.input)
     return partial(task, *arguments, **keywords)

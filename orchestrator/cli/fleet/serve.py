@@ -62,6 +62,7 @@ def command(
             f"pip install 'durable-orchestrator[api]'"
         ) from error
     found = load_app(require_app(settings))
+    found._resources.start()
     where = settings.api_url if registry is None else registry
     serve(
         found,

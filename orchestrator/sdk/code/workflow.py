@@ -33,6 +33,7 @@ from orchestrator.sdk.code.ordering import keep_order
 from orchestrator.sdk.code.starting import Starting
 from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.tasks.option_types import RunOptionTypes
+from orchestrator.sdk.tasks.resources import dependencies_of
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import digest_call, encode_call
 from orchestrator.sdk.waiting.async_variants import async_variant
@@ -334,5 +335,10 @@ def check_workflow_function(name: str, version: object, function: Callable[..., 
     first = next(iter(inspect.signature(function).parameters.values()), None)
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         raise InvalidWorkflow(f"Workflow {name!r}: its first parameter is its context, `ctx: WorkflowContext`.")
+    if needed := dependencies_of(function):
+        raise InvalidWorkflow(
+            f"Workflow {name!r}: its code runs again on every replay, so it cannot depend on resources "
+            f"({', '.join(needed)}). Give them to its tasks."
+        )
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         raise InvalidWorkflow(f"Workflow {name!r}: version: expected a whole number from 1, found {version!r}.")

@@ -16,11 +16,12 @@ from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path, PurePath
 from types import GenericAlias, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 from uuid import UUID
 
 import msgspec
 
+from orchestrator.errors import InvalidTask
 from orchestrator.sdk.values.stand_ins import Unsupported, is_made_of_data, is_stand_in, understood
 
 _NATIVE = (bytes, bytearray)
@@ -35,12 +36,34 @@ _ADDRESSES = (
 _PYDANTIC = ("pydantic", "pydantic_core", "annotated_types", "pydantic_extra_types")
 
 
+# -- types of the application
+
+
+class _Codec(NamedTuple):
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+_codecs: dict[type, _Codec] = {}
+
+
+def register_type(kind: type, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
+    """Let values of a class travel as what `encode` returns, from which `decode` makes them again."""
+    if not isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType):
+        raise InvalidTask(
+            f"app.register_type: {kind.__qualname__} travels by itself, so it needs no encode and decode."
+        )
+    _codecs[kind] = _Codec(encode, decode)
+
+
 # -- what they travel as
 
 
 def encode_other(value: Any) -> Any:
     """Return what MessagePack and JSON have no word for as what they have."""
     kind = type(value)
+    if _codecs and (known := next((base for base in kind.__mro__ if base in _codecs), None)) is not None:
+        return _codecs[known].encode(value)
     if kind.__name__ == "Payload" and hasattr(value, "load"):
         if value.is_here:
             return value.load()
@@ -121,6 +144,8 @@ def can_convert(kind: Any) -> bool:
     """Say whether data can be turned into this type; `str | bytes`, say, cannot, and stays as it came."""
     if kind is Any:
         return False
+    if isinstance(kind, type) and kind in _codecs:
+        return True
     if _is_pydantics(kind) and _validator(kind) is not None:
         return True
     try:
@@ -163,6 +188,8 @@ def _decode_other(kind: Any, value: Any) -> Any:
         made = kind.make(value, convert)
         finish = _validator(kind.model) if kind.model is not None else None
         return finish(made) if finish is not None else made
+    if kind in _codecs:
+        return value if isinstance(value, kind) else _codecs[kind].decode(value)
     origin = get_origin(kind) or kind
     validate = _validator(kind) if _is_pydantics(origin) else None
     if validate is not None:
