@@ -191,7 +191,7 @@ class RunFailed(OrchestratorError):
 
 
 class WorkflowFailed(OrchestratorError):
-    """Raised inside a workflow to fail its run with a message, and with data for whoever waits for it."""
+    """Raised inside a workflow to fail its run with a message, and with data for its callers."""
 
     def __init__(self, *args: object, data: Mapping[str, Any] | None = None) -> None:
         super().__init__(*args)
@@ -224,7 +224,7 @@ class UpdateRefused(HandlerError):
 
 
 class HandlerFailed(HandlerError):
-    """The handler of a query or an update raised, or what it returned cannot be told."""
+    """The handler of a query or an update raised, or its result cannot be encoded."""
 
 
 HANDLER_ERRORS: Mapping[str, type[HandlerError]] = {
@@ -287,7 +287,7 @@ class RetryLater(OrchestratorError):
 
 
 class GiveUp(OrchestratorError):
-    """Raise it inside a task to fail at once, whatever tries are left, with data for whoever asks."""
+    """Raise it inside a task to fail at once, whatever tries are left, with data for its callers."""
 
     def __init__(self, *args: object, data: Mapping[str, Any] | None = None) -> None:
         super().__init__(*args)
@@ -298,7 +298,7 @@ _TYPE = "urn:orchestrator:error:"
 
 
 def to_problem(error: OrchestratorError) -> tuple[str, dict[str, Any]]:
-    """Return a stable name for the kind of an error, and what it knows beside its text, to be told over HTTP."""
+    """Return a stable name for the kind of an error, and its data beside its text, for HTTP."""
     kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
     data: dict[str, Any] = {"attributes": dict(error.data)} if error.data else {}
     if isinstance(error, Duplicate) and error.task_id:
@@ -309,7 +309,7 @@ def to_problem(error: OrchestratorError) -> tuple[str, dict[str, Any]]:
 
 
 def from_problem(type_: str, text: str, data: Mapping[str, Any]) -> OrchestratorError | None:
-    """Return the error that was told over HTTP; None if it is of a kind that this release does not know."""
+    """Return an error from its form over HTTP; None if this release does not know its kind."""
     kind = globals().get(type_.removeprefix(_TYPE)) if type_.startswith(_TYPE) else None
     if not isinstance(kind, type) or not issubclass(kind, OrchestratorError) or kind is RetryLater:
         return None

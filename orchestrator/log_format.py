@@ -40,9 +40,9 @@ _shown = lru_cache(maxsize=1_000)(one_line)
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, whose it is, and what; a traceback stands below.
+    """Time, level, the task, and the message; a traceback stands below.
 
-    For somebody who looks on it may be `brief`: times without dates, and of ids as much as commands need to find them.
+    For a person it may be `brief`: times without dates, and of ids as much as commands need to find them.
     """
 
     def __init__(self, *, brief: bool = False, colours: bool = False) -> None:

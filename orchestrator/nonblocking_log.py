@@ -1,8 +1,8 @@
 """Write a log that nobody need read.
 
-A pipe that is full, a terminal that is held, a journal that hangs: whoever writes to one of them waits until somebody
-reads. A process whose heartbeat waits with it counts as dead. So what cannot be written at once is kept for a while, in
-order, and what is too much is dropped and counted.
+A write to a full pipe, a stopped terminal or a journal that hangs waits until somebody reads. A process whose heartbeat
+waits with it counts as dead. So lines that cannot be written at once are kept for a while, in order, and further ones
+are dropped and counted.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _open(descriptor: int) -> _Output:
         line = socket.socket(fileno=os.dup(descriptor))
         return _Output(lambda data: line.send(data, socket.MSG_DONTWAIT), line.close)
     if stat.S_ISFIFO(mode) or os.isatty(descriptor):
-        # Opened again, and not merely made non-blocking: that would hold for all who share it, tasks that print too.
+        # Opened again, and not merely made non-blocking: that would hold for all that share it, tasks that print too.
         try:
             again = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError:  # another system, or another user's

@@ -40,7 +40,7 @@ class Prerequisites:
             signal.signal(number, self._on_signal)
 
     def wait(self) -> bool:
-        """Wait until everything was found usable; False if the process was told to stop before.
+        """Wait until everything was found usable; False if the process was stopped before.
 
         Each that is away is looked for again and again, so the log names all that are missing.
         """

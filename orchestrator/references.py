@@ -1,8 +1,8 @@
 """References to payloads that are stored outside Postgres: what travels in place of a large value.
 
-A reference is an extension of MessagePack, as a sealed value is, so it stands wherever a value stands, and is copied
-into others by who does not read what it names: the scheduler does so. It holds nothing that anyone could not be shown:
-where the payload is, how large, and the hash of its directory, by which whoever reads it sees that nothing was altered.
+A reference is an extension of MessagePack, as a sealed value is, so it stands wherever a value stands, and the
+scheduler copies it into others without reading the payload. It holds nothing secret: where the payload is, how large,
+and the hash of its directory, by which a reader sees that nothing was altered.
 
 The name of an object is made of the numbers here, and of nothing else that anyone could have written.
 """
@@ -40,7 +40,7 @@ class Reference(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Which has written it; 0 for arguments."""
     what: Literal["c", "r"]
     key: bytes
-    """Sixteen random bytes: nobody names an object that nobody has told them of."""
+    """Sixteen random bytes: nobody can guess the name of an object."""
     size: int
     """Bytes of the value."""
     directory: int
@@ -145,7 +145,7 @@ def may_hold_references(data: bytes) -> bool:
 
 
 def owners_in(data: bytes) -> set[bytes]:
-    """Return with whom the stored payloads go that encoded data names."""
+    """Return the owners of the stored payloads that encoded data names."""
     found: set[bytes] = set()
     place = data.find(MARK) if len(data) >= SHORTEST else -1
     while place >= 0:
@@ -157,7 +157,7 @@ def owners_in(data: bytes) -> set[bytes]:
 
 
 def as_reference(value: Any) -> Reference | None:
-    """Return the reference that a decoded value is, where whoever decoded it reads none."""
+    """Return the reference that a decoded value is, where its decoder reads none."""
     return read_reference(bytes(value.data)) if isinstance(value, Ext) and value.code == CODE else None
 
 

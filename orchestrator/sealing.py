@@ -1,12 +1,12 @@
-"""Values sealed with AES-256-GCM: whoever copies Postgres or Redis reads none of them.
+"""Values sealed with AES-256-GCM: a copy of Postgres or Redis reveals none of them.
 
-A sealed value is an extension of MessagePack, so it stands wherever a value stands, and may be copied into others by
-who cannot open it: the scheduler does so. In columns of text and JSON it is a text that begins with `sealed:`.
+A sealed value is an extension of MessagePack, so it stands wherever a value stands, and the scheduler copies it into
+others without opening it. In columns of text and JSON it is a text that begins with `sealed:`.
 
     kind (1 byte), length of the key's id (1), the id, nonce (12), ciphertext and tag
 
 The kind, and the namespace, from which the key is derived, are bound: the arguments of a task open as no result, and
-nothing opens in another namespace. What this process can open is known by the ids of keys, whoever brought them.
+nothing opens in another namespace. What this process can open is known by the ids of its keys.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Vault:
         self._first = first
 
     def digest(self, data: bytes) -> bytes:
-        """Return a digest by which only a holder of the key can tell which data it is of."""
+        """Return a digest by which only a holder of the key can recognise the data."""
         return blake2b(data, key=self._first, digest_size=8).digest()
 
     def seal(self, kind: bytes, data: bytes) -> bytes:
@@ -230,7 +230,7 @@ def reveal(data: bytes, kind: bytes = VALUE) -> bytes: ...
 @overload
 def reveal(data: bytes | None, kind: bytes = VALUE) -> bytes | None: ...
 def reveal(data: bytes | None, kind: bytes = VALUE) -> bytes | None:
-    """Return encoded data, opened where this process can: whoever asked over HTTP may have no keys."""
+    """Return encoded data, opened where this process can: a client over HTTP may have no keys."""
     try:
         return data and open_data(data, kind)
     except Sealed:
@@ -244,7 +244,7 @@ def open_text(text: str) -> str:
 
 
 def reveal_text(text: str) -> str:
-    """Return a text, opened where this process can: whoever asked over HTTP may have the key."""
+    """Return a text, opened where this process can: a client over HTTP may have the key."""
     if not is_sealed_text(text):
         return text
     try:
@@ -270,7 +270,7 @@ _MARK = _TEXT.encode()
 
 
 def legible(text: str) -> str:
-    """Return a text for people, in which each sealed one is opened, or told to be sealed."""
+    """Return a text for people, in which each sealed one is opened, or replaced by a note."""
     return _IN_TEXT.sub(lambda found: open_text(found[0]), text) if _TEXT in text else text
 
 
@@ -283,7 +283,7 @@ def reveal_json(data: bytes) -> bytes:
 
 
 def describe_json(data: bytes) -> bytes:
-    """Return JSON in which each sealed text is told to be sealed."""
+    """Return JSON in which a note replaces each sealed text."""
 
     def describe(found: re.Match[bytes]) -> bytes:
         text = found[0].decode()

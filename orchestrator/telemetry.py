@@ -85,14 +85,14 @@ def first_line(error: BaseException) -> str:
 
 
 _LONGEST_CALM = 60.0
-"""Seconds without a failure after which even what comes and goes all the time is told to be over."""
+"""Seconds without a failure after which even a flapping outage is logged as over."""
 
 
 class Outage:
-    """A time in which something cannot be used: one line when it begins, and one when it is over.
+    """An outage: one line when it begins, and one when it is over.
 
     It is over when it has worked for `settled` seconds. Each outage that begins within a minute of the last one has to
-    be over for twice as long, up to a minute: what comes and goes is told, but not each time.
+    be over for twice as long, up to a minute: flapping is logged, but not each time.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Outage:
         self._began = 0.0
         self._works_since: float | None = None
         self._returns = 0
-        """How often it has begun again since it was told."""
+        """How often it has begun again since it was logged."""
         self._over_at = float("-inf")
         self.lasts = False
         self.reason = ""
@@ -123,7 +123,7 @@ class Outage:
 
     @property
     def is_down(self) -> bool:
-        """Say whether it failed when it was last used; it may be told to last a little longer."""
+        """Say whether it failed when it was last used; the log may say so a little longer."""
         return self.lasts and self._works_since is None
 
     def failed(self, reason: str, *, age: float = 0.0) -> None:

@@ -1,7 +1,7 @@
-"""What is shown to people: text of others, without what would command the terminal or forge what stands around it.
+"""Foreign text as people see it, without what would command the terminal or forge the text around it.
 
-Errors, results, tags, log lines and heartbeats come from tasks, from whoever enqueues, and from whoever reaches Redis.
-All that the command line and the log show of them passes through here. Of addresses, all but the passwords is shown.
+Errors, results, tags, log lines and heartbeats come from tasks, from clients, and from anyone with access to Redis. All
+that the command line and the log show of them passes through here. Of addresses, all but the passwords is shown.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How long whoever has made a call is ready to wait, known to all that is asked on its way.
+"""The deadline of a call, known to everything that the call asks.
 
 A call with a timeout asks Postgres, Redis or an API more than once: whether something has ended, and in the end what
-keeps it. Each of these has a limit of its own, for callers who give none, and where a server hangs, these add up. So
-the call says until when it can wait, in its thread, and whatever is asked there gives up by then.
+keeps it. Each of these has a limit of its own, for calls without a timeout, and where a server hangs, these add up. So
+the call sets its deadline, in its thread, and each request there gives up by then.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TimeLimit:
         self.is_ended = False
         """Whether nobody waits for the call any more."""
         self.on_end: Callable[[], object] | None = None
-        """Called when that becomes so, by whoever watches what the call asks."""
+        """Called when `is_ended` becomes true, by the watchdog of the request."""
         self._before: TimeLimit | None = None
         if timeout is not None:
             if since is None:
@@ -109,9 +109,9 @@ def is_over() -> bool:
 
 
 def spares_writes() -> bool:
-    """Say whether this thread's call has a limit that is not for what is written.
+    """Say whether this thread's call has a limit that does not apply to writes.
 
-    A look is broken off without harm. Who writes while one is under way is a signal handler, with a call of its own.
+    A read is broken off without harm. A write during one comes from a signal handler, with a call of its own.
     """
     limit = _thread.limit
     return limit is not None and limit.give_up_at is not None and not limit.writes

@@ -87,7 +87,7 @@ class Paths(Generic[T]):
 def _words(scope: Scope) -> list[str]:
     """Return the words of a path as they were sent, each decoded by itself."""
     raw: bytes | None = scope.get("raw_path")
-    if raw is None:  # a server need not tell it
+    if raw is None:  # a server need not send it
         return [*scope["path"].split("/")[1:]]
     return [unquote(word) for word in raw.partition(b"?")[0].decode("latin-1").split("/")[1:]]
 

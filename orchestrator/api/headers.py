@@ -32,7 +32,7 @@ def safely(send: Send, scope: Scope) -> Send:
             given = message["headers"]
             names = {name.lower() for name, _ in given}
             added = [pair for pair in _SAFE if pair[0] not in names]
-            if b"cache-control" not in names:  # what has a tag may be kept by who asked, who asks each time
+            if b"cache-control" not in names:  # an answer with an ETag may be kept, and is revalidated each time
                 added.append(_ASKED_AGAIN if b"etag" in names else _KEPT_NOWHERE)
             if scope["scheme"] == "https":
                 added.append(_ALWAYS_TLS)

@@ -58,7 +58,7 @@ def _values(family: Family, everywhere: Sequence[str]) -> Iterator[str]:
 
 
 def _is_readable(data: bytes) -> bool:
-    """Say whether data can be looked through: what is sealed is shown to nobody who cannot open it."""
+    """Say whether data can be searched: sealed data is shown only to clients that can open it."""
     stored = whole_reference(data)
     if may_hold_references(data) and (stored is None or stored.size > _LARGEST_STORED):
         raise _Unknown

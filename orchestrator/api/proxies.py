@@ -26,7 +26,7 @@ _PREFIX = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
 
 
 class User(NamedTuple):
-    """A user whom a trusted proxy names."""
+    """A user that a trusted proxy names."""
 
     name: str
     scope: Scope | None
@@ -73,7 +73,7 @@ class Proxies:
         return given if len(given) <= _LONGEST_NAME and _PREFIX.fullmatch(given) else ""
 
     def user(self, peer: str, headers: Headers) -> User | None:
-        """Return the user whom a trusted proxy names; None if there is none."""
+        """Return the user that a trusted proxy names; None if there is none."""
         if not self._user_header or not self.is_ours(peer):
             return None
         named = headers.getlist(self._user_header)

@@ -71,7 +71,7 @@ def serve(
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # whom to believe is for the settings to say
+        proxy_headers=False,  # the settings name the trusted proxies
         http=cast("Any", partial(TimedProtocol, connections=connections)),
         ws="none",
         ssl_certfile=certificate and certificate.chain,

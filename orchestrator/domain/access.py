@@ -31,7 +31,7 @@ class Scope(StrEnum):
     """Make and revoke keys."""
 
     def includes(self, other: Scope) -> bool:
-        """Say whether who may do this may do the other."""
+        """Say whether this scope includes the other."""
         order = list(Scope)
         return order.index(self) >= order.index(other)
 
@@ -98,7 +98,7 @@ class Secret(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """What the browser of somebody who has logged in shows instead of a key: 256 random bits, for a session."""
+    """What the browser sends after a log-in instead of a key: 256 random bits, for a session."""
 
     text: str
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 MOST_PROBLEMS = 100
-"""Problems that are told at once: nobody reads more, and looking for the nearest of thousands of names takes long."""
+"""Most problems in one report: looking for the nearest of thousands of names takes long."""
 
 Path = tuple[str | int, ...]
 

@@ -1,7 +1,7 @@
 """What is sealed of errors, reports and events, and what stays plain: kinds, names, ids and numbers do.
 
 The fields that hold values have the same names everywhere: `payload` is a call, `result`, `value` and `details` are
-values, and `error` is an error. Tasks to be created are sealed by whoever describes them.
+values, and `error` is an error. The caller seals tasks that it describes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def open_error(error: TaskError) -> TaskError:
 
 
 def reveal_error(error: TaskError) -> TaskError:
-    """Return an error, opened where this process can: whoever asked over HTTP may have the key."""
+    """Return an error, opened where this process can: a client over HTTP may have the key."""
     if not _has_sealed(error):
         return error
     message, traceback, data = map(reveal_text, (error.message, error.traceback, error.data))

@@ -51,9 +51,10 @@ class _Unopened:
 
 
 unopened = _Unopened()
-"""How many sealed values could not be opened, and how many stored ones were left where they are, so far.
+"""How many sealed values could not be opened, and how many stored ones were not read, so far.
 
-Whoever decodes sees whether there was one."""
+A decoder sees by it whether there was one.
+"""
 
 
 def restore(code: int, data: memoryview) -> Any:

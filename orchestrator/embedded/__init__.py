@@ -61,7 +61,7 @@ class EmbeddedServices:
             self.stop()
             raise
         (self.folder / ".gitignore").write_text("*\n", encoding="utf-8")
-        remove_services_file(self.folder)  # one that is left from a crash tells of services that are gone
+        remove_services_file(self.folder)  # one that is left from a crash names services that are gone
 
     def stop(self) -> None:
         """Stop both and keep their data."""
@@ -81,7 +81,7 @@ class EmbeddedServices:
 
 
 def write_services_file(folder: Path, **values: str | int) -> None:
-    """Tell other commands where the services are: database_url, redis_url, app, pid."""
+    """Leave the addresses of the services for other commands: database_url, redis_url, app, pid."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SERVICES_FILE.name
     draft = folder / f"{SERVICES_FILE.name}.{os.getpid()}"

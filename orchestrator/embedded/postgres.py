@@ -30,7 +30,7 @@ from orchestrator.environment import bare_environment
 from orchestrator.errors import ConfigurationError
 
 SYSTEM_USER = "pgserver"
-"""Postgres refuses to run as root; then it runs as this user, who is created if need be."""
+"""Postgres refuses to run as root; then it runs as this user, which is created if need be."""
 READABLE = stat.S_IRGRP | stat.S_IROTH | stat.S_IXGRP | stat.S_IXOTH
 
 
@@ -104,7 +104,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return self.database_url(name)
 
     def is_ours(self, command: Sequence[str], cwd: str) -> bool:
-        """Recognise the server by its data folder, and its children, who may survive it, by theirs."""
+        """Recognise the server by its data folder, and its children, which may survive it, by theirs."""
         is_server = Path(command[0]).name == "postgres" and str(self.data) in command
         is_child = command[0].startswith("postgres:") and cwd == str(self.data)
         return is_server or is_child

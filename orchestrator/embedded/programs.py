@@ -62,7 +62,7 @@ def find_postgres(major: int | None = None) -> Program | None:
 
 
 def allows(source: str) -> bool:
-    """Tell whether servers may come from `system` or from `packages`."""
+    """Say whether servers may come from `system` or from `packages`."""
     chosen = os.environ.get(CHOICE) or source
     if chosen not in ("system", "packages"):
         raise ConfigurationError(f"{CHOICE}: expected system, packages or nothing, found {chosen!r}.")

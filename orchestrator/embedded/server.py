@@ -1,8 +1,8 @@
 """One server process that belongs to one folder: its lock, its socket, its leftovers, its end.
 
-Ownership is the lock file (flock, which the kernel drops with the owner). Whoever holds it may stop any
-process that works on the folder, because its owner must be dead. Processes are recognised by their command
-line or working directory, never by a recorded pid, which may by now belong to somebody else.
+Ownership is the lock file (flock, which the kernel drops with the owner). Its holder may stop any process that works on
+the folder, because that process's owner must be dead. Processes are recognised by their command line or working
+directory, never by a recorded pid, which may by now belong to another program.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EmbeddedServer:
 
     @property
     def running(self) -> bool:
-        """Tell whether the server that this object started is alive."""
+        """Say whether the server that this object started is alive."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -62,7 +62,7 @@ class EmbeddedServer:
         return self._process.pid
 
     def is_ours(self, command: Sequence[str], cwd: str) -> bool:
-        """Tell whether a process with this command line and working directory serves this folder."""
+        """Say whether a process with this command line and working directory serves this folder."""
         raise NotImplementedError
 
     def claim(self) -> None:

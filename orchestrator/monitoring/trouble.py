@@ -1,4 +1,4 @@
-"""What is wrong now, for the person who has to act."""
+"""Current problems, and what to do about each."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
             f"{sentence(leader.trouble or 'it does not say why')} A standby that can do better takes over by itself; "
             f"none has. Mend that, or start a scheduler elsewhere: orchestrator scheduler",
         )
-    for queue in () if is_useless else overview.unserved_queues:  # such a leader does not see who serves what
+    for queue in () if is_useless else overview.unserved_queues:  # such a leader does not see the workers of queues
         yield Trouble(kind="no worker", about=queue, message=obstacles.no_worker(queue))
     for paused in overview.paused_queues:
         oldest = f", the oldest for {duration(paused.oldest)}" if paused.oldest is not None else ""

@@ -1,11 +1,11 @@
 """Delete stored payloads that no row names any more, or never came to name.
 
 An object is written before the row that names it, and deleted after it, so there may be objects without a row, and no
-row without its object. Whoever dies between the two leaves an object for the collector, and so does retention.
+row without its object. A process that dies between the two leaves an object for the collector, and so does retention.
 
 An object is deleted if all of this holds:
 
-- it is older than the grace period: by then, whoever has written it has committed, or never will;
+- it is older than the grace period: by then, its writer has committed, or never will;
 - the task or run that it goes with is no more, and nobody else names its payloads; or it is the result of an attempt
   of a task that is there, and has been tried again since: no report of that attempt counts;
 - the same was found a while before. A transaction that has copied a reference from a row that was deleted at that
@@ -86,14 +86,13 @@ class Collector:
 def collect_leftovers(store: Store, grace: float, are_open: Open) -> Iterator[int]:
     """Delete the folders of executions that are over; yields after every batch how many were deleted.
 
-    A container that runs for a task writes its status and its output into a folder of the execution, below
-    `executions` (`workers/executors/left_outputs.py`). The worker that watches it deletes the folder when the end is in
-    Postgres, or when it has cancelled the work. Where that worker was killed in between, or the container wrote once
-    more, it stays.
+    A container that runs for a task writes its status and its output into a folder of the execution, below `executions`
+    (`workers/executors/left_outputs.py`). The worker that watches it deletes the folder when the end is in Postgres, or
+    when it has cancelled the work. If that worker was killed in between, or the container wrote once more, it stays.
 
     A folder is deleted if nothing was written there during the grace period, and its task is not open: it has ended, or
-    is no more. While a task is open, whoever watches it next may read the folder. Unlike a stored payload, it is named
-    by no row, so there is nobody who could have begun to name it meanwhile.
+    is no more. While a task is open, its next watcher may read the folder. Unlike a stored payload, no row names it, so
+    no transaction could have begun to name it meanwhile.
     """
     old = ((name, task_of(name)) for name, age in store.folders(FOLDER) if age > grace)
     ours = ((name, task) for name, task in old if task is not None)  # whatever else stands there is somebody else's

@@ -1,9 +1,9 @@
-"""Tells a folder that is not mounted from a store that is new: one that is in use has a file that says so.
+"""Distinguishes a folder that is not mounted from a new store: a store in use has a file that says so.
 
-A mount point under which nothing is mounted is an empty folder, and so is a store before its first object. So whoever
-writes first leaves a mark in the folder, and has it noted elsewhere that this was done. A folder without its mark is a
-store that is away, for all who have seen the mark, or find it noted: nothing is written there, and nothing counts as
-deleted. What is noted may be lost; whoever finds the mark next notes it again.
+A mount point under which nothing is mounted is an empty folder, and so is a store before its first object. So the first
+writer leaves a mark in the folder, and notes elsewhere that it did. A folder without its mark is a store that is away,
+for all processes that have seen the mark, or find it noted: nothing is written there, and nothing counts as deleted.
+The note may be lost; the next process that finds the mark notes it again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class InUseMarker:
         return self._seen or not any(self._root.iterdir()) or self._is_noted()
 
     def away(self) -> Unavailable:
-        """Return what to tell who wants to use it."""
+        """Return why it cannot be used."""
         return Unavailable(
             f"The payload store {self._root} cannot be used: it was in use, and its file {MARK} is not there, so it is "
             f"probably not mounted. Mount it. If what it held is lost, and it is to begin anew, make that file."
@@ -71,7 +71,7 @@ class InUseMarker:
         return self._notes is not None and self._notes.has(str(self._root))
 
     def _leave(self) -> None:
-        """Leave the mark, durably: before it is noted, so that whoever dies in between locks nobody out."""
+        """Leave the mark, durably, before it is noted: a process that dies in between locks nobody out."""
         self._root.mkdir(parents=True, exist_ok=True)
         for path in (self._root / MARK, self._root):
             descriptor = os.open(path, os.O_RDONLY | (os.O_CREAT if path.name == MARK else 0), 0o644)

@@ -1,6 +1,6 @@
-"""What leaves a row for the store, and how it is found again: by whoever in this process has a store.
+"""What leaves a row for the store, and how this process finds it again.
 
-What a process can read is known by the stores that its settings have named, as its data keys are.
+A process can read from the stores that its settings have named, as it can open with its data keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from orchestrator.settings import Settings
 
 T = TypeVar("T")
 MEANS = PAYLOAD_STORE
-"""What a worker without a store lacks, told as the id of a data key is."""
+"""What a worker without a store lacks, announced like the id of a data key."""
 
 
 class NoStore(PayloadError):
@@ -30,7 +30,7 @@ class NoStore(PayloadError):
 
 
 class Opener(Protocol):
-    """Whoever can read what references name."""
+    """Reads what references name."""
 
     def encoded(self, reference: Reference) -> bytes:
         """Return the value as encoded data."""
@@ -96,7 +96,7 @@ def _never(size: int) -> PayloadError:
 def store_of(settings: Settings, notes: Callable[[Settings], Notes] | None = None) -> PayloadStore | None:
     """Return the store that settings name; None where there is none. From then on this process reads from it.
 
-    `notes` says who knows which folders are in use.
+    `notes` remembers which folders are in use.
     """
     if not settings.payload_store:
         return None

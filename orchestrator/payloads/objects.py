@@ -51,7 +51,7 @@ class Directory(msgspec.Struct, array_like=True):
     firsts: list[int] = []
     """Of a list: the number of the first item of each chunk."""
     is_sealed: bool = False
-    """Its chunks are sealed by whoever has written it."""
+    """Its writer seals its chunks."""
 
 
 class Writing:

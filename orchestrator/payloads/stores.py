@@ -94,7 +94,8 @@ class Store(Creator, Protocol):
 class answering:  # noqa: N801  # it is used like a function
     """Turn what a store raises when it cannot be used into what a caller can act on; what is not there is `Absent`.
 
-    It is no generator, so that no frame but ours stands in what is raised: a worker tells a task's own errors by that.
+    It is no generator, so that no frame but ours stands in what is raised: a worker recognises a task's own errors by
+    that.
     """
 
     def __init__(self, place: str, *, writing: bool = False) -> None:

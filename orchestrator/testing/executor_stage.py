@@ -229,7 +229,7 @@ class Stage:
         services.scheduler()
 
     def usual(self) -> Program:
-        """Return the worker that all have who disturb nothing."""
+        """Return the worker that is shared by all tests that disturb nothing."""
         if self._shared is None:
             self._shared = self._worker()
         return self._shared

@@ -148,7 +148,7 @@ class ExecutorConformance:
         held, id = stage.hold()
         stage.harness.hang()
         waiting, other = stage.enqueue("return", value=2)
-        _pass(2 * settings.executor_timeout)  # and whoever asks has no answer
+        _pass(2 * settings.executor_timeout)  # and requests have no answer
         stage.harness.go_down()
         eventually(lambda: worker.logged("executor.unavailable"), "it is said")
         stage.harness.let_go(id, 1)  # so it ends while nobody can see that

@@ -28,7 +28,7 @@ _TIME = b"time"
 
 
 class MemoryLeader:
-    """Keeps histories, applies batches, and moves the clock when it is told to."""
+    """Keeps histories, applies batches, and moves the clock on demand."""
 
     def __init__(self, engine: Engine, find: Callable[[str, int | None], CodeWorkflow[..., Any]], now: float) -> None:
         self._engine = engine
@@ -278,7 +278,7 @@ class MemoryLeader:
             self.append(new, fact_for_parent(new_id, child.end, child.timed_out))
 
     def end(self, run: Run, end: commands.EndCommand) -> None:
-        """End a run, tell its parent, or go on in the next one."""
+        """End a run, notify its parent, or go on in the next one."""
         self._close(run, end)
         if isinstance(end, commands.ContinueRun):
             self._continue(run, end)
@@ -300,7 +300,7 @@ class MemoryLeader:
                 self.cancel(child, PARENT_ENDED)
 
     def _put_in_place(self, new: Run, old: Run) -> None:
-        """Let a run go on where another one ends: who waits for that, waits for it."""
+        """Let a run go on where another one ends: its waiters follow it."""
         old.next = new
         new.parent, new.child_id = old.parent, old.child_id
         if old.parent is not None and old.child_id in old.parent.children:

@@ -41,7 +41,7 @@ class Run:
         self.timeout: float | None = None
         """Seconds that it has in all."""
         self.deadline: float | None = None
-        """When its time is up, or its grace, if it has been told so."""
+        """When it times out, or its grace period ends once it has."""
         self.timed_out = False
         self.terminated = False
         self.stuck: Violation | None = None

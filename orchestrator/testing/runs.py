@@ -154,7 +154,7 @@ class TestedRun(Generic[R]):
         run = self._run
         identifier = derived_id(run.id, "update", len(run.history))
         await self._tell(history.UpdateRequested(identifier, name, encode_call(name, args, kwargs, self._limit)))
-        while identifier not in run.answers and run.next is not None:  # it has continued before it was told
+        while identifier not in run.answers and run.next is not None:  # it has continued before it heard
             run = run.next
         if identifier not in run.answers:
             raise OrchestratorError(

@@ -72,7 +72,7 @@ def traced_request(method: str, route: str) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            span.set_attribute("error.type", type(error).__name__)  # most of these are mistakes of who asks
+            span.set_attribute("error.type", type(error).__name__)  # most of these are mistakes of the caller
             raise
 
 

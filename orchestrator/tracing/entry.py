@@ -1,4 +1,4 @@
-"""The way to OpenTelemetry, for those who do not know whether it is there.
+"""The way to OpenTelemetry, whether or not it is installed.
 
 A process of ours (`orchestrator scheduler`, `worker`, `api`) exports spans where the extra `otel` is installed and the
 standard variables name a receiver (`OTEL_EXPORTER_OTLP_ENDPOINT`), or where its application has set a tracer provider
@@ -48,7 +48,7 @@ def serving(method: str, route: str, trace: str | None) -> AbstractContextManage
 
 
 def begin_tracing(role: str, instance: str = "") -> Spans | None:
-    """Begin to export spans from a process of ours, if that is wanted; return who makes them.
+    """Begin to export spans from a process of ours, if that is configured; return the tracer.
 
     It is to be called after the last fork, and after the application was imported, which may have set a provider.
     """

@@ -28,7 +28,7 @@ _LOUD = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal", "opente
 
 
 def spans_of(role: str, instance: str) -> Spans:
-    """Return who makes the spans of this process: with the provider of the application, or with one that is set now."""
+    """Return the tracer of this process: of the application's provider, or of one that is set now."""
     if has_provider():
         provider = trace.get_tracer_provider()
         flush = getattr(provider, "force_flush", None)

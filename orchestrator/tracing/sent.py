@@ -1,4 +1,4 @@
-"""Calls that create tasks or runs, as those see them who make the calls."""
+"""Spans of calls that create tasks or runs."""
 
 from __future__ import annotations
 

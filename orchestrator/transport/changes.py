@@ -1,7 +1,7 @@
-"""The listener's side of what moves: follow the stream of changes, and show the leader that somebody does.
+"""The listener's side of live changes: follow the stream, and show the leader that somebody listens.
 
-One follower serves all listeners of a process. What it has missed, because Redis lost it, or because it stood still for
-so long that it was cut off the stream, it says: who listens reads again what there is.
+One follower serves all listeners of a process. If it has missed entries, because Redis lost them or because the
+follower was slow, it says so: listeners read the current state again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Heard(NamedTuple):
 
 
 def last_spoken(redis: Redis, keys: Keys) -> str:
-    """Return the last entry of who has spoken."""
+    """Return the last entry of the stream of tasks that have logged."""
     last = _last(redis, keys.spoken)
     return last[0][0].decode() if last else NOWHERE
 
@@ -143,7 +143,7 @@ class Follower:
         self._spoken = spoken[0][0].decode() if spoken else NOWHERE
 
     def _show_interest(self) -> bool:
-        """Tell the leader that somebody listens; if it does not know yet, have it look at once, and say so."""
+        """Note for the leader that somebody listens; if it does not know yet, wake it, and say so."""
         before = self._redis.set(self._keys.watched, b"1", ex=WATCHED_TTL, get=True)
         if before is None:
             self._redis.xadd(self._keys.nudges, {"fleet": b""}, maxlen=NUDGE_CAP, approximate=True)
@@ -160,7 +160,7 @@ def find_entries(redis: Redis, keys: Keys, ids: Iterable[str]) -> dict[str, Chan
 
 
 def history(redis: Redis, keys: Keys, after: str, until: str) -> Iterator[Entry]:
-    """Yield what stands behind one entry, up to another; a malformed one is told as a first one."""
+    """Yield the entries between two ids; a malformed one is yielded as a first one."""
     while stream_position(after) < stream_position(until):
         items = cast("Entries", redis.xrange(keys.changes, min=f"({after}", max=until, count=_COUNT))
         if not items:

@@ -45,9 +45,9 @@ Wake = Callable[["Ended | None"], None]
 
 
 def nudge(redis: Redis, keys: Keys) -> bool:
-    """Tell the leader that something is new; say whether it worked. If not, its safety scan finds it a little later.
+    """Wake the leader; say whether it worked. If not, its safety scan finds the work a little later.
 
-    What is new is committed already, so nothing that Redis says may reach the caller as a failure.
+    The work is committed already, so no error of Redis may reach the caller.
     """
     try:
         redis.xadd(keys.nudges, {"new": b""}, maxlen=NUDGE_CAP, approximate=True)
@@ -75,7 +75,7 @@ class Nudges:
         """The answers that were read last did not end in the middle of one."""
 
     def send(self) -> None:
-        """Tell the leader that something is new, if Redis can be used."""
+        """Wake the leader, if Redis can be used."""
         if time.monotonic() < self._silent_until:
             return
         if not self._lock.acquire(timeout=time_limits.left(_LONGEST)):
@@ -85,7 +85,7 @@ class Nudges:
                 self._once_more = True  # a signal handler has interrupted one that may have left already
                 return
             if time.monotonic() < self._silent_until:
-                return  # whoever had the lock has found out
+                return  # the thread that had the lock has found out
             self._is_sending = True
             try:
                 self._once_more = True
@@ -145,11 +145,10 @@ class Nudges:
 
 
 class Announcements:
-    """Waits on Redis pub/sub, in one thread, for everyone in one process who waits for a result.
+    """Waits on Redis pub/sub, in one thread, for all waits of a process.
 
-    Nothing depends on it but speed: waiters subscribe, then read Postgres, and read again whenever the
-    connection was lost. The thread alone connects, and holds no lock meanwhile: nobody else waits for a Redis that
-    hangs, but for a moment.
+    It only makes waits faster: waiters subscribe, then read Postgres, and read again whenever the connection was lost.
+    The thread alone connects, and holds no lock meanwhile, so a Redis that hangs blocks no other thread for long.
     """
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
@@ -186,7 +185,7 @@ class Announcements:
                 confirmed.wait(max(0.0, give_up_at - time.monotonic()))
 
     def _add(self, identifier: bytes, channel: str, wake: Wake) -> threading.Event:
-        """Note who waits, with the lock held; return what says that the subscription stands."""
+        """Note a wait, with the lock held; return the event that says that the subscription stands."""
         self._waiters.setdefault(identifier, []).append(wake)
         confirmed = self._subscribed.get(channel)
         if confirmed is None:
@@ -215,7 +214,8 @@ class Announcements:
             self._thread.join(2.0)  # where Redis hangs, it ends a little later
 
     def _send(self, *words: str) -> None:
-        """Tell Redis something, with the lock held, if the connection stands; if not, the thread does when it does."""
+        """Send a command to Redis, with the lock held, if the connection stands; otherwise the thread sends it
+        later."""
         line = self._line
         if line is None:
             return
@@ -286,7 +286,7 @@ class Announcements:
             ended = decode(list[Ended], checked.body)
         except Malformed as error:
             self._refuse(channel, data, error)
-            return  # a stranger's message on our channel; Postgres is the truth
+            return  # not our message; Postgres is the truth
         is_old = bool(checked.mac) and abs(time.time() - checked.stamp / 1000) > _FRESH
         for item in ended:
             with self._lock:

@@ -1,8 +1,8 @@
-"""Messages as bytes, and back. Whatever does not decode raises `Malformed` and is set aside by the reader.
+"""Messages as bytes, and back. A message that does not decode raises `Malformed`, and the reader quarantines it.
 
-Anyone who reaches Redis can write there. So a message says what its fields may hold, down to what Postgres can store
-and memory can bear, and what goes beyond is malformed: nobody after this module has to think of it. Reports are the
-exception. They are judged one by one when they are applied, so that a bad one takes none of its neighbours with it.
+Anyone with access to Redis can write there. So each message declares what its fields may hold, within the limits of
+Postgres and memory, and everything beyond is malformed: the code after this module relies on it. Reports are the
+exception. They are checked one by one when they are applied, so that a bad one does not affect others.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     doubtful: bool = False
     """It was stopped or cut off, starts nothing new, and asks which of its attempts are still current."""
     burst: bool = False
-    """It wants to be told to drain when its queues are empty."""
+    """It wants the order to drain when its queues are empty."""
     draining: bool = False
     number: int = 0
     """Grows with every beat, so that one that merely has not expired yet is not taken for a new one."""
@@ -92,8 +92,8 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     executing: Count = 0
     """How many it watches now."""
     parent: Id | None = None
-    """One life of the parent process, by which it is told to drain: a later one of the same host and process id is
-    another. None from releases that cannot be told."""
+    """The id of the parent process, which orders to drain name: a later one of the same host and process id is another.
+    None from releases that take no such orders."""
     memory: _Bytes = 0
     """Bytes of memory that its process has in RAM; 0 if that is not known."""
     parent_memory: _Bytes = 0
@@ -101,7 +101,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
-    """What the leader tells one worker."""
+    """The leader's orders to one worker."""
 
     stop: list[Attempt] = []
     """Attempts that are no longer current: stop them, and report nothing of them."""
@@ -119,7 +119,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
-    """The end of a task or run, as told to waiting clients."""
+    """The end of a task or run, as published to waiting clients."""
 
     id: Id
     state: _EndState
@@ -170,7 +170,7 @@ class LogChunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TaskChange(msgspec.Struct, frozen=True, array_like=True):
-    """A task that is in another state now, for people who watch."""
+    """A task that has changed its state, for live events."""
 
     id: Id
     queue: Word
@@ -198,11 +198,11 @@ class WorkerChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Changes(msgspec.Struct, frozen=True, array_like=True):
-    """What one commit of the leader has brought about, for people who watch."""
+    """The changes of one commit of the leader, for live events."""
 
     generation: Word
     is_first: bool = False
-    """Nobody was told of what came before it: who watches reads again what there is."""
+    """Changes before it were not published: listeners read the current state again."""
     tasks: list[TaskChange] = []
     """In the order in which they happened."""
     runs: list[RunChange] = []
@@ -238,7 +238,7 @@ def decode(kind: type[M], data: bytes) -> M:
 
 
 def decode_or_none(kind: type[M], data: bytes | None) -> M | None:
-    """Decode a message that may be absent. What a stranger or another release wrote is as good as that."""
+    """Decode a message that may be absent. One that is not ours, or of another release, counts as absent."""
     if data is None:
         return None
     try:

@@ -41,7 +41,7 @@ UNAVAILABLE = (ConnectionError, TimeoutError, OSError, ResponseError)
 
 OLDEST_SUPPORTED = (6, 2)
 
-# The driver has no class for these. And before Redis 7, a script that was refused a write tells so in words only.
+# The driver has no class for these. And before Redis 7, a script that was refused a write says so in words only.
 _REFUSAL = re.compile(r"^(?:MISCONF|NOREPLICAS|BUSY) .*|-(?:OOM|MISCONF|READONLY|NOREPLICAS) .*", re.DOTALL)
 
 
@@ -83,7 +83,7 @@ def connect(url: str, *, timeout: float = 10.0) -> Redis:
     scheme = url.partition(":")[0]
     over_network: dict[str, Any] = {"socket_connect_timeout": min(timeout, 5.0), "socket_keepalive": True}
     if scheme == "rediss" and "ssl_cert_reqs=none" not in url.lower():
-        over_network["ssl_check_hostname"] = True  # drivers before 6 do not, unless they are told to
+        over_network["ssl_check_hostname"] = True  # drivers before 6 do not by default
     return Redis.from_url(
         url,
         connection_class=_CONNECTIONS[scheme],

@@ -1,4 +1,4 @@
-"""How Redis is doing, for people who look."""
+"""The health of Redis."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RedisHealth:
 
 
 def check_health(redis: Redis, keys: Keys) -> RedisHealth:
-    """Ask Redis how it is, and try a write: nothing else tells for sure whether it takes them."""
+    """Ask Redis for its state, and try a write: nothing else shows whether it takes them."""
     try:
         info = redis.info()
         complaint = cast("bytes | None", redis.get(keys.complaint))

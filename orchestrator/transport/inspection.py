@@ -31,11 +31,11 @@ class RedisView:
     error: str | None = None
     """Why nothing more is known."""
     quarantined: int | None = None
-    """Messages that were set aside because they could not be understood or applied; None where that cannot be told."""
+    """Quarantined messages; None if unknown."""
     foreign_keys: tuple[ForeignKey, ...] = ()
     """Keys of ours that somebody else has taken."""
     standbys: tuple[Standby, ...] | None = None
-    """Schedulers that stand by; None where that cannot be told."""
+    """Schedulers that stand by; None if unknown."""
 
 
 def inspect(redis: Redis, keys: Keys, generation: str | None, queues: Iterable[str]) -> RedisView:

@@ -1,8 +1,7 @@
-"""What running tasks say of themselves: how far they have come, and their lines, for people who watch.
+"""Progress and log lines of running tasks.
 
-Nothing depends on it. It is written by workers, capped, and is given up before it could fill Redis, which has more
-important things to carry. Progress stays here, and expires. Lines stand in one stream until the leader has stored
-them; while too many wait there, no more are taken.
+Nothing depends on it. Workers write it, capped, and drop it before it could fill Redis. Progress stays here, and
+expires. Lines stand in one stream until the leader has stored them; while too many wait there, no more are taken.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from orchestrator.transport.codec import LogChunk, Malformed, ProgressMark, deco
 from orchestrator.transport.keys import JOURNAL_TTL, LOGS_CAP, SPOKEN_CAP, Keys
 
 LOSSES = (RedisError, OSError)
-"""Whatever goes wrong with Redis, a key that a stranger has taken included: some words are lost, and that is all."""
+"""All errors of Redis, including a key that another program has taken: some lines are lost, and that is all."""
 
 _FULL = 0.8
 """Share of Redis's memory from which on nothing more is said."""
@@ -80,14 +79,14 @@ def _mark(keys: Keys, task: bytes, value: object) -> ProgressMark | None:
     try:
         return _opened(decode(ProgressMark, keys.signing.body(keys.progress(task), value)))
     except Malformed:
-        return None  # another release's, or a stranger's
+        return None  # of another release, or not ours
 
 
 # -- lines
 
 
 def send_lines(redis: Redis, keys: Keys, chunks: Sequence[LogChunk]) -> int:
-    """Hand lines to whoever stores them; return how many of the chunks, from the first on, there was room for."""
+    """Pass lines on to be stored; return how many of the chunks, from the first on, there was room for."""
     entries = _entries(chunks)
     room = max(0, LOGS_CAP - int(redis.xlen(keys.logs)))
     pipeline = redis.pipeline(transaction=False)
@@ -130,12 +129,12 @@ def waiting_lines(redis: Redis, keys: Keys, most: int, block: float) -> Waiting:
             try:
                 chunks += decode(list[LogChunk], keys.signing.body(keys.logs, (fields or {}).get(b"d", b"")))
             except Malformed:
-                continue  # another release's, or a stranger's
+                continue  # of another release, or not ours
     return Waiting(entries, chunks)
 
 
 def drop_lines(redis: Redis, keys: Keys, waiting: Waiting) -> None:
-    """Forget lines that are stored, and tell who has spoken: the tasks, and their runs."""
+    """Delete stored lines, and publish which tasks and runs have logged."""
     pipeline = redis.pipeline(transaction=False)
     pipeline.xdel(keys.logs, *waiting.entries)
     spoken = {chunk.task for chunk in waiting.chunks} | {chunk.run for chunk in waiting.chunks if chunk.run}

@@ -65,7 +65,7 @@ LOGS_CAP = 2_000
 KEY_HOLDER_TTL = 60
 """Seconds for which a running task can read which task has the key that it wanted; it asks again before."""
 SPOKEN_CAP = 1_000
-"""Entries that are kept of who has said something."""
+"""Entries that are kept of tasks that have logged."""
 WATCHED_TTL = 30
 """Seconds after its last word for which the leader believes that somebody listens to what moves."""
 JOURNAL_TTL = 3_600

@@ -1,4 +1,4 @@
-"""Work that is offered to those who ask for it, in Redis: offered by who watches it, leased, completed, forgotten.
+"""Work for programs that poll, in Redis: offered by its watcher, leased, completed, forgotten.
 
     offer ──▶ leased to nobody ── first look ──▶ waiting ── take ──▶ leased ── complete ──▶ done ── release ──▶ ended
                                                     ▲                  │
@@ -13,8 +13,8 @@ completions find it `unknown`. Its watcher renews it, or offers it again where i
 not known. The first heartbeat or completion that names the execution takes this lease over; if none comes in time, the
 work waits for the next poll.
 
-A completion is answered when the end is in Postgres. `ended` and `cancelled` stay for an hour, so that late and
-repeated requests are told what became of it. A lease has an id of its own, and only the last one counts.
+A completion is answered when the end is in Postgres. `ended` and `cancelled` stay for an hour, for late and repeated
+requests. A lease has an id of its own, and only the last one counts.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Leased(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where an execution stands, as who watches it sees it."""
+    """The state of an execution, for its watcher."""
 
     state: str
     """Empty if there is nothing of the kind, `unsettled` while there is no generation."""
@@ -207,7 +207,7 @@ class State(NamedTuple):
     problem: str
     """Why that cannot be read."""
     worker: str
-    """Who had it last."""
+    """Its last holder."""
     leases: int
     beat: bytes
     """Another one with each heartbeat."""
@@ -237,9 +237,8 @@ class Pulls:
         }
 
     def offer(self, offer: Offer, *, again: bool = False) -> bool:
-        """Offer work, unless it has been under this name: from the first look on or, where it was lost and is offered
-        `again`, if nobody who has it is heard of within one lease. Say whether Redis has a generation to offer it in.
-        """
+        """Offer work, once under this name: from the first look on or, where it was lost and is offered `again`, if no
+        holder is heard of within one lease. Say whether Redis has a generation to offer it in."""
         place = self._keys.pull(offer.name)
         body = self._sealed(place, encode(offer))
         words = (body, offer.service, round(offer.lease * 1000), offer.max_leases, offer.task_id, int(again), KEPT)
@@ -257,7 +256,7 @@ class Pulls:
             try:
                 offer = decode(Offer, self._opened(self._keys.pull(name), found[1]))
             except Malformed:
-                continue  # a stranger's, or another release's: who watches it will find that nobody completes it
+                continue  # not ours, or of another release: its watcher finds that nobody completes it
             except Sealed:
                 self._put_back(name)
                 raise
@@ -296,10 +295,10 @@ class Pulls:
         return found.decode() if isinstance(found, bytes) else found
 
     def look(self, names: Sequence[str], silent: Mapping[str, bytes] = _NOBODY) -> dict[str, State]:
-        """Return where executions stand; what is new, or was leased to somebody who fell silent, is open to all.
+        """Return the state of executions; new ones, and those with a silent holder, become open to all.
 
-        `silent` has the last heartbeats of holders that were not heard of for one lease, by the clock of the watcher:
-        Redis's own may be set.
+        `silent` has the last heartbeats of holders that were silent for one lease, by the clock of the watcher: Redis's
+        own may be set.
         """
         found: dict[str, State] = {}
         for start in range(0, len(names), _MOST):
@@ -318,7 +317,7 @@ class Pulls:
         self._end(name, is_cancelled=True)
 
     def release(self, name: str) -> None:
-        """Keep only that it has ended; what has not is watched by another, who was given the task since."""
+        """Keep only that it has ended; an open one has another watcher by now."""
         self._end(name, is_cancelled=False)
 
     def _end(self, name: str, *, is_cancelled: bool) -> None:

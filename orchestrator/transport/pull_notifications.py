@@ -1,6 +1,6 @@
-"""Hears that work is offered, or has ended, in one thread for everybody in a process who waits for it.
+"""Hears that work is offered, or has ended, in one thread for all waits of a process.
 
-Nothing depends on it but speed: whoever waits looks again after a few seconds, and whenever the connection was lost.
+It only makes waits faster: a wait looks again after a few seconds, and whenever the connection was lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PullNotifications:
     """Listens to one channel, whose messages are names."""
 
     def __init__(self, redis: Redis, channel: str, *, one_by_one: bool) -> None:
-        """With `one_by_one`, a message wakes who has waited longest for its name; else everybody who does."""
+        """With `one_by_one`, a message wakes the oldest wait for its name; else all of them."""
         self._redis = redis
         self._channel = channel
         self._one_by_one = one_by_one

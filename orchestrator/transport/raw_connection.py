@@ -38,10 +38,10 @@ _LIFE = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
 
 
 def connect_to_life(connection: Any, server: str) -> None:
-    """Connect, unless that is done; refuse a server whose streams were begun in another life, as the key tells.
+    """Connect, once; refuse a server whose streams were begun before it restarted, by the key `server`.
 
-    It has restarted, or was a replica until now. Then it may have lost entries, and gives their ids to others: whoever
-    compares ids would take the one for the other. So nobody reads or writes there until a leader has begun anew.
+    It has restarted, or was a replica until now. Then it may have lost entries, and may assign their ids again, so ids
+    could be mistaken. So nobody reads or writes there until a leader has begun a new generation.
     """
     if connection._sock is None:
         connection.connect()
@@ -122,7 +122,7 @@ class Answer(NamedTuple):
 
     found: Found
     is_fresh: bool
-    """The question was asked by the one who got the answer."""
+    """Whether the caller that sent the request also got the answer."""
 
 
 _LONGEST = 5.0
@@ -132,14 +132,14 @@ _ANSWER_TIMEOUT = 5.0
 
 
 class Listening:
-    """A question that stays open: what comes after these positions of these streams?
+    """A blocking read that stays open: what comes after these positions of these streams?
 
     Redis ends a blocking read when its own timer comes round, ten times a second: a wait of 5 ms takes up to 100. So a
-    question stays open on a connection of its own, and its answer is waited for here for as long as there is time. An
-    answer that comes later wakes the next one who waits. Then it may be old, and there may be more by now: it says that
-    there is something to read, and no more.
+    read stays open on a connection of its own, and its answer is waited for here for as long as there is time. An
+    answer that comes later wakes the next wait. Then it may be old, and there may be more by now: it only says that
+    there is something to read.
 
-    It is asked only of a server whose streams were begun in the life that it is in, as the key `server` tells.
+    It is sent only to a server that has not restarted since its streams were begun, by the key `server`.
     """
 
     def __init__(self, redis: Redis, server: str) -> None:

@@ -1,8 +1,7 @@
-"""Who offers services over HTTP, in Redis, where the workers that ask for them find it.
+"""Registered services over HTTP, in Redis, where workers find them.
 
-An entry says what a service worker said last. That Redis may lose it does no harm: what was registered stands in
-Postgres, and the next heartbeat brings the entry back. Times are those of Redis's own clock, so that it does not matter
-whose clock is wrong among those who write and those who read.
+An entry is the last heartbeat of a service worker. Redis may lose it: registrations are in Postgres, and the next
+heartbeat brings the entry back. Times are those of Redis's own clock, so that clocks of writers and readers may differ.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def drop(redis: Redis, keys: Keys, worker: str) -> None:
 
 
 def list_live(redis: Redis, keys: Keys, ttl: float, service: str | None = None) -> list[ServiceWorker]:
-    """Return those who were heard of within `ttl` seconds and offer a service, or anything, by their ids."""
+    """Return the service workers that were heard of within `ttl` seconds and offer a service, or any, by their ids."""
     found, now = _read(redis, keys)
     return sorted(
         (
@@ -54,7 +53,7 @@ def list_live(redis: Redis, keys: Keys, ttl: float, service: str | None = None) 
 
 
 def make_room(redis: Redis, keys: Keys, worker: str) -> bool:
-    """Say whether there is room for a worker; those who were silent for long, and what nobody can read, make some."""
+    """Say whether there is room for a worker; long silent ones, and unreadable entries, make some."""
     if redis.hlen(keys.services) < MOST or redis.hexists(keys.services, worker):
         return True
     found, now = _read(redis, keys)

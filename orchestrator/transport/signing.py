@@ -1,8 +1,8 @@
-"""Signatures on messages, so that whoever can only write to Redis can neither command workers nor report for them.
+"""Signatures on messages: a program that can only write to Redis can neither command workers nor report for them.
 
-A message is signed for the key or channel under which it stands, whose name has the namespace, the generation, the
-queue or the worker in it: elsewhere it is worth nothing. What stands in front of a signed message begins with a byte
-that no MessagePack begins with, so a process without keys reads it too, and does not check it.
+A message is signed for its key or channel, whose name has the namespace, the generation, the queue or the worker in it:
+elsewhere it is invalid. A signed message begins with a byte that no MessagePack begins with, so a process without keys
+reads it too, and does not check it.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Signatures(Signing):
         return self.check(place, data).body
 
     def _forged(self, place: str, why: str) -> Forged:
-        """Count a refusal, tell of it now and then, and return it."""
+        """Count a refusal, log it now and then, and return it."""
         with self._lock:
             self.refused += 1
             self._unsaid += 1

@@ -13,7 +13,7 @@ from orchestrator.transport.keys import Keys
 prepare(Standby)
 
 _MOST = 100
-"""Of which people are told; who writes there what is not ours could write any number."""
+"""Most standbys that are listed: another program could write any number there."""
 
 # In one step: one that is back may speak at any moment. Names outlive what they name by a TTL at most, because the set
 # of them expires too if nobody is left to tidy it.

@@ -206,7 +206,7 @@ class WorkerStreams:
         pipeline.execute()
 
     def leave(self, workers: Sequence[str], stopped: Sequence[str]) -> None:
-        """Take back the heartbeats of workers that have ended; tell the leader which of them did in good order."""
+        """Delete the heartbeats of workers that have ended; publish which of them did in good order."""
         keys = self._keys
         generation = self.generation() or ""
         pipeline = self._redis.pipeline(transaction=True)
@@ -219,7 +219,7 @@ class WorkerStreams:
         pipeline.execute()
 
     def greet(self) -> None:
-        """Tell the leader that the fleet has changed. If that fails, it sees so at its next look."""
+        """Notify the leader that the fleet has changed. If that fails, it sees so at its next look."""
         with contextlib.suppress(*UNAVAILABLE):
             self._greet(self._redis, {"fleet": b""})
 
@@ -231,11 +231,11 @@ class WorkerStreams:
         return OrderInbox(self._redis, self._keys, self._beat_numbers)
 
     def key_holders(self, tasks: Sequence[bytes]) -> dict[bytes, KeyHolder]:
-        """Return which tasks have the keys that these were wanted for, as far as the leader has told."""
+        """Return which tasks have the keys that these were wanted for, as far as the leader has published it."""
         found = cast("list[bytes | None]", self._redis.mget([self._keys.key_holder(task) for task in tasks]))
         holders: dict[bytes, KeyHolder] = {}
         for task, data in zip(tasks, found, strict=True):
-            with contextlib.suppress(Malformed):  # a stranger's; the leader tells it again
+            with contextlib.suppress(Malformed):  # not ours; the leader publishes it again
                 if data is not None:
                     holders[task] = decode(KeyHolder, self._keys.signing.body(self._keys.key_holder(task), data))
         return holders
@@ -263,7 +263,7 @@ class WorkerStreams:
         try:
             return decode(Applied, self._keys.signing.body(self._keys.applied, value)) if value else None
         except Malformed:
-            return None  # another release's, or a stranger's; the leader writes ours with its next tick
+            return None  # of another release, or not ours; the leader writes ours with its next tick
 
     def _set_aside(self, generation: str, queue: str, entry: str, body: bytes, error: str) -> None:
         stream = self._keys.queue(generation, queue)
@@ -363,7 +363,7 @@ class OrderInbox:
                 body = dict(zip(fields[::2], fields[1::2], strict=True)).get(b"d", b"")
                 try:
                     found.append((worker, self._order(worker, stream.decode(), body)))
-                except Malformed as error:  # a stranger's; the leader repeats what it means
+                except Malformed as error:  # not ours; the leader repeats its order
                     refused.append(Refused(f"orders of {worker}/{entry.decode()}", body, str(error)))
             if refused:
                 pipeline = self._redis.pipeline(transaction=False)

@@ -177,7 +177,7 @@ def _added(rows: Sequence[Sequence[int]], length: int) -> list[int]:
 
 
 def percentile(bounds: Sequence[float], counts: Sequence[int], part: float) -> float | None:
-    """Return below which value a part of what was counted lies, as exactly as the bounds tell; None of nothing."""
+    """Return the quantile of a histogram, as exactly as its bounds allow; None if it is empty."""
     wanted = part * sum(counts)
     if not wanted:
         return None

@@ -70,7 +70,7 @@ class PagePath(ServedPath):
         try:
             answer = await self._do(endpoint, given, request, caller, partial(_read, endpoint, form))
         except ClientDisconnect:
-            raise  # nobody is there any more to be told anything
+            raise  # the client has gone
         except Exception as error:
             found = explained(error, request)
             if found.problem.status in (401, 403, 429) or not isinstance(endpoint, Action):
@@ -93,7 +93,7 @@ class PagePath(ServedPath):
         except Refused as error:
             await super()._note(error, self._door.refused_actor(peer, headers), request)
             return session.finish(page("login.html", error.problem.status, to=to, wrong=error.problem))
-        if caller.key is None:  # nobody is asked who they are
+        if caller.key is None:  # there are no keys, so there is no log-in
             return session.finish(go(to))
         begin = partial(begin_session, self._api, caller.key, caller.actor, session.ticket)
         return session.enter(go(to), await self._slots.run(begin, caller))
@@ -174,7 +174,7 @@ def _visit(request: Request, caller: Caller, session: Session) -> Visit:
 def _path(request: Request) -> str:
     """Return the path of a page as it was sent: a name with a slash is still one word of it."""
     raw: bytes | None = request.scope.get("raw_path")
-    if raw is None:  # a server need not tell it
+    if raw is None:  # a server need not send it
         return quote(request.url.path)
     return quote(raw.partition(b"?")[0], safe="/%:@!$&'()*+,;=~")
 
@@ -185,7 +185,7 @@ def _log_in_for(here: str) -> str:
 
 
 def _page_before(request: Request) -> str:
-    """Return the page whose form was sent, as the browser tells it; the form itself is not read before a log-in."""
+    """Return the page whose form was sent, by the browser's header; the form itself is not read before a log-in."""
     found = urlsplit(request.headers.get("referer", ""))
     is_ours = found.netloc == request.headers.get("host", "")
     path = found.path.removeprefix(prefix.get())

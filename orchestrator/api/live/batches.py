@@ -39,7 +39,7 @@ class Batches(Generic[K, V]):
     async def _answer(self) -> None:
         self._free = self._free or anyio.CapacityLimiter(1)
         try:
-            await asyncio.sleep(0)  # those who ask in the same moment are read for together
+            await asyncio.sleep(0)  # concurrent requests share a read
             while self._asked:
                 asked, self._asked = self._asked, {}
                 try:

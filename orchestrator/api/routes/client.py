@@ -36,7 +36,7 @@ _BODIES = {Body.VALUE: ONE_VALUE, Body.VALUES: LARGEST_BODY}
 _LINGER = 2e-5
 """Seconds, for each id that is asked for, in which further ends are gathered once there is one."""
 _FEW = 50
-"""So few are told at once."""
+"""Waits for at most this many ids are answered as soon as one has ended."""
 
 Find = Callable[[Sequence[bytes]], Sequence[Ended]]
 
@@ -82,7 +82,7 @@ def wait_for_ends(api: Api, body: Waiting) -> Steps[Ends]:
 
 
 def _by_kind(finders: dict[bytes, Find]) -> Find:
-    """Return who looks for ends of different kinds."""
+    """Return the readers of ends, by kind."""
 
     def find(identifiers: Sequence[bytes]) -> list[Ended]:
         sought: dict[Find, list[bytes]] = {}

@@ -47,7 +47,7 @@ class Rejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a promise is rejected with."""
 
     reason: str = ""
-    """What the code is told."""
+    """The value for the code."""
     why: Annotated[str, Meta(max_length=2_000)] = ""
     """Stands in the audit log, beside the reason."""
 

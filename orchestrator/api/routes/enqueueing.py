@@ -56,7 +56,7 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     idempotency_key: str | UnsetType = UNSET
     """The same key enqueues the task once, however often it is tried. The header Idempotency-Key says the same."""
     concurrency_key: str | UnsetType = UNSET
-    """Whom it is for: keys take turns."""
+    """Its concurrency key: keys take turns."""
     store_result: bool | UnsetType = UNSET
     """Keep what it returns."""
     redact: list[str] | UnsetType = UNSET
@@ -122,9 +122,9 @@ def _enqueue_large(api: Api, body: NewCall, key: str | None, key_scope: KeyScope
 async def enqueue(api: Api, body: NewCall, key: str | None, key_scope: KeyScope) -> Enqueued:
     """Enqueue a task. It is durable when this is answered.
 
-    The name of a workflow or flow is refused. One that no live worker has registered is stored, with a `warning`.
-    Whether its arguments fit is for the worker to say, who knows it. A repeated request with the same
-    `Idempotency-Key` gives the id of the first, and one with other arguments or options is refused.
+    The name of a workflow or flow is refused. One that no live worker has registered is stored, with a `warning`. The
+    worker checks the arguments. A repeated request with the same `Idempotency-Key` gives the id of the first, and one
+    with other arguments or options is refused.
     """
     task = new_task(api, body, key_scope, key)
     warnings = await api.names.acheck(task.name)

@@ -34,7 +34,7 @@ from orchestrator.transport.pull import Leased, let_go
 routes = Routes("pull", "/queue")
 
 _LOOK_AGAIN = 5.0
-"""Seconds after which who waits looks again: a word may have been lost."""
+"""Seconds after which a poll looks again: a notification may have been lost."""
 _APPLYING = 20.0
 """Seconds that a completion may take to be in Postgres, before it is to be sent again."""
 _UNKNOWN = 0.5
@@ -47,7 +47,7 @@ QueueId = Annotated[str, Meta(pattern=whole("[A-Za-z0-9-]{1,63}~[0-9a-f]{16}"), 
 
 
 class Poll(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who wants work."""
+    """A poll for work."""
 
     worker_id: WorkerId
     services: Annotated[list[ServiceName], Meta(min_length=1, max_length=100)]
@@ -57,7 +57,7 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """Work that is leased to who asked for it."""
+    """Leased work."""
 
     queue_id: str
     """To be given with heartbeats, and when it is done."""
@@ -69,7 +69,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     node_key: str
     """The step of the workflow, if it is one."""
     request_id: str
-    """The same whoever had it before: who has it twice can know that."""
+    """The same for every holder of the work, so that a repetition can be recognised."""
     attempt: int
     """How many have had it, this time included; the others fell silent."""
     lease: float
@@ -81,7 +81,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """A word of who works on something."""
+    """A message of a holder."""
 
     queue_id: QueueId
 
@@ -162,7 +162,7 @@ def complete_work(api: Api, body: Completion) -> Steps[Ok]:
 
 @contextmanager
 def _told(api: Api, queue_id: str, pause: Pause) -> Iterator[bytes | None]:
-    """End pauses when the end of a task is announced, or who watches an execution lets go of it; yield the task."""
+    """End pauses when the end of a task is announced, or its watcher releases an execution; yield the task."""
     found = api.pull_waiters().pulls.task_of(queue_id)
     task = task_of(queue_id.rpartition("~")[0]) if found is None else UUID(found).bytes
     if task is None:
@@ -182,7 +182,7 @@ def _told(api: Api, queue_id: str, pause: Pause) -> Iterator[bytes | None]:
 
 
 def _has_ended(api: Api, queue_id: str, task: bytes | None) -> bool:
-    """Say whether the task has ended, where who watched it can no longer say so."""
+    """Say whether the task has ended, where its watcher can no longer say so."""
     if task is None:
         return False
     outcome = api.backend.connections.outcomes([task]).get(task)

@@ -1,8 +1,8 @@
 """The registry of services over HTTP, at the root: service workers, their load, and which one to call next.
 
-What was registered is kept in Postgres, and what heartbeats say in Redis, where the workers that ask for services look
-it up. So a heartbeat writes nothing into Postgres but a time once an hour, and a Redis that has lost everything is
-filled again by the next heartbeats, also of those who register only once.
+Registrations are in Postgres, and heartbeats in Redis, where the workers that ask for services find them. So a
+heartbeat writes nothing into Postgres but a time once an hour, and a Redis that has lost everything is filled again by
+the next heartbeats, also of service workers that register only once.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Ok(msgspec.Struct, frozen=True):
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whom to list."""
+    """A filter of service workers."""
 
     service: ServiceName | None = None
     ttl: Annotated[float, Meta(gt=0, le=1e6)] | None = None

@@ -117,7 +117,7 @@ def show_schedule(api: Api, workflow: str, name: str) -> ScheduleView:
 
 @routes.put("/{workflow}", about=WORKFLOW, examples=[_EXAMPLE])
 def set_schedule(api: Api, workflow: str, body: NewSchedule) -> ScheduleView:
-    """Set when a workflow or a flow starts by itself; `name` in it tells several of one apart."""
+    """Set when a workflow or a flow starts by itself; `name` distinguishes several of one."""
     return view(api.backend.schedules.set(workflow, body.schedule, body.version))
 
 

@@ -119,7 +119,7 @@ def post_event(api: Api, body: NewEvent) -> Asked:
 
 @routes.get("/metrics", about=WHOLE, media_type="text/plain")
 def metrics(api: Api) -> Response:
-    """Tell Prometheus what is asked of this process, and how the whole system is doing."""
+    """Metrics of this process and of the whole system, for Prometheus."""
     return Response(render(api.observed.metrics()), media_type=CONTENT_TYPE)
 
 

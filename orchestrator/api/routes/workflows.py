@@ -138,7 +138,7 @@ class NewRunOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The same key starts one run, however often it is tried."""
     tags: list[str] = []
     queue: str | None = None
-    """Where the code runs: the queue of the last run, or one of those who have the code, if none is given."""
+    """The queue of the code: that of the last run, or one where the code is served, if none is given."""
     timeout: Annotated[float, Meta(gt=0, le=_LONGEST)] | None = None
     """Seconds that the run may take."""
     pinned: bool = False
@@ -199,7 +199,7 @@ def start(api: Api, name: str, given: NewRunOf, key: str | None, key_scope: KeyS
 def _start_code(
     api: Api, name: str, given: NewRunOf, code: CodeStart, key_scope: KeyScope, key: str | None, tags: tuple[str, ...]
 ) -> UUID:
-    """Start a run of a workflow as code; whether its arguments fit is for the worker to say, who has it."""
+    """Start a run of a workflow as code; the worker checks its arguments."""
     if twice := given.params.keys() & given.kwargs.keys():
         raise unfit(f"{min(twice)!r} stands in `params` and in `kwargs`.")
     queue = code.queue if given.queue is None else check_name("queue", given.queue)
@@ -310,6 +310,6 @@ def delete_workflow(api: Api, name: str) -> Done:
 def start_run(api: Api, name: str, body: NewRunOf, key: str | None, key_scope: KeyScope) -> Started:
     """Start a run of the newest version of a workflow: a definition, or code that live workers have or that has run.
 
-    Whether the arguments of a workflow as code fit is for the worker to say, who has it.
+    The worker checks the arguments of a workflow as code.
     """
     return Started(start(api, name, body, key, key_scope))

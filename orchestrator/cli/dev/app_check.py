@@ -14,7 +14,7 @@ from orchestrator.workers.functions.loading import load_app
 def what_is_wrong(where: str, *, mendable: bool) -> str | None:
     """Load an application in a process of its own, and return why that cannot be done; None if it can.
 
-    Nothing of it stays here, and what it prints is left to those who load it next. With `mendable`, a module that
+    Nothing of it stays here, and its output is left to the processes that load it next. With `mendable`, a module that
     raises is left to them, too: a change of a file may help.
     """
     reads, writes = os.pipe()
@@ -43,7 +43,7 @@ def _be_quiet() -> None:
 
 
 def _refusal(where: str, mendable: bool) -> str:
-    with suppress(Exception, SystemExit):  # whatever else it raises, those who load it next say so
+    with suppress(Exception, SystemExit):  # the processes that load it next report all other errors
         try:
             load_app(where)
         except ConfigurationError as error:

@@ -61,7 +61,7 @@ class Console(logging.Handler):
 
 
 class Child:
-    """One command, in a session of its own: the terminal's Ctrl-C reaches only its parent, who stops it in order."""
+    """One command, in a session of its own: the terminal's Ctrl-C reaches only its parent, which stops it in order."""
 
     def __init__(
         self, role: str, arguments: Sequence[str], environment: Mapping[str, str], pass_on: Callable[[str, str], None]

@@ -135,7 +135,7 @@ def _start_services(
     services.postgres.claim()  # refuses if another `orchestrator dev` runs in this folder
     stack.callback(services.stop)
     services.redis.claim()
-    remove_services_file(services.folder)  # left from a crash: it tells of services that are gone
+    remove_services_file(services.folder)  # left from a crash: it names services that are gone
     (services.folder / ".gitignore").write_text("*\n", encoding="utf-8")
     settings = _without_services_file(load_settings(app=app, **logs), app)
     if settings.app and (wrong := what_is_wrong(settings.app, mendable=reload)) is not None:
@@ -172,9 +172,9 @@ def _without_services_file(settings: Settings, app: str | None) -> Settings:
 
 
 class _Team:
-    """The scheduler, the worker and the API. Who was killed is started again; if one ends by itself, all end.
+    """The scheduler, the worker and the API. A killed one is started again; if one fails, all end.
 
-    A server that was started for them, and ends, is started again however it ended: whoever uses it waits for it.
+    A server that was started for them is started again however it ended: its clients wait for it.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class _Team:
         self._schedules_due = bool(settings.app)
         self._is_ready = False
         self._queues = {DEFAULT_QUEUE}
-        """What workers were told to serve, beside what the application names."""
+        """The queues that workers serve beside those that the application names."""
 
     def start(self) -> None:
         """Start the scheduler and, if there is an application, a worker; store the schedules that it declares."""

@@ -8,7 +8,7 @@ import signal
 from orchestrator.workers.parent.parent_death import die_with
 
 FOLLOW = "ORCHESTRATOR_FOLLOW"
-"""The variable in which a parent leaves its process id to those who shall end with it."""
+"""The variable in which a parent leaves its process id for processes that end with it."""
 
 
 def follow_parent() -> None:

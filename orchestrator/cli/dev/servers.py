@@ -25,14 +25,14 @@ class Server(Protocol):
 
     @property
     def running(self) -> bool:
-        """Tell whether it is alive."""
+        """Say whether it is alive."""
 
     def start(self) -> None:
         """Start it, under the same URL as before."""
 
 
 class Servers:
-    """Looks after those that run. Everybody who uses them waits for them to come back."""
+    """Restarts servers that have ended. Their clients wait for them to come back."""
 
     def __init__(self, servers: Iterable[Server]) -> None:
         self._servers = [server for server in servers if server.running]

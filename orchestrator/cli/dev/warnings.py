@@ -16,7 +16,7 @@ from orchestrator.store import insights
 from orchestrator.store.limits import queues
 
 _INTERVAL = 2.0
-"""Seconds between two looks; what is seen in two of them is told."""
+"""Seconds between two looks; a problem that is seen twice is logged."""
 _TIME_TO_LEAD = 30.0
 """Seconds that the scheduler may take to start before it is said that none leads."""
 _REST = 20

@@ -51,7 +51,7 @@ def watch_drawn(
     draw: Callable[[RunView, T, datetime, int | None, int], RenderableType],
     tell: Callable[[RunView, T, datetime], None],
 ) -> RunView:
-    """Draw a run with its details until it ends or, where there is no terminal, tell what changes."""
+    """Draw a run with its details until it ends or, without a terminal, print each change."""
     if not on_terminal():
         return _follow_closely(handle, read, tell, None)
     paper = console()

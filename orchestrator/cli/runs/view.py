@@ -43,7 +43,7 @@ class Line:
     name: str
     """The step, or the layer."""
     state: str
-    """Its state; of a layer, the one that tells most."""
+    """Its state; of a layer, the most important one."""
     gutter: str = ""
     """What is drawn in front of it, so that one sees what it follows."""
     bar: bool = False
@@ -163,7 +163,7 @@ def draw(
 
 
 def headline(run: RunView, now: datetime) -> Text:
-    """Return the line that tells how the whole run is doing."""
+    """Return the line about the run as a whole."""
     state = "cancelling" if run.cancelling and run.ended_at is None else run.status
     symbol, style = _LOOKS[run.status]
     text = Text.assemble((f"{symbol} ", style), (run.name, "bold"))

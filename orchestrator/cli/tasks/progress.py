@@ -25,7 +25,7 @@ _REFRESH = 0.25
 
 
 def last_words(calls: Calls, task: bytes) -> TaskProgress | None:
-    """Return a task's progress, or None where Redis cannot tell."""
+    """Return a task's progress, or None if Redis is away."""
     with suppress(OrchestratorError):
         return calls.tasks.progress(task)
     return None

@@ -1,4 +1,4 @@
-"""Ids as people type and read them: as much of each as tells it from all others, like git's."""
+"""Ids as people type and read them: the shortest unique prefix, like git's."""
 
 from __future__ import annotations
 

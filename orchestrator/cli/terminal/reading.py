@@ -20,7 +20,7 @@ Record = Callable[..., None]
 
 @contextmanager
 def writing() -> Iterator[tuple[Connection, Record]]:
-    """Open a transaction, and what tells the audit log of it; both are committed together."""
+    """Open a transaction, and an audit log for it; both are committed together."""
     settings = load_settings()
     with _connected(settings, autocommit=False) as connection:
 

@@ -1,4 +1,4 @@
-"""Waiting on the command line: whoever waits is told what is in the way."""
+"""Waiting on the command line, with warnings about obstacles."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _worker_rows(found: Snapshot, view: View, width: int) -> Rows:
         if matches(view, worker.id, *worker.queues):
             names = Counter(task.name for task in found.running if task.worker == worker.id)
             does = ", ".join(f"{number} {name}" if number > 1 else name for name, number in names.items())
-            running = max(worker.running, names.total())  # the leader tells of the fleet every few seconds
+            running = max(worker.running, names.total())  # the leader publishes the fleet every few seconds
             use = bar(running / worker.slots if worker.slots else 0.0, 8)
             cells = [Text(one_line(worker.id)), Text(worker.state, style=_STYLES.get(worker.state, ""))]
             cells += [Text(f"{running}/{worker.slots}"), use]

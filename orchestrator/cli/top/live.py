@@ -61,7 +61,7 @@ class Live:
 
     def run(self) -> None:
         """Take the terminal, and give it back at the end."""
-        self._found = self._sampler.latest = self._sampler.look_once()  # what is wrong with that is told as always
+        self._found = self._sampler.latest = self._sampler.look_once()  # its errors are reported as always
         with Keyboard() as keyboard:
             self._sampler.start(keyboard.ring)
             try:

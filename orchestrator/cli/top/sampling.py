@@ -56,7 +56,7 @@ class Snapshot:
     at: datetime
     """When it was."""
     leader: Leader | None = None
-    """Who leads."""
+    """The leader."""
     load: SystemLoad
     """Numbers about the whole."""
     queues: Sequence[QueueNow] = ()

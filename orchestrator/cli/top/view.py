@@ -192,7 +192,7 @@ def _type(view: View, key: str) -> None:
 
 def _read(view: View, sheet: Sheet, key: str) -> None:
     if key in _STEPS:
-        sheet.top = max(0, sheet.top + _STEPS[key])  # and no further than its end, which whoever draws it knows
+        sheet.top = max(0, sheet.top + _STEPS[key])  # and no further than its end, which is known when it is drawn
     elif key in ("q", "escape", "enter", "?", "h"):
         view.sheet = None
 

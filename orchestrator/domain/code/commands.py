@@ -109,11 +109,11 @@ class CreatePromise(Message, frozen=True):
     id: bytes
     name: str
     schema: str = ""
-    """The JSON Schema of its type; empty where it may be anything, or only the code can tell."""
+    """The JSON Schema of its type; empty where it may be anything, or only the code knows."""
 
 
 class CancelPromise(OfId, frozen=True):
-    """Nobody waits for the promise any more; who resolves it later is told so."""
+    """Nobody waits for the promise any more; a later resolution is refused."""
 
 
 class StartChildRun(Message, frozen=True):
@@ -185,7 +185,7 @@ class RecordPatch(Message, frozen=True):
 
 
 class AnswerUpdate(Message, frozen=True):
-    """Tell whoever sent the update what came of it."""
+    """Send the answer of an update to its sender."""
 
     id: bytes
     result: bytes | None = None

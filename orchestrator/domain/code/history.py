@@ -252,7 +252,7 @@ class SignalSent(Message, frozen=True):
 
     ordinal: int
     run: bytes
-    """Whom it was sent to, which may have gone on in another run."""
+    """The run it was sent to, which may have gone on in another run."""
     name: str
     digest: str = ""
     """Of the value, as in `TaskScheduled`."""

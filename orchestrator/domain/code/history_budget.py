@@ -28,7 +28,7 @@ class Delivery(Enum):
 
 
 class HistoryBudget:
-    """What one tick may send. Who comes while there is room goes, however large; so nobody has to wait for ever."""
+    """What one tick may send. A history goes while there is room, however large, so none waits for ever."""
 
     def __init__(self, in_pages: int) -> None:
         """Begin with so many bytes of pages that are out."""

@@ -1,9 +1,9 @@
 """Promises that are settled before the code waits for them.
 
-Who resolves or rejects a promise need not know how far the code has come. Of a name that the code has not waited for
-yet, the first resolution is kept, and becomes known to the code as soon as it makes the promise. Who comes second is
-told so, as is who comes when a promise of that name was settled or given up, and no other is open. Who comes when the
-code has given it up, and the leader does not know that yet, is early for the next one of the name.
+A client that resolves or rejects a promise need not know how far the code has come. The first answer to a name that the
+code has not waited for yet is kept, and reaches the code as soon as it makes the promise. A second answer is refused,
+and so is one that comes when a promise of that name was settled or given up and no other is open. An answer that comes
+when the code has given the promise up, before the leader knows, counts for the next promise of the name.
 """
 
 from __future__ import annotations

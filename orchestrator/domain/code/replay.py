@@ -135,7 +135,7 @@ class Ledger:
         return name in self._named
 
     def answer(self, update: bytes) -> history.UpdateAnswered | None:
-        """Return what the sender of an update was told, according to the history, if the code has not come to it."""
+        """Return the recorded answer to an update, if the code has not come to it."""
         record = self._named.get(update, (0, None))[1]
         return record if isinstance(record, history.UpdateAnswered) else None
 
@@ -194,7 +194,7 @@ class Ledger:
         )
 
     def _compare_answer(self, number: int, record: Record, error: TaskError) -> None:
-        """Hold an update that is refused, or has failed, against what its sender was told."""
+        """Compare an update that is refused, or has failed, with its recorded answer."""
         assert isinstance(record, history.UpdateAnswered)
         if record.error is None:
             self.violate(

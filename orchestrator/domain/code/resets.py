@@ -55,7 +55,7 @@ class ResetBeginning(NamedTuple):
     copy: list[Event]
     """The beginning of its history, up to the mark."""
     facts: list[Fact]
-    """What it is told next."""
+    """The next event that it is shown."""
     promises: list[history.PromiseCreated]
     """Those that are open in it."""
     settled: list[str]
@@ -101,7 +101,7 @@ class Cut:
             for event in self.later
             if isinstance(event.what, history.UpdateAnswered) and event.what.error is not None
         }
-        """Updates whose senders were told that they failed."""
+        """Updates that were answered with a failure."""
 
     def facts_after(self) -> list[Fact]:
         """Return what happened after the cut and holds for the new run as well, with ids of the old one."""
@@ -203,7 +203,7 @@ def kind_of(record: Created) -> Kind:
     return _KINDS[type(record)]
 
 
-# -- previews: what a reset would do, for people who think about it
+# -- previews: what a reset would do
 
 
 class Fate(StrEnum):
@@ -248,7 +248,7 @@ def preview(run: bytes, events: Sequence[Event], to: int) -> list[PreviewLine]:
 
 
 def _past(what: HistoryItem, cut: Cut, settled: set[bytes]) -> Fate | None:
-    """Return the fate of what was recorded up to the cut; what a later fact settles is told of there."""
+    """Return the fate of what was recorded up to the cut; what a later fact settles is listed there."""
     if isinstance(what, (history.OperationRecorded, history.SignalSent)):
         return Fate.KEPT
     if not isinstance(what, Created) or what.id in settled:

@@ -1,4 +1,4 @@
-"""Workflows that would start themselves without end: told where that is certain, whatever their tasks come to."""
+"""Workflows that would start themselves without end: refused where that is certain, whatever their tasks return."""
 
 from __future__ import annotations
 

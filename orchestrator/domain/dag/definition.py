@@ -201,7 +201,7 @@ def queueing_problem(definition: Definition) -> str | None:
 # -- parameters
 
 _MOST_UNKNOWN = 20
-"""Unknown parameters that are told at once."""
+"""Most unknown parameters that one error names."""
 
 
 def resolve_params(definition: Definition, given: Mapping[str, Any], now: datetime) -> dict[str, Any]:

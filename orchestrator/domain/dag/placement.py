@@ -38,7 +38,7 @@ class Placement:
         self._registered = registered
 
     def new(self, identifier: bytes, payload: bytes, key: str | None, origin: Origin) -> NewTask:
-        """Return a task; `key` is whom it is for."""
+        """Return a task; `key` is its concurrency key."""
         return NewTask(
             id=identifier,
             name=self._task,

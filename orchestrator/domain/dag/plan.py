@@ -66,7 +66,7 @@ class Plan:
             self._consider(place)
 
     def task_ended(self, place: int, state: StepState, number: int = 1) -> None:
-        """Tasks of a step have ended; their run's counters are kept by whoever moved the tasks."""
+        """Tasks of a step have ended; the transitions have counted them."""
         if self._steps[place] != StepState.OPEN:
             return
         fan = self._fans.get(place)

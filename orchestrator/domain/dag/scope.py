@@ -119,7 +119,7 @@ class Work:
 
 
 class Scope(dict[str, Any]):
-    """What expressions may name. An output that cannot be read is missed only by those who ask for it."""
+    """What expressions may name. An output that cannot be read fails only the expressions that name it."""
 
     def __init__(
         self,

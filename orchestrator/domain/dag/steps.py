@@ -50,7 +50,7 @@ class Instance(NamedTuple):
 
     input: dict[str, Any]
     key: str | None
-    """Whom it is for."""
+    """Its concurrency key."""
 
 
 class StepProgram:
@@ -103,7 +103,7 @@ class StepProgram:
         return Single()
 
     def instances(self, names: Scope, positions: Sequence[int], count: int | None) -> Iterator[Instance]:
-        """Yield the input of each of these tasks of the step, and whom it is for; `count` is the size of its fan-out.
+        """Yield the input and concurrency key of each of these tasks of the step; `count` is the size of its fan-out.
 
         It ends before the last of them where evaluating more would take long.
         """
@@ -130,7 +130,7 @@ class StepProgram:
             yield Instance(base | item | given, self._key_of(here) if keys_differ else key)
 
     def _key_of(self, names: Scope) -> str | None:
-        """Return whom a task of the step is for."""
+        """Return the concurrency key of a task of the step."""
         if self.step.concurrency_key is None:
             return self.step.registered.key if self.step.registered is not None else None
         return self._checked_key(self._key.render(names))

@@ -1,8 +1,8 @@
 """One piece of work outside the worker's own Python, and how it ends.
 
-An execution has a name that is chosen, and stored with the attempt, before anything is started under it. Whoever
-watches it next, because the first watcher died or was stopped, finds it by that name and does not start it again. It
-belongs to one try of the task: after a failure that counts, the next try has another name.
+An execution has a name that is chosen, and stored with the attempt, before anything is started under it. If its watcher
+dies or is stopped, the next one finds it by that name and does not start it again. It belongs to one try of the task:
+after a failure that counts, the next try has another name.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Execution:
     """What an executor is asked to do."""
 
     name: str
-    """Of its own for each try of a task, the same for all who watch it: letters, digits and `-`, at most 63, so that
-    it can be the name of a job elsewhere."""
+    """Unique for each try of a task, the same for all its watchers: letters, digits and `-`, at most 63, so that it can
+    be the name of a job elsewhere."""
     task: str
     """What the task is called."""
     task_id: str
@@ -36,7 +36,7 @@ class Execution:
     input: Mapping[str, Any] = field(default_factory=dict)
     """Plain data: the keywords of a call, or the merged input of a step."""
     timeout: float | None = None
-    """Seconds that it may run in all; the worker cancels it then, and whoever runs it may be told."""
+    """Seconds that it may run in all; then the worker cancels it."""
     run_id: str | None = None
     workflow: str | None = None
     step: str | None = None

@@ -33,7 +33,7 @@ class Http(ExecutorOptions, frozen=True, kw_only=True):
     params: dict[str, Any] = {}
     """Sent beside the input."""
     weighted_by_load: bool = True
-    """Ask those who are less busy rather."""
+    """Prefer services with a lower load."""
     max_attempts: int | None = None
     """How many requests may find nobody before this fails; if it is not given, they go on until the timeout."""
     attempt_delay: float = 0.2

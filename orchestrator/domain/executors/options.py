@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import msgspec
 
 OUTPUT_VARIABLE = "TASK_OUTPUT_PATH"
-"""The variable that tells a container in which folder it leaves its output."""
+"""The variable that holds the folder for a container's output."""
 _LATER = 10.0
 """Seconds; the worker that watches goes first, and says why."""
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -30,7 +30,7 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     executor: ClassVar[str]
     """The name under which files and tasks ask for it."""
     is_local: ClassVar[bool] = False
-    """The work is done on the machine of whoever starts it, and only a worker there can watch it."""
+    """The work is done on the machine of the worker that starts it, and only a worker there can watch it."""
 
     @property
     def wants(self) -> str:

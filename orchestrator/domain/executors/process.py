@@ -42,7 +42,7 @@ class Process(ExecutorOptions, frozen=True, kw_only=True):
     """Files that each of its processes may have open."""
 
     user: Annotated[str, Meta(pattern=whole(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"))] | None = None
-    """The user of the machine as whom it runs; its worker runs as root then. If nothing is said, the worker's own."""
+    """The user that it runs as; its worker runs as root then. Default: the worker's own."""
 
     @property
     def wants(self) -> str:

@@ -1,4 +1,4 @@
-"""What a task says that somebody does who asks for work: a worker behind a firewall, in any language."""
+"""Options of tasks for programs that poll for work: behind a firewall, in any language."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LARGEST_BODY = 64_000_000
 
 
 class Pull(ExecutorOptions, frozen=True, kw_only=True):
-    """Work that is offered, and leased to who asks for it with `POST /queue/poll`."""
+    """Work that is offered, and leased to a program that asks for it with `POST /queue/poll`."""
 
     executor: ClassVar[str] = "pull"
 

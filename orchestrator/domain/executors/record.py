@@ -1,8 +1,8 @@
-"""What is kept of an execution with its task, for whoever watches it next.
+"""What is stored of an execution with its task, for its next watcher.
 
-The leader chooses the name when it first claims a try of the task, in the transaction that claims it. So all who are
-given an attempt of that try use the same name, also one that was cut off and does not know that another has it by now.
-The worker adds the external id before the attempt counts as started.
+The leader chooses the name when it first claims a try of the task, in the transaction that claims it. So all attempts
+of that try use the same name, also one whose worker was cut off and does not know that another has it by now. The
+worker adds the external id before the attempt counts as started.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     """The machine whose workers alone can watch it, if so."""
     elapsed: float = 0.0
-    """Seconds since then, told by the leader with each attempt, so that no two clocks are compared."""
+    """Seconds since then, sent by the leader with each attempt, so that no two clocks are compared."""
 
 
 _encoder = msgspec.msgpack.Encoder()

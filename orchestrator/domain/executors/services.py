@@ -1,4 +1,4 @@
-"""Who offers which service over HTTP, and whom to ask first."""
+"""Services over HTTP, and the order in which to ask them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ServiceWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     heard_at: float = 0.0
     """When it said so: seconds since 1970, by the clock of Redis."""
     kept_at: float = 0.0
-    """When Postgres was last told that it lives."""
+    """When its last sign of life was stored in Postgres."""
 
 
 def in_order(

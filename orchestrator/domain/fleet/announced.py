@@ -103,7 +103,7 @@ class FleetProcess:
     host: str
     state: str
     parent: UUID | None
-    """One life of its parent process; None if that cannot be told anything."""
+    """The id of its parent process; None if that takes no orders."""
 
     @property
     def worker(self) -> str:
@@ -122,9 +122,9 @@ class FleetProcess:
 
 
 def workers_meant(processes: Sequence[FleetProcess], wanted: str) -> list[list[FleetProcess]]:
-    """Return the workers, as lists of their processes, that somebody may mean by an id, a worker's name or a host.
+    """Return the workers, as lists of their processes, that an id, a worker's name or a host may mean.
 
-    Who has been heard of comes before those that are silent: a worker that was restarted may have the name of before.
+    Live workers come before silent ones: a restarted worker may have the name of an earlier one.
     """
     for way in ("id", "worker", "host"):
         found = [one for one in processes if getattr(one, way) == wanted]

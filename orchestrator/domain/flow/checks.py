@@ -1,4 +1,4 @@
-"""What is wrong with a flow: told of the data as it was written, part by part, so that a reader can say in which line.
+"""Problems of a flow, by part of the data as it was written, so that a reader can name the line.
 
 A flow that passes can be planned: every path and expression in it can be read, every edge leads somewhere, and every
 node can be reached and left.
@@ -223,7 +223,7 @@ def _executor(node: dict[str, Any], _params: Any, known: Known, path: Path, _dep
 
 
 def _runs(node: dict[str, Any], known: Known, path: Path, *, of: str = "") -> Iterator[Problem]:
-    """Yield why nobody can be found who runs a node or a branch."""
+    """Yield why a node or a branch has no executor."""
     kind = node.get("exec_type") or ""
     executors = known.executors
     if kind and executors is not None and kind not in executors:

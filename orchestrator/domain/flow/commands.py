@@ -54,7 +54,7 @@ class Call(NamedTuple):
     """The node: its key, behind those of the nodes above it."""
     node: Node
     exec: Exec
-    """Who runs it: what the node says, and its branch or item before that."""
+    """Its executor: that of the branch or item, else that of the node."""
     position: int
     """Which branch or item it is."""
     of: int | None
@@ -70,7 +70,7 @@ class CancelCalls(NamedTuple):
 
 
 class StartTimer(NamedTuple):
-    """Tell the run when it is so late."""
+    """Notify the run at this time."""
 
     id: bytes
     due: float

@@ -18,7 +18,7 @@ from orchestrator.domain.flow.state import Calls, FlowState, Frame, Wait
 from orchestrator.errors import ExpressionError
 
 FAILURE = "_error"
-"""Where in the shared state it stands what went wrong, for who is reached by an edge after a failure."""
+"""The key of the shared state that holds the error, for a node that is reached after a failure."""
 
 
 class CurrentNode(NamedTuple):

@@ -23,7 +23,7 @@ Rule = Literal["default", "fail"]
 """What the nodes of a version do then that do not say: take their `default` edge, or fail. It is stored beside it."""
 
 DEFAULT: Final = "default"
-"""The action of who says none, and the edge that every action takes which has none of its own."""
+"""The default action, and the edge of actions that have none of their own."""
 ERROR = "error"
 """The edge of a node that has failed."""
 TIMEOUT = "timeout"
@@ -76,7 +76,7 @@ class Script(_Data, frozen=True, kw_only=True):
 
 
 class Exec(_Data, frozen=True, kw_only=True):
-    """Who runs one branch, item or node of a subflow; what it leaves out is as its node has it."""
+    """The executor of one branch, item or node of a subflow; missing fields are those of its node."""
 
     service: str = ""
     exec_type: str = ""

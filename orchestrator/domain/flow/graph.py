@@ -1,4 +1,4 @@
-"""A flow worked out once for all its runs: who runs what, and where actions lead."""
+"""A flow prepared once for all its runs: the executors of nodes, and where actions lead."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Graph:
         self.rule = rule
         self.nodes = flow.nodes
         self._execs = execs or {}
-        """By node, who runs it instead of whom it names."""
+        """By node, the executor that replaces its own."""
         self._known: dict[str, Exec] = {}
-        """By node, who runs it."""
+        """By node, its executor."""
         self._inner: dict[str, Graph] = {}
 
     @cached_property
@@ -65,7 +65,7 @@ class Graph:
         return said is None and self.rule == DEFAULT and self.edges.catches(key, DEFAULT)
 
     def executor(self, key: str, own: Exec | None = None) -> Exec:
-        """Return who runs a node, or a branch or item of it that says so itself."""
+        """Return the executor of a node, or of a branch or item that has its own."""
         if own is None and (known := self._known.get(key)) is not None:
             return known
         node = self.nodes[key]
@@ -107,7 +107,7 @@ def _overridden(found: Exec, more: Exec) -> Exec:
 
 
 def branches(graph: Graph, key: str, node: Node, params: Mapping[str, Any]) -> list[Exec]:
-    """Return who runs the branches of a parallel node, in order."""
+    """Return the executors of the branches of a parallel node, in order."""
     if node.parallel_execs:
         return [graph.executor(key, one) for one in node.parallel_execs]
     named = node.parallel_services or params.get("services") or ()
@@ -116,7 +116,7 @@ def branches(graph: Graph, key: str, node: Node, params: Mapping[str, Any]) -> l
 
 
 def of_item(graph: Graph, key: str, node: Node, position: int) -> Exec:
-    """Return who runs an item of a foreach."""
+    """Return the executor of an item of a foreach."""
     for place, one in enumerate(node.foreach_execs):
         if (place if one.index is None else one.index) == position:
             return graph.executor(key, one)

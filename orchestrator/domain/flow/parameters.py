@@ -62,7 +62,7 @@ def _called(node: Node, takes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
     if node.kind == "executor" or (node.kind == "foreach" and not node.foreach_execs):
         execs.append(Exec(func=node.func, service=node.service))
     if node.kind == "parallel" and not execs:
-        raise _Any  # whom it runs is a parameter itself
+        raise _Any  # its services are a parameter
     for one in execs:
         names = takes.get(one.func or one.service) if (one.exec_type or node.exec_type) == _LOCAL else None
         if names is None or "params" in names:

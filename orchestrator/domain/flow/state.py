@@ -98,18 +98,18 @@ class FlowState:
     recorded: int = 0
     """Visits to nodes that were recorded."""
     signals: dict[str, Any] = field(default_factory=dict)
-    """By key, what was sent; who waits in a subflow finds it here."""
+    """By key, the signals; waits in subflows find them here."""
     deciders: dict[str, tuple[str, float, str]] = field(default_factory=dict)
     """By key, who sent that, when, and why."""
     closing: list[bytes] = field(default_factory=list)
-    """Tasks that were cancelled, and whose ends have not been told."""
+    """Tasks that were cancelled, and whose ends are pending."""
     is_over: bool = False
     """The flow has ended; the run ends when nothing of it is open."""
     error: str | None = None
     """Why it failed."""
     kept: Kept | None = None
     queued: dict[str, list[tuple[Any, str, float, str]]] = field(default_factory=dict)
-    """By key, the signals that came after one which nobody has taken away yet: value, who, when, why."""
+    """By key, the signals that came after one that was not taken yet: value, sender, time, reason."""
     initial: dict[str, Any] | None = None
     """The shared state that the run was started with."""
 

@@ -175,6 +175,6 @@ class Waiting(Cursor):
 
 
 def _note(shared: dict[str, Any], key: str, value: Any) -> None:
-    """Write a signal into a shared state, if it can stand there; who waits for it finds it anyway."""
+    """Write a signal into a shared state, if it fits there; a wait finds it anyway."""
     with suppress(ExpressionError):
         write(shared, key, value)

@@ -1,1 +1,1 @@
-"""Lanes, rates and limits: who may start, and when."""
+"""Lanes, rates and limits: which tasks may start, and when."""

@@ -116,9 +116,9 @@ class Handed(NamedTuple):
 
 
 def is_heard_of(options: TaskOptions) -> bool:
-    """Say whether tasks with these options keep a rate, and a worker says at once that it has begun one of them.
+    """Say whether tasks with these options keep a rate, and a worker reports at once that it has begun one of them.
 
-    What is done outside of workers needs no slot, and is said to have begun only when whoever does it has taken it on.
+    An execution needs no slot, and is reported as begun only when the other side has accepted it.
     """
     return (options.rate is not None or options.total_rate is not None) and options.executor is None
 

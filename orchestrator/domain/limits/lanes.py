@@ -333,10 +333,10 @@ class Lanes:
         self._release(lane.name)
 
     def refuse(self, queue: str, name: str) -> None:
-        """Take note that a task which was given a turn was put back at once.
+        """Note that a task which was given a turn was put back at once.
 
-        It may be ready again before anybody tells of it, and take the turn of another that was counted: so what
-        Postgres has said of the lane holds no more.
+        It may be ready again before a message says so, and take the turn of another that was counted: so the stored
+        counts of the lane are no longer valid.
         """
         self.landed(name)
         lane = self._lanes.get((queue, name))

@@ -1,7 +1,7 @@
-"""What happened to a run: what its counters, its plan or its code have not been told yet.
+"""Pending changes of a run: what its counters, its plan or its code have not seen yet.
 
-Mostly a run is told in the tick in which something happens. Where it cannot be, because it is stuck or because the
-tick has no time left, this waits in Postgres, in order, and nothing that comes later overtakes it.
+Mostly a run is notified in the tick in which something happens. If it is stuck, or the tick has no time left, the
+change waits in Postgres, in order, and nothing that comes later overtakes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TurnTaskEnd(NamedTuple):
     result: bytes | None
     error: TaskError | None
     inline: bytes | None = None
-    """The result where it is small enough to be told to waiting clients."""
+    """The result, if it is small enough for the message to waiting clients."""
 
 
 Steps = dict[tuple[str, str], int]
@@ -33,7 +33,7 @@ Steps = dict[tuple[str, str], int]
 
 
 class RunChanges(msgspec.Struct, array_like=True):
-    """What happened to one run, in one tick. Its plan is told in the order of the fields, but for `closed`."""
+    """What happened to one run, in one tick. Its plan applies it in the order of the fields, but for `closed`."""
 
     delta: dict[str, int] = msgspec.field(default_factory=Counter)
     """How much each counter changes by what moved."""
@@ -52,7 +52,7 @@ class RunChanges(msgspec.Struct, array_like=True):
     turn_task_end: TurnTaskEnd | None = None
     continuing: ContinueRun | None = None
     closed: bool = False
-    """It had ended, and what had not was cancelled with it. This is told before it is retried."""
+    """It had ended, and its open tasks were cancelled with it. The plan gets this before a retry."""
     of_flow: bool = False
     """It is a run of a flow, and the facts are for its planner."""
     heard: int | None = None
@@ -87,7 +87,7 @@ class RunChanges(msgspec.Struct, array_like=True):
 
     @property
     def is_for_plan(self) -> bool:
-        """Say whether a plan has to be told, if the run has one."""
+        """Say whether a plan must be notified, if the run has one."""
         return bool(self.ended) or self.of_flow or self.is_for_all_steps
 
     @property

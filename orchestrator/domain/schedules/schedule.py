@@ -112,7 +112,7 @@ def fire_text(fire: datetime) -> str:
 
 
 def fire_key(schedule: str, fire: datetime) -> str:
-    """Return the idempotency key of the run of one fire: there is one run per fire, whoever starts it and when."""
+    """Return the idempotency key of the run of one fire: there is one run per fire."""
     return f"schedule {schedule} {fire_text(fire)}"
 
 

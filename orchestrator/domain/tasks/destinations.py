@@ -1,8 +1,8 @@
-"""Where webhooks may go: whoever writes a workflow gives the address, and whoever runs the workers says which may be.
+"""Where webhooks may go: the author of a workflow gives the address, and the operator of the workers allows it.
 
-A worker stands inside: it reaches databases, other services of the house and the cloud's own interfaces, which believe
-whoever asks them from there. So only public addresses are posted to, and those that the operator allows by name or
-network. What counts is the address that a name was resolved to, and to which the connection is then made.
+A worker is inside the network: it reaches databases, internal services and the cloud's metadata service, which trust
+requests from there. So only public addresses are posted to, and those that the operator allows by name or network. What
+counts is the address that a name was resolved to, and to which the connection is then made.
 """
 
 from __future__ import annotations

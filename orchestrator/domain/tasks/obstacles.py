@@ -1,4 +1,4 @@
-"""What keeps a task from going on, in the words of the person who waits for it."""
+"""Why a task does not go on, in words for its caller."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def no_worker(queue: str) -> str:
 
 
 def unknown_task(queue: str, what: str) -> str:
-    """Say that nobody who serves a queue knows something."""
+    """Say that no worker of a queue knows something."""
     return f"No live worker of queue {queue!r} knows {what}. Start a worker whose application has it."
 
 
 def no_database(queue: str, what: str) -> str:
-    """Say that those who serve a queue and know something were not given what it needs."""
+    """Say that the workers of a queue that know something lack the database."""
     return (
         f"No live worker of queue {queue!r} was given the database, which ctx.transaction() needs in {what}. "
         f"Start one: orchestrator worker --app module:app --queues {queue} --database"
@@ -36,7 +36,7 @@ PAYLOAD_STORE = "@payload-store"
 
 
 def no_data_key(queue: str, what: str, key: str) -> str:
-    """Say that those who serve a queue cannot open something, or cannot read it where it is stored."""
+    """Say that the workers of a queue cannot open something, or cannot read it where it is stored."""
     if key == PAYLOAD_STORE:
         return (
             f"No live worker of queue {queue!r} has the payload store (setting payload_store) with large values of "
@@ -65,7 +65,7 @@ _NO_EXECUTOR = "no executor: "
 
 
 def no_executor(queue: str, what: str, wants: str) -> str:
-    """Say that nobody who serves a queue has what does something; `wants` is the executor, and what it needs."""
+    """Say that no worker of a queue has an executor; `wants` is the executor, and what it needs."""
     executor, _, need = wants.partition(" ")
     start = f"Start one: orchestrator worker --app module:app --queues {queue}"
     if executor == "process":
@@ -110,7 +110,7 @@ _DOORS = {
 
 
 def wrong_door(name: str, kind: str | None) -> str | None:
-    """Return what to say to somebody who enqueues a workflow as a task; None if it may be a task."""
+    """Return the message for a caller that enqueues a workflow as a task; None if it may be a task."""
     if kind not in _DOORS:
         return None
     what, path, command = _DOORS[kind]
@@ -119,7 +119,7 @@ def wrong_door(name: str, kind: str | None) -> str | None:
 
 
 def unregistered(name: str) -> str:
-    """Return what to say to somebody who enqueues what no live worker knows."""
+    """Return the message for a caller that enqueues a task that no live worker knows."""
     return (
         f"No live worker has registered a task {name!r}. It waits for one, and fails once workers of its queue have "
         f"run for the time of the setting unknown_task_timeout without it."

@@ -345,9 +345,9 @@ class KnownTask(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Recalled(msgspec.Struct, frozen=True, array_like=True, tag="recalled"):
-    """Postgres has lost commits, and these are the tasks that it should know of all the same.
+    """Postgres has lost commits, and these are tasks that it should know.
 
-    Only a leader that says that commits were lost is told: earlier releases do neither.
+    It is sent only to a leader that announces lost commits: earlier releases do neither.
     """
 
     tasks: list[KnownTask]

@@ -52,7 +52,7 @@ class Listener(NamedTuple):
         return self.trigger.filter is not None, self.workflow, self.place
 
     def name(self, event: Posted) -> bytes:
-        """Return the run or event whose time is used while filters are evaluated."""
+        """Return the name under which the time of evaluating an event is counted."""
         return b"listener %b %d %b" % (event.id, self.place, self.workflow.encode())
 
     def is_for(self, event: Posted) -> bool:

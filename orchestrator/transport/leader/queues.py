@@ -45,7 +45,7 @@ class Message(NamedTuple):
     entry: str
     body: bytes
     consumer: str | None
-    """Who received it; None while nobody did."""
+    """The worker that received it; None while none did."""
 
 
 class Queues:
@@ -96,7 +96,8 @@ class Queues:
 
 
 class _NoticingDamage:
-    """Tells a damaged stream from all else that Redis may refuse. Of a class: a generator takes five times as long."""
+    """Distinguishes a damaged stream from all other errors of Redis. A class, because a generator takes five times as
+    long."""
 
     def __enter__(self) -> None:
         pass

@@ -48,8 +48,8 @@ class BatchSizes:
         return entries
 
 
-# What was applied is told before anything is handed out, each thing for itself: where Redis is full and takes neither,
-# forgetting applied events still makes room. The stream of changes is there for people who watch: where it cannot be
+# The cursor is published before tasks, each by itself: where Redis is full and takes neither,
+# forgetting applied events still makes room. The stream of changes is for live events: where it cannot be
 # added to, because it is not what it should be or Redis is full, it is begun anew, or given up.
 _PUBLISH = Script("""
 if #KEYS > 5 or ARGV[3] ~= '' then
@@ -196,15 +196,15 @@ class LeaderStreams:
         keep_aside(self._redis, self._keys, refused)
 
     def complain(self, reason: str, pause: float = 0.0) -> None:
-        """Tell `status` why nothing moves, where it can be told: Postgres itself may not take it.
+        """Publish for `status` why nothing moves; Postgres itself may not take it.
 
-        It is told for a little longer than the pause until the next try.
+        It expires a little after the next try.
         """
         with suppress(*UNAVAILABLE):
             self._redis.set(self._keys.complaint, reason[:1_000], ex=_COMPLAINT_TTL + int(pause))
 
     def withdraw_complaint(self) -> None:
-        """Tell `status` no more."""
+        """Withdraw the reason."""
         with suppress(*UNAVAILABLE):
             self._redis.delete(self._keys.complaint)
 
@@ -220,12 +220,13 @@ class LeaderStreams:
         claimed: bytes = b"",
         changes: tuple[bytes, int] = NO_CHANGES,
     ) -> None:
-        """Say how far events are applied, tell waiting clients, forget applied events, and hand tasks out: one call.
+        """Publish the cursor of applied events, notify waiting clients, forget applied events, and dispatch tasks: one
+        call.
 
-        `claimed` is an attempt, encoded, by which to know the last commit, or None where the cursor does; empty leaves
+        `claimed` is an attempt, encoded, that identifies the last commit, or None where the cursor does; empty leaves
         what Redis has. `messages` go by queue; refused if another leader has taken over. Many large ones go in several
-        calls: a Redis that is nearly full then takes at least some of them. `changes` are for people who watch: what
-        moved, encoded, and how many such entries are kept.
+        calls: a Redis that is nearly full then takes at least some of them. `changes` are for live events: what
+        changed, encoded, and how many such entries are kept.
         """
         said = self._said(generation, cursor, ended) if cursor is not None else _NOTHING_SAID
         signing = self._keys.signing
@@ -262,14 +263,14 @@ class LeaderStreams:
         return {channel: sign(channel, encode(items), now) for channel, items in by_channel.items()}
 
     def tell_ended(self, ended: Sequence[Ended]) -> None:
-        """Tell waiting clients what has ended, and nobody that anything is applied."""
+        """Publish ends to waiting clients, without a cursor."""
         pipeline = self._redis.pipeline(transaction=False)
         for channel, body in self._by_channel(ended).items():
             pipeline.publish(channel, body)
         pipeline.execute()
 
     def tell_key_holders(self, holders: Mapping[bytes, KeyHolder]) -> None:
-        """Tell running tasks which tasks have the keys that they wanted; what is lost, they ask again."""
+        """Publish to running tasks which tasks have the keys that they wanted; if it is lost, they ask again."""
         pipeline = self._redis.pipeline(transaction=False)
         for task, holder in holders.items():
             place = self._keys.key_holder(task)

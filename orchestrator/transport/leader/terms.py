@@ -1,4 +1,4 @@
-"""Who leads, and which generation of the streams it is: what Redis remembers of us."""
+"""The leader's term and the generation of the streams, as Redis remembers them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Deposed(Exception):
 
 
 class TermForgotten(Deposed):
-    """Redis does not know who leads: it has lost its data, or what stood there. Nothing was pushed."""
+    """Redis does not know the leader: it has lost its data, or this key. Nothing was pushed."""
 
 
 class ServerState(NamedTuple):
@@ -66,7 +66,7 @@ class ServerState(NamedTuple):
     usable: bool = True
     """Workers can find it, and add to it."""
     same_database: bool = True
-    """The Postgres of which it was told is the one that is used now, as far as anybody knows."""
+    """Redis remembers the same Postgres that is used now, as far as known."""
     claimed: Attempt | None = None
     """An attempt of a later commit than that of `applied`, if tasks were handed out since."""
 
@@ -77,7 +77,7 @@ class ServerState(NamedTuple):
         return self.applied is not None and stream_position(self.applied.cursor) >= stream_position(cursor)
 
     def is_ahead(self, generation: str, cursor: str) -> bool:
-        """Say whether it remembers what came after this: whoever is behind it has lost something."""
+        """Say whether Redis remembers something later than this: then Postgres has lost commits."""
         if self.generation is None:
             return not self.same_database
         if self.generation != generation:

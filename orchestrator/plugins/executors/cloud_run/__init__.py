@@ -37,7 +37,7 @@ class CloudRun(ExecutorOptions, frozen=True, kw_only=True):
     job: str
     """The job, as it was deployed."""
     container: str = ""
-    """The container that is told what to do, where the job has several."""
+    """The container that gets the specification, where the job has several."""
     args: list[str] = []
     """Its arguments, instead of those that it was deployed with."""
     env: dict[str, str] = {}

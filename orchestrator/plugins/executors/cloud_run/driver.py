@@ -70,7 +70,7 @@ class CloudRunExecutor:
         return str(found["name"])
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
-        """Return how the execution ended; where its log is, is told at once."""
+        """Return how the execution ended; the address of its log is logged at once."""
         job, options = self._job(execution)
         is_told = False
         while True:

@@ -30,7 +30,7 @@ _METADATA = "metadata.google.internal"
 
 
 class GoogleToken:
-    """Gives a token that is good for some minutes yet; those who ask together wait for one."""
+    """Returns a token that is valid for some minutes; concurrent callers wait for one."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
@@ -53,7 +53,7 @@ class GoogleToken:
     def forget(self, refused: str) -> bool:
         """Get another one next time: Google refuses this one, which was revoked, or whose account has other keys now.
 
-        Of those who were refused together, the first has seen to that.
+        Of concurrent callers that were refused, the first has done that.
         """
         if refused == self._token:
             self._ends = 0.0

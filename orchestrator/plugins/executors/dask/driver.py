@@ -57,7 +57,7 @@ class DaskExecutor:
         return name
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
-        """Return how it ended; Dask says so by itself. What it has printed is told then."""
+        """Return how it ended; Dask notifies. Its output is logged then."""
         client = await self._client(execution)
         with _reaching(cast(Dask, execution.options)):
             future = await client.get_dataset(external_id, default=None)

@@ -27,7 +27,7 @@ _TOKEN_KEPT = 60.0
 
 
 class Cluster(NamedTuple):
-    """An API of Kubernetes, and the namespace of who asks."""
+    """An API of Kubernetes, and our namespace."""
 
     api: Api
     namespace: str

@@ -43,7 +43,7 @@ _CREATED = (200, 201, 202)
 _WAIT = (401, 403, 408, 429)
 """Refusals that may pass: an account that is being set up, a quota that is used up, too many requests."""
 _LOOK_AGAIN = 5.0
-"""Seconds after which a deletion is looked at, if no event told of it."""
+"""Seconds after which a deletion is checked, if no event came."""
 _EXPIRES = 60
 """Seconds after which Kubernetes deletes a Job by itself whose end is in Postgres."""
 _MERGE = "application/merge-patch+json"
@@ -143,7 +143,7 @@ class KubernetesExecutor:
         self._spaces.clear()
 
     async def _own(self, space: _Space, options: Kubernetes, name: str, job: Any) -> None:
-        """Let the input go with its Job, whoever deletes that; nothing is lost where it does not come to this."""
+        """Let the input be deleted with its Job; if that fails, nothing is lost."""
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
         change = {"metadata": {"ownerReferences": [owner]}}
         path = space.path(_FILES[options.input], name)
@@ -237,7 +237,7 @@ class _Patience:
         return None if self._since is None else max(0.0, self._longest - (time.monotonic() - self._since))
 
     def judge(self, seen: Followed) -> Broken | None:
-        """Return that it will never start, if so; what is wrong is told once."""
+        """Return that it will never start, if so; the reason is logged once."""
         found = None if seen.pod is None else trouble(seen.pod)
         if found is None:
             self._since = None

@@ -1,7 +1,7 @@
-"""What becomes of all our Jobs and Pods in a namespace, by one watch for each of the two kinds.
+"""The states of all our Jobs and Pods in a namespace, by one watch for each of the two kinds.
 
-Whoever waits for an execution says so before it looks at its Job. A watch goes on where it broke off; where Kubernetes
-has forgotten that place, everything is listed once more. While it cannot be reached, all who wait are told.
+A watcher of an execution subscribes before it looks at its Job. A watch goes on where it broke off; where Kubernetes
+has forgotten that version, everything is listed once more. While it cannot be reached, all watchers are notified.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class NamespaceWatch:
         if kind == "jobs":
             for name in (before - seen) & set(self._followed):
                 for one in self._followed[name]:
-                    if one.job is not None:  # who has not seen it yet is about to look for itself
+                    if one.job is not None:  # a watcher that has not seen it yet is about to look
                         one.show(kind, None)
         return str(data["metadata"]["resourceVersion"])
 

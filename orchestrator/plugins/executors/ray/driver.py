@@ -1,7 +1,7 @@
 """Tasks that a Ray cluster runs as jobs, over the HTTP API of Ray Jobs.
 
-The id of the job is the name of the execution, so Ray refuses a second one. A job belongs to the cluster and not to who
-submitted it: any worker that knows its name finds it. The function's result is the last line of the job's log.
+The id of the job is the name of the execution, so Ray refuses a second one. A job belongs to the cluster and not to its
+submitter: any worker that knows its name finds it. The function's result is the last line of the job's log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SETTLED = 2.0
 _LOG_TRIES = 5
 _LOG_PAUSE = 2.0
 _LOG_LINES = 1_000
-"""Of which the last are told."""
+"""Lines of which the last are logged."""
 _TOKEN = "RAY_AUTH_TOKEN"
 _MAY_PASS = (401, 403, 404, 408, 429)
 _TAKEN = b"already exists"
@@ -73,7 +73,7 @@ class RayExecutor:
         return execution.name
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
-        """Return how the job ended; its log is told then."""
+        """Return how the job ended; its log is passed on then."""
         cluster = self._cluster(execution)
         while (found := await cluster.looks.next(external_id)) is not None and not _is_over(found):
             pass

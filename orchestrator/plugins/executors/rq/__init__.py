@@ -31,7 +31,7 @@ class Rq(ExecutorOptions, frozen=True, kw_only=True):
     url_variable: str = "RQ_REDIS_URL"
     """The variable in the environment of our workers that holds the address, where `url` is not given."""
     serializer: Literal["pickle", "json"] = "pickle"
-    """How the fleet's workers read jobs and write results; `pickle` is what they do if nobody told them otherwise."""
+    """How the fleet's workers read jobs and write results; `pickle` is RQ's default."""
     job_timeout: float | None = None
     """Seconds after which the fleet ends the job; a little more than the task's own timeout if not given."""
     result_ttl: float = 86_400.0

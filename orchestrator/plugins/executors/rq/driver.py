@@ -49,7 +49,7 @@ class RqExecutor:
         return execution.name
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
-        """Return how the job ended; what it says in `meta` is shown as progress, and what it has printed is told."""
+        """Return how the job ended; `meta` is shown as progress, and printed lines are logged."""
         fleet, options = self._fleet(execution)
         shown = b""
         while True:
@@ -135,5 +135,5 @@ class _Fleet:
         self._redis.close()
 
     async def _look(self, names: Collection[str]) -> Mapping[str, rq.Seen]:
-        queues, self._queues = self._queues, set()  # whoever waits for a job of one puts it back
+        queues, self._queues = self._queues, set()  # a watcher of a job of one puts it back
         return await self.call(rq.look, queues, names)

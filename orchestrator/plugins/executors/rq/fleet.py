@@ -1,6 +1,7 @@
-"""An RQ fleet as its own library speaks with it: blocking calls, for a few threads that serve all executions.
+"""An RQ fleet, through its own library: blocking calls, for a few threads that serve all executions.
 
-A job's key is watched while it is looked for and created, so that of two who submit the same name one creates it.
+A job's key is watched while it is looked for and created, so that of two workers that submit the same name one creates
+it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _LINES = "orchestrator_lines"
 _EXPIRES = 60
 """Seconds after which Redis deletes a job whose end is in Postgres."""
 _STOP_AGAIN = 10
-"""Seconds after which a worker that still has a job is told once more to stop it: the command may have been lost."""
+"""Seconds after which a worker that still has a job gets another stop command: the first may have been lost."""
 _STOP = """
 local status, worker = unpack(redis.call('HMGET', KEYS[1], 'status', 'worker_name'))
 if status ~= 'started' or not worker then return 0 end
@@ -68,7 +69,7 @@ class Seen(NamedTuple):
 
 
 class _Reader(pickle.Unpickler):
-    """Reads values, and loads no code: whoever can write into the fleet's Redis must not command our workers."""
+    """Reads values, and loads no code: a program that can write into the fleet's Redis must not command our workers."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return one of the few types that are values."""
@@ -166,7 +167,7 @@ def look(redis: Redis, queues: Collection[str], names: Collection[str]) -> dict[
 
 
 def worker_lost(name: str) -> Broken:
-    """Say that whoever ran a job is no more."""
+    """Say that the worker of a job is gone."""
     return Broken("WorkerLost", f"The worker of RQ that ran the job {name} died.")
 
 
@@ -232,7 +233,7 @@ def stop(redis: Redis, name: str, options: Rq) -> None:
             words = (Worker.redis_worker_namespace_prefix, name, channel, command, _STOP_AGAIN)
             redis.eval(_STOP, 2, Job.key_for(name), _stopping(name), *words)
         elif not job.is_queued or redis.lrem(Queue(options.queue, connection=redis).key, 1, name):
-            job.cancel()  # else a worker has just taken it, and will soon be told to stop
+            job.cancel()  # else a worker has just taken it, and will soon get the command to stop
     except (NoSuchJobError, InvalidJobOperation):
         return
 
@@ -254,5 +255,5 @@ def delete(redis: Redis, name: str) -> None:
 
 
 def _stopping(name: str) -> str:
-    """Return the key that says that the worker of a job was told to stop it."""
+    """Return the key that says that the worker of a job got the command to stop it."""
     return f"orchestrator:rq-stop:{name}"

@@ -20,7 +20,7 @@ from rq.utils import import_attribute
 _LINES = "orchestrator_lines"
 """Under which they stand there; `fleet.py` reads them."""
 _MOST = 100_000
-"""Characters that are kept, the last ones: everybody who looks at the job reads its `meta`."""
+"""Characters that are kept, the last ones: every reader of the job reads its `meta`."""
 _MOST_LINES = 1_000
 
 

@@ -1,8 +1,8 @@
 """The jobs that wait in a queue of RQ, taken out of it so that each is run once, by RQ or by us.
 
 A job that is taken goes to a list of ours in the same step, where no worker of RQ finds it, and is deleted after it was
-enqueued here. One who dies between the two leaves it on the list, and the next import begins with that; it is enqueued
-under a key made of its id, so a second time changes nothing.
+enqueued here. An import that dies between the two leaves it on the list, and the next import begins with that; it is
+enqueued under a key made of its id, so a second time changes nothing.
 """
 
 from __future__ import annotations
