@@ -54,6 +54,7 @@ class Order(models.Model):
 """
 OTHER_TASKS = """
 
+from django.db import connection
 from django_tasks import task
 
 @task(takes_context=True)
@@ -64,7 +65,13 @@ def count(context, customer: str) -> int:
 
 @task
 async def shout(word: str) -> str:
-    return word.upper()
+    return word.upper() if await Order.objects.aexists() else word
+
+@task
+def connected() -> bool:
+    before = connection.connection is not None
+    Order.objects.count()
+    return before
 """
 TESTS = """
 from datetime import timedelta
@@ -123,7 +130,7 @@ USE = """
 from django.test import Client
 from django_tasks import TaskResultStatus
 from orders.models import Order
-from orders.tasks import count, shout
+from orders.tasks import connected, count, shout
 import time
 
 assert Client(headers={"host": "localhost"}).post("/orders/Ann/").status_code == 200
@@ -140,6 +147,12 @@ assert Order.objects.get(customer="Ann").is_invoiced
 assert (first.status, first.return_value, first.args) == (TaskResultStatus.SUCCESSFUL, 1, ["Ann"]), first
 assert [error.exception_class for error in first.errors] == [ValueError], first.errors
 assert second.return_value == "HELLO", second
+for number in range(3):
+    third = connected.enqueue()
+    while not third.is_finished and time.monotonic() < deadline:
+        time.sleep(0.05)
+        third.refresh()
+    assert third.return_value is False, "CONN_MAX_AGE is 0, so each attempt begins without a connection"
 """
 
 
@@ -210,6 +223,6 @@ def test_a_project(project: Project) -> None:
     project.manage("test")
     project.manage("migrate")
     project.start("orchestrator", "scheduler", until="scheduler.ready")
-    project.start("orchestrator", "worker", "--processes", "1", until="process.ready")
+    project.start("orchestrator", "worker", "--processes", "1", "--concurrency", "1", until="process.ready")
     project.manage("shell", input=USE)
     assert "orders.tasks.send_invoice" in project.manage("orchestrator", "tasks", "list")

@@ -6,13 +6,17 @@ A module `tasks` of an installed app is imported when Django is set up. It regis
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.db import connections
+from django.db import close_old_connections, connections
 
 from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.middleware import Middleware
+from orchestrator.sdk.tasks.context import TaskContext
 from orchestrator.settings import Settings, load_settings
 
 __all__ = ["app"]
@@ -63,5 +67,23 @@ def _settings() -> Settings:
     return load_settings(**given_settings())
 
 
-app = Orchestrator(_settings)
+class _Connections(Middleware):
+    """Closes connections of Django around each attempt that are broken or too old, as Django does around a request."""
+
+    def execute(self, ctx: TaskContext) -> Iterator[None]:  # noqa: ARG002
+        close_old_connections()
+        try:
+            yield
+        finally:
+            close_old_connections()
+
+    async def aexecute(self, ctx: TaskContext) -> AsyncIterator[None]:  # noqa: ARG002
+        await sync_to_async(close_old_connections)()
+        try:
+            yield
+        finally:
+            await sync_to_async(close_old_connections)()
+
+
+app = Orchestrator(_settings, middleware=[_Connections()])
 """The application of this Django project."""
