@@ -27,7 +27,7 @@ USE_TZ = True
 ROOT_URLCONF = "mysite.urls"
 INSTALLED_APPS = [
     "django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions",
-    "django.contrib.messages", "orchestrator.contrib.django", "orders",
+    "django.contrib.messages",
 ]
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware", "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -36,8 +36,7 @@ MIDDLEWARE = [
 TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True, "OPTIONS": {
     "context_processors": ["django.template.context_processors.request", "django.contrib.auth.context_processors.auth",
                            "django.contrib.messages.context_processors.messages"]}}]
-DATABASES = {"default": {"ENGINE": "django.db.backends.postgresql", **%r}}
-ORCHESTRATOR = {"redis_url": %r, "dashboard": "https://tasks.example/dashboard"}
+DATABASES = {"default": {"ENGINE": "django.db.backends.postgresql", **%s}}
 TASKS = {"default": {"BACKEND": "orchestrator.contrib.django.backend.OrchestratorBackend", "OPTIONS": {"retries": 1}}}
 """
 URLS = """
@@ -124,7 +123,7 @@ class Orders(TestCase):
         self.client.force_login(User.objects.create_superuser("root"))
         self.assertContains(self.client.get("/admin/"), "/admin/orchestrator/dashboard/")
         there = self.client.get("/admin/orchestrator/dashboard/")
-        self.assertEqual(there.headers["Location"], "https://tasks.example/dashboard")
+        self.assertEqual(there.headers["Location"], "https://tasks.example.com/dashboard")
 """
 USE = """
 from django.test import Client
@@ -167,7 +166,8 @@ class Project:
         guide = files_in(REPOSITORY / "docs" / "web.md")
         files = {
             "manage.py": MANAGE,
-            "mysite/settings.py": SETTINGS % (database, redis_url),
+            "mysite/settings.py": SETTINGS % database
+            + guide["mysite/settings.py"].replace("redis://localhost:6379/0", redis_url),
             "mysite/urls.py": URLS,
             "orders/models.py": MODELS,
             "orders/tasks.py": guide["orders/tasks.py"] + OTHER_TASKS,
@@ -197,7 +197,7 @@ class Project:
         return done.stdout + done.stderr
 
     def start(self, *words: str, until: str) -> None:
-        log = self._folder / f"{words[1]}.log"
+        log = self._folder / "server.log"
         with log.open("wb") as output:
             command = [sys.executable, "manage.py", *words]
             process = subprocess.Popen(command, cwd=self._folder, env=self._environment, stdout=output, stderr=output)
@@ -222,7 +222,6 @@ def test_a_project(project: Project) -> None:
     assert "No changes" in project.manage("makemigrations"), "the model of the dashboard wants no migration"
     project.manage("test")
     project.manage("migrate")
-    project.start("orchestrator", "scheduler", until="scheduler.ready")
-    project.start("orchestrator", "worker", "--processes", "1", "--concurrency", "1", until="process.ready")
+    project.start("orchestrator", "dev", "--port", "0", until="ready")
     project.manage("shell", input=USE)
     assert "orders.tasks.send_invoice" in project.manage("orchestrator", "tasks", "list")

@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 import yaml
 
+from orchestrator import Orchestrator
 from tests.acceptance.pages import FENCE, REPOSITORY, files_in, run
+from tests.acceptance.stack import Stack
 from tests.acceptance.test_documents import folder
+from tests.waiting import eventually
 
 __all__ = ["folder"]
 
-USE = """
-import {module}
-from starlette.testclient import TestClient
-
-{calls}
-assert {module}.tasks.handle(answer["task"]).status() == "pending", answer
-"""
+SERVERS = {
+    "fast": ["uvicorn", "fast:api", "--port"],
+    "shop": ["gunicorn", "--preload", "--workers", "2", "shop:web", "-b"],
+}
 
 
 @pytest.mark.parametrize(
-    ("module", "calls"),
-    [
-        ("fast", "answer = TestClient(fast.api).post('/users/Ann').json()"),
-        ("shop", "answer = shop.web.test_client().post('/pictures/a.png').json"),
-    ],
+    ("module", "path", "result"),
+    [("fast", "users/Ann", "welcome, Ann"), ("shop", "pictures/a.png", "a.png by shop")],
 )
-def test_web_frameworks(database_url: str, redis_url: str, folder: Path, module: str, calls: str) -> None:
-    (folder / f"{module}.py").write_text(files_in(REPOSITORY / "docs" / "web.md")[f"{module}.py"])
-    urls = {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}
-    run(folder, sys.executable, "-c", USE.format(module=module, calls=calls), **urls)
+def test_web_frameworks(stack: Stack, folder: Path, module: str, path: str, result: str) -> None:
+    body = files_in(REPOSITORY / "docs" / "web.md")[f"{module}.py"]
+    used_before_the_fork = f"\n\nBEFORE = {'resize' if module == 'shop' else 'welcome'}.enqueue('before').id\n"
+    (folder / f"{module}.py").write_text(body + used_before_the_fork)
+    stack.scheduler()
+    stack.worker("--app", f"{module}:tasks", folder=folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"127.0.0.1:{port}" if module == "shop" else str(port)
+    words = [sys.executable, "-m", *SERVERS[module], address]
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(words, cwd=folder, env=stack.environment, stdout=log, stderr=log)
+    try:
+        eventually(lambda: _answers(port), f"the server answers, see {folder / 'server.log'}")
+        ids = [_post(f"http://127.0.0.1:{port}/{path}") for _ in range(8)]
+        with Orchestrator(stack.settings) as app:
+            assert {app.handle(one).result(60) for one in ids} == {result}
+    finally:
+        server.terminate()
+        server.wait(60)
+    assert "Traceback" not in (folder / "server.log").read_text()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _post(url: str) -> str:
+    with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=60) as answer:
+        found: str = json.load(answer)["task"]
+        return found
 
 
 def test_a_test_session_runs_as_written(folder: Path) -> None:
