@@ -35,7 +35,7 @@ class Prerequisites:
         self._log = log
         self._missing = [(each, Outage(log, each.name, "waiting for it", settled=0.0)) for each in needed]
         self._stopping = threading.Event()
-        self.told_to_stop = False
+        self.is_stopped = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -45,7 +45,7 @@ class Prerequisites:
         Each that is away is looked for again and again, so the log names all that are missing.
         """
         pause = _FIRST_PAUSE
-        while not self.told_to_stop:
+        while not self.is_stopped:
             self._missing = [(each, outage) for each, outage in self._missing if not self._is_there(each, outage)]
             if not self._missing:
                 return True
@@ -54,7 +54,7 @@ class Prerequisites:
         return False
 
     def _on_signal(self, *_: object) -> None:
-        self.told_to_stop = True
+        self.is_stopped = True
         # A handler interrupts the main thread anywhere, also while it holds the lock of the event that it waits for.
         threading.Thread(target=self._stopping.set, name="stop", daemon=True).start()
 

@@ -16,10 +16,10 @@ _SUCCESSION = 3.0
 class Age:
     """Counts what the pool has used up of `most`, and has the parent start a successor in time."""
 
-    def __init__(self, most: int | None, pool: Pool, tell_parent: Callable[[Leaving], None]) -> None:
+    def __init__(self, most: int | None, pool: Pool, notify_parent: Callable[[Leaving], None]) -> None:
         self._most = most
         self._pool = pool
-        self._tell_parent = tell_parent
+        self._notify_parent = notify_parent
         self._is_leaving = False
         self._is_spent = False
         """It has received as many tasks as it may run."""
@@ -40,7 +40,7 @@ class Age:
         left = max(0, most - self._pool.used)
         if left == 0:
             self._is_spent = True
-            self._tell_parent(Leaving(f"it has run {most} tasks", at_once=True, is_last=False))
+            self._notify_parent(Leaving(f"it has run {most} tasks", at_once=True, is_last=False))
         elif not self._is_leaving and left <= min(most / 2, max(most / 5, self._pool.pace.rate * _SUCCESSION)):
             self._is_leaving = True
-            self._tell_parent(Leaving(f"it has run {self._pool.ended} tasks of {most}", at_once=False))
+            self._notify_parent(Leaving(f"it has run {self._pool.ended} tasks of {most}", at_once=False))

@@ -34,7 +34,7 @@ from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.functions.loading import load_app
 from orchestrator.workers.functions.webhook import install
 from orchestrator.workers.parent.held import Farewell, HeldAttempts
-from orchestrator.workers.parent.messages import Command, FirstWord, Hello, Leaving
+from orchestrator.workers.parent.messages import Command, FirstToReport, Hello, Leaving
 from orchestrator.workers.receiving import Receiver
 from orchestrator.workers.reporting.journal import Journal
 from orchestrator.workers.reporting.reporter import Reporter
@@ -66,7 +66,7 @@ def main(
     worker: str,
     held: HeldAttempts,
     pipe: Connection[Any, Any],
-    first_word: FirstWord,
+    first_to_report: FirstToReport,
 ) -> Farewell:
     """Run a worker process; return its last word."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent passes it on
@@ -89,17 +89,17 @@ def main(
     except OrchestratorError as error:
         end_fork(error.__cause__ or error)
         share_log()  # what it has silenced before it failed comes out all the same
-        if first_word.take():
+        if first_to_report.take():
             log.error("app.not_loaded app=%s error=%s", spec.app, error)
         return Farewell.BROKEN if isinstance(error, ImportFailed) else Farewell.UNUSABLE
     except BaseException as error:  # the user's module fails to import, or ends: show where, once
         end_fork(error)
         share_log()
-        if first_word.take():
+        if first_to_report.take():
             log.error("app.not_loaded app=%s", spec.app, exc_info=error)
         return Farewell.BROKEN
     end_fork()
-    first_word.close()
+    first_to_report.close()
     process = WorkerProcess(app, spec, settings, worker, held, pipe)
     # In a thread: a handler interrupts the main thread anywhere, also while it holds the lock that draining needs.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())
@@ -156,7 +156,7 @@ class WorkerProcess:
         self._driver = self._pool.driver = Driver(
             self._pool.runner, outbox, self._reporter, self._pool.task_log, self._setup, spec.executions
         )
-        self._age = Age(spec.max_tasks_per_process, self._pool, self._tell_parent)
+        self._age = Age(spec.max_tasks_per_process, self._pool, self._notify_parent)
         self._receiver = Receiver(
             settings,
             worker,
@@ -235,20 +235,20 @@ class WorkerProcess:
         hidden = {name: task._redacting_options.redact for name, task in app.tasks.items()}
         means += [redacting(name, patterns) for name, patterns in hidden.items() if patterns]
         names = sorted({*app.tasks, *app.code_workflows._announced, *self._allowed.patterns, *means})
-        self._tell_parent(Hello(names, spec.served(self._named), spec.unserved(self._named)))
+        self._notify_parent(Hello(names, spec.served(self._named), spec.unserved(self._named)))
 
     def leave_behind(self, task: str) -> None:
         """End for the sake of code that does not: with the process, it will."""
         self.retire()
-        self._tell_parent(Leaving(f"the code of task {task} does not end", at_once=True))
+        self._notify_parent(Leaving(f"the code of task {task} does not end", at_once=True))
 
     def leave_loop(self, why: str) -> None:
         """End because no asynchronous task gets on here; another process runs those that come."""
         log.error("process.event_loop_blocked: %s; this process is replaced", why)
         self.retire()
-        self._tell_parent(Leaving("its event loop stands still", at_once=True))
+        self._notify_parent(Leaving("its event loop stands still", at_once=True))
 
-    def _tell_parent(self, message: Hello | Leaving) -> None:
+    def _notify_parent(self, message: Hello | Leaving) -> None:
         with self._pipe_lock:
             self._pipe.send_bytes(encode(message))
 

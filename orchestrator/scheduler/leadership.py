@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine
 from orchestrator.store import leases
 from orchestrator.store.driver import roll_back, send
 from orchestrator.store.leases import Cursor, LeaseView
-from orchestrator.store.tasks.waiting import AgendaProbe
+from orchestrator.store.tasks.waiting import PendingWorkProbe
 
 _IDLE_LEASES = 3.0
 """Leases without a useful tick after which another scheduler may take a leader's place."""
@@ -36,7 +36,7 @@ class Writing:
 
     connection: Connection
     now: datetime
-    pending_work: AgendaProbe | None
+    pending_work: PendingWorkProbe | None
     """What waited when it began, if somebody wanted to know."""
     cursor: Cursor | None = None
     """How far it applies events; recorded as it commits."""
@@ -108,10 +108,10 @@ class Leadership:
         leases.raise_fence(writing.connection, self._shard, self.term, by)
 
     @contextmanager
-    def writing(self, monotonic: float, *, with_agenda: bool = False) -> Iterator[Writing]:
+    def writing(self, monotonic: float, *, with_pending_work: bool = False) -> Iterator[Writing]:
         """Open the one kind of transaction in which anything is changed; it holds the lease until it ends.
 
-        `with_agenda` also reads what waits for the leader, which costs no round trip of its own.
+        `with_pending_work` also reads what waits for the leader, which costs no round trip of its own.
         """
         renew = monotonic >= self._renew_at
         lease = self._lease if renew else None
@@ -119,7 +119,12 @@ class Leadership:
         self._opened_at = time.monotonic()
         try:
             begun = leases.begin(
-                connection, self._shard, self.term, renew=lease, with_agenda=with_agenda, trouble=self.trouble
+                connection,
+                self._shard,
+                self.term,
+                renew=lease,
+                with_pending_work=with_pending_work,
+                trouble=self.trouble,
             )
             if begun is None:
                 raise TermOver

@@ -148,24 +148,24 @@ class Link(CommitHooks):
     def _publish(self, tick: TickResult, moved_on: bool) -> None:
         outgoing = tick.outgoing
         generation, position, _ = self.generations.cursor
-        has_news = moved_on or bool(outgoing.ended)
+        has_progress = moved_on or bool(outgoing.ended)
         changes = self.changes.of(generation, tick)
         in_pages = {paged.task.id for paged in outgoing.paged}
         claimed = [task for task in outgoing.claimed if task.id not in in_pages] if in_pages else outgoing.claimed
-        if claimed or has_news or changes is not NO_CHANGES:
+        if claimed or has_progress or changes is not NO_CHANGES:
             self.streams.publish(
                 generation,
                 self.leadership.term,
                 messages(claimed, self.fleet.slots, has_spans=self.has_spans),
-                position if has_news else None,
+                position if has_progress else None,
                 outgoing.ended,
                 encode(None if moved_on else self._last_claimed),
                 changes,
             )
-        if has_news:
+        if has_progress:
             self.generations.confirmed = position
         if outgoing.key_holders:
-            self.streams.tell_key_holders(outgoing.key_holders)
+            self.streams.publish_key_holders(outgoing.key_holders)
         for withdrawn in (outgoing.withdrawn, self.watch.unreceived(generation, outgoing.revoked)):
             for queue, entries in withdrawn.items():
                 self.streams.queues.withdraw(generation, queue, entries)

@@ -20,7 +20,7 @@ from orchestrator.scheduler.tick_result import CommitHooks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.settings import Settings
 from orchestrator.store.tasks import waiting
-from orchestrator.store.tasks.waiting import AgendaProbe
+from orchestrator.store.tasks.waiting import PendingWorkProbe
 
 _CONTESTED = 0.05
 """Seconds before the next look at a key that somebody's open transaction may be taking."""
@@ -40,7 +40,7 @@ class PendingWork(CommitHooks):
     runs: Runs
     cancels: Cancels
     requests: Requests
-    _pending_work: AgendaProbe | None = None
+    _pending_work: PendingWorkProbe | None = None
     _next_part: int = 0
     """The order of waiting runs, if there is no time for all of them."""
     _pace: FirePace = field(default_factory=FirePace)
@@ -53,7 +53,7 @@ class PendingWork(CommitHooks):
         """What was done waits again. The next tick fires schedules: it looks for the one that failed, if one did."""
         self._pending_work, self._has_fired = None, False
 
-    def run(self, tx: Transaction, found: AgendaProbe | None, *, somebody_waits: bool = False) -> float:
+    def run(self, tx: Transaction, found: PendingWorkProbe | None, *, somebody_waits: bool = False) -> float:
         """Do what waits, and note what waits next; return how many seconds that can wait.
 
         `found` is what waited when the transaction began, if the tick is one that looks at everything. If
@@ -73,19 +73,19 @@ class PendingWork(CommitHooks):
         wake = tx.result.wake
         is_old = wake.requests or wake.runs_to_begin or wake.handed_back or (thorough and wake.advanced)
         if pending_work is None or is_old:
-            pending_work = waiting.probe_agenda(tx.connection)
+            pending_work = waiting.probe_pending_work(tx.connection)
         if thorough:
             self.backlog.free_older(tx)
         if pending_work.inbox:
             do("apply requests", self.requests.apply)
-            pending_work = waiting.probe_agenda(tx.connection)
+            pending_work = waiting.probe_pending_work(tx.connection)
         self._has_fired = _is_due(pending_work.next_fire, tx.now) and not (self._has_fired and somebody_waits)
         if self._has_fired:
             do("fire schedules", lambda tx, limit: fire_schedules(tx, self.cancels, self._pace, limit))
-            pending_work = waiting.probe_agenda(tx.connection)
+            pending_work = waiting.probe_pending_work(tx.connection)
         if pending_work.backfills and thorough:
             do("go on with backfills", extend_backfills)
-            pending_work = waiting.probe_agenda(tx.connection)
+            pending_work = waiting.probe_pending_work(tx.connection)
         if pending_work.cancelling_runs:
             runs.advance(tx)  # what ended in this tick is counted before it is asked what is left
             do("cancel runs", lambda tx, limit: self.cancels.go_on(tx, 5 * limit))
@@ -109,15 +109,15 @@ class PendingWork(CommitHooks):
             runs.advance(tx)
         busy = pending_work.is_busy or _is_due(pending_work.next_of_all, tx.now)
         if busy or wake.delayed or wake.requests or wake.runs_to_begin or wake.runs_to_expand:
-            pending_work = waiting.probe_agenda(tx.connection)
+            pending_work = waiting.probe_pending_work(tx.connection)
         self._pending_work = pending_work
         return max(self._until_next(pending_work, tx.now), _CONTESTED if wake.contested else 0.0)
 
-    def _plan(self, tx: Transaction, pending_work: AgendaProbe, do: Callable[[str, Part], None]) -> None:
+    def _plan(self, tx: Transaction, pending_work: PendingWorkProbe, do: Callable[[str, Part], None]) -> None:
         """Let runs go on that wait. Whatever takes all the time of a tick comes last in the next one."""
         runs = self.runs
         parts: list[tuple[bool, str, Part]] = [
-            (pending_work.untold_runs, "notify runs of pending changes", lambda tx, _: runs.catch_up(tx)),
+            (pending_work.pending_changes, "notify runs of pending changes", lambda tx, _: runs.catch_up(tx)),
             (pending_work.pending_runs, "begin runs", runs.begin),
             (pending_work.expanding_runs, "create tasks of fan-outs", runs.expand),
         ]
@@ -130,7 +130,7 @@ class PendingWork(CommitHooks):
         if waiting:
             self._next_part = (waiting[0][0] + 1) % len(parts) if tx.budget.is_spent else 0
 
-    def _is_empty(self, pending_work: AgendaProbe, tx: Transaction) -> bool:
+    def _is_empty(self, pending_work: PendingWorkProbe, tx: Transaction) -> bool:
         """Say whether there is nothing to do, and nothing to look for."""
         wake = tx.result.wake
         asked = wake.requests or wake.runs_to_begin or wake.handed_back or wake.delayed or wake.runs_to_expand
@@ -143,7 +143,7 @@ class PendingWork(CommitHooks):
             tx.result.runs.flow_learns(run, *facts)
         self.runs.advance(tx)
 
-    def _until_next(self, pending_work: AgendaProbe, now: datetime) -> float:
+    def _until_next(self, pending_work: PendingWorkProbe, now: datetime) -> float:
         if pending_work.is_busy:
             return 0.0
         due_in = self.settings.safety_scan

@@ -58,7 +58,7 @@ def run_scheduler(settings: Settings) -> int:
         deadlines.on_late = scheduler.misses_postgres
         observed.scheduler = scheduler
         _stop_on_signal(scheduler, settings, keys)
-        if prerequisites.told_to_stop:
+        if prerequisites.is_stopped:
             scheduler.stop()
         threading.Thread(
             target=listen, args=(settings, keys, scheduler.try_to_lead), name="notifications", daemon=True

@@ -54,7 +54,7 @@ from orchestrator.store.fleet import drains
 from orchestrator.store.leases import Cursor
 from orchestrator.store.sql import statement_of
 from orchestrator.store.tasks import waiting
-from orchestrator.store.tasks.waiting import AgendaProbe
+from orchestrator.store.tasks.waiting import PendingWorkProbe
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport.codec import Ended
 from orchestrator.transport.leader.streams import Inbound, LeaderStreams
@@ -224,7 +224,7 @@ class Term:
         cursor, thorough = self._behind(inbound), inbound.nudged or suspicion is not None
         decoded = self._reports.decode(inbound)
         are_plain = decoded.are_plain_successes()
-        with self._transaction(cursor, with_agenda=thorough) as (tx, pending_work):
+        with self._transaction(cursor, with_pending_work=thorough) as (tx, pending_work):
             self._reports.apply(tx, decoded)
             if suspicion is not None and inbound.complete:
                 lost, tx.result.outgoing.withdrawn = self._reconciler.judge(suspicion)
@@ -292,13 +292,13 @@ class Term:
 
     @contextmanager
     def _transaction(
-        self, cursor: Cursor, *, with_agenda: bool = False
-    ) -> Iterator[tuple[Transaction, AgendaProbe | None]]:
+        self, cursor: Cursor, *, with_pending_work: bool = False
+    ) -> Iterator[tuple[Transaction, PendingWorkProbe | None]]:
         """Open a transaction; caches hear whether it commits."""
         budget, result = self._pace.budget(), TickResult()
         began: float | None = None
         try:
-            with self._leadership.writing(self._monotonic(), with_agenda=with_agenda) as writing:
+            with self._leadership.writing(self._monotonic(), with_pending_work=with_pending_work) as writing:
                 self._began = self._due_since = began = self._monotonic()
                 watched, undone = self._streams.fleet.is_watched, self._rolled_back
                 tx = Transaction(

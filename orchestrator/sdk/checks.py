@@ -136,7 +136,7 @@ def check_weight(value: object) -> float:
     return float(value)
 
 
-def check_zoned(name: str, value: object) -> None:
+def check_timezone(name: str, value: object) -> None:
     """Refuse a time that is not the same everywhere."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise InvalidTask(

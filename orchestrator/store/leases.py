@@ -20,7 +20,7 @@ from orchestrator.store import database
 from orchestrator.store.driver import send
 from orchestrator.store.namespaces import namespace_of
 from orchestrator.store.sql import Prepared, Row, Statement
-from orchestrator.store.tasks.waiting import AGENDA, AgendaProbe
+from orchestrator.store.tasks.waiting import PENDING_WORK, PendingWorkProbe
 
 _ACQUIRE = Statement[int]("""
 INSERT /* leases.acquire */ INTO orchestrator.leases AS held
@@ -106,20 +106,26 @@ UPDATE /* leases.{{}} */ orchestrator.leases
 {_MINE} RETURNING {{}}
 """
 _BEGIN = {
-    (renew, with_agenda): Prepared[Row](
+    (renew, with_pending_work): Prepared[Row](
         (_RENEW if renew else _HOLD).format(
-            ("renew" if renew else "hold") + ("_and_look" if with_agenda else ""),
-            f"now() AS now, {AGENDA}" if with_agenda else "now() AS now",
+            ("renew" if renew else "hold") + ("_and_look" if with_pending_work else ""),
+            f"now() AS now, {PENDING_WORK}" if with_pending_work else "now() AS now",
         )
     )
     for renew in (False, True)
-    for with_agenda in (False, True)
+    for with_pending_work in (False, True)
 }
 
 
 def begin(
-    connection: Connection, shard: int, term: int, *, renew: float | None, with_agenda: bool, trouble: str | None = None
-) -> tuple[datetime, AgendaProbe | None] | None:
+    connection: Connection,
+    shard: int,
+    term: int,
+    *,
+    renew: float | None,
+    with_pending_work: bool,
+    trouble: str | None = None,
+) -> tuple[datetime, PendingWorkProbe | None] | None:
     """Begin a transaction that holds the lease until it ends, and renew it if asked: one round trip.
 
     A renewal stores what keeps the leader from its work, if anything does.
@@ -128,11 +134,11 @@ def begin(
     parameters: dict[str, Any] = {"shard": shard, "term": term}
     if renew is not None:
         parameters |= {"lease": renew, "trouble": trouble}
-    rows = _BEGIN[renew is not None, with_agenda].begin(connection, **parameters)
+    rows = _BEGIN[renew is not None, with_pending_work].begin(connection, **parameters)
     if not rows:
         return None
     now, *pending_work = rows[0]
-    return now, AgendaProbe(*pending_work) if with_agenda else None
+    return now, PendingWorkProbe(*pending_work) if with_pending_work else None
 
 
 RELEASED = "lease"

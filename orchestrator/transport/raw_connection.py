@@ -37,7 +37,7 @@ def packed(words: tuple[Argument, ...]) -> list[bytes]:
 _LIFE = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
 
 
-def connect_to_life(connection: Any, server: str) -> None:
+def connect_to_server(connection: Any, server: str) -> None:
     """Connect, once; refuse a server whose streams were begun before it restarted, by the key `server`.
 
     It has restarted, or was a replica until now. Then it may have lost entries, and may assign their ids again, so ids
@@ -45,10 +45,10 @@ def connect_to_life(connection: Any, server: str) -> None:
     """
     if connection._sock is None:
         connection.connect()
-        check_life(connection, server)
+        check_restart(connection, server)
 
 
-def check_life(connection: Any, server: str) -> None:
+def check_restart(connection: Any, server: str) -> None:
     """Refuse the server of an open connection if its streams were begun in another life; then disconnect."""
     try:
         connection.send_packed_command([*packed(("GET", server)), *packed(("INFO", "server"))])
@@ -83,7 +83,7 @@ class RawConnection:
         """Send a command; return its answer as it came."""
         try:
             if self._server is not None:
-                connect_to_life(self._connection, self._server)
+                connect_to_server(self._connection, self._server)
             self._connection.send_packed_command(packed(words))
             return self._connection.read_response()
         except ResponseError:
@@ -98,7 +98,7 @@ class RawConnection:
             return self.call("EVALSHA", script.hash, len(keys), *keys, *arguments)
         except NoScriptError:
             if self._server is not None:  # a proxy may keep a connection while another server takes over behind it
-                check_life(self._connection, self._server)
+                check_restart(self._connection, self._server)
             return self.call("EVAL", script.text, len(keys), *keys, *arguments)
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class Listening:
                     *streams,
                     *after,
                 )
-                connect_to_life(self._connection, self._server)
+                connect_to_server(self._connection, self._server)
                 self._connection.send_packed_command(packed(words))
                 self._streams = tuple(streams)
                 self._until = time.monotonic() + _LONGEST

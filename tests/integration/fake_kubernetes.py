@@ -243,7 +243,7 @@ class FakeKubernetes(http.server.ThreadingHTTPServer):
     def has_pods(self) -> bool:
         return any(kind == "pods" for kind, _, _ in list(self.things))
 
-    def has_news(self, reached: int, cut: int) -> bool:
+    def has_changes(self, reached: int, cut: int) -> bool:
         return self.version > reached or self.cut != cut
 
     def listed(self, kind: str, space: str, selector: str) -> list[dict[str, Any]]:
@@ -338,7 +338,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self._chunk({"type": "ERROR", "object": gone})
             while not is_old and server.cut == cut and time.monotonic() < deadline:
                 with server.changed:
-                    server.changed.wait_for(partial(server.has_news, reached, cut), 1.0)
+                    server.changed.wait_for(partial(server.has_changes, reached, cut), 1.0)
                     events = [one for one in server.events if one[0] > reached]
                     reached = server.version
                 if server.cut != cut:

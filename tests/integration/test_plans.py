@@ -99,7 +99,7 @@ OTHERS: dict[str, Call] = {
     "claim": lambda _: lambda c: claims.claim(c, {"q0": BATCH // 2, "q2": BATCH // 2, "none": 9}, NOW),
     "claim_behind": lambda _: lambda c: claims.claim_behind(c, dict.fromkeys(POSITIONS, BATCH // 2), POSITIONS, NOW),
     "promote_due": lambda _: lambda c: waiting.promote_due(c, NOW + timedelta(days=30), BATCH),
-    "agenda": lambda _: waiting.probe_agenda,
+    "agenda": lambda _: waiting.probe_pending_work,
     "in_flight": lambda _: waiting.in_flight,
     "succeeded": lambda leader: lambda c: waiting.succeeded(c, leader.batch),
     "overdue_unknown": lambda _: lambda c: waiting.overdue_unknown(c, NOW, BATCH),

@@ -678,7 +678,7 @@ def test_the_leader_probes_indexes_however_much_there_is(system: System) -> None
     )
     due = plan(system, store._DUE, now=system.now, limit=200)
     assert "schedules_due" in due
-    assert "schedules_due" in plan(system, waiting._AGENDA)
+    assert "schedules_due" in plan(system, waiting._PROBE)
     assert "runs_of_schedule" in plan(system, store._OPEN, keys=["w1/default", "w2/default"])
     assert "backfills_open" in plan(system, backfills._OPEN, limit=20)
 

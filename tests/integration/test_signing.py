@@ -254,7 +254,7 @@ def test_a_forged_key_holder_is_none(signed: System) -> None:
     holder = KeyHolder(time_ordered_id(6, bytes(10)))
     signed.redis.set(signed.keys.key_holder(ID), encode(holder))
     assert streams.key_holders([ID]) == {}
-    LeaderStreams(signed.redis, signed.keys).tell_key_holders({ID: holder})
+    LeaderStreams(signed.redis, signed.keys).publish_key_holders({ID: holder})
     assert streams.key_holders([ID]) == {ID: holder}
 
 

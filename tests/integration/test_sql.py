@@ -324,7 +324,7 @@ def test_a_commit_that_is_refused_leaves_nothing(leadership: Leadership) -> None
 def test_what_waits_is_looked_at_only_when_it_is_asked_for(leadership: Leadership) -> None:
     with leadership.writing(0.0) as writing:
         assert writing.pending_work is None
-    with leadership.writing(0.0, with_agenda=True) as writing:
+    with leadership.writing(0.0, with_pending_work=True) as writing:
         assert writing.pending_work is not None
         assert not writing.pending_work.is_busy
 

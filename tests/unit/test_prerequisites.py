@@ -80,7 +80,7 @@ def test_a_signal_ends_the_waiting(number: signal.Signals) -> None:
     prerequisites = Prerequisites(LOG, [failing("Redis", 10**9, OSError("gone"))])
     threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
     assert not prerequisites.wait()
-    assert prerequisites.told_to_stop
+    assert prerequisites.is_stopped
 
 
 def at_connecting(words: str) -> exc.OperationalError:

@@ -329,7 +329,7 @@ class Driver:
             async with asyncio.timeout(_CANCEL_ON):
                 await self._reach(watched, lambda: executor.cancel(execution, watched.external_id))
                 if watched.listener is not None and isinstance(executor, Telling):
-                    await executor.tell_rest(execution, watched.external_id, watched.listener)
+                    await executor.pass_on_rest(execution, watched.external_id, watched.listener)
         except Exception as error:  # noqa: BLE001  # whatever an executor raises; nobody waits for this
             log.error("execution.not_cancelled execution=%s error=%r", execution.name, error, extra=watched.job.fields)
 

@@ -67,7 +67,7 @@ async def keeper_of(spool: Spool) -> Keeper:
 
 
 @contextmanager
-def told_of(keeper: Keeper, call: Callable[[], None]) -> Iterator[None]:
+def on_keeper_end(keeper: Keeper, call: Callable[[], None]) -> Iterator[None]:
     """Have something called when a keeper has ended, by the event loop; at once if it has."""
     try:
         descriptor = os.pidfd_open(keeper.pid) if keeper.is_alive() else None
@@ -103,7 +103,7 @@ def _bury(keeper: Keeper) -> None:
 async def has_ended(keeper: Keeper, timeout: float) -> bool:
     """Wait until a keeper has ended, for so many seconds at most; say whether it has."""
     ended = asyncio.Event()
-    with told_of(keeper, ended.set), contextlib.suppress(TimeoutError):
+    with on_keeper_end(keeper, ended.set), contextlib.suppress(TimeoutError):
         await asyncio.wait_for(ended.wait(), timeout)
     return ended.is_set()
 

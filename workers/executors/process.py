@@ -30,7 +30,7 @@ from orchestrator.domain.plain import MOST_LEVELS, is_too_deep
 from orchestrator.environment import PASSED_ON
 from orchestrator.errors import GiveUp
 from orchestrator.workers.executors.accounts import account_of
-from orchestrator.workers.executors.keeping import KILLED, begin, end_all, has_ended, keeper_of, no_room, told_of
+from orchestrator.workers.executors.keeping import KILLED, begin, end_all, has_ended, keeper_of, no_room, on_keeper_end
 from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher
 from orchestrator.workers.executors.spool import Keeper, Spool, open_root, root_of, sweep
 from orchestrator.workers.executors.written import Written
@@ -109,7 +109,7 @@ class ProcessExecutor:
         elif await self._call(spool.exit_code) is None and not await end_all(keeper, options.grace, self._call):
             raise Unreachable(f"process {keeper.pid}, which kept the command, was killed, and the command does not end")
         watcher.ended()
-        await self._tell_rest(spool, watcher)
+        await self._pass_on_rest(spool, watcher)
         if is_too_large:
             return self._too_large()
         said, outcome = await self._call(partial(self._collect, options, spool))
@@ -135,10 +135,10 @@ class ProcessExecutor:
         else:
             keeper.signal_group(signal.SIGKILL)  # processes that the command has left behind
 
-    async def tell_rest(self, execution: Execution, external_id: str, watcher: Watcher) -> None:
+    async def pass_on_rest(self, execution: Execution, external_id: str, watcher: Watcher) -> None:
         """Pass on what a command that was ended has said."""
         if external_id.partition(" ")[0] == self._host:
-            await self._tell_rest(self._spool(execution, external_id), watcher)
+            await self._pass_on_rest(self._spool(execution, external_id), watcher)
 
     async def release(self, execution: Execution, external_id: str) -> None:
         """Remove the folder."""
@@ -165,11 +165,11 @@ class ProcessExecutor:
             tick.set()
 
         with (
-            told_of(keeper, end),
-            self._written.telling(spool.stderr, tick) as said_is_told,
-            self._written.telling(spool.stdout, tick) as written_is_told,
+            on_keeper_end(keeper, end),
+            self._written.telling(spool.stderr, tick) as watches_stderr,
+            self._written.telling(spool.stdout, tick) as watches_stdout,
         ):
-            is_told = said_is_told and written_is_told
+            is_told = watches_stderr and watches_stdout
             tick.set()  # what was said before somebody listened
             while not ended.is_set():
                 await tick.wait()
@@ -199,7 +199,7 @@ class ProcessExecutor:
             await asyncio.wait([passing], timeout=_PAUSE)  # so that nobody else passes on the same
             raise
 
-    async def _tell_rest(self, spool: Spool, watcher: Watcher) -> None:
+    async def _pass_on_rest(self, spool: Spool, watcher: Watcher) -> None:
         """Pass on what is left of what a command has said; another process may go on writing there."""
         end = spool.said()
         for _ in range(_AT_ONCE):
@@ -329,5 +329,5 @@ def _failure(options: Process, spool: Spool, code: int) -> Broken:
             name, why = signal.Signals(code - 128).name, ""
             if options.cpu is not None and code - 128 == signal.SIGXCPU:
                 why = f": its processor time is used up, of which each process has {options.cpu:,} s (option cpu)"
-            return Broken("Killed", f"The command was ended by {name}{why}.", retryable, spool.last_words())
-    return Broken("ExitCode", f"The command ended with exit code {code}.", retryable, spool.last_words())
+            return Broken("Killed", f"The command was ended by {name}{why}.", retryable, spool.stderr_tail())
+    return Broken("ExitCode", f"The command ended with exit code {code}.", retryable, spool.stderr_tail())

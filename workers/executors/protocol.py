@@ -94,7 +94,7 @@ class Executor(Protocol):
 class Telling(Protocol):
     """An executor that keeps output of the work until it is passed on."""
 
-    async def tell_rest(self, execution: Execution, external_id: str, watcher: Watcher) -> None:
+    async def pass_on_rest(self, execution: Execution, external_id: str, watcher: Watcher) -> None:
         """Pass on the rest of the output: the work was cancelled or timed out, and has ended."""
 
 

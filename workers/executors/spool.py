@@ -222,7 +222,7 @@ class Spool:
         with self.stdout.open("rb") as file:
             return file.read(limit)
 
-    def last_words(self, size: int = 4_000) -> str:
+    def stderr_tail(self, size: int = 4_000) -> str:
         """Return the end of stderr."""
         with contextlib.suppress(FileNotFoundError), self.stderr.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - size))

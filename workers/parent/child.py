@@ -24,7 +24,7 @@ from orchestrator.telemetry import close_output, get_logger
 from orchestrator.transport.codec import Attempt, Heartbeat, Malformed, decode, encode, names_digest
 from orchestrator.workers.parent.held import Farewell, HeldAttempts, Limit
 from orchestrator.workers.parent.memory import thread_time
-from orchestrator.workers.parent.messages import Command, FirstWord, Hello, Leaving
+from orchestrator.workers.parent.messages import Command, FirstToReport, Hello, Leaving
 from orchestrator.workers.parent.parent_death import die_with
 from orchestrator.workers.parent.scaling import ChildState
 from orchestrator.workers.process import main as run_process
@@ -219,7 +219,7 @@ class Child:
 
     # -- its end
 
-    def last_words(self, now: float, died_of: str) -> list[Report]:
+    def final_reports(self, now: float, died_of: str) -> list[Report]:
         """Return the report of a process that has ended and still held attempts.
 
         No attempt is charged for its death: others may have been in it.
@@ -256,7 +256,9 @@ def _timed_out(limit: Limit, now: float) -> Failed:
     return Failed(limit.id, limit.attempt, now - limit.deadline + limit.timeout, error, limit.retryable)
 
 
-def start_child(spec: WorkerSpec, settings: Settings, after_fork: Callable[[], None], first_word: FirstWord) -> Child:
+def start_child(
+    spec: WorkerSpec, settings: Settings, after_fork: Callable[[], None], first_to_report: FirstToReport
+) -> Child:
     """Fork a worker process; `after_fork` is called in it first."""
     held = HeldAttempts()
     ours, theirs = Pipe()
@@ -272,7 +274,7 @@ def start_child(spec: WorkerSpec, settings: Settings, after_fork: Callable[[], N
             ours.close()
             die_with(parent)
             watch_forks()
-            farewell = run_process(spec, settings, worker, held, theirs, first_word)
+            farewell = run_process(spec, settings, worker, held, theirs, first_to_report)
         except BaseException:
             log.exception("process.failed")
         finally:

@@ -46,7 +46,7 @@ class Command(msgspec.Struct, frozen=True, array_like=True, tag="command"):
 prepare(Command, Hello | Leaving)
 
 
-class FirstWord:
+class FirstToReport:
     """Of processes that are started together and fail alike, one says why: the one that reads the only byte of a
     pipe."""
 

@@ -29,10 +29,10 @@ from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.parent.beating import Beating
 from orchestrator.workers.parent.changes import Changes
 from orchestrator.workers.parent.child import Child, start_child
+from orchestrator.workers.parent.ended_processes import EndedProcesses
 from orchestrator.workers.parent.held import Farewell
-from orchestrator.workers.parent.last_words import LastWords
 from orchestrator.workers.parent.memory import format_memory, noted_memory, resident_memory
-from orchestrator.workers.parent.messages import Command, FirstWord, Hello, Leaving
+from orchestrator.workers.parent.messages import Command, FirstToReport, Hello, Leaving
 from orchestrator.workers.parent.observed import ObservedWorker
 from orchestrator.workers.parent.parent_death import ending
 from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, most_processes, plan
@@ -70,22 +70,22 @@ class Supervisor:
         self._streams = WorkerStreams(connect(settings.require_redis()), Keys.of(settings))
         self._inbox = self._streams.order_inbox()
         self._children: dict[int, Child] = {}
-        self._last_words = LastWords(self._streams)
+        self._ended_processes = EndedProcesses(self._streams)
         self._beating = Beating(self._streams, spec, settings)
         self._redis = Outage(log, "Redis", "tasks go on, and nobody can hear of them")
         self._beat_at = 0.0
-        self._has_news = False
+        self._fleet_changed = False
         """The leader should look at the fleet now."""
         self._start_after = 0.0
         self._broken_until = 0.0
         """Until then nobody tries to load the application, which could not be loaded last time."""
         self._died_at = float("-inf")
         self._signals = 0
-        self._told_to_end = False
+        self._drain_ordered = False
         """By the leader, for somebody; a signal that comes later is a first one."""
         self._is_closing = False
         """Nothing is started any more."""
-        self._drain_told = False
+        self._is_draining = False
         self._exit_code = 0
         self.observed = ObservedWorker(settings, spec.concurrency, self._redis)
         bounds = Bounds(*(spec.autoscale or (spec.processes, spec.processes)))
@@ -109,11 +109,13 @@ class Supervisor:
                 signal.SIGCHLD: lambda: None,
             }
         )
-        if prerequisites.told_to_stop:
+        if prerequisites.is_stopped:
             self._on_signal()  # before there was a wakeup
         give_up_at = float("inf")
         while (
-            not self._is_closing or self._children or (self._last_words.has_reports and time.monotonic() < give_up_at)
+            not self._is_closing
+            or self._children
+            or (self._ended_processes.has_reports and time.monotonic() < give_up_at)
         ):
             if self._is_closing and not self._children:
                 give_up_at = min(give_up_at, time.monotonic() + _LAST_WORDS)
@@ -137,11 +139,11 @@ class Supervisor:
             self._check_children(now)
             self._beat(now)
             retry_log()
-        if self._has_news:
+        if self._fleet_changed:
             self._beat(now)
             self._streams.greet()
-            self._has_news = False
-        self._last_words.say()
+            self._fleet_changed = False
+        self._ended_processes.report()
         self._inbox.ask(self._settings.heartbeat)
         self._wait(now)
 
@@ -151,7 +153,7 @@ class Supervisor:
             until.append(self._start_after)
         if self._changes is not None:
             until.append(self._changes.due_at)
-        if self._last_words.has_reports:
+        if self._ended_processes.has_reports:
             until.append(now + 0.1)  # Redis has no generation yet, or takes no reports
         orders = [self._inbox] if self._inbox.is_open else []
         if self._inbox in self._sleep(max(0.0, min(until) - time.monotonic()), orders):
@@ -181,13 +183,13 @@ class Supervisor:
         for place in retire:
             log.info("process.retiring pid=%d: it finishes the tasks that it runs", children[place].pid)
             children[place].leave(Command("retire"))
-            self._has_news = True
+            self._fleet_changed = True
         if start and now >= self._start_after:
-            first_word = FirstWord()
+            first_to_report = FirstToReport()
             for _ in range(start):
-                child = start_child(self._spec, self._settings, self._leave_to_parent, first_word)
+                child = start_child(self._spec, self._settings, self._leave_to_parent, first_to_report)
                 self._children[child.pid] = child
-            first_word.close()
+            first_to_report.close()
 
     def _leave_to_parent(self) -> None:
         """In a process that was just forked, let go of what is its parent's."""
@@ -209,7 +211,7 @@ class Supervisor:
         """Take in what the children say. The leader hears at once of those that are ready and those that leave."""
         for child in self._children.values():
             for word in child.hear():
-                self._has_news = True
+                self._fleet_changed = True
                 if isinstance(word, Hello):
                     self._welcome(child, word)
                 else:
@@ -292,10 +294,10 @@ class Supervisor:
             farewell = child.held.farewell
             in_order = farewell in (Farewell.FINISHED, Farewell.UNFINISHED)
             died_of = ending(os.waitstatus_to_exitcode(status))
-            reports = child.last_words(now, died_of)
+            reports = child.final_reports(now, died_of)
             handed_back = sum(isinstance(report, Returned) for report in reports)
             self.observed.handed_back += child.held.handed_back + handed_back
-            self._last_words.add(child.worker, reports, in_order=in_order)
+            self._ended_processes.add(child.worker, reports, in_order=in_order)
             if farewell in (Farewell.UNUSABLE, Farewell.BROKEN):
                 self._cannot_load(now, mendable=farewell is Farewell.BROKEN or self._was_loaded)
             elif not in_order and not child.dismissed:
@@ -331,7 +333,7 @@ class Supervisor:
                 child.dismiss()
             elif not child.draining:
                 child.leave(Command("drain"))
-                self._has_news = True
+                self._fleet_changed = True
 
     # -- heartbeats and orders
 
@@ -356,9 +358,9 @@ class Supervisor:
         if order.drain and not child.draining:
             self._is_closing = True  # the queues are empty
             child.leave(Command("drain"))
-        if order.end and not self._told_to_end:
+        if order.end and not self._drain_ordered:
             log.info("worker.drain_ordered: it finishes its tasks and ends")
-            self._told_to_end = True
+            self._drain_ordered = True
         if order.work_waits:
             self._scale(work_waits=True)
 
@@ -376,14 +378,14 @@ class Supervisor:
     # -- the end
 
     def _heed_signals(self) -> None:
-        if (self._signals or self._told_to_end) and not self._drain_told:
+        if (self._signals or self._drain_ordered) and not self._is_draining:
             if any(not child.dismissed for child in self._children.values()):
                 limit, how = self._settings.drain_timeout, "again" if self._signals else "SIGTERM twice"
                 log.info("worker.draining timeout=%gs: it finishes its tasks (%s to stop at once)", limit, how)
-            self._is_closing = self._drain_told = True
+            self._is_closing = self._is_draining = True
             for child in self._children.values():
                 child.leave(Command("drain"))
-            self._has_news = True
+            self._fleet_changed = True
         if self._signals > 1:
             for child in self._children.values():
                 child.kill()

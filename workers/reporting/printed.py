@@ -29,10 +29,10 @@ RATE = 200_000
 class Output(Protocol):
     """Where something is printed to: standard output, or error."""
 
-    def print_lines(self, job: Job, room: LogRoom, text: str) -> None:
+    def print_lines(self, job: Job, room: LogBudget, text: str) -> None:
         """Pass on lines, without the end of the last."""
 
-    def tell_left_out(self, job: Job, lines: int) -> None:
+    def log_dropped(self, job: Job, lines: int) -> None:
         """Say how many lines the log of the worker does not have."""
 
 
@@ -66,7 +66,7 @@ class PrintBuffer:
         """Lines that have not ended."""
         self._cut: set[Output] = set()
         """Those whose line was too long, and was passed on before its end: the rest of it is left out."""
-        self._room = LogRoom()
+        self._room = LogBudget()
         self._told = 0
         """How often the task has passed something on in this tick."""
         self._tick_ends = 0.0
@@ -99,7 +99,7 @@ class PrintBuffer:
                 rests, self._rests = self._rests, {}
                 for output, rest in rests.items():
                     output.print_lines(self._job, self._room, rest)
-                self.output.tell_left_out(self._job, self._room.close())
+                self.output.log_dropped(self._job, self._room.close())
 
     def pass_on_later(self) -> None:
         """Pass on what a tick has gathered; a task that prints little from now on does so itself."""
@@ -144,7 +144,7 @@ class PrintBuffer:
                 output.print_lines(self._job, self._room, ended)
 
 
-class LogRoom:
+class LogBudget:
     """How much of what an attempt prints the log of its worker takes: a burst, and then so much a second."""
 
     __slots__ = ("_at", "_left", "_left_out")

@@ -69,12 +69,12 @@ class TaskLog:
     def __init__(self) -> None:
         self._tallies: dict[str, _Tally] = {}
         self._since = time.monotonic()
-        self._tells_all = log.isEnabledFor(logging.INFO)
+        self._logs_all = log.isEnabledFor(logging.INFO)
         """Also of what goes well."""
 
     def received(self, jobs: Iterable[Job]) -> None:
         """Log that these have arrived."""
-        if self._tells_all:
+        if self._logs_all:
             for job in jobs:
                 if self._has_room(job.dispatch.name, _RECEIVED) and not job.dispatch.is_turn_task:
                     _log(job, logging.INFO, "task.received attempt=%d", job.dispatch.attempt)
@@ -82,7 +82,7 @@ class TaskLog:
     def ended(self, job: Job, report: AttemptReport) -> None:
         """Log how an attempt has ended."""
         if isinstance(report, Succeeded):
-            if self._tells_all and self._has_room(job.dispatch.name, _SUCCEEDED):
+            if self._logs_all and self._has_room(job.dispatch.name, _SUCCEEDED):
                 self._succeeded(job, _long(report.duration))
         elif isinstance(report, Failed):
             self._failed(job, report)
@@ -91,12 +91,12 @@ class TaskLog:
             _log(job, logging.WARNING, "task.lost attempt=%d reason=%s", report.attempt, reason)
         elif isinstance(report, Activated):
             for command in report.commands:
-                if isinstance(command, FailRun) and self._may_tell(job, _FAILED, command.error):
+                if isinstance(command, FailRun) and self._may_log(job, _FAILED, command.error):
                     _log(job, logging.ERROR, "run.failed error=%s", _said(command.error), error=command.error)
 
     def dropped(self, job: Job) -> None:
         """Log, once, that an attempt that has succeeded did not count any more."""
-        if self._tells_all and job.completion is None and not _is_revoked(job):
+        if self._logs_all and job.completion is None and not _is_revoked(job):
             job.interrupted_by = TaskAborted
             _log(job, logging.INFO, "task.result_dropped attempt=%d: %s", job.dispatch.attempt, _REVOKED)
 
@@ -122,14 +122,14 @@ class TaskLog:
         decision = after_failure(report, policy, failures, 0.5)
         tried = f"{failures + 1}/{policy.max + 1}"
         if not isinstance(decision, RetryTask):
-            if self._may_tell(job, _FAILED, error):
+            if self._may_log(job, _FAILED, error):
                 values = attempt, tried, took, _said(error)
                 _log(job, logging.ERROR, "task.failed attempt=%d try=%s duration=%s error=%s", *values, error=error)
         elif not report.charged:
-            if self._tells_all and self._has_room(job.dispatch.name, _RETRIED):
+            if self._logs_all and self._has_room(job.dispatch.name, _RETRIED):
                 asked = attempt, _long(decision.delay), error.message
                 _log(job, logging.INFO, "task.retry_requested attempt=%d delay=%s reason=%s", *asked)
-        elif self._may_tell(job, _RETRIED, error):
+        elif self._may_log(job, _RETRIED, error):
             about = "~" if report.delay is None and policy.jitter else ""
             shown = error if log.isEnabledFor(logging.DEBUG) else None
             _log(
@@ -146,7 +146,7 @@ class TaskLog:
         """Log the counts of suppressed lines, if it is time; write what could not be written."""
         if now - self._since >= _WINDOW:
             self.summarize(now)
-        self._tells_all = log.isEnabledFor(logging.INFO)
+        self._logs_all = log.isEnabledFor(logging.INFO)
         retry_log()
 
     def summarize(self, now: float) -> None:
@@ -163,7 +163,7 @@ class TaskLog:
         tally = self._tallies.get(name) or self._tallies.setdefault(name, _Tally())
         return next(tally.numbers[kind]) < tally.until[kind]
 
-    def _may_tell(self, job: Job, kind: int, error: TaskError) -> bool:
+    def _may_log(self, job: Job, kind: int, error: TaskError) -> bool:
         """Count a failure; say whether it gets a line of its own."""
         if self._has_room(job.dispatch.name, kind):
             return True

@@ -26,7 +26,7 @@ from orchestrator.telemetry import LOGGER_NAME, get_logger
 from orchestrator.terminal_safe import with_styles
 from orchestrator.transport.codec import LogLine
 from orchestrator.workers.reporting.lines import as_it_stands
-from orchestrator.workers.reporting.printed import LONGEST_PIECE, RATE, LogRoom, PrintBuffer
+from orchestrator.workers.reporting.printed import LONGEST_PIECE, RATE, LogBudget, PrintBuffer
 from orchestrator.workers.running.forks import is_fork, on_fork
 from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.task_runtime import JobRuntime
@@ -295,20 +295,20 @@ class TaskOutput(io.RawIOBase):
         """Write what is there, and stay open: a task that closes it, or a wrapper around it, has no other in mind."""
         self.flush()
 
-    def print_lines(self, job: Job, room: LogRoom, text: str) -> None:
+    def print_lines(self, job: Job, room: LogBudget, text: str) -> None:
         """Log what a job has printed: whole lines, the last without its end."""
         if not text.isascii():
             text = text.encode("utf-8", "backslashreplace").decode()  # there are characters that nobody can store
         text = scrub(as_it_stands(text), job.secrets)
         left_out, shown = room.take(text)
-        self.tell_left_out(job, left_out)
+        self.log_dropped(job, left_out)
         if shown and (lines := [line for line in shown.split("\n") if line and not line.isspace()]):
             self._log_lines(job, logging.INFO, lines)
         if job.stage is Stage.RUNNING:  # code that outlives its task has nothing to say
             for keeper in _keepers:
                 keeper.log_lines(job, LogLine(time.time(), job.dispatch.attempt, "info", text, self.name[1:-1]))
 
-    def tell_left_out(self, job: Job, lines: int) -> None:
+    def log_dropped(self, job: Job, lines: int) -> None:
         """Log how many lines the log of the worker does not have."""
         if lines:
             number = "1 line was" if lines == 1 else f"{lines:,} lines were"

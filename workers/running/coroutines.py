@@ -76,7 +76,7 @@ class Coroutines:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._loop.set_default_executor(TaskThreads())
-            self._note_who_stops(self._loop)
+            self._log_stops(self._loop)
             on_fork(self._forked)
             self._thread = threading.Thread(target=self._turn, args=(self._loop,), name="tasks-async", daemon=True)
             self._thread.start()
@@ -177,16 +177,16 @@ class Coroutines:
     def _answer(self) -> None:
         self._is_pinged = False
 
-    def _note_who_stops(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _log_stops(self, loop: asyncio.AbstractEventLoop) -> None:
         stop = loop.stop
 
-        def stop_and_tell() -> None:
+        def stop_and_log() -> None:
             job = _job.get()
             self._stopped_by = f"task {job.dispatch.name}" if job is not None else "code that a task left behind"
             stop()
 
         with contextlib.suppress(AttributeError):  # a loop of another make, which cannot be changed
-            loop.stop = stop_and_tell  # type: ignore[method-assign]
+            loop.stop = stop_and_log  # type: ignore[method-assign]
 
     # -- forks
 

@@ -190,10 +190,10 @@ class Pool:
             self._limit(job)
         elif job.dispatch.is_turn_task and not job.is_isolated:
             self._held.show_turn(job.slot, threading.get_native_id())
-        self._tell_of_rated(job, now)
+        self._announce_rated(job, now)
         return True
 
-    def _tell_of_rated(self, job: Job, now: float) -> None:
+    def _announce_rated(self, job: Job, now: float) -> None:
         """Say at once that a task with a rate has begun, once its code does: the leader waits for it with others."""
         if not job.starting and (job.options.rate is not None or job.options.total_rate is not None):
             self._announce(job, now)
@@ -206,7 +206,7 @@ class Pool:
         now = time.monotonic()
         job.start_clock(now)
         self._limit(job)
-        self._tell_of_rated(job, now)
+        self._announce_rated(job, now)
 
     def _limit(self, job: Job) -> None:
         if job.deadline is not None and job.options.timeout is not None:

@@ -249,7 +249,7 @@ class Hub:
         moves: dict[Subject, list[TaskChange]] = {}
         for task in changes.tasks:
             if (found := self._listeners.get(Subject(Kind.TASK, task.id))) is not None:
-                self._tell_task(found, task)
+                self._publish_task(found, task)
             for about in (Subject(Kind.QUEUE, task.queue), Subject(Kind.RUN, task.run or b"")):
                 if about in self._listeners:
                     moves.setdefault(about, []).append(task)
@@ -269,7 +269,7 @@ class Hub:
                 if listener.subject.kind in (Kind.QUEUE, Kind.SYSTEM):
                     self.refresh(listener)
 
-    def _tell_task(self, listeners: Iterable[Listener], task: TaskChange) -> None:
+    def _publish_task(self, listeners: Iterable[Listener], task: TaskChange) -> None:
         told = move(task)
         for listener in listeners:
             if age(task) <= listener.age or listener.is_ending:

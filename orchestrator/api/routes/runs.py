@@ -112,7 +112,7 @@ def find(api: Api, id: UUID) -> RunAnswer:
             raise NotFound.by_id("run", str(id))
         code = insights.show_code(connection, id) if run.code else None
         steps = insights.list_steps(connection, id) if run.workflow and not run.code else []
-    run = shown(api, dataclasses.replace(run, params=insights.told_params(run.params)))
+    run = shown(api, dataclasses.replace(run, params=insights.readable_params(run.params)))
     return RunAnswer(run, steps, None if code is None else _of_code(id, code, api.redaction_of_run(id)))
 
 

@@ -16,14 +16,14 @@ from orchestrator.domain.states import RunState
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.insights import list_runs
 from orchestrator.sdk.calls.interface import Calls
-from orchestrator.store.insights import CodeView, RunDetail, RunFilter, RunView, told_params
+from orchestrator.store.insights import CodeView, RunDetail, RunFilter, RunView, readable_params
 
 MOST_CHILDREN = 100
 
 
 def find_run(calls: Calls, run: UUID) -> RunDetail:
     found = existing(calls.insights.show_run(run), "run", run)
-    return dataclasses.replace(found, params=hidden().shown(told_params(found.params)))
+    return dataclasses.replace(found, params=hidden().shown(readable_params(found.params)))
 
 
 def _code(calls: Calls, run: UUID) -> CodeView:

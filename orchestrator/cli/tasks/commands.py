@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from orchestrator.cli.runs.ids import RUN
-from orchestrator.cli.tasks.progress import bar, last_words, watch_task
+from orchestrator.cli.tasks.progress import bar, ended_processes, watch_task
 from orchestrator.cli.terminal.data import as_json as data_json
 from orchestrator.cli.terminal.data import call_of, call_text, data_text, short_text, stored_value
 from orchestrator.cli.terminal.ids import TASK, Shown, existing, task_argument
@@ -138,7 +138,7 @@ def show(task: UUID, as_json: bool) -> None:
     """
     with looking() as calls:
         detail = _found(calls, task)
-        progress = last_words(calls, task.bytes)
+        progress = ended_processes(calls, task.bytes)
         kin = _lineage(calls, task)
     if as_json:
         print_json(_document(detail) | {"progress": progress, "children": kin.children})

@@ -24,7 +24,7 @@ _REFRESH = 0.25
 """Seconds between two looks at a task; its end is announced."""
 
 
-def last_words(calls: Calls, task: bytes) -> TaskProgress | None:
+def ended_processes(calls: Calls, task: bytes) -> TaskProgress | None:
     """Return a task's progress, or None if Redis is away."""
     with suppress(OrchestratorError):
         return calls.tasks.progress(task)

@@ -157,4 +157,4 @@ class Generations:
             self.cursor = cursor
             # Some entries may have been lost with the old server, and other reports may stand in their place: nobody
             # is told that those are applied. They are sent again, and ignored.
-            self._streams.tell_ended(ended)
+            self._streams.publish_ended(ended)

@@ -28,8 +28,8 @@ from orchestrator.sdk.checks import (
     check_options,
     check_rate,
     check_seconds,
+    check_timezone,
     check_weight,
-    check_zoned,
     in_seconds,
 )
 from orchestrator.sdk.tasks.executors import executor_call
@@ -157,9 +157,9 @@ class CallOptions:
         if self.eta is not None:
             if check_seconds("delay", self.delay):
                 raise InvalidTask("Options delay and eta: give one of them, not both.")
-            check_zoned("eta", self.eta)
+            check_timezone("eta", self.eta)
         if isinstance(self.expires, datetime):
-            check_zoned("expires", self.expires)
+            check_timezone("expires", self.expires)
         elif self.expires is not None and check_seconds("expires", self.expires) <= 0:
             raise InvalidTask(f"Option expires: expected more than zero seconds, or a time, found {self.expires!r}.")
 

@@ -38,8 +38,8 @@ from orchestrator.store.insights.runs import (
     last_runs,
     list_runs,
     page_of_runs,
+    readable_params,
     show_run,
-    told_params,
 )
 from orchestrator.store.insights.steps import StepView, find_step_task, list_steps
 from orchestrator.store.insights.system import (

@@ -19,7 +19,7 @@ from orchestrator.domain.code import history
 from orchestrator.sealing import CALL, VALUE, reveal
 from orchestrator.store.code.histories import event_of
 from orchestrator.store.flow.reads import OF_FUNCTIONS
-from orchestrator.store.insights.runs import told_params
+from orchestrator.store.insights.runs import readable_params
 from orchestrator.store.sql import Row, Statement
 
 MOST_RELATIVES = 200
@@ -180,7 +180,7 @@ def family_of(
 
 def _plain(row: Row) -> Iterator[Any]:
     if row.params is not None:
-        yield told_params(msgspec.json.decode(row.params))
+        yield readable_params(msgspec.json.decode(row.params))
     if row.state is not None:
         yield timezones.decode(bytes(row.state))  # the shared state is a part of it, and so are signals
 

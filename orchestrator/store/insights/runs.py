@@ -248,7 +248,7 @@ def _shown_params(stored: Any) -> Any:
     return opened if isinstance(opened, dict) else {_SEALED: stored}
 
 
-def told_params(params: Mapping[str, Any] | str) -> Mapping[str, Any] | str:
+def readable_params(params: Mapping[str, Any] | str) -> Mapping[str, Any] | str:
     """Return the parameters of a run for people: opened where this process can, else a text that says so."""
     sealed = params.get(_SEALED) if isinstance(params, Mapping) else None
     if not isinstance(sealed, str):

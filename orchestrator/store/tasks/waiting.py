@@ -174,7 +174,7 @@ def crowded(connection: Connection) -> list[tuple[str, str, str]]:
     return _CROWDED(connection)
 
 
-class AgendaProbe(NamedTuple):
+class PendingWorkProbe(NamedTuple):
     """What waits for the leader."""
 
     inbox: bool
@@ -185,7 +185,7 @@ class AgendaProbe(NamedTuple):
     expanding_runs: bool = False
     backfills: bool = False
     closing_runs: bool = False
-    untold_runs: bool = False
+    pending_changes: bool = False
     next_fire: datetime | None = None
     """When a schedule is due; `next_due` is about everything else."""
 
@@ -200,10 +200,10 @@ class AgendaProbe(NamedTuple):
     def is_busy(self) -> bool:
         """Say whether the next tick has something to do at once."""
         of_runs = self.pending_runs or self.cancelling_runs or self.expanding_runs or self.closing_runs
-        return self.inbox or of_runs or self.untold_runs
+        return self.inbox or of_runs or self.pending_changes
 
 
-AGENDA = """
+PENDING_WORK = """
        EXISTS (SELECT FROM orchestrator.inbox) AS inbox,
        EXISTS (SELECT FROM orchestrator.runs WHERE status = 'pending' AND NOT parked) AS pending_runs,
        EXISTS (SELECT FROM orchestrator.runs WHERE cancelling AND ended_at IS NULL) AS cancelling_runs,
@@ -218,17 +218,17 @@ AGENDA = """
        EXISTS (SELECT FROM orchestrator.runs WHERE expanding) AS expanding_runs,
        EXISTS (SELECT FROM orchestrator.backfills WHERE next_fire IS NOT NULL) AS backfills,
        EXISTS (SELECT FROM orchestrator.runs WHERE closing) AS closing_runs,
-       EXISTS (SELECT FROM orchestrator.untold WHERE NOT held) AS untold_runs,
+       EXISTS (SELECT FROM orchestrator.untold WHERE NOT held) AS pending_changes,
        (SELECT due_at FROM orchestrator.schedules WHERE due_at IS NOT NULL AND NOT paused
          ORDER BY due_at LIMIT 1) AS next_fire
 """
-"""The columns of an agenda. Not `min`: where Postgres believes a table to be empty, it may read all of it for that."""
-_AGENDA = Prepared[AgendaProbe](f"SELECT /* waiting.probe_agenda */ {AGENDA}")
+"""The columns of the probe. Not `min`: where Postgres believes a table to be empty, it may read all of it for that."""
+_PROBE = Prepared[PendingWorkProbe](f"SELECT /* waiting.probe_pending_work */ {PENDING_WORK}")
 
 
-def probe_agenda(connection: Connection) -> AgendaProbe:
+def probe_pending_work(connection: Connection) -> PendingWorkProbe:
     """Look, with one index probe each, whether anything waits."""
-    return _AGENDA.one(connection)
+    return _PROBE.one(connection)
 
 
 class InFlight(NamedTuple):

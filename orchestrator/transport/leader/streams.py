@@ -262,14 +262,14 @@ class LeaderStreams:
         sign, now = self._keys.signing.sign, int(time.time() * 1000)
         return {channel: sign(channel, encode(items), now) for channel, items in by_channel.items()}
 
-    def tell_ended(self, ended: Sequence[Ended]) -> None:
+    def publish_ended(self, ended: Sequence[Ended]) -> None:
         """Publish ends to waiting clients, without a cursor."""
         pipeline = self._redis.pipeline(transaction=False)
         for channel, body in self._by_channel(ended).items():
             pipeline.publish(channel, body)
         pipeline.execute()
 
-    def tell_key_holders(self, holders: Mapping[bytes, KeyHolder]) -> None:
+    def publish_key_holders(self, holders: Mapping[bytes, KeyHolder]) -> None:
         """Publish to running tasks which tasks have the keys that they wanted; if it is lost, they ask again."""
         pipeline = self._redis.pipeline(transaction=False)
         for task, holder in holders.items():

@@ -63,9 +63,9 @@ class SimulatedLeadership(Leadership):
         self._strike: Callable[[str], None] = actor.strike
 
     @contextmanager
-    def writing(self, monotonic: float, *, with_agenda: bool = False) -> Iterator[Writing]:
+    def writing(self, monotonic: float, *, with_pending_work: bool = False) -> Iterator[Writing]:
         world = self._actor.world
-        with super().writing(monotonic, with_agenda=with_agenda) as writing:
+        with super().writing(monotonic, with_pending_work=with_pending_work) as writing:
             self._strike("in transaction")
             yield writing
             self._strike("before commit")
@@ -169,7 +169,7 @@ class SchedulerProcess:
         if now >= scheduler.term.watch.due_at or waited >= scheduler.term.due_in:
             return True
         cursor = scheduler.term.generations.cursor
-        return self.streams.has_news(cursor.generation, cursor.position)
+        return self.streams.has_changes(cursor.generation, cursor.position)
 
     # -- being struck
 

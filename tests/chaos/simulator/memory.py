@@ -223,7 +223,7 @@ class MemoryLeaderStreams:
         self._boundary(f"after {operation}")
         return answer
 
-    def has_news(self, generation: str, cursor: str) -> bool:
+    def has_changes(self, generation: str, cursor: str) -> bool:
         """Say whether a blocking read would return at once; the simulator's own question."""
         data = self._server.data
         events = data.events.get(generation)
@@ -304,7 +304,7 @@ class MemoryLeaderStreams:
 
         return self._call("leftover", effect)
 
-    def tell_ended(self, ended: Sequence[Ended]) -> None:
+    def publish_ended(self, ended: Sequence[Ended]) -> None:
         """Nobody listens here."""
 
     def close(self) -> None:
@@ -351,7 +351,7 @@ class MemoryLeaderStreams:
 
         return self._call("messages", effect)
 
-    def tell_key_holders(self, holders: Mapping[bytes, KeyHolder]) -> None:
+    def publish_key_holders(self, holders: Mapping[bytes, KeyHolder]) -> None:
         """Nobody asks here."""
 
     def withdraw(self, generation: str, queue: str, entries: Sequence[str]) -> None:

@@ -102,7 +102,7 @@ class KubernetesExecutor:
                 raise Unreachable(told(found))
             if seen.job is None and not seen.is_gone:
                 seen.show("jobs", found.data)
-            patience = _Patience(options.image_patience, watcher)
+            patience = _ImageWait(options.image_patience, watcher)
             while True:
                 if seen.is_gone or seen.job is None:
                     raise _gone(external_id)
@@ -222,7 +222,7 @@ class KubernetesExecutor:
         return self._spaces[key], options
 
 
-class _Patience:
+class _ImageWait:
     """Waits for a Pod that cannot start, for as long as that may heal."""
 
     def __init__(self, longest: float, watcher: Watcher) -> None:

@@ -1,4 +1,4 @@
-"""What is left to say of processes that have ended: that they are gone, and what they held."""
+"""Processes that have ended: their ends, and the reports of what they held, until Redis has taken them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orchestrator.transport.codec import encode
 from orchestrator.transport.worker import WorkerStreams
 
 
-class LastWords:
+class EndedProcesses:
     """Signs processes off, and reports what they held; while Redis is away, both wait."""
 
     def __init__(self, streams: WorkerStreams) -> None:
@@ -29,8 +29,8 @@ class LastWords:
         """Say whether there are reports that Redis has not taken yet."""
         return bool(self._reports)
 
-    def say(self) -> None:
-        """Say what can be said now."""
+    def report(self) -> None:
+        """Report as far as Redis takes it."""
         if self._gone:
             self._streams.leave(list(self._gone), [worker for worker, in_order in self._gone.items() if in_order])
             self._gone = {}
