@@ -67,7 +67,7 @@ class TooSlow(Exception):
 
 @dataclass
 class TickBudget:
-    """What is left of a tick's time, and how much it does at once."""
+    """The remaining time of a tick, and how much it does at once."""
 
     monotonic: Callable[[], float] = time.monotonic
     until: float = math.inf
@@ -98,7 +98,7 @@ class TickBudget:
     asked: int = 0
     """How many have been asked whether an event starts them."""
     asking_cost: int = 0
-    """What their filters, parameters and keys have cost, in the units of `Work`."""
+    """The cost of their filters, parameters and keys, in the units of `Work`."""
     busy_with: list[bytes] = field(default_factory=list)
     """The runs that are being planned, or the requests that are applied, at this moment."""
     step: str | None = None
@@ -230,7 +230,7 @@ class Suspects:
             del self.failures[one]
 
     def set_aside(self, whom: Iterable[bytes]) -> None:
-        """Nobody tries them any more until a person frees them."""
+        """Try these no more until a person frees them."""
         for one in whom:
             self.refused.discard(one)
             self.steps.pop(one, None)

@@ -32,7 +32,7 @@ _OTHERS_FIRST = 2.0
 _PROVES_FIT = 2.0
 """Leases for which one must have been able to do the work that the leader does not: both may have suffered the same."""
 _ABANDONED = 10.0
-"""Leases without a renewal after which nobody has it any more."""
+"""Leases without a renewal after which it counts as free."""
 _STANDS_BACK = 10.0
 """Leases for which one stands back that has failed."""
 
@@ -86,7 +86,7 @@ class Candidacy:
         return lease_view.remaining < -_OTHERS_FIRST * lease and leadership.acquire()
 
     def _is_abandoned(self, expires_at: datetime | None) -> bool:
-        """Say whether nobody has renewed the lease for long, by the one clock that is never set."""
+        """Say whether the lease was not renewed for long, by the monotonic clock."""
         now = self._monotonic()
         if expires_at is None or self._seen is None or self._seen[0] != expires_at:
             self._seen = None if expires_at is None else (expires_at, now)
@@ -94,7 +94,7 @@ class Candidacy:
         return now - self._seen[1] > _ABANDONED * self._lease
 
     def wait(self, awake: threading.Event) -> None:
-        """Wait until the lease could have expired, or somebody has a reason to look earlier."""
+        """Wait until the lease could have expired, or a message asks for an earlier look."""
         awake.wait(self._pause)
         awake.clear()
 

@@ -30,7 +30,7 @@ class ChangeLog:
         self._workers: dict[str, str] = {}
         self._moved_workers: list[WorkerChange] = []
         self._sizes: deque[int] = deque()
-        """Of the entries since the first one: what stands before that is of no use to anybody."""
+        """Sizes of the entries since the first one: earlier entries are not needed."""
         self._size = 0
 
     def look(self, is_watched: bool, beats: Iterable[Heartbeat]) -> None:

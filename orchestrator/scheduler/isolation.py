@@ -1,7 +1,7 @@
-"""Find the one that is at fault, so that nobody else waits for it.
+"""Find the run, report or request that makes a tick fail, so that others do not wait for it.
 
-A tick does everything at once. If it fails, the next one *bisects*: what belongs to runs, reports or requests is done
-under savepoints, each with a tick result of its own, and halved until the culprit is alone.
+A tick does everything at once. If it fails, the next one *bisects*: the work of runs, reports and requests is done
+under savepoints, each with a tick result of its own, and halved until the failing one is alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TRIES = 3
 
 
 def is_about_all(error: Exception) -> bool:
-    """Say whether an error is nobody's fault in particular: Postgres cannot be used, or somebody else leads."""
+    """Say whether an error has no culprit: Postgres cannot be used, or another scheduler leads."""
     return isinstance(error, TermOver) or is_outage(error) or is_being_restored(error)
 
 

@@ -37,7 +37,7 @@ class Writing:
     connection: Connection
     now: datetime
     pending_work: PendingWorkProbe | None
-    """What waited when it began, if somebody wanted to know."""
+    """The pending work when it began, if asked for."""
     cursor: Cursor | None = None
     """How far it applies events; recorded as it commits."""
 
@@ -56,7 +56,7 @@ class Leadership:
         self._opened_at: float | None = None
         self.term = 0
         self.trouble: str | None = None
-        """What keeps this process from its work while it leads: people are shown so, and others may take over."""
+        """Why this leader cannot work: `status` shows it, and others may take over."""
 
     @property
     def idle_limit(self) -> float:

@@ -1,12 +1,12 @@
-"""Serve the lanes: learn which have something ready, and share each queue's room among them.
+"""Serve the lanes: learn which have ready tasks, and share each queue's room among them.
 
-A limit counts code that runs. An attempt that was cancelled, or that timed out and would not end, has no place among
-the rows any more but keeps its place in its lane until no worker lists it: until then it *lingers*.
+A limit counts running code. An attempt that was cancelled, or that timed out and did not end, is no longer in the rows,
+but counts in its lane until no worker lists it: until then it *lingers*.
 
-What is remembered here can be had from Postgres at any time, and is when a leader takes over or a tick is rolled back:
-lanes by looking through an index, what is in flight by counting it, rates from the table of buckets. The limits are
-exact because nobody but the leader claims. Of a task that was handed out under a rate it has to be heard that it has
-begun (`domain/limits/lane_limits.py`); which have not is what the rows say: they are dispatched, and not running.
+Everything cached here is read from Postgres when a leader takes over or a tick is rolled back: lanes from an index,
+tasks in flight by counting them, rates from the table of buckets. The limits are exact because only the leader claims.
+A task that was dispatched under a rate must be reported as begun (`domain/limits/lane_limits.py`); the rows say which
+are not: they are dispatched, and not running.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class LaneService(CommitHooks):
         return [share for queue in queues for share in self._lanes.allot(queue, rooms[queue], plain.get(queue), now)]
 
     def _take_back(self, shares: Sequence[Share], found: Sequence[Claimed], now: float) -> None:
-        """Take back the turns that nobody could use."""
+        """Take back unused turns."""
         used = Counter((task.queue, task.lane) for task in found)
         for share in shares:
             unused = share.turns - used[share.queue, share.lane]

@@ -36,7 +36,7 @@ BUNDLE_BYTES = 1_000_000
 _PAUSE = 0.5
 """Seconds before Redis is tried again."""
 FAILURES = (StreamsDamaged, *transport.UNAVAILABLE)
-"""What may be wrong with Redis while the leader goes on without it."""
+"""Errors of Redis with which the leader goes on."""
 _MOST_READS = 20
 """Batches that are read at once where all events are wanted."""
 

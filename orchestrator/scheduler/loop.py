@@ -71,7 +71,7 @@ class Scheduler:
 
     @property
     def trouble(self) -> str | None:
-        """What keeps it from its work while it leads."""
+        """Why it cannot work while it leads."""
         return self._leadership.trouble
 
     # -- one process's life

@@ -1,6 +1,6 @@
-"""What a scheduler counts, for monitoring: numbers that grow when a tick commits, and never when it fails.
+"""Counters of a scheduler for monitoring: they grow when a tick commits, and never when it fails.
 
-A batch is counted at once. Of a large one, every n-th task is looked at for the times, and counts n times.
+A batch is counted at once. Of a large one, every n-th task is sampled for the times, and counts n times.
 """
 
 from __future__ import annotations

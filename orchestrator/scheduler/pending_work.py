@@ -23,7 +23,7 @@ from orchestrator.store.tasks import waiting
 from orchestrator.store.tasks.waiting import PendingWorkProbe
 
 _CONTESTED = 0.05
-"""Seconds before the next look at a key that somebody's open transaction may be taking."""
+"""Seconds before the next look at a key that an open transaction may be taking."""
 
 Part = Callable[[Transaction, int], object]
 """A part of a tick, which is given how many rows it may work on."""
@@ -50,7 +50,8 @@ class PendingWork(CommitHooks):
     """There was nothing to do in the last tick, by what the tick before it has left."""
 
     def rolled_back(self) -> None:
-        """What was done waits again. The next tick fires schedules: it looks for the one that failed, if one did."""
+        """After a rollback, all work is pending again. The next tick fires schedules: it looks for the one that failed,
+        if any."""
         self._pending_work, self._has_fired = None, False
 
     def run(self, tx: Transaction, found: PendingWorkProbe | None, *, somebody_waits: bool = False) -> float:
@@ -104,7 +105,7 @@ class PendingWork(CommitHooks):
             do("make due tasks ready", fire_due)
             do("fire timers", self._fire_timers)
             do("expire tasks", expire)
-            if fleet.is_in_view:  # otherwise nobody can say what is known
+            if fleet.is_in_view:  # otherwise the known names are incomplete
                 do("fail unknown tasks", lambda tx, limit: fail_unknown(tx, fleet, limit))
             runs.advance(tx)
         busy = pending_work.is_busy or _is_due(pending_work.next_of_all, tx.now)

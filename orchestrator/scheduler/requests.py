@@ -205,8 +205,8 @@ def purge(tx: Transaction, runs: Runs, workers: Fleet, item: Request, limit: int
 def _in_slices(tx: Transaction, item: Request, limit: int, do: Callable[[Any, int], Any]) -> bool:
     """Go on with a request about many tasks as long as there is time, with at least one slice; say whether it is done.
 
-    `do` is given where a slice begins, and how many tasks it looks at. It returns where the next one begins: there
-    again, if somebody is in the way, and None after the last one.
+    `do` gets the beginning of a slice, and how many tasks it looks at. It returns the beginning of the next one: the
+    same again, if a lock is in the way, and None after the last one.
     """
     until = tx.budget.monotonic() + _SLICES_TIME
     after = item.body.get("after")

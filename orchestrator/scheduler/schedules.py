@@ -44,12 +44,12 @@ _SLICE = 200
 """Fires of the first tick, before it is known how long they take; and runs that a look at the backfills starts."""
 _MOST_BACKFILLS = 20
 _CANNOT_BE_READ = (*REFUSALS, LookupError, OSError)
-"""What comes of a definition that another release wrote, or of a time zone that this machine does not know."""
+"""Errors of a definition that another release wrote, or of a time zone that this machine does not know."""
 
 
 @dataclass
 class _Firing:
-    """What a look at one schedule has come to."""
+    """The result of a look at one schedule."""
 
     row: DueSchedule
     next_fire: datetime | None = None

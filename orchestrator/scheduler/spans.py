@@ -22,7 +22,7 @@ _MOST = 10_000
 
 
 class _Committed(NamedTuple):
-    """What one commit has spans of."""
+    """The spans of one commit."""
 
     at: float
     tasks: list[Claimed]

@@ -40,7 +40,7 @@ class ThroughputRecord(CommitHooks):
         """The ten seconds that are counted now."""
         self._most = _MOST_UNWRITTEN
         self._next: tuple[_Numbers, datetime] | None = None
-        """What is true once the open transaction stands."""
+        """Counts that are valid once the open transaction commits."""
 
     def record(self, tx: Transaction) -> None:
         """Write what was counted in the ten seconds that are over."""
@@ -60,14 +60,14 @@ class ThroughputRecord(CommitHooks):
         self._next = numbers, bucket
 
     def committed(self, tick: TickResult) -> None:
-        """What was written stands."""
+        """Keep the written counts."""
         del tick
         if self._next is not None:
             self._written, self._bucket = self._next
             self._next = None
 
     def rolled_back(self) -> None:
-        """What was written is to be written again."""
+        """After a rollback: write it again."""
         self._next = None
         if self._bucket is None:
             self._most //= _LESS

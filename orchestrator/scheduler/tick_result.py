@@ -42,7 +42,7 @@ class Paged(NamedTuple):
 
 
 class ChangesByRun(dict[bytes, RunChanges]):
-    """What happened to each run, summed up."""
+    """The changes of each run, combined."""
 
     def __missing__(self, run: bytes) -> RunChanges:
         changes = RunChanges(defaultdict(int), ended=defaultdict(int), reopened=defaultdict(int), facts=[])
@@ -92,7 +92,7 @@ class Wakeups(_Mergeable):
     contested: bool = False
     """Something in the inbox must wait for a transaction that has not ended."""
     queues_changed: bool = False
-    """Somebody has paused, resumed or limited a queue."""
+    """A queue was paused, resumed or limited."""
     runs_to_begin: bool = False
     """Runs came up after the pending work was read: children, those that an event started, unparked ones."""
     runs_to_expand: bool = False
@@ -116,7 +116,7 @@ class TickRuns(_Mergeable):
     """Runs to be notified or ended in the same transaction."""
 
     changes: ChangesByRun = msgspec.field(default_factory=ChangesByRun)
-    """What their tasks and child runs came to, which they have not been notified of yet."""
+    """Changes of their tasks and child runs that are pending."""
     turn_task_ends: list[TurnTaskEnd] = []
     """Turn tasks that ended, and whose runs have not been ended yet."""
     continuing: dict[bytes, ContinueRun] = {}
@@ -193,7 +193,7 @@ class Outgoing(_Mergeable):
     revoked: list[Moved] = []
     """Attempts that a worker may still be running and that no longer count."""
     withdrawn: dict[str, list[str]] = {}
-    """By queue, messages that nobody is to receive any more."""
+    """By queue, messages that must not be received any more."""
     key_holders: dict[bytes, KeyHolder] = {}
     """By the id of a task that a running task wants, which one has its key; for that running task."""
     set_aside: list[Refused] = []
@@ -205,7 +205,7 @@ class Outgoing(_Mergeable):
     counted: list[bytes] = []
     """Runs of which something else has changed."""
     drains: frozenset[bytes] | None = None
-    """All workers that somebody wants to end, if another one is among them."""
+    """All workers that are ordered to drain, if another one is among them."""
 
 
 _LOOKS = 4
@@ -230,7 +230,7 @@ def sampled(number: int) -> Iterator[tuple[int, int]]:
 
 
 class Counts(_Mergeable):
-    """What is counted for monitoring, once it stands."""
+    """Counts for monitoring, valid once it commits."""
 
     moved: list[tuple[str, str, int]] = []
     """Queues, states, and how many tasks have come to that."""
@@ -253,7 +253,7 @@ class Counts(_Mergeable):
 
     def time(self, moved: Sequence[Moved], reported: Sequence[_Timed]) -> None:
         """Take note of how long attempts ran; of many, every n-th is looked at, and stands for n."""
-        if len(moved) == len(reported) and len(queues := set(map(_queue, moved))) == 1:  # then nobody is looked for
+        if len(moved) == len(reported) and len(queues := set(map(_queue, moved))) == 1:  # then none is looked up
             queue = queues.pop()
             for place, times in sampled(len(reported)):
                 if (seconds := reported[place].duration) is not None:
@@ -277,7 +277,7 @@ class TickResult(_Mergeable):
     outgoing: Outgoing = msgspec.field(default_factory=Outgoing)
     counts: Counts = msgspec.field(default_factory=Counts)
     failed_parts: list[str] = []
-    """What a bisecting tick could not do, and nobody in particular is at fault."""
+    """Failures of a bisecting tick without a culprit."""
 
     def note(
         self,

@@ -24,7 +24,7 @@ _GATHERED_BYTES = 100_000
 
 
 def _nobody() -> None:
-    """Nobody remembers anything."""
+    """Has no caches to notify."""
 
 
 @dataclass
@@ -35,21 +35,21 @@ class Transaction:
     now: datetime
     budget: TickBudget = field(default_factory=TickBudget)
     is_bisecting: bool = False
-    """The one before it failed: what belongs to runs is tried, so that the one at fault is found."""
+    """The tick before it failed: the work of runs is tried one by one, to find the failing one."""
     may_gather: bool = False
-    """What nobody waits for the answer of may be sent with the next statement."""
+    """Statements without an awaited answer may be sent with the next one."""
     is_watched: bool = False
-    """Somebody listens to what moves."""
+    """Somebody listens to live events."""
     rolled_back: Callable[[], None] = _nobody
     """Notify all caches of a rollback to a savepoint."""
     vault: Vault | None = None
-    """What seals the values that are made here: the inputs of steps, the parameters of runs."""
+    """Seals the values that are made here: the inputs of steps, the parameters of runs."""
     statement_limit: float = 0.0
     """Seconds after which Postgres ends a statement; 0 if it does not."""
     spans: LeaderSpans | None = None
     """Makes spans of runs, if they are exported."""
     result: TickResult = field(default_factory=TickResult)
-    """What it has brought about; under a savepoint, what the part has that may be rolled back alone."""
+    """Its result; under a savepoint, the result of the part that may be rolled back alone."""
 
     @contextmanager
     def hurrying(self) -> Iterator[None]:

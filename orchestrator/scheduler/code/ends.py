@@ -91,7 +91,7 @@ class _Successor(NamedTuple):
     of: bytes
     new: NewRun
     resolutions: list[Resolution]
-    """What people have said of promises, and the code has not learnt."""
+    """Answers to promises that the code has not seen."""
 
 
 def _successors(tx: Transaction, continuing: Mapping[bytes, ContinueRun]) -> dict[bytes, _Successor]:

@@ -5,9 +5,9 @@
     after the last page             the message is pushed, like that of any task
     when the attempt has landed     its pages are removed
 
-So the leader has one page in memory at a time, and no tick takes long. Until the message is pushed, the attempt is with
-this leader, and nobody misses it. If the leader dies, its successor finds an attempt that is nowhere, as after any push
-that did not happen, and dispatches it again.
+So the leader has one page in memory at a time, and no tick takes long. Until the message is pushed, this leader holds
+the attempt. If the leader dies, its successor finds an attempt that is nowhere, as after any push that did not happen,
+and dispatches it again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Paging(CommitHooks):
         self._unsent: dict[Turn, _Unsent] = {}
         """Of those, the ones whose messages have not been pushed, in their order."""
         self._over: list[Turn] = []
-        """Turns whose pages nobody needs any more."""
+        """Turns whose pages are no longer needed."""
 
     @property
     def size(self) -> int:

@@ -1,4 +1,4 @@
-"""What people and programs want of runs of code: signals, promises, updates, queries."""
+"""Requests to runs of code: signals, promises, updates, queries."""
 
 from __future__ import annotations
 
@@ -269,4 +269,4 @@ ABOUT_CODE = frozenset(
         RequestKind.CANCEL_RUN,
     }
 )
-"""What goes to the run in which its target goes on."""
+"""Requests that pass to the run in which their target goes on."""

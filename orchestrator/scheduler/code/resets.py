@@ -203,7 +203,7 @@ def _hand_over_children(
 ) -> tuple[dict[bytes, list[Outcome]], dict[bytes, dict[str, int]]]:
     """Let the new runs wait for detached children of the old ones.
 
-    Return, by new run, the ends of those that ended when nobody listened; and by how much that changes the counters.
+    Return, by new run, the ends of children that have ended meanwhile, and the change of the counters.
     """
     facts: dict[bytes, list[Outcome]] = defaultdict(list)
     counters: dict[bytes, dict[str, int]] = defaultdict(lambda: defaultdict(int))

@@ -52,9 +52,9 @@ class Queries:
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, dict[bytes, Query]] = {}
-        """What no code has been sent."""
+        """Queries that were not sent yet."""
         self._sent: dict[bytes, tuple[int, dict[bytes, Query]]] = {}
-        """What the code of runs was sent, and in which attempt, which has not been reported."""
+        """Queries that were sent, and the attempt, which is not reported yet."""
 
     def committed(self, tick: TickResult) -> None:
         """Keep what was asked until the code has heard it."""
@@ -84,7 +84,7 @@ class Queries:
             self.forget(tick, [run])  # what was lost with a worker
 
     def not_shown(self, tick: TickResult, turns: Iterable[tuple[bytes, int]]) -> None:
-        """Ask again, in their next turns, what runs were asked in turns that nobody took: run and attempt."""
+        """Ask queries again whose turns did not run: run and attempt."""
         for run, attempt in turns:
             sent = self._sent.get(run)
             if sent is not None and sent[0] == attempt:
@@ -109,7 +109,7 @@ log = get_logger("scheduler")
 
 _FIRST = bytes(16)
 _CROWDED = 300.0
-"""Seconds after which a turn is tried again that waits for a place, if nobody has found one for it before."""
+"""Seconds after which a turn that waits for capacity is tried again, if it was not released before."""
 _PAUSE = 1.0
 """Seconds before pages are sent again that a worker did not find: they may be many megabytes, every time."""
 

@@ -42,7 +42,7 @@ class Failure(NamedTuple):
 
 @dataclass
 class _Created:
-    """What comes of steps in one round."""
+    """The tasks and child runs of steps in one round."""
 
     tasks: list[NewTask] = field(default_factory=list)
     children: list[NewRun] = field(default_factory=list)

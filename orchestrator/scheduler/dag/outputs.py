@@ -1,4 +1,4 @@
-"""What the steps of runs came to, as the expressions of other steps may name it."""
+"""Outputs of steps, as the expressions of other steps may name them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ RunStep = tuple[DagRun, int]
 
 @dataclass
 class StepOutputs:
-    """What expressions of steps may name, by run, as far as it can be read at once."""
+    """Outputs that expressions of steps may name, by run, as far as they can be read at once."""
 
     names: dict[bytes, Scope]
     readable: list[RunStep] = field(default_factory=list)
@@ -209,7 +209,7 @@ class Outputs:
         again: set[Key] | None,
         names: dict[bytes, Scope],
     ) -> None:
-        """Read outputs, or take those that are kept; nothing is kept of what nobody will read `again`."""
+        """Read outputs, or take cached ones; only outputs that will be read `again` are cached."""
         for key in needed:
             if key in self._kept:
                 names[key[0]][key[1]] = self._kept.get(key)

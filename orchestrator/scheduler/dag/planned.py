@@ -67,9 +67,9 @@ class DagRun:
 
 
 _EXPENSIVE = 20_000
-"""What an evaluation may cost that nobody notices, in the units of `Work`: some milliseconds."""
+"""The cost of a cheap evaluation, in the units of `Work`: some milliseconds."""
 _A_WHILE = 10 * _EXPENSIVE
-"""What may be evaluated at once when the time is over."""
+"""The cost that may be evaluated at once when the time is over."""
 
 
 class Evaluating:

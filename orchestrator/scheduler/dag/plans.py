@@ -41,7 +41,7 @@ from orchestrator.store.dag.plans import Version
 _PLANNED_STEPS = 200_000
 """Of the plans that are kept in memory; a step takes a quarter of a kilobyte there."""
 _RUN_WEIGHT = 400
-"""What a run weighs beside its steps: its parameters, and what it is called."""
+"""The weight of a run beside its steps: its parameters and names."""
 _COMPILED_STEPS = 30_000
 """Of the definitions that are kept in memory; a step takes some kilobytes there."""
 _BYTES_OF_A_STEP = 2_000
@@ -69,7 +69,7 @@ class Dags(PlannedRuns[DagRun]):
         self._steps = StepCreation(self._outputs, max_payload, slice_size, nesting or Nesting())
 
     def rolled_back(self) -> None:
-        """What was planned did not happen."""
+        """Undo plans after a rollback."""
         super().rolled_back()
         self._outputs.forget()
 

@@ -80,7 +80,7 @@ class Claims(CommitHooks):
         return found
 
     def rolled_back(self) -> None:
-        """What stands before the marks was not claimed."""
+        """Forget the positions: the claims were rolled back."""
         self._positions = {}
 
     def _set_position(self, queue: str, room: int, newest: int, found: Sequence[Claimed]) -> None:
@@ -105,7 +105,7 @@ class Claims(CommitHooks):
 _PART = "hand out tasks"
 """The part of a tick that this is."""
 _STORE = key_name(PAYLOAD_STORE)
-"""What a worker says that has a payload store."""
+"""Announced by a worker that has a payload store."""
 _UNKNOWN = "unknown"
 _queue, _kind, _options = attrgetter("queue"), attrgetter("queue", "name"), attrgetter("options")
 
@@ -299,7 +299,7 @@ class Dispatcher(CommitHooks):
             capabilities.grows = True
 
     def _hold_unknown(self, claim: _Claim, unknown: Sequence[Claimed]) -> None:
-        """Hold tasks that nobody knows, and take more of them from the front of their queues."""
+        """Hold tasks that no worker knows, and take more of them from the front of their queues."""
         claim.put_back(unknown, _UNKNOWN)
         names = {(task.queue, task.name, _UNKNOWN) for task in unknown}
         until = claim.tx.now + timedelta(seconds=claim.hold_for)

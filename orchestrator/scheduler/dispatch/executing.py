@@ -1,4 +1,4 @@
-"""Hand executions to workers: each to one that has its executor, under a name that is kept before anybody starts it."""
+"""Dispatch executions to workers: each to one that has its executor, under a name that is stored before the start."""
 
 from __future__ import annotations
 

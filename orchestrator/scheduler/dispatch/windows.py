@@ -19,8 +19,8 @@ from orchestrator.store.limits import queues
 from orchestrator.store.limits.queues import QueueRow
 
 _AHEAD = 0.25
-"""Seconds of a queue's rate that may be handed out before anybody has heard of a start: a worker does not know the
-rates of queues, and says of a task that it has begun only when that has run for a while."""
+"""Seconds of a queue's rate that may be dispatched before a start is reported: a worker does not know the rates of
+queues, and reports a start only when the task has run for a while."""
 _SHORTEST = 0.01
 """Seconds between two looks at a rate that allows one task now and then."""
 _MEASURED = 0.02

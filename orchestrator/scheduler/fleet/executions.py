@@ -18,7 +18,7 @@ _MACHINE_IS_BACK = 60.0
 
 
 class Executions:
-    """What was sent to each worker, and what each has room for."""
+    """The executions sent to each worker, and the room that each has."""
 
     def __init__(self) -> None:
         self._limits: dict[str, int] = {}
@@ -27,7 +27,7 @@ class Executions:
         """When a worker of each machine was last heard."""
         self._now = 0.0
         self._began = 0.0
-        """When somebody was first heard: machines that a new leader has never heard of may be there all the same."""
+        """When the first heartbeat was read: machines that a new leader has not heard of yet may be live."""
         self._watched: dict[bytes, tuple[str, str]] = {}
         """By execution in flight, its queue and the worker that it was sent to."""
         self._load: Counter[str] = Counter()

@@ -1,15 +1,15 @@
-"""Generations: how long the streams of one Redis, in one of its lives, can be believed.
+"""Generations: how long the streams of one Redis server can be trusted.
 
-Redis may restart and come back without what it had, or with what it had a while ago. The leader finds out by looking:
-it is another life of the server, or it no longer remembers how far events were applied. Then a new generation begins,
-under names of its own, and everybody sends again what the leader has not confirmed. Until then nobody reads the streams
-of before on such a server, or writes to them (`transport/raw_connection.py`): ids of entries are compared, to know what
-was applied, and mean nothing across two of its lives.
+Redis may restart without its data, or with old data. The leader notices: the server has restarted, or it no longer
+remembers how far events were applied. Then a new generation begins, under new names, and workers send again what the
+leader has not confirmed. Until then no process reads or writes the old streams on such a server
+(`transport/raw_connection.py`): ids of entries are compared, to know what was applied, and mean nothing across a
+restart.
 
 Postgres, too, may come back without its last commits: a backup was restored, or a standby took over that had not
-received them. Then Redis remembers more than Postgres, and workers hold attempts of which it knows nothing. A new
-generation begins, and attempts are numbered from far above, so that none of those is taken for one of them. Its name
-says why it began, and workers send again what had been applied of late (`workers/reporting/kept.py`).
+received them. Then Redis remembers more than Postgres, and workers hold attempts that Postgres does not know. A new
+generation begins, and attempts are numbered from far above, so that no old attempt is taken for a new one. Its name
+says why it began, and workers send again what was applied lately (`workers/reporting/kept.py`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from orchestrator.transport.leader.terms import ServerState
 log = get_logger("scheduler")
 
 _LEAP = 1_000_000
-"""Numbers of attempts that are left out where nobody knows which have been given away, at least: far more than any task
-has had. It is random, for the same backup may be restored twice."""
+"""Numbers of attempts to skip, at least, when it is unknown which were used: far more than any task has had. It is
+random, for the same backup may be restored twice."""
 
 
 class Generations:

@@ -49,7 +49,7 @@ _UNRECEIVED_AFTER = 2.0
 
 @dataclass
 class Suspicion:
-    """What was found out of place, before the events were read to their end."""
+    """Suspects, before the events were read to their end."""
 
     looked: bool = True
     """The tasks in flight were read. If not, what was missing before may still be."""
@@ -59,7 +59,7 @@ class Suspicion:
     names: dict[tuple[bytes, int], str] = field(default_factory=dict)
     """For the same: what they call."""
     taken_back: set[tuple[str, str]] = field(default_factory=set)
-    """Queues and messages that were sent to one worker, and that nobody will receive any more."""
+    """Queues and messages that were sent to one worker, and that will not be received any more."""
     stale: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """By queue, messages of attempts that are no longer in flight."""
 
@@ -73,7 +73,7 @@ class Reconciler:
 
     @property
     def is_waiting(self) -> bool:
-        """Say whether something is missing that is lost if nobody is heard to have it within a TTL."""
+        """Say whether something is missing that is lost if no worker lists it within a TTL."""
         return bool(self._missing_since)
 
     def suspects(

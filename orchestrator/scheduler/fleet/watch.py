@@ -42,7 +42,7 @@ _MOST_SHOWN = 3
 
 @dataclass
 class _Recorded:
-    """What a transaction has recorded, and decided of workers."""
+    """What a transaction has recorded, and decided about workers."""
 
     orders: dict[str, dict[str, Any]] = field(default_factory=dict)
     shape: object = None
@@ -61,7 +61,7 @@ class FleetWatch(CommitHooks):
         self._revoked: dict[tuple[bytes, int], float] = {}
         self._orders: dict[str, Order] = {}
         self._recorded: _Recorded | None = None
-        """What the transaction that is open has recorded."""
+        """The records of the open transaction."""
         self._mirrored: object = None
         self._stopped: list[str] = []
         """Workers that have said that they end."""
@@ -71,7 +71,7 @@ class FleetWatch(CommitHooks):
         """Until when workers may hold attempts of which Postgres has lost all memory."""
         self._monotonic = monotonic
         self.drains: frozenset[bytes] = frozenset()
-        """Workers that somebody wants to end, by the lives of their parent processes."""
+        """Workers that are ordered to drain, by the ids of their parent processes."""
         self.due_at = 0.0
 
     def read_heartbeats(self) -> None:
@@ -105,11 +105,11 @@ class FleetWatch(CommitHooks):
             self._order_drains()
 
     def rolled_back(self) -> None:
-        """What was recorded is to be recorded again."""
+        """Record it again after a rollback."""
         self._recorded = None
 
     def unreceived(self, generation: str, tasks: Sequence[Moved]) -> dict[str, list[str]]:
-        """Return the messages, by queue, that nobody has received and that hold nothing but these attempts."""
+        """Return the messages, by queue, that no worker has received and that hold only these attempts."""
         found: dict[str, list[str]] = {}
         if not tasks:
             return found

@@ -27,7 +27,7 @@ SCRIPT = "local_script"
 QUEUE = "queue"
 _DEFAULT_QUEUE = "default"
 _REQUESTS = 10
-"""Requests for a service that may find nobody before its node has failed, unless that says otherwise."""
+"""Requests to a service that may find no worker before its node fails, by default."""
 _PAUSE = 0.3
 """Seconds between two of them."""
 
@@ -43,7 +43,7 @@ class Way(NamedTuple):
     is_local: bool
     """It is a function of the application."""
     takes: Collection[str] | None
-    """What that has parameters for; None where it may take anything."""
+    """The parameters of the function; None where it may take anything."""
     placement: Placement
     lane_key: str | None
 

@@ -49,7 +49,7 @@ _LEAST_KEPT = 3
 _KEPT = 8_000_000
 """Bytes of the states of runs that are kept in memory."""
 _RUN_WEIGHT = 1_000
-"""What a run weighs beside that, and beside its parameters."""
+"""The weight of a run beside that, and beside its parameters."""
 _PARAMS = 5
 """Bytes in memory for each that parameters have as text."""
 _STATES = 4
@@ -66,7 +66,7 @@ class Known(NamedTuple):
 
 
 class _Effects(msgspec.Struct):
-    """What is to be done for runs."""
+    """Commands for runs."""
 
     tasks: list[NewTask] = []
     cancelled: list[bytes] = []

@@ -38,7 +38,7 @@ _REMEMBERED = 10_000
 _LOOKED_AT = 200
 """Places of the line."""
 _TAKEN_BYTES = 4_000_000
-"""What is taken from the line between two looks at the clock."""
+"""Runs taken from the backlog between two looks at the clock."""
 
 
 RunAndChanges = tuple[bytes, Sequence[RunChanges]]
@@ -62,7 +62,7 @@ class Backlog(CommitHooks):
         """Another release may have set runs aside, which this one tries again."""
 
     def rolled_back(self) -> None:
-        """What is known may not be true."""
+        """The cached backlog may be wrong."""
         self._forget()
         self._has_older = True
 
@@ -134,9 +134,9 @@ class Backlog(CommitHooks):
         tx.result.wake.requests = True
 
     def set_aside(self, tx: Transaction, some: RunAndChanges, error: Exception) -> None:
-        """Let a run be stuck that cannot be notified of its changes; nobody else waits for it.
+        """Mark a run that cannot be notified as stuck, so that others do not wait for it.
 
-        They are added to what stands in the line already.
+        Its changes are added to its pending ones.
         """
         run, changes = some
         reason = {"event": 0, "kind": type(error).__name__, "message": said(error), "difference": ""}

@@ -23,7 +23,7 @@ from orchestrator.store.runs import transitions as runs
 _MARKED = 1_000
 """Runs below others that are marked between two looks at the clock."""
 _COST = 2
-"""What it costs to cancel a run, as a number of steps that are planned."""
+"""The cost of cancelling a run, as a number of planned steps."""
 
 
 @dataclass

@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Saved(NamedTuple):
-    """What the row of a run stores."""
+    """The stored fields of a run."""
 
     delta: Delta
     state: bytes
@@ -25,7 +25,7 @@ class Saved(NamedTuple):
 
 
 class Advanced(NamedTuple):
-    """What came of advancing runs."""
+    """The result of advancing runs."""
 
     saved: dict[bytes, Saved]
     ends: Sequence[tuple[bytes, RunState, str | None]] = ()
@@ -34,10 +34,10 @@ class Advanced(NamedTuple):
 
 
 class RunKind(CommitHooks):
-    """What the leader asks of the runs of one kind of workflow; this is the answer of runs without a workflow."""
+    """The interface of the runs of one kind of workflow; this class serves runs without a workflow."""
 
     name: str | None = None
-    """What `RunRow.kind` says of its runs."""
+    """The value of `RunRow.kind` of its runs."""
     ends_itself = False
     """Its planner or its code says how a run ends. Other runs end when nothing of them is open."""
     has_hooks = False
@@ -71,7 +71,7 @@ class PlannedRuns(RunKind, Generic[R]):
         raise NotImplementedError
 
     def rolled_back(self) -> None:
-        """What was planned did not happen."""
+        """Undo plans after a rollback."""
         self._runs.clear()
 
     def drop(self, ids: Sequence[bytes]) -> None:

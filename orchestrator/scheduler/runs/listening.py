@@ -34,7 +34,7 @@ class Posted(NamedTuple):
     """Of the run that ended: how many started each other before it."""
     root: bytes | None = None
     trace: str | None = None
-    """What comes of it belongs to this span."""
+    """The span of the runs that it starts."""
     after: Position | None = None
     """The listener that was asked last, if some were in an earlier tick."""
 
@@ -73,7 +73,7 @@ class Listeners:
                 self._for_ends.setdefault(listener.trigger.workflow, []).append(listener)
 
     def are_for_end(self, workflow: str | None, state: str) -> bool:
-        """Say whether anybody waits for a run of a workflow that ends like this."""
+        """Say whether a workflow waits for a run that ends like this."""
         return any(one.trigger.state in (state, "ended") for one in self._for_ends.get(workflow, ()))
 
     def _of(self, event: Posted) -> Sequence[Listener]:

@@ -1,4 +1,4 @@
-"""What the end of a run, or a posted event, sets off: hooks, and runs of workflows that wait for it."""
+"""Followers of the end of a run or of a posted event: hooks, and runs of workflows that wait for it."""
 
 from __future__ import annotations
 

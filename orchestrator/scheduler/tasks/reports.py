@@ -57,7 +57,7 @@ Reported = tuple[str, str, Report]
 
 
 class Decoded(NamedTuple):
-    """What a read of the events stream has brought."""
+    """A read of the events stream."""
 
     reports: list[Reported]
     refused: list[Refused]
@@ -81,7 +81,7 @@ class Reports:
     """Seconds for which a task waits for a worker that can open it."""
 
     def decode(self, inbound: Inbound) -> Decoded:
-        """Return what entries of the events stream say; what cannot be read, or believed, is set aside."""
+        """Return the reports in entries of the events stream; unreadable or unsigned ones are quarantined."""
         decoded = Decoded([], [])
         for entry, body in inbound.entries:
             try:

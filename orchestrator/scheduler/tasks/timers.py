@@ -1,4 +1,4 @@
-"""Fire what is due: delays and retries that have waited long enough, and tasks that nobody came to know."""
+"""Fire what is due: delays and retries that have waited long enough, and tasks that no worker came to know."""
 
 from __future__ import annotations
 

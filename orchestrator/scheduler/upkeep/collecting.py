@@ -1,7 +1,7 @@
-"""Collect stored payloads that nobody names, where the leader has a payload store.
+"""Collect stored payloads that no row names, where the leader has a payload store.
 
-In rounds, as pruning is, and as little in the way. It only ever deletes what no row names, so nothing happens if a
-deposed leader goes on for a while.
+It works in small rounds, like retention. It only deletes what no row names, so a deposed leader that continues for a
+while does no harm.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Keep the table of open tasks clean while it is busy.
 
-Every task leaves dead entries at the front of the index that claims read. Autovacuum looks once a minute by default;
-at ten thousand tasks a second the claims would by then wade through half a million of them. So the leader asks for
-a vacuum of this one small table by the number of tasks that ended, and never for more than a tenth of the time.
+Every task leaves dead entries at the front of the index that claims read. Autovacuum looks once a minute by default; at
+ten thousand tasks a second the claims would by then read half a million of them. So the leader asks for a vacuum of
+this one small table by the number of tasks that ended, and never for more than a tenth of the time.
 
 Postgres plans by statistics that autovacuum takes once a minute at best. Where a statement of the leader took too long,
-and where a table has ten times the rows that they tell of or a tenth, new ones are taken. `tasks` fills and empties all
+and where a table has ten times the rows of its statistics or a tenth, new ones are taken. `tasks` fills and empties all
 day, so they come from a small sample: one of the default size costs as much as 2,500 tasks.
 """
 
