@@ -1,9 +1,22 @@
-"""Running workflows in memory, and replaying their histories, in tests."""
+"""Tasks and workflows in memory, and replaying histories, in tests."""
 
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.replaying import replay
+from orchestrator.testing.memory_tasks import StartedRun, TestedTask
 from orchestrator.testing.mocks import After
 from orchestrator.testing.runs import TestedRun
+from orchestrator.testing.tasks import TaskTest, eager, recording
 from orchestrator.testing.workflows import WorkflowTest
 
-__all__ = ["After", "Recording", "TestedRun", "WorkflowTest", "replay"]
+__all__ = [
+    "After",
+    "Recording",
+    "StartedRun",
+    "TaskTest",
+    "TestedRun",
+    "TestedTask",
+    "WorkflowTest",
+    "eager",
+    "recording",
+    "replay",
+]

@@ -16,6 +16,7 @@ from orchestrator import Orchestrator
 from tests.acceptance.pages import FENCE, REPOSITORY, files_in, run
 from tests.acceptance.stack import Stack
 from tests.acceptance.test_documents import folder
+from tests.acceptance.test_pytest_plugin import PLUGIN
 from tests.waiting import eventually
 
 __all__ = ["folder"]
@@ -68,7 +69,8 @@ def _post(url: str) -> str:
 def test_a_test_session_runs_as_written(folder: Path) -> None:
     for name, body in files_in(REPOSITORY / "docs" / "testing.md").items():
         (folder / name).write_text(body)
-    assert "6 passed" in run(folder, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".")
+    (folder / "pyproject.toml").write_text('[tool.orchestrator]\napp = "mail:app"\n')
+    assert "7 passed" in run(folder, sys.executable, "-m", "pytest", "-q", *PLUGIN, ".")
 
 
 def test_what_is_deployed_can_be_read() -> None:

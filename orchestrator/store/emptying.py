@@ -1,0 +1,57 @@
+"""Tables without rows, for the next test."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from orchestrator.store.sql import Statement
+from orchestrator.store.tables import metadata
+
+TABLES = [table.name for table in metadata.sorted_tables]
+"""All that a release has."""
+_OF_THE_FLEET = frozenset(("api_keys", "cursors", "leases", "services", "workers"))
+"""Tables that say who leads and who is there, and how far events were read."""
+_OPEN = ("backfills", "flows", "inbox", "queues", "schedules", "tasks", "timers", "workflows")
+"""Tables with rows that a leader may remember, or has sent somewhere."""
+
+
+def empty(connection: Connection, *only: str) -> None:
+    """Delete all rows, in one statement.
+
+    To truncate a table makes a file for each index. So that is done with large ones, and with those of which Postgres
+    has statistics: it would plan for a table that is empty for ever.
+    """
+    names = only or TABLES
+    connection.exec_driver_sql(f"""DO $$
+DECLARE large text := (SELECT string_agg(oid::regclass::text, ', ') FROM pg_class
+    WHERE relnamespace = 'orchestrator'::regnamespace AND relname IN ({", ".join(f"'{name}'" for name in names)})
+      AND relkind = 'r' AND (pg_relation_size(oid) > 250000 OR reltuples >= 0));
+BEGIN
+    IF large IS NOT NULL THEN EXECUTE 'TRUNCATE ' || large; END IF;
+    {"".join(f"DELETE FROM orchestrator.{name}; " for name in names)}
+END $$""")
+
+
+_LOCK = Statement[int]("SELECT /* emptying.lock */ term FROM orchestrator.leases FOR UPDATE")
+_IS_OPEN = Statement[bool](
+    "SELECT /* emptying.is_open */ "
+    + " OR ".join(f"EXISTS (SELECT FROM orchestrator.{name})" for name in _OPEN)
+    + " OR EXISTS (SELECT FROM orchestrator.runs WHERE ended_at IS NULL)"
+)
+_DEPOSE = Statement[None](
+    "UPDATE /* emptying.depose */ orchestrator.leases SET term = term + 1, expires_at = now() - interval '1 second'"
+)
+
+
+def empty_beside_leader(connection: Connection) -> bool:
+    """Delete all rows between two ticks of a leader that goes on; say whether something was open or defined.
+
+    A leader remembers that, and workers may have it, so the leader's term ends, and the next begins with nothing. Then
+    Redis is to be emptied, too, with the messages of tasks that are gone.
+    """
+    _LOCK(connection)
+    is_open = _IS_OPEN.one(connection)
+    if is_open:
+        _DEPOSE(connection)
+    empty(connection, *(name for name in TABLES if name not in _OF_THE_FLEET))
+    return is_open

@@ -1,0 +1,180 @@
+"""The calls of a client on tasks in memory, in place of those on Postgres and Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NoReturn
+
+from orchestrator.domain.code.history import RunStarted
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.runs.verdict import RunCounters
+from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, TaskState
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import OrchestratorError, WrongState
+from orchestrator.sdk.tasks.logs import LogEntry, LogPage
+from orchestrator.sdk.tasks.progress import TaskProgress
+from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
+from orchestrator.testing.memory_tasks import MemoryTasks, TestedTask
+from orchestrator.time_limits import TimeLimit
+from orchestrator.transport.codec import Ended
+
+_PAUSE = 0.01
+"""Seconds between two looks at what another thread runs."""
+
+
+class MemoryCalls:
+    """Everything that a client can ask, by subject; what needs services says so."""
+
+    def __init__(self, tasks: MemoryTasks) -> None:
+        self._leader = tasks
+
+    @cached_property
+    def tasks(self) -> _Tasks:
+        return _Tasks(self._leader, "tasks")
+
+    @cached_property
+    def runs(self) -> _Runs:
+        return _Runs(self._leader, "runs")
+
+    @cached_property
+    def workflows(self) -> _Steps:
+        return _Steps(self._leader, "workflows")
+
+    @cached_property
+    def flows(self) -> _Steps:
+        return _Steps(self._leader, "flows")
+
+    @cached_property
+    def code(self) -> _Code:
+        return _Code(self._leader, "code")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _Part(self._leader, name)
+
+    def close(self) -> None:
+        """Do nothing: what is in memory stays until the end of the test."""
+
+
+class _Part:
+    """The calls of one subject."""
+
+    def __init__(self, tasks: MemoryTasks, subject: str) -> None:
+        self._leader = tasks
+        self._subject = subject
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def refuse(*_: Any, **__: Any) -> NoReturn:
+            raise OrchestratorError(
+                f"{self._subject}.{name} is not there in memory. Test it on real services, with the fixture "
+                f"orchestrator_app; WorkflowTest plays workflows as code."
+            )
+
+        return refuse
+
+
+class _Tasks(_Part):
+    retries = 0
+
+    def enqueue(self, task: NewTask) -> bytes:
+        created = self._leader.create(task)
+        self._leader.settle()
+        return created
+
+    async def aenqueue(self, task: NewTask) -> bytes:
+        return self.enqueue(task)
+
+    def enqueue_in(self, given: object, task: NewTask) -> bytes:  # noqa: ARG002
+        return self.enqueue(task)
+
+    def enqueue_many(self, tasks: Sequence[NewTask]) -> list[bytes]:
+        created = [self._leader.create(task) for task in tasks]
+        self._leader.settle()
+        return created
+
+    def cancel(self, task: bytes) -> None:
+        found = self._leader.find(task)
+        if found.state in ENDED_TASK_STATES and found.state != TaskState.CANCELLED:
+            raise WrongState(f"Cannot cancel task {found.id}: it is in state {found.state.value!r}.")
+        self._leader.cancel([found])
+
+    def retry(self, task: bytes) -> None:
+        self._leader.reopen(self._leader.find(task))
+
+    def status(self, task: bytes) -> str:
+        return self._leader.find(task).state
+
+    def progress(self, task: bytes) -> TaskProgress | None:
+        mark = self._leader.find(task).progress
+        if mark is None:
+            return None
+        return TaskProgress(fraction=mark.fraction, text=mark.text, attempt=mark.attempt, age=0.0)
+
+    def log(self, task: bytes, after: str = "", wait: float = 0.0, attempt: int | None = None) -> LogPage:  # noqa: ARG002
+        found = self._leader.find(task)
+        lines = [] if after else [line for line in found.lines if attempt in (None, line.attempt)]
+        return LogPage([LogEntry(one.at, one.attempt, one.level, one.text, task=found.id) for one in lines], "1-0")
+
+    def wait(self, task: bytes, limit: TimeLimit) -> Steps[Ended | None]:  # noqa: ARG002
+        found = self._leader.find(task)
+        while found.state not in ENDED_TASK_STATES:
+            if not self._leader.is_draining:
+                raise OrchestratorError(
+                    f"Task {found.name!r} {found.id} has not run, and would not while this waits: call drain(), or "
+                    f"skip(…) if it is due later."
+                )
+            yield Pause(_PAUSE)
+        return _ended(found)
+
+    def wait_each(self, tasks: Sequence[bytes], limit: TimeLimit) -> Stream[Ended]:
+        for task in tasks:
+            ended = yield from self.wait(task, limit)
+            if ended is not None:
+                yield ended
+
+
+class _Runs(_Part):
+    def start(self, run_id: bytes, name: str, tasks: Iterable[NewTask]) -> None:
+        self._leader.start_many(run_id, name, list(tasks))
+        self._leader.settle()
+
+    def cancel(self, run: bytes) -> None:
+        found = self._leader.many(run)
+        found.cancelling = True
+        self._leader.cancel(found.tasks)
+
+    def progress(self, run: bytes) -> tuple[str, RunCounters]:
+        return self._leader.standing(run)
+
+    def ends(self, run: bytes) -> Iterator[Ended]:
+        return (_ended(task) for task in self._leader.many(run).tasks)
+
+    def wait(self, run: bytes, limit: TimeLimit) -> Steps[Ended | None]:  # noqa: ARG002
+        while (state := self._leader.standing(run)[0]) not in ENDED_RUN_STATES:
+            if not self._leader.is_draining:
+                raise OrchestratorError(
+                    f"Run {to_text(run)} has tasks that have not run, and would not while this waits: call drain()."
+                )
+            yield Pause(_PAUSE)
+        return Ended(run, state)
+
+
+class _Steps(_Part):
+    def start(self, name: str, params: Mapping[str, Any], run_id: bytes, *, key: str | None = None, **_: Any) -> bytes:
+        self._leader.start(run_id, name, params, key)
+        return run_id
+
+
+class _Code(_Part):
+    def start(self, run_id: bytes, started: RunStarted, *, key: str | None = None, **_: Any) -> tuple[bytes, None]:
+        self._leader.start_code(run_id, started.workflow, started.payload, key)
+        return run_id, None
+
+
+def _ended(task: TestedTask) -> Ended:
+    return Ended(task.new.id, task.state, task.encoded, task.error)

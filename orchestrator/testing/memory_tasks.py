@@ -1,0 +1,508 @@
+"""A leader and a worker in memory, for tasks: when each runs, and what follows from it.
+
+    task.enqueue(…) ──▶ MemoryCalls ──▶ MemoryTasks ──▶ the worker's Runner ──▶ report ──▶ domain/tasks/task.py
+                        (for Postgres)  (queue, clock)                                      (what follows)
+
+The code of tasks is run by what runs it in a worker, and what follows is decided by what decides it in the leader. Only
+rows, streams, timeouts and other processes are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from orchestrator.domain.dag.expression import parse_template
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.limits.buckets import Buckets, Rate
+from orchestrator.domain.limits.names import gate_bucket, gate_of, lane_bucket, scoped
+from orchestrator.domain.runs.verdict import RunCounters, verdict
+from orchestrator.domain.schedules.schedule import delay_of, fire_text, from_data, next_fire
+from orchestrator.domain.states import ENDED_TASK_STATES, RunState, TaskState
+from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
+from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.starts import StartCode, StartMany, StartSteps, is_start, of_task
+from orchestrator.domain.tasks.task import (
+    Dispatch,
+    Failed,
+    KeyHolder,
+    NewTask,
+    RetryTask,
+    Returned,
+    Succeeded,
+    TaskError,
+    TaskOptions,
+    UniqueKey,
+    after_failure,
+    given_key,
+    parse_options,
+)
+from orchestrator.errors import Duplicate, NotFound, OrchestratorError, WrongState
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.dag.schedule_fields import checked_schedule
+from orchestrator.sdk.schedule_declarations import CodeDeclaration, TaskDeclaration, plain_times
+from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.values.payload import decode_call, decode_value
+from orchestrator.store.tasks.unique import same_payload
+from orchestrator.transport.codec import LogLine, ProgressMark
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.runner import Runner
+
+_MOST_ATTEMPTS = 10_000
+"""Attempts of one `drain`, `skip` or eager call, after which something goes on for ever."""
+
+
+class TestedTask:
+    """A task that was enqueued in a test, and what became of it."""
+
+    __test__ = False
+
+    def __init__(self, new: NewTask, task: Task[..., Any] | None, now: float) -> None:
+        self.new = new
+        """The call as it travels."""
+        self._task = task
+        self.state = TaskState.PENDING
+        self.attempt = 0
+        """How often it was handed to a worker."""
+        self.failures = 0
+        """How often it has failed."""
+        self.error: TaskError | None = None
+        """Why it failed, or failed last."""
+        self.encoded: bytes | None = None
+        self.details: bytes | None = None
+        self.progress: ProgressMark | None = None
+        self.lines: list[LogLine] = []
+        """What it said with `ctx.log`."""
+        self.due = now + max(0.0, new.delay)
+        """When it may start, by the clock of the test, in Unix seconds."""
+        self.expires_at = None if new.expires is None else now + new.expires
+        self.created_at = now
+
+    @property
+    def id(self) -> str:
+        """The id that its handle has."""
+        return to_text(self.new.id)
+
+    @property
+    def name(self) -> str:
+        """What the task is called."""
+        return self.new.name
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by name, with defaults, as the task is given them."""
+        arguments, keywords, *_ = decode_call(self.new.payload)
+        if self._task is None:
+            return {**dict(enumerate(arguments)), **keywords}
+        return self._task._signature.named(*self._task._signature.restore(arguments, keywords))
+
+    @property
+    def options(self) -> TaskOptions:
+        """Its options that travel with it."""
+        return parse_options(self.new.options)
+
+    @property
+    def result(self) -> Any:
+        """What it has returned; None if it has not."""
+        value = None if self.encoded is None else decode_value(self.encoded)
+        return value if self._task is None else self._task._signature.restore_kept(value)
+
+    def option(self, name: str) -> Any:
+        """Return an option by the name that it has in `.options(…)`."""
+        match name:
+            case "queue" | "priority" | "delay" | "expires":
+                return getattr(self.new, name)
+            case "unique_key" | "idempotency_key":
+                return None if self.new.unique is None else given_key(self.name, self.new.unique.key)
+            case "concurrency_key":
+                return None if self.new.lane is None else self.new.lane.partition("|")[2] or None
+            case "retries":
+                return self.options.retry.max
+        return getattr(self.options, name, None)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r:.100}" for name, value in self.arguments.items())
+        placed = "".join(
+            f" {name}={value!r}"
+            for name, value, usual in (
+                ("queue", self.new.queue, "default"),
+                ("delay", self.new.delay, 0.0),
+                ("priority", self.new.priority, 0),
+            )
+            if value != usual
+        )
+        return f"{self.name}({given}){placed} {self.state}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedRun:
+    """A run that was started in a test: of many tasks, or of a workflow, which is not played here."""
+
+    id: str
+    """The id that its handle has."""
+    name: str
+    """What the run, or its workflow, is called."""
+    params: Mapping[str, Any]
+    """Parameters, or the arguments of a workflow as code by name."""
+    key: str | None = None
+    """Its idempotency key, or the id of the program's own."""
+
+
+@dataclass
+class _ManyTasks:
+    tasks: list[TestedTask]
+    cancelling: bool = False
+
+
+class MemoryTasks:
+    """Keeps tasks, runs those that are due, and moves the clock when it is told to."""
+
+    def __init__(self, app: Orchestrator, now: float, *, eager: bool) -> None:
+        self._app = app
+        self._eager = eager
+        self.now = now
+        self.tasks: dict[bytes, TestedTask] = {}
+        self.started: list[StartedRun] = []
+        self._schedules: list[tuple[float, int, TaskDeclaration | CodeDeclaration]] = []
+        self._runs: dict[bytes, _ManyTasks] = {}
+        self._keys: dict[str, tuple[TestedTask, UniqueKey, float | None]] = {}
+        self._waiting: list[tuple[float, int, TestedTask]] = []
+        self._ready: list[tuple[int, int, TestedTask]] = []
+        self._serial = itertools.count()
+        self._buckets = Buckets()
+        self._random = random.Random(0)
+        self._lock = threading.RLock()
+        self.is_draining = False
+        """Tasks are run, by this thread or another."""
+        self._runner = Runner(app, self, Allowed(app, ()))
+        for place, declared in enumerate(app.schedules._declared.values()):
+            self._plan(declared, place, now)
+
+    # -- running
+
+    def settle(self) -> None:
+        """Run what was enqueued to its end, with all that follows, if this is eager."""
+        if self._eager and not self.is_draining:
+            self.run_until(None)
+
+    def run_until(self, until: float | None) -> list[TestedTask]:
+        """Run what is due up to a time; without one, all that there is, but for schedules, which never end."""
+        ran: list[TestedTask] = []
+        self.is_draining = True
+        try:
+            while True:
+                task = self._claim()
+                if task is not None:
+                    ran.append(task)
+                    self._attempt(task)
+                elif not self._advance(until):
+                    return ran
+                if len(ran) > _MOST_ATTEMPTS:
+                    raise OrchestratorError(
+                        f"{_MOST_ATTEMPTS:,} attempts have run, {ran[-1]!r} last, and there is always one more. Does "
+                        f"a task enqueue itself? Use recording(app), and run it step by step with drain() and skip(…)."
+                    )
+        finally:
+            self.is_draining = False
+
+    def _advance(self, until: float | None) -> bool:
+        """Move the clock to the next thing that is due, and make it ready; False if there is none in that time."""
+        with self._lock:
+            fire = self._schedules[0][0] if self._schedules and until is not None else None
+            due = self._waiting[0][0] if self._waiting else None
+            first = min((moment for moment in (fire, due) if moment is not None), default=None)
+            if first is None or (until is not None and first > until):
+                return False
+            self.now = max(self.now, first)
+            while self._waiting and self._waiting[0][0] <= self.now:
+                _, serial, task = heapq.heappop(self._waiting)
+                heapq.heappush(self._ready, (-task.new.priority, serial, task))
+        if fire == first:
+            self._fire(*heapq.heappop(self._schedules))
+        return True
+
+    def _claim(self) -> TestedTask | None:
+        """Return the task that is next, if one is ready."""
+        with self._lock:
+            while self._ready:
+                _, serial, task = heapq.heappop(self._ready)
+                if task.state != TaskState.PENDING:
+                    continue
+                if task.expires_at is not None and task.expires_at <= self.now:
+                    waited = self.now - task.created_at
+                    why = f"It had not started when it expired, after waiting for {waited:.3g} s."
+                    self._end(task, TaskState.FAILED, error=TaskError("TaskExpired", why))
+                elif task.due > self.now:
+                    continue  # its arguments were replaced, and its delay with them
+                elif (admitted := self._spend(task)) > self.now:
+                    task.due = admitted
+                    heapq.heappush(self._waiting, (task.due, serial, task))
+                else:
+                    task.state = TaskState.RUNNING
+                    task.attempt += 1
+                    task.expires_at = None
+                    self._free_key(task, "pending")
+                    return task
+        return None
+
+    def _spend(self, task: TestedTask) -> float:
+        """Take a token of each rate that a task has; return when it could, if it cannot now."""
+        options, lane = task.options, task.new.lane or ""
+        rates: list[tuple[str, Rate]] = []
+        if options.rate is not None:
+            rates.append((lane_bucket(lane), options.rate))
+        if options.total_rate is not None:
+            rates.append((gate_bucket(gate_of(lane)), options.total_rate))
+        for name, rate in rates:
+            if not self._buckets.admits(name, rate, self.now):
+                return max(self._buckets.next_admission(name, rate, self.now), self.now + 1e-6)
+        for name, rate in rates:
+            self._buckets.spend(name, rate, self.now)
+        return self.now
+
+    def _attempt(self, task: TestedTask) -> None:
+        """Run an attempt as a worker does, and do what follows from its report."""
+        new = task.new
+        dispatch = Dispatch(
+            new.id, task.attempt, new.name, new.payload, new.queue, new.options, new.run_id, new.position,
+            failures=task.failures, details=task.details, trace=new.trace,
+        )  # fmt: skip
+        job = Job(dispatch, Bundle("", new.queue, "", 1), 0, time.monotonic())
+        job.begin(time.monotonic())
+        report = self._run(job)
+        job.finish()
+        with self._lock:
+            task.details = job.noted or task.details
+            if task.state == TaskState.RUNNING:  # and was not cancelled meanwhile
+                self._apply(task, report)
+
+    def _run(self, job: Job) -> AttemptReport:
+        """Run a job in this thread; a coroutine beside an event loop that runs here, in another."""
+        task = self._runner.find(job)
+        if task is not None and task._is_async and _on_event_loop():
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(self._runner.run, job).result()
+        return self._runner.run(job)
+
+    def _apply(self, task: TestedTask, report: AttemptReport) -> None:
+        match report:
+            case Succeeded():
+                self._end(task, TaskState.SUCCESS, result=report.result)
+                self.hand_over(report.children)
+            case Failed():
+                task.error = report.error
+                decision = after_failure(report, task.options.retry, task.failures, self._random.random())
+                task.failures += decision.failures
+                if isinstance(decision, RetryTask):
+                    self._wait(task, decision.delay)
+                else:
+                    self._end(task, TaskState.FAILED, error=report.error)
+                if report.error.kind == "KeyboardInterrupt":
+                    raise KeyboardInterrupt
+            case Returned():
+                what = f"is done by the executor {report.executor.name!r}" if report.executor else report.reason
+                why = f"Task {task.name!r} cannot run in memory ({what}). Use the fixture orchestrator_app."
+                self._end(task, TaskState.FAILED, error=TaskError("ConfigurationError", why))
+
+    def _wait(self, task: TestedTask, delay: float) -> None:
+        task.state, task.due = TaskState.PENDING, self.now + delay
+        self._push(task)
+
+    def _push(self, task: TestedTask) -> None:
+        """Look at a task when it is due, or when it expires before that."""
+        moment = task.due if task.expires_at is None else min(task.due, task.expires_at)
+        heapq.heappush(self._waiting, (moment, next(self._serial), task))
+
+    def _end(
+        self, task: TestedTask, state: TaskState, *, result: bytes | None = None, error: TaskError | None = None
+    ) -> None:
+        task.state, task.encoded, task.error = state, result, error
+        self._free_key(task, "pending", "running")
+        if task.new.callbacks is None:
+            return
+        callbacks = msgspec.json.decode(task.new.callbacks, type=Callbacks)
+        if state == TaskState.SUCCESS:
+            self.hand_over(list(after_success(task.new.id, task.attempt, callbacks, result, task.new.trace)))
+        elif state == TaskState.FAILED:
+            self.hand_over(list(after_end(task.new.id, task.attempt, callbacks, error, task.new.trace)))
+
+    # -- schedules
+
+    def _plan(self, declared: TaskDeclaration | CodeDeclaration, place: int, after: float) -> None:
+        schedule = from_data(checked_schedule(plain_times(declared.times)))
+        fire = None if schedule.paused else next_fire(schedule, datetime.fromtimestamp(after, UTC))
+        if fire is not None:
+            due = (fire + delay_of(schedule, declared.key)).timestamp()
+            heapq.heappush(self._schedules, (due, place, declared))
+
+    def _fire(self, due: float, place: int, declared: TaskDeclaration | CodeDeclaration) -> None:
+        self._plan(declared, place, due)
+        target = declared.task if isinstance(declared, TaskDeclaration) else declared.workflow
+        about = {"workflow": declared.target_name, "fire_time": fire_text(datetime.fromtimestamp(due, UTC))}
+        params = parse_template(dict(declared.params)).render({"run": about})
+        if isinstance(target, Task):
+            target.enqueue(**params)
+        else:
+            target.start(**params)
+
+    # -- what calls and running tasks ask for
+
+    def create(self, new: NewTask) -> bytes:
+        """Create a task, or do what its policy says if another has its key; return the id of the task that has it."""
+        with self._lock:
+            if new.id in self.tasks:
+                return new.id
+            holder = None if new.unique is None else self._holder(new.unique)
+            if holder is None or new.unique is None:
+                self._add(new)
+                return new.id
+            key = given_key(new.name, new.unique.key)
+            if new.unique.on_duplicate == "raise":
+                raise Duplicate(f"Task {holder.id} already has the key {key!r}; this one was not enqueued.", holder.id)
+            if new.unique.on_duplicate == "replace":
+                if holder.state != TaskState.PENDING:
+                    raise Duplicate(
+                        f"Task {holder.id} has the key {key!r} and waits no more, so its arguments cannot be "
+                        f"replaced; nothing was enqueued.",
+                        holder.id,
+                    )
+                holder.new = msgspec.structs.replace(holder.new, payload=new.payload)
+                self._wait(holder, max(0.0, new.delay))
+            elif new.unique.same_call and not same_payload(holder.new.payload, new.payload):
+                raise Duplicate.other_call(key, holder.id, "other arguments")
+            return holder.new.id
+
+    def _add(self, new: NewTask) -> TestedTask:
+        task = self.tasks[new.id] = TestedTask(new, self._app.tasks.get(new.name), self.now)
+        if new.unique is not None:
+            until = None if new.unique.period is None else self.now + new.unique.period
+            self._keys[new.unique.key] = task, new.unique, until
+        self._push(task)
+        return task
+
+    def _holder(self, unique: UniqueKey) -> TestedTask | None:
+        held = self._keys.get(unique.key)
+        if held is None or (held[2] is not None and held[2] <= self.now):
+            return None
+        return held[0]
+
+    def _free_key(self, task: TestedTask, *scopes: str) -> None:
+        key = task.new.unique_key
+        if key is not None and (held := self._keys.get(key)) and held[0] is task and held[1].scope in scopes:
+            del self._keys[key]
+
+    def start_many(self, run: bytes, name: str, tasks: Sequence[NewTask]) -> None:
+        """Create a run and its tasks."""
+        with self._lock:
+            self._runs[run] = _ManyTasks([self._add(new) for new in tasks])
+            self.started.append(StartedRun(id=to_text(run), name=name, params={}))
+
+    def start(self, run: bytes, name: str, params: Mapping[str, Any], key: str | None = None) -> None:
+        """Record the start of a workflow."""
+        self.started.append(StartedRun(id=to_text(run), name=name, params=params, key=key))
+
+    def start_code(self, run: bytes, workflow: str, payload: bytes, key: str | None = None) -> None:
+        """Record the start of a workflow as code."""
+        signature = self._app.code_workflows.find(workflow, None)._signature
+        arguments, keywords, *_ = decode_call(payload)
+        self.start(run, workflow, signature.named(*signature.restore(arguments, keywords)), key)
+
+    def find(self, task: bytes) -> TestedTask:
+        """Return a task by its id."""
+        found = self.tasks.get(task)
+        if found is None:
+            raise NotFound.by_id("task", to_text(task))
+        return found
+
+    def reopen(self, task: TestedTask) -> None:
+        """Open a failed task again."""
+        if task.state != TaskState.FAILED:
+            raise WrongState(f"Cannot retry task {task.id}: it is in state {task.state.value!r}.")
+        task.failures, task.expires_at, task.details = 0, None, None
+        self._wait(task, 0.0)
+        self.settle()
+
+    def cancel(self, tasks: Sequence[TestedTask]) -> None:
+        """Cancel those that have not ended."""
+        with self._lock:
+            for task in tasks:
+                if task.state not in ENDED_TASK_STATES:
+                    self._end(task, TaskState.CANCELLED, error=TaskError("Cancelled", "Cancelled by request."))
+
+    def many(self, run: bytes) -> _ManyTasks:
+        """Return a run of many tasks by its id."""
+        found = self._runs.get(run)
+        if found is None:
+            raise NotFound.by_id("run", to_text(run))
+        return found
+
+    def standing(self, run: bytes) -> tuple[RunState, RunCounters]:
+        """Return the state of a run, and how many of its tasks stand where."""
+        found = self.many(run)
+        states = [task.state for task in found.tasks]
+        ended = {
+            state.value: states.count(state) for state in (TaskState.SUCCESS, TaskState.FAILED, TaskState.CANCELLED)
+        }
+        still = sum(state not in ENDED_TASK_STATES for state in states)
+        counters = RunCounters(total=len(states), open=still, **ended)
+        return verdict(counters, found.cancelling) or RunState.RUNNING, counters
+
+    # -- the outbox of running tasks
+
+    def hand_over(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder]:
+        """Create what running tasks enqueue, and start what they start."""
+        return {task.id: self._handed_over(task) for task in tasks}
+
+    def _handed_over(self, new: NewTask) -> KeyHolder:
+        if not is_start(new):
+            try:
+                return KeyHolder(self.create(new))
+            except Duplicate as error:
+                return KeyHolder(bytes.fromhex(error.task_id.replace("-", "")), is_other_call=True)
+        match of_task(new):
+            case StartMany(name=name, tasks=tasks):
+                self.start_many(new.id, name, [msgspec.structs.replace(one, parent=new.parent) for one in tasks])
+            case StartSteps(workflow=workflow, params=params, key=key):
+                self.start(new.id, workflow, msgspec.json.decode(params), key)
+            case StartCode(started=started, key=key):
+                own = key and key.removeprefix(scoped(started.workflow, ""))
+                self.start_code(new.id, started.workflow, started.payload, own)
+        return KeyHolder(new.id)
+
+    def mark(self, task: bytes, mark: ProgressMark) -> None:
+        """Note how far a task has come."""
+        self.tasks[task].progress = mark
+
+    def log(self, job: Job, line: LogLine) -> None:
+        """Note what a task says."""
+        self.tasks[job.dispatch.id].lines.append(line)
+
+    log_lines = log
+
+    def leave(self, job: Job, details: bytes) -> None:
+        """Note what an attempt leaves for the next."""
+        job.noted = details
+
+    def page(self, job: Job, number: int) -> bytes | None:  # noqa: ARG002
+        """Return nothing: no turns of workflows are run here."""
+        return None
+
+
+def _on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,33 @@
+"""Fixtures for pytest, which finds them by itself. Nothing else is imported until a test asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.app import Orchestrator
+    from orchestrator.testing.services import TestServices
+
+
+@pytest.fixture(scope="session")
+def _orchestrator_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServices]:
+    from orchestrator.testing.services import started_services  # with the embedded servers, which few tests need
+
+    with started_services(tmp_path_factory.mktemp("orchestrator")) as services:
+        yield services
+
+
+@pytest.fixture
+def orchestrator_services(_orchestrator_session: TestServices) -> TestServices:
+    """Return Postgres, Redis, a scheduler and a worker, without what tests before have left."""
+    _orchestrator_session.empty()
+    return _orchestrator_session
+
+
+@pytest.fixture
+def orchestrator_app(orchestrator_services: TestServices) -> Orchestrator:
+    """Return the application of the setting `app`, on these services."""
+    return orchestrator_services.app

@@ -1,0 +1,140 @@
+"""Tasks in a test: recorded, run at once, or run by a clock that skips."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, Self
+
+from orchestrator.errors import InvalidTask, did_you_mean
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.sdk.tasks import options as task_options
+from orchestrator.sdk.tasks.options import OPTION_NAMES
+from orchestrator.sdk.tasks.task import Task
+from orchestrator.testing.memory_calls import MemoryCalls
+from orchestrator.testing.memory_tasks import MemoryTasks, StartedRun, TestedTask
+
+_LISTED = 20
+"""Calls that the message of a failed assertion lists."""
+
+
+class TaskTest:
+    """An application whose tasks live in memory for as long as the `with` block lasts.
+
+    with TaskTest(app) as test:
+        send.options(delay=60).enqueue("ann@example.com")
+        test.skip(minutes=1)
+    """
+
+    __test__ = False
+
+    def __init__(self, app: Orchestrator, *, eager: bool = False, start: datetime | None = None) -> None:
+        """`eager` runs each task to its end as it is enqueued. `start` is the time at which the clock begins."""
+        self._app = app
+        self._leader = MemoryTasks(app, time.time() if start is None else start.timestamp(), eager=eager)
+
+    def __enter__(self) -> Self:
+        client, leader = self._app._client, self._leader
+        self._saved = vars(client).get("_make_backend"), client._backend, vars(task_options)["time"]
+        calls: Any = MemoryCalls(leader)
+        client._backend, vars(client)["_make_backend"] = calls, lambda: calls
+        vars(task_options)["time"] = SimpleNamespace(time=lambda: leader.now)  # by which `eta` becomes a delay
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        client = self._app._client
+        made, client._backend, vars(task_options)["time"] = self._saved
+        vars(client).pop("_make_backend")
+        if made is not None:
+            vars(client)["_make_backend"] = made
+
+    # -- looking
+
+    @property
+    def now(self) -> datetime:
+        """What time it is in the test."""
+        return datetime.fromtimestamp(self._leader.now, UTC)
+
+    def enqueued(self, task: Task[..., Any] | str | None = None, /, **expected: Any) -> list[TestedTask]:
+        """Return the calls of a task, or of all, in order, that have these arguments and options."""
+        if task is not None:
+            self._check_expected(self._app.find_task(task if isinstance(task, str) else task.name), expected)
+        name = task.name if isinstance(task, Task) else task
+        return [one for one in self._leader.tasks.values() if name in (None, one.name) and _fits(one, expected)]
+
+    def assert_enqueued(self, task: Task[..., Any] | str, /, **expected: Any) -> TestedTask:
+        """Return the first call of a task with these arguments and options; fail with what was enqueued instead."""
+        if found := self.enqueued(task, **expected):
+            return found[0]
+        wanted = ", ".join(f"{name}={value!r}" for name, value in expected.items())
+        others = list(self._leader.tasks.values())
+        lines = "".join(f"\n  {one!r}" for one in others[:_LISTED])
+        more = f"\n  and {len(others) - _LISTED:,} more" if len(others) > _LISTED else ""
+        name = task if isinstance(task, str) else task.name
+        raise AssertionError(
+            f"Task {name!r} was not enqueued{f' with {wanted}' if wanted else ''}. "
+            + (f"Enqueued:{lines}{more}" if others else "Nothing was enqueued.")
+        )
+
+    def started(self, what: CodeWorkflow[..., Any] | str | None = None, /) -> list[StartedRun]:
+        """Return the runs that were started, of a workflow, of a name, or all, in order."""
+        name = what.name if isinstance(what, CodeWorkflow) else what
+        return [run for run in self._leader.started if name in (None, run.name)]
+
+    @staticmethod
+    def _check_expected(task: Task[..., Any], expected: Mapping[str, Any]) -> None:
+        takes = task._signature.takes
+        known = (*(takes or ()), *OPTION_NAMES)
+        unknown = None if takes is None else next((name for name in expected if name not in known), None)
+        if unknown is not None:
+            raise InvalidTask(
+                f"Task {task.name!r} has no argument {unknown!r}, and no option is called so."
+                f"{did_you_mean(unknown, known)}"
+            )
+
+    # -- running
+
+    def drain(self) -> list[TestedTask]:
+        """Run everything that is due, and what follows from it without time passing; return what ran, in order."""
+        return self._leader.run_until(self._leader.now)
+
+    def skip(self, seconds: float = 0.0, **parts: float) -> list[TestedTask]:
+        """Let time pass, `skip(60)` or `skip(hours=24)`, and run what is due meanwhile, each at its time.
+
+        Delays, retries, rates and the schedules of the code are due by this clock. Return what ran, in order.
+        """
+        until = self._leader.now + seconds + timedelta(**parts).total_seconds()
+        ran = self._leader.run_until(until)
+        self._leader.now = until
+        return ran
+
+
+def _fits(task: TestedTask, expected: Mapping[str, Any]) -> bool:
+    if not expected:
+        return True
+    arguments = task.arguments
+    for name, value in expected.items():
+        found = arguments[name] if name in arguments else task.option(name)
+        if isinstance(value, timedelta) and isinstance(found, float):
+            value = value.total_seconds()
+        if found != value:
+            return False
+    return True
+
+
+@contextmanager
+def recording(app: Orchestrator) -> Iterator[TaskTest]:
+    """Record what is enqueued and started in the block. Nothing runs until `drain()` or `skip(…)` is called."""
+    with TaskTest(app) as test:
+        yield test
+
+
+@contextmanager
+def eager(app: Orchestrator) -> Iterator[TaskTest]:
+    """Run each task that is enqueued in the block to its end, with retries, delays and all that follows, at once."""
+    with TaskTest(app, eager=True) as test:
+        yield test

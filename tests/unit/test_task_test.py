@@ -1,0 +1,347 @@
+"""Tasks in memory: recorded, run at once, or run by a clock that skips."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchestrator import (
+    Duplicate,
+    InvalidTask,
+    Orchestrator,
+    OrchestratorError,
+    Retry,
+    RetryLater,
+    Settings,
+    TaskContext,
+    TaskFailed,
+    TaskFailure,
+    WorkflowContext,
+    WrongState,
+    gather,
+)
+from orchestrator.executors import Process
+from orchestrator.testing import TaskTest, eager, recording
+
+
+class Size(msgspec.Struct):
+    width: int
+    height: int
+
+
+class Shop:
+    """An application, and what its tasks have done."""
+
+    def __init__(self) -> None:
+        self.app = app = Orchestrator(Settings())
+        self.log: list[Any] = []
+
+        @app.task(name="resize", queue="images")
+        def resize(path: str, size: Size | None = None, at: datetime | None = None) -> str:
+            self.log.append(("resize", path, size))
+            return f"{path} {size.width if size else 'whole'}"
+
+        @app.task(name="note")
+        def note(what: Any) -> None:
+            self.log.append(what)
+
+        @app.task(name="fail", retries=Retry(max=2, backoff="constant", base=60, jitter=0))
+        def fail(ctx: TaskContext, times: int = 9) -> int:
+            self.log.append(("fail", ctx.attempt))
+            if ctx.attempt <= times:
+                raise ValueError(f"no {ctx.attempt}")
+            return ctx.attempt
+
+        @app.task(name="later")
+        async def later(ctx: TaskContext) -> int:
+            ctx.progress(0.5, "half")
+            ctx.log("said")
+            if ctx.attempt < 3:
+                ctx.heartbeat(ctx.attempt)
+                raise RetryLater(30)
+            return int(ctx.details)
+
+        @app.task(name="parent")
+        def parent(ctx: TaskContext, fails: bool = False) -> str:
+            note.enqueue("enqueued")
+            note.options(on_success=True).enqueue("only on success")
+            app.start_many(note, ["many 1", "many 2"])
+            self.log.append("parent")
+            if fails:
+                raise ValueError("no")
+            return "done"
+
+        self.resize, self.note, self.fail, self.later, self.parent = resize, note, fail, later, parent
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+# -- recording
+
+
+def test_what_is_enqueued_is_recorded_and_nothing_runs(shop: Shop) -> None:
+    with recording(shop.app) as recorded:
+        shop.resize.enqueue("a.png", size=Size(3, 4))
+        shop.resize.options(delay=timedelta(minutes=1), priority=5).enqueue("b.png")
+        shop.app.enqueue_many(shop.note, [("x",), {"what": "y"}])
+        shop.app.start_many(shop.note, ["z"], name="notes")
+        asyncio.run(shop.note.aenqueue("w"))
+    assert shop.log == []
+    found = recorded.assert_enqueued(shop.resize, path="a.png", size=Size(3, 4), queue="images")
+    assert (found.arguments, found.state) == ({"path": "a.png", "size": Size(3, 4), "at": None}, "pending")
+    recorded.assert_enqueued("resize", path="b.png", delay=60, priority=5)
+    recorded.assert_enqueued(shop.resize, delay=timedelta(seconds=60))
+    assert [one.arguments["what"] for one in recorded.enqueued(shop.note)] == ["x", "y", "z", "w"]
+    assert [run.name for run in recorded.started()] == ["notes"]
+    assert recorded.enqueued(shop.later) == []
+
+
+def test_a_failed_assertion_lists_what_was_enqueued_instead(shop: Shop) -> None:
+    with recording(shop.app) as recorded:
+        with pytest.raises(AssertionError, match=r"^Task 'note' was not enqueued\. Nothing was enqueued\.$"):
+            recorded.assert_enqueued(shop.note)
+        shop.resize.options(delay=60).enqueue("a.png")
+        with pytest.raises(AssertionError) as failed:
+            recorded.assert_enqueued(shop.resize, path="b.png", queue="images")
+        with pytest.raises(InvalidTask, match=r"no argument 'pth', and no option .* Did you mean 'path'"):
+            recorded.assert_enqueued(shop.resize, pth="a.png")
+    assert str(failed.value) == (
+        "Task 'resize' was not enqueued with path='b.png', queue='images'. Enqueued:\n"
+        "  resize(path='a.png', size=None, at=None) queue='images' delay=60.0 pending"
+    )
+
+
+def test_calls_are_checked_as_ever(shop: Shop) -> None:
+    with recording(shop.app) as recorded:
+        with pytest.raises(InvalidTask, match="missing a required argument"):
+            shop.resize.enqueue()  # type: ignore[call-arg]
+        with pytest.raises(InvalidTask, match="argument 'path': expected str"):
+            shop.resize.enqueue(7)  # type: ignore[arg-type]
+    assert recorded.enqueued() == []
+
+
+def test_starts_of_workflows_are_recorded(shop: Shop) -> None:
+    @shop.app.workflow(name="order")
+    async def order(ctx: WorkflowContext, number: int, size: Size) -> None: ...
+
+    @shop.app.task(name="starter")
+    def starter() -> None:
+        order.starting(id="o-2").start(2, Size(5, 6))
+        shop.app.workflows["nightly"].start(day="today")
+
+    with recording(shop.app) as recorded:
+        handle = order.starting(id="o-1").start(1, size=Size(3, 4))
+        shop.app.workflows["nightly"].start(day="monday")
+        shop.app.flows["flow"].start(val=2)
+        starter.enqueue()
+        recorded.drain()
+        with pytest.raises(OrchestratorError, match="code.wait is not there in memory.*WorkflowTest"):
+            handle.result(1)
+    first, second = recorded.started(order)
+    assert (first.id, first.params, first.key) == (handle.id, {"number": 1, "size": Size(3, 4)}, "o-1")
+    assert (second.params, second.key) == ({"number": 2, "size": Size(5, 6)}, "o-2")
+    assert [run.params for run in recorded.started("nightly")] == [{"day": "monday"}, {"day": "today"}]
+    assert [run.params for run in recorded.started("flow")] == [{"val": 2}]
+
+
+def test_afterwards_the_application_is_as_before(shop: Shop) -> None:
+    before = shop.app._client._backend
+    with recording(shop.app):
+        shop.app.close()
+        shop.note.enqueue("still in memory")
+        with eager(shop.app) as inner:
+            shop.note.enqueue("in the inner one")
+        assert len(inner.enqueued()) == 1
+        shop.note.enqueue("in the outer one")
+    assert (shop.app._client._backend, shop.log) == (before, ["in the inner one"])
+    with pytest.raises(Exception, match="redis_url is not set"):
+        shop.note.enqueue("no database")
+
+
+# -- eager
+
+
+def test_a_task_runs_as_it_is_enqueued_and_its_values_travel(shop: Shop) -> None:
+    with eager(shop.app):
+        assert shop.resize.enqueue("a.png", Size(3, 4)).result() == "a.png 3"
+        assert shop.log == [("resize", "a.png", Size(3, 4))]
+        assert gather(shop.app.enqueue_many(shop.resize, [("b",), ("c",)])) == ["b whole", "c whole"]
+        run = shop.app.start_many(shop.resize, ["d", "e"])
+        assert (run.results(), run.status(), run.progress().counters.success) == (["d whole", "e whole"], "success", 2)
+
+
+def test_a_failure_is_retried_and_then_raised_by_result(shop: Shop) -> None:
+    with eager(shop.app) as test:
+        start = test.now
+        assert shop.fail.enqueue(2).result() == 3
+        assert test.now - start == timedelta(seconds=120)
+        handle = shop.fail.enqueue()
+        with pytest.raises(TaskFailed, match="ValueError: no 3"):
+            handle.result()
+        assert (handle.status(), test.enqueued(shop.fail)[1].failures) == ("failed", 3)
+
+
+def test_a_task_that_asks_to_be_tried_later_keeps_its_details(shop: Shop) -> None:
+    with eager(shop.app) as test:
+        handle = shop.later.enqueue()
+        assert handle.result() == 2
+        progress = handle.progress()
+        assert progress is not None
+        assert (progress.fraction, [line.text for line in handle.logs()]) == (0.5, ["said"] * 3)
+        assert test.enqueued(shop.later)[0].attempt == 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_task_that_enqueues(shop: Shop, fails: bool) -> None:
+    with eager(shop.app) as test:
+        shop.parent.enqueue(fails)
+    expected = ["parent", "enqueued", "many 1", "many 2"] + ["only on success"] * (not fails)
+    assert shop.log == expected  # after the task itself, which could not wait for them
+    assert all(one.new.parent == test.enqueued(shop.parent)[0].new.id for one in test.enqueued(shop.note))
+
+
+def test_what_follows_a_success_and_a_failure(shop: Shop) -> None:
+    @shop.app.task(name="failed")
+    def failed(failure: TaskFailure) -> None:
+        shop.log.append((failure.task, failure.kind, failure.message))
+
+    with eager(shop.app):
+        shop.resize.options(on_success=shop.note, on_failure=failed).enqueue("a")
+        shop.fail.options(retries=0, on_success=shop.note, on_failure=failed).enqueue()
+    assert shop.log == [("resize", "a", None), "a whole", ("fail", 1), ("fail", "ValueError", "no 1")]
+
+
+def test_on_an_event_loop(shop: Shop) -> None:
+    async def main() -> tuple[int, str, int]:
+        return (
+            await (await shop.later.aenqueue()).aresult(),
+            await (await shop.resize.aenqueue("a")).aresult(),
+            threading.get_ident(),
+        )
+
+    with eager(shop.app):
+        assert asyncio.run(main()) == (2, "a whole", threading.get_ident())
+
+
+def test_a_task_that_enqueues_itself_for_ever_is_stopped(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.testing.memory_tasks._MOST_ATTEMPTS", 100)
+
+    @shop.app.task(name="again")
+    def again() -> None:
+        again.options(delay=60).enqueue()
+
+    with eager(shop.app), pytest.raises(OrchestratorError, match=r"100 attempts .*again\(\).* enqueue itself\?"):
+        again.enqueue()
+
+
+def test_what_an_executor_does_is_not_run(shop: Shop) -> None:
+    @shop.app.task(name="tar", executor=Process(command=["tar"]))
+    def tar(path: str) -> None: ...
+
+    with eager(shop.app), pytest.raises(TaskFailed, match="executor 'process'.*orchestrator_app"):
+        tar.enqueue("a").result()
+
+
+# -- keys
+
+
+def test_a_unique_key_is_held_as_long_as_it_says(shop: Shop) -> None:
+    key: Any = {"unique_key": "k"}
+    with recording(shop.app) as test:
+        first = shop.note.options(**key).enqueue(1)
+        assert shop.note.options(**key).enqueue(2) == first
+        with pytest.raises(Duplicate, match=f"Task {first.id} already has the key 'k'"):
+            shop.note.options(on_duplicate="raise", **key).enqueue(3)
+        assert shop.note.options(on_duplicate="replace", delay=60, **key).enqueue(4) == first
+        assert test.drain() == []
+        assert [one.arguments for one in test.skip(60)] == [{"what": 4}]
+        assert shop.note.options(unique_for=60, **key).enqueue(5) != first
+        test.skip(59)
+        assert len(test.enqueued(shop.note, unique_key="k")) == 2
+        shop.note.options(unique_for=60, **key).enqueue(6)
+        test.skip(1)
+        shop.note.options(unique_for=60, **key).enqueue(7)
+        test.drain()
+    assert shop.log == [4, 5, 7]
+
+
+def test_an_idempotency_key_belongs_to_one_call(shop: Shop) -> None:
+    once = shop.note.options(idempotency_key="k")
+    with eager(shop.app):
+        assert once.enqueue(1) == once.enqueue(1)
+        with pytest.raises(Duplicate, match="with other arguments"):
+            once.enqueue(2)
+    assert shop.log == [1]
+
+
+# -- time
+
+
+def test_time_passes_by_skipping(shop: Shop) -> None:
+    start = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    with TaskTest(shop.app, start=start) as test:
+        shop.note.options(delay=60).enqueue("in a minute")
+        shop.note.options(eta=start + timedelta(hours=1)).enqueue("at one")
+        shop.note.options(priority=1).enqueue("first")
+        shop.note.enqueue("now")
+        shop.note.options(delay=120, expires=60).enqueue("never")
+        handle = shop.note.options(delay=60).enqueue("cancelled")
+        assert [one.arguments["what"] for one in test.drain()] == ["first", "now"]
+        handle.cancel()
+        with pytest.raises(OrchestratorError, match=r"'note' .* has not run, .*call drain\(\), or skip\(…\)"):
+            test._app.handle(test.enqueued()[0].id).result()
+        assert [one.arguments["what"] for one in test.skip(minutes=2)] == ["in a minute"]
+        assert test.now == start + timedelta(minutes=2)
+        shop.note.options(eta=start + timedelta(minutes=30)).enqueue("at half past")
+        assert [one.arguments["what"] for one in test.skip(hours=1)] == ["at half past", "at one"]
+        assert [one.state for one in test.enqueued(shop.note, what="never")] == ["failed"]
+        with pytest.raises(WrongState, match="it is in state 'success'"):
+            test._app.handle(test.enqueued()[0].id).cancel()
+
+
+def test_a_failed_task_is_opened_again_by_hand(shop: Shop) -> None:
+    with recording(shop.app) as test:
+        handle = shop.fail.options(retries=0).enqueue(1)
+        test.drain()
+        assert handle.status() == "failed"
+        handle.retry()
+        test.drain()
+        assert handle.result() == 2
+
+
+def test_a_rate_spreads_what_is_due(shop: Shop) -> None:
+    each = shop.note.options(rate="1/m", concurrency_key="a")
+    with recording(shop.app) as test:
+        shop.app.enqueue_many(each, [(number,) for number in range(3)])
+        assert len(test.drain()) == 1
+        assert len(test.skip(61)) == 1
+        assert len(test.skip(61)) == 1
+    with eager(shop.app) as test:
+        start = test.now
+        shop.app.enqueue_many(each, [(number,) for number in range(3)])
+        assert timedelta(minutes=2) <= test.now - start < timedelta(minutes=2, seconds=1)
+
+
+def test_schedules_of_the_code_fire(shop: Shop) -> None:
+    @shop.app.schedule(cron="0 3 * * *", timezone="Europe/Berlin", params={"what": "${run.fire_time}"})
+    @shop.app.task(name="nightly")
+    def nightly(what: str) -> None:
+        shop.log.append(what)
+
+    @shop.app.schedule(every="12h")
+    @shop.app.workflow(name="report")
+    async def report(ctx: WorkflowContext) -> None: ...
+
+    with TaskTest(shop.app, start=datetime(2026, 3, 1, 12, tzinfo=UTC)) as test:
+        assert test.drain() == []
+        assert len(test.skip(days=2)) == 2
+        assert len(test.started(report)) == 4
+    assert shop.log == ["2026-03-02T02:00:00+00:00", "2026-03-03T02:00:00+00:00"]
