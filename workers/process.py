@@ -191,9 +191,9 @@ class WorkerProcess:
         return finished
 
     def _finish(self) -> bool:
-        """Wait until what runs has ended, as long as that takes; when the worker stops, up to its drain timeout.
+        """Wait until running tasks have ended, as long as that takes; when the worker stops, up to its drain timeout.
 
-        Tasks on an event loop that somebody blocks for good would be waited for in vain.
+        Tasks on an event loop that is blocked for good are not waited for.
         """
         began = time.monotonic()
         while not self._pool.wait_until_idle(_LOOK):
@@ -255,7 +255,7 @@ class WorkerProcess:
     # -- the parent's commands
 
     def obey(self) -> None:
-        """Do what the parent says; if it is gone, nobody beats for this process, and it must not go on."""
+        """Do what the parent says; if it is gone, this process has no heartbeats, and must not go on."""
         while True:
             try:
                 command = decode(Command, self._pipe.recv_bytes())

@@ -28,7 +28,7 @@ _TOO_LATE = 2 * _WAIT
 _UNHEARD_PAUSE = 0.1
 """Seconds between two looks for a sign of life of the parent."""
 _LAST_PAUSE = 0.02
-"""Seconds between two looks for tasks that nobody else takes."""
+"""Seconds between two looks for tasks of this worker alone."""
 _MOST_MESSAGES = 100
 
 
@@ -181,7 +181,7 @@ class Receiver:
             self._joined = ""
 
     def _left_over(self) -> list[Received]:
-        """Receive what was sent to this worker alone: nobody else would."""
+        """Receive the messages of this worker's own stream."""
         try:
             if self._joined:
                 return self._streams.take(self._joined, self._worker, [self._own], _MOST_MESSAGES, 0.001)

@@ -1,4 +1,4 @@
-"""What a worker is asked to be."""
+"""The configuration of a worker."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class WorkerSpec:
 
     @property
     def means(self) -> list[str]:
-        """What to publish beside the names of tasks, because some tasks need it."""
+        """Names to announce beside those of tasks, because some tasks need them."""
         return [WITH_DATABASE] if self.database else []
 
     def served(self, named: Sequence[str]) -> list[str]:
@@ -54,5 +54,5 @@ class WorkerSpec:
         return list(dict.fromkeys(queue for one in given for queue in (named if one == EVERY_QUEUE else [one])))
 
     def unserved(self, named: Sequence[str]) -> list[str]:
-        """Return those of an application's queues that are not served although nobody has chosen any."""
+        """Return those of an application's queues that are not served although none were chosen."""
         return [] if self.queues else [queue for queue in named if queue != DEFAULT_QUEUE]

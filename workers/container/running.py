@@ -38,7 +38,7 @@ _LONGEST = 4_000
 
 
 class Specification(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to do, as an executor wrote it."""
+    """The specification that an executor wrote."""
 
     task: str = ""
     task_id: str = ""

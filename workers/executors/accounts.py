@@ -18,7 +18,7 @@ class Account(NamedTuple):
     gid: int
     home: str
     prefix: tuple[str, ...]
-    """What stands in front of the command."""
+    """The words before the command."""
 
 
 def account_of(user: str) -> Account:

@@ -39,15 +39,15 @@ class Unanswered(Exception):
 
 
 class Unreadable(Exception):
-    """What came is no answer that HTTP knows."""
+    """The answer is not HTTP."""
 
 
 class TooLarge(Exception):
-    """What came is more than is read."""
+    """The answer is too large."""
 
 
 class Barred(Exception):
-    """The worker's operator lets nobody ask there."""
+    """The worker's operator does not allow this address."""
 
 
 class Place(NamedTuple):
@@ -71,26 +71,26 @@ class Place(NamedTuple):
 
     @property
     def authority(self) -> str:
-        """What the header Host says."""
+        """The header Host."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS["https" if self.is_secure else "http"] else f"{host}:{self.port}"
 
 
 class Request(NamedTuple):
-    """What is asked."""
+    """A request."""
 
     method: str
     path: str
     """Behind that of the place, as it is sent, with a query if there is one."""
     body: bytes = b""
     headers: Sequence[tuple[str, str]] = ()
-    """What it says beyond what every request does."""
+    """Headers beyond those of every request."""
     content_type: str = "application/json"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """An answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -98,7 +98,7 @@ class Answer:
 
     @property
     def data(self) -> Any:
-        """What the body says, as JSON; None if it says nothing that can be read."""
+        """The body as JSON; None if it cannot be read."""
         try:
             return msgspec.json.decode(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -186,7 +186,7 @@ async def opened(place: Place, request: Request, *, allowed: Destinations | None
         yield incoming
     finally:
         with contextlib.suppress(OSError):
-            writer.transport.abort()  # what has not been sent by now is for nobody
+            writer.transport.abort()  # the rest is not sent
 
 
 def _written(line: h11.Connection, place: Place, request: Request) -> bytes:

@@ -52,13 +52,13 @@ _FIRST_PAUSE = 0.5
 _CANCEL_FOR = 30.0
 """Seconds in which work that was to end should have; then its attempt is reported, and goes on being cancelled."""
 _CANCEL_ON = 600.0
-"""Seconds after which nobody tries to cancel it any more."""
+"""Seconds after which it is no longer tried to cancel it."""
 _RELEASE_AFTER = 3.0
 """Seconds between the end and the release. A worker that was cut off learns in that time that others watch by now."""
 _LATER = 0.5
 """Seconds before a task goes elsewhere that is handed back."""
 _LAST_LOOK = 1.0
-"""Seconds to see that it ended while nobody watched, whose time is over by now."""
+"""Seconds to find that an execution has ended although its time was over before it was watched."""
 
 T = TypeVar("T")
 
@@ -103,13 +103,13 @@ class Driver:
         """This process ends: what is over is released at once."""
         self._in_doubt = False
         self._doubts = 0
-        """How often nobody had heard of this worker, so that others may watch what it watches."""
+        """How often this worker was cut off, so that others may watch its executions."""
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def doubt(self, is_so: bool) -> None:
-        """Take note that nobody has heard of this worker for a while, or that the leader knows of it again."""
+        """Note that this worker was cut off for a while, or that the leader knows of it again."""
         self._in_doubt = is_so
         self._doubts += is_so
 
@@ -145,7 +145,7 @@ class Driver:
         return sum(self.let_go(job, reason) for job in list(self._jobs.values()))
 
     def let_go(self, job: Job, reason: str) -> bool:
-        """Hand a job back, from any thread, and let the work go on: somebody else will watch it."""
+        """Hand a job back, from any thread, and let the work go on: another worker will watch it."""
         if not (job.take_back() or job.finish()):
             return False
         self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason), job)
@@ -263,7 +263,7 @@ class Driver:
         self._end(job, report, watched)
 
     async def _finish_off(self, watched: _Job) -> None:
-        """End the work of a task that was cancelled while nobody watched it, or whose watcher may have died then."""
+        """End the work of a task that was cancelled while it had no watcher, or whose watcher may have died then."""
         job, executor, execution = watched.job, watched.executor, watched.execution
         try:
             async with asyncio.timeout(job.options.timeout):

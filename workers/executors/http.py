@@ -24,7 +24,7 @@ from orchestrator.workers.executors.protocol import Setup, Unreachable, Watcher
 from orchestrator.workers.executors.service_book import ServiceBook
 
 _NOBODY = "nobody yet"
-"""The external id of an execution for which nobody was there when it began."""
+"""The external id of an execution for which no service was there when it began."""
 _CANCELLING = 5.0
 """Seconds that a service has to take note that its work is not wanted any more."""
 _WRAPPING = 4_096
@@ -56,7 +56,7 @@ class HttpExecutor:
         return candidates[0].url
 
     async def watch(self, execution: Execution, external_id: str, watcher: Watcher) -> Outcome:
-        """Ask until somebody answers."""
+        """Ask until a service answers."""
         options, body = _options(execution), request_body(execution, _options(execution).params)
         service, tried = service_of(execution, options), 0
         reason = f"nobody offers the service {service!r} now"
@@ -145,7 +145,7 @@ class HttpExecutor:
         return self._allowed if options.url else None
 
     def _headers(self, options: Http) -> list[tuple[str, str]]:
-        """Return the key that is sent; never to an address that a task gives, which is anybody's."""
+        """Return the key to send; never to an address that a task gives."""
         return [("Authorization", f"Bearer {self._key}")] if self._key and not options.url else []
 
 

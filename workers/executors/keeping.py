@@ -26,7 +26,7 @@ KILLED = 10.0
 _LOOK_AGAIN = 0.05
 _TOO_BUSY = f"the command has not begun within {_START:g} s; this machine may be too busy"
 _FULL = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""What the system says that has no room for more processes or descriptors."""
+"""Errors of a system without room for more processes or descriptors."""
 
 
 async def begin(spool: Spool, options: Process, command: list[str], environment: dict[str, str]) -> Keeper:

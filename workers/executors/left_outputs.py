@@ -38,7 +38,7 @@ class _Error(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in `status.json`."""
+    """The contents of `status.json`."""
 
     status: str
     error: _Error | None = None

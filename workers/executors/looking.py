@@ -10,7 +10,7 @@ Seen = TypeVar("Seen")
 
 
 class Looks(Generic[Seen]):
-    """Looks at everything that somebody waits for, together, and not at all while nobody does."""
+    """Polls all watched executions together, and not at all while there are none."""
 
     def __init__(self, look: Callable[[Collection[str]], Awaitable[Mapping[str, Seen]]], every: float) -> None:
         self._look = look

@@ -1,4 +1,4 @@
-"""What came back from elsewhere, as an outcome."""
+"""Answers of the remote side, as outcomes."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class ProcessExecutor:
             self._written.telling(spool.stdout, tick) as watches_stdout,
         ):
             is_told = watches_stderr and watches_stdout
-            tick.set()  # what was said before somebody listened
+            tick.set()  # output from before the watch
             while not ended.is_set():
                 await tick.wait()
                 if is_told:
@@ -179,7 +179,7 @@ class ProcessExecutor:
                     if ended.is_set() or not await self._pass_on(spool, watcher):
                         break
                 else:
-                    tick.set()  # there may be more, and nobody else says so
+                    tick.set()  # there may be more, without another notification
                 if spool.has_much():
                     await self._call(spool.cut)
                 if spool.has_written_more_than(self._largest) and not ended.is_set():
@@ -196,7 +196,7 @@ class ProcessExecutor:
         try:
             return await asyncio.shield(passing)
         except asyncio.CancelledError:
-            await asyncio.wait([passing], timeout=_PAUSE)  # so that nobody else passes on the same
+            await asyncio.wait([passing], timeout=_PAUSE)  # so that no other watcher passes on the same
             raise
 
     async def _pass_on_rest(self, spool: Spool, watcher: Watcher) -> None:

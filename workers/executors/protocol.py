@@ -36,7 +36,7 @@ class Unequipped(Exception):
 
 
 class Gone(Exception):
-    """There is nothing under this name where there was: it was lost, or somebody has deleted it."""
+    """There is nothing under this name any more: it was lost or deleted."""
 
 
 class Watcher(Protocol):
@@ -80,11 +80,12 @@ class Executor(Protocol):
     async def cancel(self, execution: Execution, external_id: str) -> None:
         """End it, and return when it has ended; one that has ended, or is gone, is no error.
 
-        The external id is empty where nobody knows whether `submit` has started it: then it is looked for by its name.
+        The external id is empty if it is unknown whether `submit` has started it: then it is looked for by its name.
         """
 
     async def release(self, execution: Execution, external_id: str) -> None:
-        """Clear away what is left of it. Its end is in Postgres, or it was cancelled, and nobody will ask again."""
+        """Clear away what is left of it. Its end is in Postgres, or it was cancelled, and there are no more requests
+        for it."""
 
     async def close(self) -> None:
         """Close connections; executions go on."""

@@ -39,7 +39,7 @@ _THREADS = 2
 
 
 class PullExecutor:
-    """Offers work, and waits until somebody has done it."""
+    """Offers work, and waits until it is done."""
 
     options: ClassVar[type[Pull]] = Pull
 
@@ -136,7 +136,7 @@ class PullExecutor:
         self._redis.close()
 
     def _ring(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits any more
             loop.call_soon_threadsafe(self._look_at, name)
 
     def _look_at(self, name: str) -> None:

@@ -36,7 +36,7 @@ _AT_ONCE = 64
 
 
 class Token(Protocol):
-    """What lets one in, as long as it is good."""
+    """Credentials, as long as they are valid."""
 
     async def __call__(self) -> str:
         """Return it."""
@@ -56,7 +56,7 @@ class Api:
     """The name that the server's certificate has, where it is not that of the address."""
     token: Token | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    """What every request says besides."""
+    """Headers of every request."""
     timeout: float = TIMEOUT
     """Seconds within which an answer must come, or begin to come where it is read line by line."""
     largest: int = 64_000_000

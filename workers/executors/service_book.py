@@ -15,7 +15,7 @@ from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import Keys
 
 _HURRIED = 0.5
-"""Seconds between two looks where nobody was found."""
+"""Seconds between two looks where no service was found."""
 
 
 class ServiceBook:
@@ -31,7 +31,7 @@ class ServiceBook:
         self._looked_at = -1e9
         self._found: list[ServiceWorker] = []
         self._busy: Counter[str] = Counter()
-        """What was asked of each and is not answered yet."""
+        """Open requests of each service worker."""
 
     async def candidates(self, service: str, *, by_load: bool, anew: bool = False) -> list[ServiceWorker]:
         """Return the workers of a service, in the order in which to ask; `anew` reads again where the last were

@@ -106,7 +106,7 @@ class Spool:
         return _parse(line) if line.endswith("\n") else None
 
     def forbid(self) -> bool:
-        """See to it that nobody begins to keep the command; say whether that was in time."""
+        """Prevent a keeper from beginning; say whether that was in time."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         try:
             with (self.folder / "keeper").open("x") as file:
@@ -117,7 +117,7 @@ class Spool:
         return True
 
     def exit_code(self) -> int | None:
-        """Return how the command has ended; None if nobody knows."""
+        """Return how the command has ended; None if unknown."""
         try:
             said = (self.folder / "end").read_text()
         except (FileNotFoundError, NotADirectoryError):
@@ -241,11 +241,11 @@ _MOST_SAID = 16_000_000
 _DRAWN_EVERY = 1.0
 """Seconds between two lines that a bar becomes, which is drawn over with carriage returns."""
 _NOBODY = "0 (nobody) X\n"
-"""What stands where a keeper would, of a command that is not to be begun."""
+"""Stands in place of a keeper, of a command that must not begin."""
 
 
 def open_root(namespace: str) -> Path:
-    """Return the folder of all executions of this machine and user; nobody else may have made it."""
+    """Return the folder of all executions of this machine and user, if this user has made it."""
     root = Path(tempfile.gettempdir()) / _root_name(namespace)
     root.mkdir(mode=0o700, exist_ok=True)
     if not _is_own(root):
@@ -278,9 +278,9 @@ def _is_own(root: Path) -> bool:
 
 
 def sweep(root: Path) -> None:
-    """Clear away what has ended long ago, and nobody has cleared away: its watcher was killed then.
+    """Clear away executions that ended long ago: their watchers were killed then.
 
-    A command whose keeper was killed has no end; it counts by what was last written.
+    A command whose keeper was killed has no end; its last write counts.
     """
     for folder in root.iterdir():
         with contextlib.suppress(OSError):

@@ -22,7 +22,7 @@ _PART = 65_536
 
 
 class Written:
-    """Files of which somebody wants to hear. All of it belongs to one event loop."""
+    """Watched files. All of it belongs to one event loop."""
 
     def __init__(self) -> None:
         self._descriptor = -1
@@ -30,7 +30,7 @@ class Written:
 
     @contextmanager
     def telling(self, path: Path, tick: asyncio.Event) -> Iterator[bool]:
-        """Set an event whenever the file is written into; yield whether that is done, or somebody must look."""
+        """Set an event whenever the file is written; yield whether that works, or the caller must poll."""
         watch = self._begin(path)
         if watch < 0:
             yield False

@@ -36,7 +36,7 @@ _OF_PYTHON = frozenset(
 
 
 class Allowed:
-    """What one worker may import by name."""
+    """The functions that one worker may import by name."""
 
     def __init__(self, app: Orchestrator, allow: Sequence[str]) -> None:
         self._app = app
@@ -47,7 +47,7 @@ class Allowed:
 
     @property
     def patterns(self) -> list[str]:
-        """What to publish beside the registered names."""
+        """Names to announce beside the registered ones."""
         return [ANYTHING] if self._folders or self._files or self._modules else []
 
     def find(self, name: str) -> Task[..., Any] | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _TIMEOUT = 30.0
 _PORTS = {"http": 80, "https": 443}
 _AS_IT_IS = "!#$%&'()*+,/:;=?@[]~"
-"""What a path and its question may hold; the rest is quoted."""
+"""Characters of a path and query; the rest is quoted."""
 
 
 class WebhookFailed(Exception):

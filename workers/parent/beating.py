@@ -15,11 +15,11 @@ from orchestrator.workers.spec import WorkerSpec
 log = get_logger("worker")
 
 _SAY_UNHEARD = 60.0
-"""Seconds between two lines that say that nobody has heard of this worker."""
+"""Seconds between two log lines about lost heartbeats."""
 
 
 class Beating:
-    """Sends heartbeats, and has processes pause of which nobody has heard for longer than a TTL."""
+    """Sends heartbeats, and pauses processes whose heartbeats did not arrive for longer than a TTL."""
 
     def __init__(self, streams: WorkerStreams, spec: WorkerSpec, settings: Settings) -> None:
         self._streams = streams
@@ -29,7 +29,7 @@ class Beating:
         self._number = 0
         self._last: float | None = None
         self._say_unheard_at = 0.0
-        """When it is next said that nobody has heard of this worker."""
+        """When lost heartbeats are logged next."""
 
     def is_heard(self, now: float) -> bool:
         """Say whether the last heartbeats have just been sent."""
@@ -38,7 +38,7 @@ class Beating:
     def beat(self, ready: Sequence[Child], asks: Child | None, now: float) -> bool:
         """Beat for processes, one of which `asks` the leader whether work waits; False if there are none."""
         if not ready:
-            self._last = None  # nobody was there to be heard
+            self._last = None  # there was no process to report
             return False
         if self._last is not None and now - self._last > self._settings.worker_ttl:
             self._pause(ready, now, now - self._last)

@@ -40,7 +40,7 @@ _STOPPED = "the code of a neighbour stopped its process"
 
 @dataclass
 class ParentProcess:
-    """What the parent's own process is known by, and takes."""
+    """The parent process of a worker: its id and its memory."""
 
     id: bytes = field(default_factory=new_id)
     """Of this life of it; a process that later has its number has another."""
@@ -69,7 +69,7 @@ class Child:
         self.spent = False
         """It takes no more tasks, and ends when its successor is ready."""
         self.dismissed = False
-        """It was killed on purpose, and nobody need hear of it."""
+        """It was killed on purpose, without a log line."""
         self.is_closed = False
         """Its end of the pipe is closed."""
         self._closed_checks = 0
@@ -89,7 +89,7 @@ class Child:
 
     @property
     def state(self) -> ChildState:
-        """What it is to its parent."""
+        """Its state for its parent."""
         if self.draining or self.spent or self.dismissed:
             return ChildState.DRAINING
         if self.names is None:

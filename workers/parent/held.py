@@ -46,7 +46,7 @@ _TURN = -3.0
 
 
 class Farewell(IntEnum):
-    """What a process says of itself as the last thing that it does."""
+    """The last message of a process."""
 
     NONE = 0
     """Nothing: it was killed, or a task has ended it."""
@@ -105,9 +105,9 @@ class HeldAttempts:
         self._free.append(slot)
 
     def shrink(self) -> None:
-        """Begin anew where nothing is held, so that the parent has only to look at what there is, not at all there was.
+        """Begin anew where nothing is held, so that the parent has only to look at current attempts.
 
-        Nobody adds meanwhile, and nobody drops where nothing is held, so nothing happens in between.
+        Nothing is added meanwhile, and nothing can be dropped, so nothing happens in between.
         """
         with self._adding:
             if self._used and len(self._free) == self._used:

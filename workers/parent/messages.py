@@ -1,4 +1,4 @@
-"""What a worker process and its parent say to each other, over the pipe between them."""
+"""Messages between a worker process and its parent, over the pipe between them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     names: list[str]
     queues: list[str]
     unserved: list[str]
-    """The other queues of the application, if nobody has chosen."""
+    """The other queues of the application, if none were chosen."""
 
 
 class Leaving(msgspec.Struct, frozen=True, array_like=True, tag="leaving"):
@@ -56,7 +56,7 @@ class FirstToReport:
         os.close(writer)
 
     def take(self) -> bool:
-        """Say whether nobody else has said anything yet."""
+        """Say whether this process is the first to report."""
         return os.read(self._reader, 1) != b""
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ log = get_logger("worker")
 
 
 class ObservedWorker:
-    """What the parent knows of its processes. It counts what happens seldom, and reads the rest when it is asked."""
+    """The parent's metrics of its processes. It counts rare events, and reads the rest when it is asked."""
 
     def __init__(self, settings: Settings, slots: int, redis: Outage) -> None:
         self._slots = slots

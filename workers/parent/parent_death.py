@@ -1,6 +1,6 @@
 """End with the parent, and say of what a process died.
 
-A process that nobody beats for must not go on with a task that is running elsewhere by then.
+A process without heartbeats must not go on with a task that runs elsewhere by then.
 """
 
 from __future__ import annotations

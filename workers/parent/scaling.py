@@ -27,7 +27,7 @@ _LEAST_PROCESSES = 8
 
 
 class ChildState(Enum):
-    """What a process is to its parent."""
+    """The state of a process for its parent."""
 
     LOADING = "loading"
     WORKING = "working"
@@ -36,7 +36,7 @@ class ChildState(Enum):
 
 
 class ScalingPlan(NamedTuple):
-    """What is to be done about the processes."""
+    """Changes of the processes."""
 
     start: int
     """How many to start."""

@@ -78,11 +78,11 @@ class Supervisor:
         """The leader should look at the fleet now."""
         self._start_after = 0.0
         self._broken_until = 0.0
-        """Until then nobody tries to load the application, which could not be loaded last time."""
+        """Until then the application is not loaded, which could not be loaded last time."""
         self._died_at = float("-inf")
         self._signals = 0
         self._drain_ordered = False
-        """By the leader, for somebody; a signal that comes later is a first one."""
+        """The leader has ordered a drain; a signal that comes later is a first one."""
         self._is_closing = False
         """Nothing is started any more."""
         self._is_draining = False
@@ -96,7 +96,7 @@ class Supervisor:
         self._was_loaded = False
         self._awaits_change = False
         self._unserved: list[str] = []
-        """Queues of which it was said that nobody here serves them."""
+        """Queues that were logged as not served."""
 
     def run(self, prerequisites: Prerequisites) -> int:
         """Supervise until every child has ended."""

@@ -40,14 +40,14 @@ def _tag(kind: type[Report]) -> str:
 
 
 class _Open(NamedTuple):
-    """What a task that goes on has enqueued."""
+    """Tasks that a running task has enqueued."""
 
     since: float
     reports: list[bytes]
 
 
 class KeptReports:
-    """What one process has kept. Its caller sees to it that one thread at a time uses it."""
+    """The reports that one process has kept. Its caller sees to it that one thread at a time uses it."""
 
     def __init__(self, most_bytes: int = MOST_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
         self._most_bytes = most_bytes

@@ -94,7 +94,7 @@ class _Said(NamedTuple):
 
 
 class _Attempt:
-    """What one attempt has said."""
+    """The lines of one attempt."""
 
     __slots__ = (
         "count",
@@ -150,7 +150,7 @@ class _Attempt:
 
 
 class Taken(NamedTuple):
-    """What is to be passed on: chunks, and whose they are."""
+    """Chunks to pass on, with their attempts."""
 
     chunks: list[LogChunk]
     attempts: list[_Attempt]

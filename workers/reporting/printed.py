@@ -37,7 +37,7 @@ class Output(Protocol):
 
 
 class PrintBuffer:
-    """What one attempt has printed that is not passed on."""
+    """Printed text of one attempt that is not passed on yet."""
 
     __slots__ = (
         "_cut",
@@ -85,7 +85,7 @@ class PrintBuffer:
     def pass_on(self, *, is_last: bool = False) -> None:
         """Pass on the lines that have ended, and the others too if nothing follows."""
         if not self.pieces and self.pass_on_at == 1 and not is_last:
-            return  # and nobody else passes on anything at this moment
+            return  # and no other thread passes on anything at this moment
         with self._lock:
             now = time.monotonic()
             if now >= self._tick_ends and self.pass_on_at == 1:

@@ -84,7 +84,7 @@ class Reporter:
         """Held while something is added, and while it is seen that there is nothing: or that would count as empty
         which is about to come. A signal handler may add something while its thread does."""
         self.has_sent_all = False
-        """Since somebody has waited: all reports stand in the events stream, at least."""
+        """Since something has waited: all reports stand in the events stream, at least."""
         self.generation = ""
         self.on_end: Callable[[Job], object] | None = None
         """Called with every job that has said something, when its end is reported."""
@@ -319,7 +319,7 @@ class Reporter:
                 self._held.drop(job.slot)
 
     def _listen(self) -> None:
-        """Hear at once what was applied, from the first time that somebody waits for it."""
+        """Hear at once what was applied, from the first time that something waits for it."""
         with self._lock:
             if self._listening:
                 return
@@ -328,10 +328,10 @@ class Reporter:
 
 
 def _without_completion(item: PendingReport) -> PendingReport:
-    """Return a report that does not claim what an attempt has completed in a transaction: that may be lost.
+    """Return a report without the completion of an attempt in a transaction: that may be lost.
 
-    If it is not, Postgres knows it, and the report only ends the job here. Else nobody has the attempt from now on, and
-    the task runs again.
+    If it is not, Postgres knows it, and the report only ends the job here. Else no worker has the attempt from now on,
+    and the task runs again.
     """
     job = item.job
     if job is None or job.completion is None:

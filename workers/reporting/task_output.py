@@ -48,7 +48,7 @@ class Keeper(Protocol):
 _keepers: list[Keeper] = []
 """Keeps the lines of attempts, if anything does."""
 _streams: dict[str, TaskStream] = {}
-"""What was made `sys.stdout` and `sys.stderr`, by name."""
+"""The replaced `sys.stdout` and `sys.stderr`, by name."""
 
 
 def capture_output() -> None:
@@ -202,7 +202,7 @@ class KeptRecords(logging.Handler):
 
 
 class TaskStream(io.TextIOWrapper):
-    """What tasks have as `sys.stdout` or `sys.stderr`: all tasks of the process share it, and none can end it."""
+    """The `sys.stdout` or `sys.stderr` of tasks: all tasks of the process share it, and none can close it."""
 
     def __init__(self, output: TaskOutput) -> None:
         super().__init__(output, encoding="utf-8", errors="backslashreplace", newline="\n", write_through=True)
@@ -239,7 +239,7 @@ def _write_to(output: TaskOutput) -> Callable[[str], int]:
 
 
 class TaskOutput(io.RawIOBase):
-    """What `sys.stdout` or `sys.stderr` writes to."""
+    """The target of `sys.stdout` or `sys.stderr`."""
 
     def __init__(self, name: str, passed_on: NonblockingHandler) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ class TaskOutput(io.RawIOBase):
     def print_lines(self, job: Job, room: LogBudget, text: str) -> None:
         """Log what a job has printed: whole lines, the last without its end."""
         if not text.isascii():
-            text = text.encode("utf-8", "backslashreplace").decode()  # there are characters that nobody can store
+            text = text.encode("utf-8", "backslashreplace").decode()  # some characters cannot be stored
         text = scrub(as_it_stands(text), job.secrets)
         left_out, shown = room.take(text)
         self.log_dropped(job, left_out)
@@ -357,7 +357,7 @@ def end_lines(job: Job) -> None:
 
 
 def _is_useless(name: str) -> bool:
-    """Say whether nobody can write to what a task has left as standard output or error."""
+    """Say whether what a task has left as standard output or error cannot be written to."""
     try:
         found = getattr(sys, name)
         return found is None or bool(getattr(found, "closed", False))

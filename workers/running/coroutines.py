@@ -64,7 +64,7 @@ class Coroutines:
         self._tasks: set[_JobTask] = set()
         self._stopped_by = "a task"
         self._is_dead = False
-        """Somebody has closed the loop: nothing on it will ever end."""
+        """A task has closed the loop: nothing on it will ever end."""
         self._looked_at = 0.0
         self._pinged_at = 0.0
         self._is_pinged = False
@@ -80,7 +80,7 @@ class Coroutines:
             on_fork(self._forked)
             self._thread = threading.Thread(target=self._turn, args=(self._loop,), name="tasks-async", daemon=True)
             self._thread.start()
-        with contextlib.suppress(RuntimeError):  # it is closed: they are given back, like all that nobody begins
+        with contextlib.suppress(RuntimeError):  # it is closed: they are handed back, like all that have not begun
             self._loop.call_soon_threadsafe(self._start, jobs)
 
     @property
@@ -144,7 +144,7 @@ class Coroutines:
     # -- the loop's thread
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Keep the loop turning, although tasks stop it, or raise SystemExit where nobody catches it."""
+        """Keep the loop turning, although tasks stop it, or raise an uncaught SystemExit."""
         while True:
             try:
                 loop.run_forever()

@@ -25,7 +25,7 @@ _MOMENT = 0.01
 
 
 class _Instead(BaseException):
-    """Takes the place of an exception that comes too late, or that is for somebody else."""
+    """Replaces an exception that comes too late, or that is for another job."""
 
 
 def _set(thread: int, reason: type[BaseException] | None) -> None:
@@ -76,7 +76,7 @@ class Delivery:
                 self._call_off()
 
     def take_back(self) -> None:
-        """Take back what was sent to the current thread and has not arrived; nobody sends it anything any more."""
+        """Take back an exception that was sent to the current thread and has not arrived; no more are sent to it."""
         self._on_the_way.pop(threading.get_ident(), None)
         _call_off()
 

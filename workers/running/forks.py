@@ -22,7 +22,7 @@ from orchestrator.errors import WrongState
 T = TypeVar("T")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""What a worker process takes for itself, and a fork is ended with."""
+"""Signals that a worker process handles, and that end a fork."""
 _mask = threading.local()
 _is_fork = False
 _listeners: list[Callable[[], None]] = []

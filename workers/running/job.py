@@ -116,7 +116,7 @@ class Job:
         self.has_lines = False
         """It has said something that is kept."""
         self.secrets: tuple[str, ...] = ()
-        """Texts of its arguments that nobody is shown."""
+        """Texts of its arguments that are hidden."""
         self.counter = 0
         self.children: list[NewTask] = []
         self.noted: bytes | None = None
@@ -126,7 +126,7 @@ class Job:
         self.transaction: TaskTransaction | None = None
         """The transaction that will complete it, while that is open."""
         self.result = b""
-        """What the transaction will record."""
+        """The completion that the transaction will record."""
         self.trace = dispatch.trace
         self._fields: tuple[str | None, dict[str, Any]] | None = None
         """The span that its code belongs to, as a traceparent: its own, where this process makes spans."""
@@ -153,7 +153,7 @@ class Job:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What a line of the log about it knows of it (`log_format.TASK_FIELDS`)."""
+        """The fields of a log line about it (`log_format.TASK_FIELDS`)."""
         known = self._fields
         if known is None or known[0] is not self.trace:
             known = self._fields = self.trace, self._make_fields()

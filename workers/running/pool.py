@@ -176,7 +176,7 @@ class Pool:
             self._spans.leave(job, token)
 
     def is_unheard(self) -> bool:
-        """Say whether nobody has beaten for this process for so long that others may have what it holds."""
+        """Say whether heartbeats of this process have failed for so long that others may have its attempts."""
         return self._held.unheard(time.monotonic()) > self._ttl
 
     def _begin(self, job: Job) -> bool:
@@ -286,7 +286,8 @@ class Pool:
         self.pace.measure(now, len(jobs))
 
     def _send_away(self, jobs: Sequence[Job], now: float) -> None:
-        """Hand back what waits for the event loop, but for one job that nobody else takes, if that leaves a slot."""
+        """Hand back the jobs that wait for the event loop, but for one that only this worker takes, if that leaves a
+        slot."""
         has_room = len(self._jobs) - len(jobs) + 1 < self.concurrency
         for job in jobs:
             task = job.dispatch.id

@@ -76,7 +76,7 @@ class Runner:
         self._redacted = {*redaction.words(app.settings.redact)}
         self._outbox = outbox
         self._told: set[tuple[str, str]] = set()
-        """What was said once: the kind of thing, and which."""
+        """Warnings that were logged once: the kind, and the subject."""
         settings, self._workflows = app.settings, app.code_workflows
         self._engine = Engine(app.code_workflows.find, settings.max_payload, largest=settings.largest_value)
 

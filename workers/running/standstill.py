@@ -31,7 +31,7 @@ _HAND_BACK_PLACED_AFTER = 10.0
 (`spare`). Where all of them are full, it would only come back, and others would have taken its place in the line."""
 _FIRST_DELAY = 0.2
 _LONGEST_DELAY = 1.0
-"""Seconds for which tasks stay away that nobody else takes; twice as long each time that they come back."""
+"""Seconds for which tasks of this worker alone stay away; twice as long each time that they come back."""
 
 
 class Standstill:
@@ -98,7 +98,7 @@ class Standstill:
         self._is_slow = standing > BLOCKED_AFTER
 
     def rest(self) -> None:
-        """Nothing is here that could keep the loop, so nobody looks at it for a while."""
+        """No task here could block the loop, so it is not checked for a while."""
         self._standing = 0.0
         self._forget()
 
@@ -111,7 +111,7 @@ class Standstill:
         return self._delay
 
     def may_stay(self, task: bytes, waited: float) -> bool:
-        """Say whether the loop may begin with this task when it turns: nobody else has taken it."""
+        """Say whether the loop may begin with this task when it turns: no other worker has taken it."""
         return task in self._handed_back and waited <= _LONGEST_DELAY
 
     def _forget(self) -> None:

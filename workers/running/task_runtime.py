@@ -47,7 +47,7 @@ from orchestrator.workers.running.large_results import LargeResults
 
 log = get_logger("worker")
 _said = get_logger("tasks")
-"""What tasks say through their contexts."""
+"""Receives messages of tasks through their contexts."""
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 NOTHING = encode_value(None, "nothing", 1)
@@ -56,7 +56,7 @@ _MOST_ENQUEUED = LARGEST_MESSAGE // 2
 _REFUSALS: dict[str, type[OrchestratorError]] = {
     kind.__name__: kind for kind in (Duplicate, InvalidWorkflow, NotFound, PayloadError)
 }
-"""What the leader may refuse, by name."""
+"""Errors that the leader may return, by name."""
 _OVERHEAD = 320
 """Bytes that a task takes in a message beside its payload, at most, roughly."""
 
@@ -133,7 +133,7 @@ class JobRuntime:
         """The application, where its worker was given the database."""
         self._large = large
         self.printed: PrintBuffer | None = None
-        """What it prints, once it has."""
+        """Its printed text, once there is some."""
 
     def context(self) -> TaskContext:
         job = self.job

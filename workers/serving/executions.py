@@ -41,7 +41,7 @@ class Said(NamedTuple):
 
 
 class Executions:
-    """What is worked on, and what was answered lately."""
+    """Running requests, and recent answers."""
 
     def __init__(self, concurrency: int, largest: int) -> None:
         self._concurrency = concurrency
@@ -61,7 +61,7 @@ class Executions:
         return len(self._under_way) + len(self._unnamed)
 
     async def do(self, task: Task[..., Any], request: ServiceRequest) -> Said:
-        """Return what comes of a request; the work goes on if nobody waits for it any more."""
+        """Return the answer to a request; the work goes on if its client has gone."""
         key = task.name, request.request_id
         if request.request_id:
             if (kept := self._kept.get(key)) is not None:
@@ -80,7 +80,7 @@ class Executions:
         return await _outcome(going)
 
     def cancel(self, service: str, request_id: str) -> bool:
-        """End what nobody wants any more; False if there is nothing, or if it runs in a thread and cannot be ended."""
+        """Cancel a request; False if there is none, or if it runs in a thread and cannot be ended."""
         key = service, request_id
         going = self._under_way.get(key)
         return going is not None and key not in self._in_threads and going.cancel()

@@ -1,4 +1,4 @@
-"""What is sent to a service, as a call of a task's function."""
+"""A request to a service, as a call of a task's function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.sdk.tasks.task import Task
 
 
 class ServiceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody asks for."""
+    """A request."""
 
     input: Any = None
     params: dict[str, Any] = {}
