@@ -25,13 +25,13 @@ class AuditEntry:
     origin: str
     """From where: an address, or host and process."""
     act: str
-    """What was done, in a word: cancel, retry, pause, …; `refused` for what somebody was not let do."""
+    """The action, in a word: cancel, retry, pause, …; `refused` for requests that were not allowed."""
     kind: str
     """To what kind of thing."""
     target: str
     """Its id or name."""
     detail: dict[str, Any]
-    """What else there is to know; no arguments and no values."""
+    """Further details; no arguments and no values."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ REVISION = "0037"
 """The newest migration. `orchestrator db upgrade` brings a database here."""
 
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
-"""What an outage of Postgres looks like, lock and statement timeouts included: wait and try again."""
+"""Errors of an outage of Postgres, lock and statement timeouts included: wait and try again."""
 
 _FORBIDDEN = "42501"
 _READ_ONLY = "25006"
@@ -146,7 +146,7 @@ def engine_for(
 
 
 class _Pool(QueuePool):
-    """A pool in which nobody waits for a connection longer than the call can that needs it."""
+    """A pool in which a call waits for a connection no longer than its deadline."""
 
     _sqla_logger_namespace = "sqlalchemy.pool.QueuePool"  # what it has to say is no matter of ours
 
@@ -244,7 +244,7 @@ def explain(error: BaseException, namespace: str = DEFAULT_NAMESPACE) -> str:
 
 
 def is_broken_off(error: BaseException) -> bool:
-    """Say whether a connection ended without a word from Postgres, so that nobody knows what it had come to."""
+    """Say whether a connection ended without a word from Postgres, so that the result of the statement is unknown."""
     lost = isinstance(error, exc.DBAPIError) and error.connection_invalidated
     return lost and not code_of(error)
 
@@ -294,7 +294,7 @@ def awaited(engine: Engine) -> Prerequisite:
 
 
 def _passing(error: Exception) -> str | None:
-    """Return what to say of an outage; None if somebody must correct a setting, or the schema, first."""
+    """Return the message of an outage; None if a setting, or the schema, must be corrected first."""
     return explain(error) if is_outage(error) and not _MISTAKE.search(str(error)) else None
 
 

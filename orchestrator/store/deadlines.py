@@ -123,7 +123,7 @@ class Deadlines:
             self._look_now.clear()
         self._is_watching = False
         if self._open and not self._is_closed:
-            self._watch()  # somebody began while this thread was on its way out
+            self._watch()  # a statement began while this thread was on its way out
 
     def _cancel(self, token: int, connection: Any) -> None:
         """Have Postgres cancel a statement; its limit goes on for the case that Postgres does not answer."""

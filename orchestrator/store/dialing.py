@@ -32,11 +32,11 @@ class Dialing:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may come in between
         self._left: deque[Attempt] = deque()
-        """Attempts that nobody waits for. At most one of them has come to a connection."""
+        """Attempts that nothing waits for. At most one of them has come to a connection."""
         self._is_closed = False
 
     def connect(self, dialect: Dialect, dial: Callable[[], Any]) -> Any | None:
-        """Return a connection; None if nobody is in a hurry, and the driver may take its time."""
+        """Return a connection; None if there is no deadline, and the driver may take its time."""
         attempt = self._take()
         if attempt is None and time_limits.give_up_at() is None:
             return None
@@ -48,7 +48,7 @@ class Dialing:
         raise dialect.loaded_dbapi.OperationalError("no answer within the timeout of the call")
 
     def close(self) -> None:
-        """Close what nobody has taken, now or when it comes."""
+        """Close unused connections, now or when they come."""
         self._is_closed = True
         for attempt in list(self._left):
             if attempt.done():
@@ -85,7 +85,7 @@ class Dialing:
         """Keep a connection that nobody waits for any more for the next caller."""
         with self._lock:
             if attempt not in self._left:
-                return  # somebody waits for it again
+                return  # another call waits for it
             others = (other for other in self._left if other is not attempt and other.done())
             if attempt.exception() is None and not self._is_closed and not any(others):
                 return
@@ -94,7 +94,7 @@ class Dialing:
 
 
 def use_dialing(engine: Engine) -> None:
-    """Let nobody wait longer for a connection of an engine than the call can that needs it."""
+    """Let calls wait for a connection of an engine no longer than their deadlines."""
     dialing = Dialing()
 
     def connect(dialect: Dialect, record: object, args: Any, options: Any) -> Any | None:

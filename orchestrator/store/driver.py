@@ -36,11 +36,11 @@ def statements_sent() -> int:
 
 
 class StatementResult(NamedTuple):
-    """What comes back of a statement."""
+    """The result of a statement."""
 
     rows: Sequence[Any] = ()
     columns: Sequence[Any] = ()
-    """What the driver says of each, its name first."""
+    """The driver's description of each column, its name first."""
     changed: int = -1
     """How many rows it has changed."""
 
@@ -74,7 +74,7 @@ class Channel:
         self.prepared: set[str] = set()
         """The names of statements that it knows."""
         self._waiting: list[bytes] = []
-        """What is sent with the next statement, in order."""
+        """Statements to send with the next one, in order."""
 
     def later(self, sql: str, parameters: dict[str, Any] | None = None) -> None:
         """Have SQL run with the next statement, before it and in the same round trip; its answer is not read."""
@@ -183,7 +183,7 @@ class _Line:
 
 
 _NOTHING: deque[Any] = deque(maxlen=0)
-"""What a pool keeps that is none of ours."""
+"""Attributes of a pooled connection that are not ours."""
 
 
 def _line(engine: Engine, kept: deque[Any]) -> _Line:
@@ -225,7 +225,7 @@ def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> StatementRe
             connection.invalidate(error)
         raise known from error
     except BaseException as error:
-        connection.invalidate(error)  # interrupted, and nobody knows what it was doing
+        connection.invalidate(error)  # interrupted, in an unknown state
         raise
     finally:
         if deadlines is not None:

@@ -1,4 +1,4 @@
-"""What an error of Postgres's says, without what stands in rows: arguments and results have no place in a log."""
+"""Errors of Postgres without the contents of rows: arguments and results have no place in a log."""
 
 from __future__ import annotations
 

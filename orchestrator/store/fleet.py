@@ -1,4 +1,4 @@
-"""A mirror of the workers' heartbeats, for people to look at, and which of them somebody wants to end."""
+"""A mirror of the workers' heartbeats for people, and the workers that are ordered to drain."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ _DRAINS = Prepared[bytes]("SELECT /* fleet.drains */ parent FROM orchestrator.dr
 
 
 def drains(connection: Connection) -> frozenset[bytes]:
-    """Return the workers that somebody wants to end, by the lives of their parent processes."""
+    """Return the workers that are ordered to drain, by the ids of their parent processes."""
     return frozenset(_DRAINS(connection))
 
 

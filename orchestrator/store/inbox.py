@@ -1,4 +1,4 @@
-"""What anyone but the leader wants changed: inserted here, applied and deleted by the next tick."""
+"""Requests to the leader: inserted here, applied and deleted by the next tick."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.store.sql import Batch, Prepared, Statement
 
 
 class RequestKind(StrEnum):
-    """What is asked for."""
+    """The kind of a request."""
 
     CANCEL_TASK = "cancel task"
     CANCEL_RUN = "cancel run"
@@ -26,9 +26,9 @@ class RequestKind(StrEnum):
     LANES = "lanes"
     """So many lanes have something ready that it is best to look through them all."""
     QUEUES = "queues"
-    """Somebody has paused, resumed or limited a queue."""
+    """A queue was paused, resumed or limited."""
     DRAIN = "drain"
-    """Somebody wants a worker to end: the target is one life of its parent process."""
+    """A worker is ordered to drain: the target is the id of its parent process."""
     PURGE = "purge"
     """Cancel what waits in a queue."""
     REDRIVE = "redrive"

@@ -142,7 +142,7 @@ def begin(
 
 
 RELEASED = "lease"
-"""What a notification says when a leader has given its lease up."""
+"""The payload of the notification when a leader has released its lease."""
 
 _RELEASE = Statement[None]("""
 UPDATE /* leases.release */ orchestrator.leases SET expires_at = clock_timestamp() - interval '1 second'

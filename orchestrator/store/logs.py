@@ -1,4 +1,4 @@
-"""What tasks said, by attempt: chunks of lines, as their workers have sent them.
+"""Log lines of tasks, by attempt: chunks of lines, as their workers have sent them.
 
 A table of its own, which is only ever appended to, and trimmed from its old end. Nothing that is done to tasks reads or
 writes it.

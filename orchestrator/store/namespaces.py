@@ -35,7 +35,7 @@ def use_namespace(engine: Engine, namespace: str) -> None:
 
 @contextmanager
 def borrowed(connection: Connection, namespace: str) -> Iterator[None]:
-    """Let a connection that belongs to somebody else work in a namespace while the block lasts."""
+    """Let a foreign connection work in a namespace while the block lasts."""
     if namespace == DEFAULT_NAMESPACE:
         yield
         return

@@ -28,7 +28,7 @@ SELECT /* payloads.gone */ o.id FROM unnest(%(owners)s::uuid[]) AS o (id)
 
 
 def gone(connection: Connection, owners: Sequence[bytes]) -> set[bytes]:
-    """Return those of these owners that are no more, and whose payloads nobody else names."""
+    """Return those of these owners that are deleted, and whose payloads no other row names."""
     return {owner.bytes for owner in _GONE(connection, owners=owners)}
 
 
@@ -50,7 +50,7 @@ _OPEN = Statement[UUID](
 
 
 def open_tasks(connection: Connection, tasks: Sequence[bytes]) -> set[bytes]:
-    """Return those of these tasks that have not ended: somebody may read what their executions leave."""
+    """Return those of these tasks that have not ended: the output of their executions may be read."""
     return {task.bytes for task in _OPEN(connection, tasks=tasks)}
 
 

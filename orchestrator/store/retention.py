@@ -45,8 +45,8 @@ _EXPIRED = {
     "sessions": "expires_at <= now() ORDER BY expires_at",
     "answers": "at < now() - interval '1 hour'",
 }
-"""What is forgotten by itself: keys whose period is over, buckets that have been full for a while and so are as good as
-absent, old numbers, sessions that have ended, and answers that nobody has asked for in time."""
+"""Rows that expire: keys whose period is over, buckets that have been full for a while and so are not needed, old
+counts, sessions that have ended, and answers that were not fetched in time."""
 EXPIRING = tuple(_EXPIRED)
 _FORGET_EXPIRED = {
     table: Statement[None](f"""
@@ -63,7 +63,7 @@ def forget_expired(connection: Connection, table: str, limit: int) -> int:
 
 
 class Walk(NamedTuple):
-    """What is kept for the same time."""
+    """Rows with the same retention."""
 
     kind: Kind
     """`failed` stands for everything that did not succeed."""
@@ -208,7 +208,7 @@ _FORGET_OLD_RUNS: dict[Kind, Statement[UUID]] = {
 
 
 def forget_runs(connection: Connection, kind: Kind, after: datetime, upto: datetime) -> list[bytes]:
-    """Forget the runs of one slice that are nobody's children; return their ids."""
+    """Delete the runs of one slice that have no parent; return their ids."""
     return [run.bytes for run in _FORGET_OLD_RUNS[kind](connection, after=after, upto=upto)]
 
 

@@ -133,7 +133,7 @@ class Step(NamedTuple):
     """Rows that were looked at with this step."""
     changed: int
     skipped: int
-    """Rows that somebody had changed or locked meanwhile, or that could not be opened."""
+    """Rows that were changed or locked meanwhile, or that could not be opened."""
     problem: str = ""
 
 

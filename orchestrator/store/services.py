@@ -15,7 +15,7 @@ MOST_FORGOTTEN = 1_000
 
 
 class Registered(NamedTuple):
-    """What a service worker said of itself when it registered."""
+    """The registration of a service worker."""
 
     id: str
     url: str

@@ -22,7 +22,7 @@ _END = Statement[None]("DELETE /* sessions.end */ FROM orchestrator.sessions WHE
 
 
 def add(connection: Connection, ticket: Ticket, key: str, seconds: float) -> None:
-    """Keep that somebody has logged in with a key, by its id, for some time."""
+    """Store a session of a key, by its id, for some time."""
     _ADD(connection, hash=ticket.hash, key=key, seconds=seconds)
 
 

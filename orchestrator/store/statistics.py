@@ -1,4 +1,4 @@
-"""What Postgres knows of our tables, by which it plans."""
+"""Statistics of our tables, by which Postgres plans."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What ended, and how long it waited and ran, by queue and ten seconds. It is kept for two hours.
+"""Ended tasks, queue latency and run time, by queue and ten seconds. They are kept for two hours.
 
 The leader writes each ten seconds once, in the first tick after them. Until then, readers count what has ended since in
-`ended_tasks` itself. If a leader dies before it has written, the next one counts there as well; how long those tasks
-waited and ran is missing then.
+`ended_tasks` itself. If a leader dies before it has written, the next one counts there as well; the times of those
+tasks are missing then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEPT = timedelta(hours=2)
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """What became of the tasks of one queue in ten seconds."""
+    """The tasks of one queue in ten seconds."""
 
     bucket: datetime
     """Where they begin."""

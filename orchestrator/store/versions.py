@@ -15,7 +15,7 @@ _LOCK = Statement[None]("SELECT /* versions.lock */ pg_advisory_xact_lock(hashte
 
 
 class Versions(Generic[S]):
-    """What is stored in one table of definitions."""
+    """Rows of one table of definitions."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ SELECT /* {table}.taken */ EXISTS (SELECT FROM orchestrator.{other} WHERE name =
         return 1 + self._newest.one(connection, name=name)
 
     def take_name(self, connection: Connection, name: str) -> None:
-        """Let nobody else store under a name until the end of the transaction; refuse that of another kind."""
+        """Lock a name until the end of the transaction; refuse that of another kind."""
         _LOCK(connection, name=name)
         if self._taken.one(connection, name=name):
             own, other = ("workflow", "flow") if self._table == "workflows" else ("flow", "workflow")

@@ -79,7 +79,7 @@ def fire_timers(connection: Connection, now: datetime, limit: int) -> list[tuple
 
 
 class NewPromise(NamedTuple):
-    """A promise that somebody outside is to keep."""
+    """A promise that a client settles."""
 
     run: bytes
     id: bytes
@@ -113,7 +113,7 @@ def open_promises(connection: Connection, runs: Sequence[bytes]) -> list[tuple[b
 
 
 class Answered(NamedTuple):
-    """What came of a request."""
+    """The answer to a request."""
 
     id: bytes
     result: bytes | None = None

@@ -113,7 +113,7 @@ class Turn(NamedTuple):
     waiting: str | None = None
     """Where it waits, as JSON."""
     version: int = 0
-    """Of the code that took it: the run goes on with that; 0 where nobody says."""
+    """The version of the code that took it, with which the run goes on; 0 if unknown."""
 
 
 _TURNS = Batch(

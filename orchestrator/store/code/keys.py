@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
 
 OWN_ID = "right(k.key, -length(workflow) - CASE WHEN strpos(workflow, '/') > 0 THEN 2 ELSE 1 END)"
-"""The id that somebody has chosen: it stands behind the name of the workflow (`scoped` in `domain/limits/names.py`)."""
+"""The id that a client has chosen: it stands behind the name of the workflow (`scoped` in `domain/limits/names.py`)."""
 
 _CLAIM = Statement[UUID]("""
 INSERT /* run_keys.claim */ INTO orchestrator.run_keys (key, run_id) VALUES (%(key)s, %(run)s::uuid)
@@ -63,7 +63,7 @@ def holders(connection: Connection, keys: Sequence[str]) -> dict[str, bytes]:
 
 
 class KeyedRun(NamedTuple):
-    """A run, and the id of their own that somebody gave it."""
+    """A run, and the id that a client has chosen for it."""
 
     run: UUID
     workflow: str
@@ -113,7 +113,7 @@ class Sent(NamedTuple):
     otherwise: bytes
     """The run that begins with the signal if that one ends before it arrives, and no other has the id by then."""
     request: int
-    """What stands in the inbox until the leader has decided."""
+    """A request that waits in the inbox for the leader."""
 
 
 _REACHED = Statement[Row]("""

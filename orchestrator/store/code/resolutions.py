@@ -92,10 +92,10 @@ SELECT /* resolutions.standing */
 
 
 def take_turn(connection: Connection, run: bytes, name: str) -> bool:
-    """Let nobody else decide promises of a run until the end of the transaction; say whether those of a name are.
+    """Lock the promises of a run until the end of the transaction; say whether those of a name are decided.
 
-    Then what was said is enough for all that are open. The leader will find the same, in the order of requests: one
-    that is decided takes none, and one that the code has not made yet takes the first.
+    Then there are answers for all open ones. The leader will find the same, in the order of requests: a decided promise
+    takes none, and one that the code has not made yet takes the first.
     """
     _LOCK(connection, run=run)
     row = _STANDING.one(

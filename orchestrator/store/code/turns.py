@@ -1,7 +1,7 @@
-"""What the code of runs is to be shown in its next turn: how much that is, and the events themselves.
+"""The events that the code of runs is shown in its next turn: their size, and the events themselves.
 
-Histories are only ever appended to. So what stands up to a number is the same whenever it is read, and what is too
-large for one message may be read long after the turn was decided on.
+Histories are only ever appended to. So the events up to a number are the same whenever they are read, and those that
+are too large for one message may be read long after the turn was decided on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the leader reads and writes of runs that have a definition."""
+"""Statements of the leader about runs that have a definition."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ SELECT /* dags.versions */ r.id, r.workflow, r.version, coalesce(pg_column_size(
 
 
 class Version(NamedTuple):
-    """What a run is one of, and how many bytes its parameters take in Postgres, if that was asked."""
+    """The definition of a run, and how many bytes its parameters take in Postgres, if that was asked."""
 
     workflow: str
     version: int
@@ -240,13 +240,13 @@ SELECT /* dags.by_key */ id, params::text FROM orchestrator.runs WHERE key = %(k
 def find_same(connection: Connection, run: NewRun, given: Container[str]) -> bytes | None:
     """Return the run that has the idempotency key of one to be started, unless that was `given` other parameters.
 
-    Those that nobody gives may depend on the time.
+    Default parameters may depend on the time.
     """
     found = _BY_KEY.first(connection, workflow=run.workflow, key=run.key)
     if found is None:
         return None
     holder, known, wanted = found[0].bytes, read_params(found[1]), read_json(run.params or "{}")
-    if isinstance(known, msgspec.msgpack.Ext) or all(  # sealed, and nobody here can compare them
+    if isinstance(known, msgspec.msgpack.Ext) or all(  # sealed, and cannot be compared here
         name in known and is_same(known[name], value) for name, value in wanted.items() if name in given
     ):
         return holder

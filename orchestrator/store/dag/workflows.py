@@ -121,7 +121,7 @@ VALUES (%(name)s, %(version)s, %(hash)s, %(definition)s::jsonb, %(triggers)s::js
 
 
 class Application(NamedTuple):
-    """What applying a definition came to."""
+    """The result of applying a definition."""
 
     version: int
     created: bool
@@ -192,7 +192,7 @@ VALUES (%(name)s, 1, %(hash)s, %(definition)s::jsonb, '[]')
 
 def compose(connection: Connection, definitions: Iterable[Definition]) -> None:
     """Store definitions of compositions that are not there yet; each has a name of its own for each content."""
-    for definition in sorted(definitions, key=lambda one: one.name):  # in one order, so that nobody waits in a circle
+    for definition in sorted(definitions, key=lambda one: one.name):  # in one order, so that there is no deadlock
         check_composed(definition)
         body = stored_json(definition)
         _COMPOSE(connection, name=definition.name, hash=content_hash(definition), definition=body)

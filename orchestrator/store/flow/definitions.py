@@ -34,7 +34,7 @@ def rule_of(connection: Connection, stored: StoredFlow) -> Rule:
 
 
 class Published(NamedTuple):
-    """What publishing a flow came to."""
+    """The result of publishing a flow."""
 
     version: int
     created: bool

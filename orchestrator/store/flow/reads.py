@@ -54,7 +54,7 @@ class FlowRunView(NamedTuple):
     started_at: datetime | None
     ended_at: datetime | None
     redact: tuple[str, ...] = ()
-    """What the application's tasks that it runs do not want shown."""
+    """The `redact` patterns of the application's tasks that it runs."""
 
 
 OF_FUNCTIONS = "$.functions.*.options.redact[*]"
@@ -91,7 +91,7 @@ class FlowRunFilter(NamedTuple):
     states: tuple[str, ...] | None = None
     cancelling: bool | None = None
     within: str = ""
-    """What the names of their flows begin with."""
+    """The prefix of the names of their flows."""
 
 
 def list_page(
@@ -165,7 +165,7 @@ class NodeRunView(NamedTuple):
     started_at: datetime | None
     ended_at: datetime
     redact: tuple[str, ...] = ()
-    """What the application's tasks that the flow runs do not want shown."""
+    """The `redact` patterns of the application's tasks that the flow runs."""
     run: UUID | None = None
     """The run; None from a server of the previous release."""
 

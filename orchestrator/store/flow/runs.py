@@ -77,7 +77,7 @@ def new_run(
 
 
 class Started(NamedTuple):
-    """What a run of a flow was started with."""
+    """The arguments of a run of a flow."""
 
     workflow: str
     version: int
@@ -130,7 +130,7 @@ class Standing(NamedTuple):
 
     status: str
     is_cancelling: bool
-    """It is being cancelled, or somebody has asked for that."""
+    """It is being cancelled, or a cancel is requested."""
     state: FlowState
     under_way: frozenset[str]
     """Keys of signals that the leader has not applied yet, among those that were asked for."""

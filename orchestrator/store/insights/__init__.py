@@ -1,4 +1,4 @@
-"""What people see: the one read API of the command line, the HTTP API, the dashboard and the metrics.
+"""The one read API of the command line, the HTTP API, the dashboard and the metrics.
 
 Every function takes a connection and returns frozen values; nothing here changes anything. Each statement is one
 snapshot, so a task that is on its way from `tasks` to `ended_tasks` is seen in exactly one of them.

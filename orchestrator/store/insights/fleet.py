@@ -14,7 +14,7 @@ from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY
 
 IS_FRESH = "seen_at > now() - interval '15 seconds'"
-"""The leader mirrors the fleet every few seconds; what it has not seen for longer, nobody knows about."""
+"""The leader mirrors the fleet every few seconds; older rows say nothing about now."""
 
 IS_KNOWN = f"""EXISTS (SELECT FROM orchestrator.workers WHERE state = 'live' AND {IS_FRESH}
                           AND {{task}}.queue = ANY(queues) AND {{task}}.name = ANY(names))"""
@@ -23,7 +23,7 @@ IS_KNOWN = f"""EXISTS (SELECT FROM orchestrator.workers WHERE state = 'live' AND
 
 @dataclass(frozen=True, kw_only=True)
 class QueueCounts:
-    """What stands in one queue. An open task is counted in exactly one of the six."""
+    """The tasks of one queue. An open task is counted in exactly one of the six."""
 
     queue: str
     """Its name."""
@@ -146,7 +146,7 @@ class WorkerView:
     seen_at: datetime
     """When the leader last heard of it."""
     still: float | None = None
-    """Seconds for which its process has done nothing: the code of a task keeps it, or somebody has stopped it."""
+    """Seconds for which its process has done nothing: the code of a task blocks it, or it was stopped."""
     holds: tuple[UUID, ...] = ()
     """Of one that stands still, the first tasks that it holds."""
     parent: UUID | None = None

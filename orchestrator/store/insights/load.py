@@ -22,7 +22,7 @@ MOST_COUNTED = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class QueueLoad:
-    """What waits in one queue, and what of it is with the workers."""
+    """The open tasks of one queue, waiting and in flight."""
 
     queue: str
     """Its name."""
@@ -97,7 +97,7 @@ class SystemLoad:
     term: int | None
     """The number of the present term; None before the first."""
     lease_remaining: float | None
-    """Seconds until the lease runs out, unless it is renewed; below zero where nobody leads."""
+    """Seconds until the lease runs out, unless it is renewed; below zero without a leader."""
     leader_idle: float | None
     """Seconds since the leader last did all of its work."""
     inbox: int

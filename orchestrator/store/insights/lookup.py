@@ -26,7 +26,7 @@ _ID = re.compile(r"[0-9a-f]{4,32}")
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What matches, newest first, a few of each kind."""
+    """The matches, newest first, a few of each kind."""
 
     tasks_by_id: list[IdMatch]
     """Tasks whose id begins so."""
@@ -136,7 +136,7 @@ def _difference(one: str, other: str) -> int:
 
 
 class TaskOwner(NamedTuple):
-    """What a task belongs to."""
+    """The queue and workflow of a task."""
 
     id: UUID
     queue: str
@@ -146,7 +146,7 @@ class TaskOwner(NamedTuple):
 
 
 class RunOwner(NamedTuple):
-    """What a run belongs to."""
+    """The workflow of a run."""
 
     id: UUID
     workflow: str | None

@@ -1,4 +1,4 @@
-"""What weighs on Postgres from outside: connections that run out, and transactions that hold back vacuum."""
+"""Load on Postgres from outside: connections that run out, and transactions that hold back vacuum."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class LongTransaction:
     age: float
     """Seconds since it began."""
     application: str
-    """What the program calls itself, or the prepared transaction's id."""
+    """The application name, or the prepared transaction's id."""
     role: str
     """Its user."""
     state: str
-    """What it does: `active`, `idle in transaction`, `prepared`."""
+    """Its state: `active`, `idle in transaction`, `prepared`."""
     query: str
     """Its last statement, cut short."""
 

@@ -23,7 +23,7 @@ from orchestrator.store.insights.runs import readable_params
 from orchestrator.store.sql import Row, Statement
 
 MOST_RELATIVES = 200
-"""Tasks with patterns of their own that are read; among more, nobody can say which values are secret."""
+"""Most tasks with patterns of their own that are read; beyond that, all values count as secret."""
 _MOST_RUNS = 1_000
 _MOST_BYTES = 4_000_000
 _MOST_EVENTS = 20_000
@@ -130,13 +130,13 @@ class Relative(NamedTuple):
 
 
 class Family(NamedTuple):
-    """What a task or a run may have secrets from."""
+    """The sources of secrets of a task or a run."""
 
     patterns: list[str]
     """Of all tasks in it, and of those that its definitions name; not those of arguments without names."""
     relatives: list[Relative]
     given: list[Any]
-    """What runs of definitions were given, as plain data."""
+    """Parameters of runs of definitions, as plain data."""
     said: list[tuple[str, bytes]]
     """Arguments and messages of runs of code, each by its name, encoded."""
     is_partial: bool

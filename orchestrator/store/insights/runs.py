@@ -55,7 +55,7 @@ class RunView:
     tags: tuple[str, ...]
     """What it can be found by."""
     key: str | None
-    """Its idempotency key, or the id of their own that somebody gave a run of code."""
+    """Its idempotency key, or the chosen id of a run of code."""
     reason: str | None
     """Why it did not succeed, where no task says so."""
     parent_run: UUID | None
@@ -239,7 +239,7 @@ def show_run(connection: Connection, run: UUID) -> RunDetail | None:
 
 
 _SEALED = "(sealed)"
-"""What stands for the names of parameters that cannot be opened here; no parameter is called so."""
+"""Stands for the parameters that cannot be opened here; no parameter has this name."""
 
 
 def _shown_params(stored: Any) -> Any:

@@ -30,7 +30,7 @@ class Leader:
     idle: float | None = None
     """Seconds since it last did all of its work; None if it does not say."""
     trouble: str | None = None
-    """What keeps it from its work."""
+    """Why it cannot work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class UnknownTasks:
     queue: str
     """The queue that they wait in."""
     name: str
-    """The name that nobody knows."""
+    """The unknown name."""
     tasks: int
     """How many there are."""
     fails_at: datetime | None
@@ -100,7 +100,7 @@ class ForgottenSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """What is kept, and what that takes."""
+    """Numbers of stored rows, and their size."""
 
     tables: Mapping[str, int]
     """Bytes on disk of each table with its indexes, the largest first."""
@@ -137,7 +137,7 @@ class Overview:
     still_workers: tuple[WorkerView, ...]
     """Those whose process does nothing; they are not among the live ones."""
     unknown_tasks: tuple[UnknownTasks, ...]
-    """What no live worker knows."""
+    """Tasks that no live worker knows."""
     unserved_queues: tuple[str, ...]
     """Queues that hold ready tasks and have no live worker."""
     paused_queues: tuple[PausedQueue, ...]
@@ -151,7 +151,7 @@ class Overview:
     forgotten_schedules: tuple[ForgottenSchedule, ...]
     """The first of those that fire and are no longer in the code that declared them."""
     storage: Storage
-    """What is kept, and what that takes."""
+    """Numbers of stored rows, and their size."""
     stuck_runs: int
     """Runs that cannot go on."""
     stuck_reason: str | None

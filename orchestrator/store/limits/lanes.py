@@ -133,7 +133,7 @@ SELECT queue.name, NULL, first.priority, NULL, NULL
 
 
 class Ready(NamedTuple):
-    """What is ready in some queues."""
+    """Ready tasks of some queues."""
 
     plain: dict[str, int]
     """The priority of the first task outside of all lanes, for the queues that have one."""

@@ -48,7 +48,7 @@ class NewRun(NamedTuple):
     detached: bool = False
     terminates: bool = False
     schedule: str | None = None
-    """What started it, or the run that it goes on from: the key of a schedule."""
+    """Its origin, or the run that it goes on from: the key of a schedule."""
     fire_time: Annotated[str, "timestamptz"] | None = None
     depth: int | None = None
     """How many runs stand above it; where this is not given, a run of code reads it from its parent."""
@@ -77,10 +77,10 @@ class NewRun(NamedTuple):
 
 
 class NewCode(NamedTuple):
-    """What is created with a run of code."""
+    """The rows that are created with a run of code."""
 
     task: str
-    """What its turn task is called."""
+    """The name of its turn task."""
     queue: str
     events: Sequence[tuple[bytes, int, str, bytes]]
     """How its history begins: rows of `histories.EVENTS`."""
@@ -170,7 +170,7 @@ _CREATE_CODE_FROM_CLIENT = Statement[UUID](_creating_code("runs.create_code_from
 
 
 _COPIED = ("id", "params", "key", "schedule", "trace")
-"""What differs from one run of a schedule to the next; the others are mostly the same."""
+"""The columns in which runs of a schedule differ; the others are mostly the same."""
 _COMMON = ("name", "workflow", "version", "timeout", "fire_time")
 _COPY = Statement[None](f"""
 COPY /* runs.copy */ orchestrator.runs

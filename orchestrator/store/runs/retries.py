@@ -1,4 +1,4 @@
-"""What the leader reads and writes to try a failed run of a workflow again (see `domain/dag/state.py`)."""
+"""Statements of the leader to retry a failed run of a workflow (see `domain/dag/state.py`)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _FIRST = bytes(16)
 
 
 class RoundRobin:
-    """What waits in a table, some of each tree at a time; it remembers where it stopped."""
+    """Waiting rows of a table, some of each tree at a time; it remembers where it stopped."""
 
     def __init__(self, name: str, table: str, where: str, columns: str, *, run: str = "id") -> None:
         last = "(left(tree.first::text, 13) || '-ffff-ffff-ffffffffffff')::uuid"

@@ -117,7 +117,7 @@ RETURNING {COUNTERS}, a.started_at IS NOT NULL AS again
 
 
 class Begun(NamedTuple):
-    """What became of runs that wanted to begin."""
+    """The results of runs that wanted to begin."""
 
     running: list[RunRow]
     waiting: list[RunRow]
@@ -146,7 +146,7 @@ class Pending(NamedTuple):
     version: int | None
     """Of a DAG: what it takes to plan a flow is not known before."""
     lane: str | None
-    """What it shares its limit with."""
+    """Its concurrency group."""
 
 
 def pending() -> RoundRobin:

@@ -77,7 +77,7 @@ RETURNING id
 
 
 class NewBackfill(NamedTuple):
-    """What is asked for."""
+    """A requested backfill."""
 
     workflow: str
     schedule: Schedule

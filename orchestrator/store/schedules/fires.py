@@ -1,4 +1,4 @@
-"""What the leader reads and writes when schedules fire: a slice of those that are due, and what became of them."""
+"""Statements of the leader about fires: a slice of the due schedules, and their new state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from orchestrator.store.sql import Batch, Prepared, Row
 
 
 class Target(NamedTuple):
-    """What a schedule starts: the newest version of a workflow, a version of a flow, or code."""
+    """The target of a schedule: the newest version of a workflow, a version of a flow, or code."""
 
     name: str
     version: int | None
@@ -48,7 +48,7 @@ class DueSchedule(NamedTuple):
     next_fire: datetime
     overlap: str
     place: str
-    """Where its row stands, which nobody moves while it is locked."""
+    """The position of its row, which is stable while it is locked."""
     target: Target
 
     @property
@@ -67,7 +67,7 @@ NEWEST_OF_S = """
                       ORDER BY version DESC LIMIT 1) AS f ON true
 """
 
-# One that somebody is just changing is left for the next tick.
+# One that is being changed is left for the next tick.
 _DUE = Prepared[Row](f"""
 SELECT /* fires.due */ s.workflow, s.name, s.definition::text AS definition, s.next_fire,
        coalesce(s.definition ->> 'overlap', 'skip') AS overlap, s.place, coalesce(w.version, f.version) AS version,
@@ -112,7 +112,7 @@ def open_runs(connection: Connection, keys: Sequence[str]) -> dict[str, list[byt
 
 
 class Advance(NamedTuple):
-    """What a schedule's row, which is locked, is to say after a look at it."""
+    """The new state of a schedule's locked row."""
 
     place: Annotated[str, "tid"]
     workflow: str

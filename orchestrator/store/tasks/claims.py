@@ -14,7 +14,7 @@ from orchestrator.store.tables.tasks import READY_PLAIN
 from orchestrator.store.tasks.transitions import among
 
 _NEXT_ATTEMPT = "greatest(t.attempt, (SELECT max(fence) FROM orchestrator.leases)) + 1"
-"""The number of a task's next attempt; above the fence, where numbers have been given away that nobody remembers."""
+"""The number of a task's next attempt; above the fence, if it is unknown which numbers were used."""
 
 
 class Claimed(NamedTuple):
@@ -34,7 +34,7 @@ class Claimed(NamedTuple):
     unique_key: str | None = None
     priority: int = 0
     details: bytes | None = None
-    """What an earlier attempt left for this one."""
+    """The details that an earlier attempt left for this one."""
     seq: int = 0
     worker: str | None = None
     """Of a run's turn task: the worker that has its code in memory."""

@@ -1,4 +1,5 @@
-"""What a running attempt leaves for the next one. It stays with the open task, and goes when that ends."""
+"""Details that a running attempt leaves for the next one. They stay with the open task, and are deleted when it
+ends."""
 
 from __future__ import annotations
 

@@ -80,14 +80,14 @@ _NOTIFY = Statement[None]("SELECT /* enqueue.notify */ pg_notify(%(channel)s, ''
 def notify_on_commit(connection: Connection, namespace: str) -> None:
     """Wake the scheduler of a namespace when, and only when, this transaction commits.
 
-    Postgres prepares no transaction that has notified somebody; what two phases commit, the safety scan finds.
+    Postgres prepares no transaction that has notified; after a two-phase commit, the safety scan finds the work.
     """
     if isinstance(connection, DriverConnection) or not isinstance(connection.get_transaction(), TwoPhaseTransaction):
         _NOTIFY(connection, channel=namespace)
 
 
 _APART = ("id", "payload", "delay", "expires", "run_id", "position")
-"""What differs from one task of many to the next; the others are mostly the same."""
+"""The columns in which tasks of a batch differ; the others are mostly the same."""
 _ALIKE = tuple(name for name in NEW if name not in _APART)
 _alike = attrgetter(*_ALIKE)
 _COPY = Statement[None](f"""

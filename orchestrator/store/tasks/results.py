@@ -1,4 +1,4 @@
-"""What clients ask about the tasks and runs that they started."""
+"""Results of tasks and runs, for clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tasks.redrive import IS_ASKED_FOR
 
 _TRIED_AGAIN = (TaskState.FAILED, TaskState.SKIPPED)
-"""Ends of which somebody may want another one."""
+"""Ends that a retry may replace."""
 
 
 class TaskOutcome(NamedTuple):
@@ -41,7 +41,7 @@ SELECT /* results.states */ id, status, result, error FROM orchestrator.ended_ta
 SELECT id, status, NULL, NULL FROM orchestrator.tasks WHERE id = ANY (%(ids)s::uuid[])
 """)
 
-# A task that somebody has asked to be tried again, by itself, with its run or with others, is not ended for its caller,
+# A task with a requested retry, by itself, with its run or with others, is not ended for its caller,
 # although the leader has yet to open it.
 _OUTCOMES = Statement[Row](f"""
 WITH /* results.outcomes */ requests AS MATERIALIZED (

@@ -76,11 +76,11 @@ SELECT id, 'contested', NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM first WHER
 
 
 class Revived(NamedTuple):
-    """What became of tasks that were to be opened again."""
+    """The results of reopening tasks."""
 
     moved: list[Moved]
     contested: set[bytes]
-    """Those whose key somebody may be taking in a transaction that has not ended: ask again."""
+    """Those whose key an open transaction may be taking: ask again."""
 
 
 def revive(connection: Connection, ids: Sequence[bytes], *, cancelled: bool = False) -> Revived:

@@ -25,7 +25,7 @@ class Field(NamedTuple):
     column: str
     type: str
     value: str = "{}"
-    """What the column is set to, with the parameter in place of the braces."""
+    """The value of the column, with the parameter in place of the braces."""
 
 
 _OTHERWISE = {

@@ -57,11 +57,11 @@ class Moved(NamedTuple):
     before: str
     """The state it came from."""
     name: str = ""
-    """What it calls; left out of turn tasks."""
+    """Its callbacks; left out of turn tasks."""
     step: str | None = None
     """The step of the workflow that it belongs to."""
     lane: str | None = None
-    """What it shares limits with."""
+    """Its lane."""
     unique_key: str | None = None
     callbacks: Any = None
     """Tasks to create when it ends, as JSON."""

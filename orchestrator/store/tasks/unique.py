@@ -109,7 +109,7 @@ def _replace(connection: Connection, holder: str, task: NewTask) -> bool:
 
 
 def _difference(connection: Connection, holder: str, task: NewTask, unique: UniqueKey) -> str:
-    """Say in what a task differs from another that is to be the same; of one that is no longer kept, nobody knows."""
+    """Say in what a task differs from another that should be the same; empty if that is no longer stored."""
     found = _CALL.first(connection, id=holder)
     if found is None:
         return ""
@@ -145,7 +145,7 @@ def same_payload(one: bytes, other: bytes) -> bool:
 
 
 def try_key(connection: Connection, unique: UniqueKey) -> bool:
-    """Do the same as `wait_for_key` without waiting; say whether nobody else is about to take it."""
+    """Do the same as `wait_for_key` without waiting; say whether no other transaction is about to take it."""
     return _TRY_KEY.one(connection, key=unique.key)
 
 

@@ -54,7 +54,8 @@ SELECT /* waiting.overdue */ id, name, queue, id IS NOT DISTINCT FROM run_id, ho
 
 
 def overdue_unknown(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, str, str, bool, str]]:
-    """Return id, name and queue of tasks that nobody could run for too long, whether they are turns, and their hold."""
+    """Return id, name and queue of tasks that no worker could run for too long, whether they are turns, and their
+    hold."""
     return _OVERDUE(connection, now=now, limit=limit)
 
 
@@ -175,7 +176,7 @@ def crowded(connection: Connection) -> list[tuple[str, str, str]]:
 
 
 class PendingWorkProbe(NamedTuple):
-    """What waits for the leader."""
+    """Pending work of the leader."""
 
     inbox: bool
     pending_runs: bool
@@ -332,7 +333,7 @@ SELECT /* waiting.policies */ wanted.id, t.failures, t.losses, t.options::text, 
 
 
 class Policy(NamedTuple):
-    """What the decision about a failed or lost attempt needs to know."""
+    """The data for the decision about a failed or lost attempt."""
 
     failures: int
     losses: int
