@@ -62,8 +62,8 @@ class Orchestrator:
     `with Orchestrator() as app:` and `async with` close its connections at the end; so does `app.close()`.
 
     Args:
-        settings: All settings, or a function that returns them on first use; read from the environment and
-            pyproject.toml if none are given.
+        settings: All settings, or a function that returns them on first use, and again after `close()`; read from the
+            environment and pyproject.toml if none are given.
         include: Modules in which further tasks stand, such as `shop.mail`. They are imported when a worker or a command
             starts, and when something is asked for that is not known yet.
         autodiscover: Packages whose modules called `tasks` are imported in the same way, with all below them.

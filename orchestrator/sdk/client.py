@@ -120,7 +120,7 @@ class Client:
         return Transactions(self.settings)
 
     def close(self) -> None:
-        """Close all connections; those that are needed again are opened again."""
+        """Close all connections; they are opened again when needed, with the settings that a function then returns."""
         with self._lock:
             self.threads.close()
             if self._transactions is not None:
@@ -129,3 +129,5 @@ class Client:
             if self._backend is not None:
                 self._backend.close()
                 self._backend = None
+            if callable(self._given):
+                self._settings = None

@@ -56,6 +56,9 @@ OTHER_TASKS = """
 from django.db import connection
 from django_tasks import task
 
+app.schedule(every="1h", params={"order_id": 1})(send_invoice)  # which reads the settings
+assert app._client._settings is not None
+
 @task(takes_context=True)
 def count(context, customer: str) -> int:
     if context.attempt == 1:
@@ -87,18 +90,24 @@ from orders import tasks
 from orders.models import Order
 
 
+def uses_the_test_database(case):
+    case.assertRegex(app.settings.database_url, "/test_[a-z0-9_]*_[12][?]", "that of its process")
+    handle = tasks.send_invoice.enqueue(7)
+    case.assertEqual(handle.status(), "pending")
+    handle.cancel()
+
+
+class Others(TestCase):
+    def test_the_test_database_is_used(self):
+        uses_the_test_database(self)
+
+
 class Orders(TestCase):
     def test_a_request_enqueues_in_its_transaction(self):
         self.client.post("/orders/Ann/")
         with connection.cursor() as cursor:
             cursor.execute("SELECT name FROM orchestrator.tasks")
             self.assertEqual(cursor.fetchall(), [("orders.tasks.send_invoice",)])
-
-    def test_the_test_database_is_used(self):
-        self.assertIn("/test_", app.settings.database_url)
-        handle = tasks.send_invoice.enqueue(7)
-        self.assertEqual(handle.status(), "pending")
-        handle.cancel()
 
     def test_a_plain_call(self):
         order = Order.objects.create(customer="Bob")
@@ -117,13 +126,16 @@ class Orders(TestCase):
         with self.assertRaises(TaskResultDoesNotExist):
             default_task_backend.get_result("nothing")
 
+    def test_the_test_database_is_used(self):
+        uses_the_test_database(self)
+
     def test_the_admin_links_to_the_dashboard(self):
         from django.contrib.auth.models import User
 
         self.client.force_login(User.objects.create_superuser("root"))
         self.assertContains(self.client.get("/admin/"), "/admin/orchestrator/dashboard/")
         there = self.client.get("/admin/orchestrator/dashboard/")
-        self.assertEqual(there.headers["Location"], "https://tasks.example.com/dashboard")
+        self.assertEqual(there.headers["Location"], "https://tasks.example.com/ui")
 """
 USE = """
 from django.test import Client
@@ -220,8 +232,8 @@ def project(tmp_path: Path, database_url: str, redis_url: str) -> Iterator[Proje
 def test_a_project(project: Project) -> None:
     project.manage("makemigrations", "orders")
     assert "No changes" in project.manage("makemigrations"), "the model of the dashboard wants no migration"
-    project.manage("test")
-    project.manage("migrate")
+    project.manage("test", "--parallel", "2")
+    assert "orchestrator.Dashboard" not in project.manage("migrate"), "Django has nothing to warn of"
     project.start("orchestrator", "dev", "--port", "0", until="ready")
     project.manage("shell", input=USE)
     assert "orders.tasks.send_invoice" in project.manage("orchestrator", "tasks", "list")

@@ -21,8 +21,8 @@ from orchestrator.settings import Settings, load_settings
 
 __all__ = ["app"]
 
-_OWN = ("database", "dashboard")
-"""Keys of `ORCHESTRATOR` that are no settings of ours: an alias of DATABASES, and the address of the dashboard."""
+_OWN = ("database", "dashboard", "routes")
+"""Keys of `ORCHESTRATOR` that are no settings: an alias of DATABASES, the dashboard's address, queues by task names."""
 _FOR_LIBPQ = ("ssl", "target_session_attrs", "passfile", "channel_binding")
 """How options of a database begin that every driver understands."""
 
@@ -85,5 +85,5 @@ class _Connections(Middleware):
             await sync_to_async(close_old_connections)()
 
 
-app = Orchestrator(_settings, middleware=[_Connections()])
+app = Orchestrator(_settings, routes=option("routes"), middleware=[_Connections()])
 """The application of this Django project."""

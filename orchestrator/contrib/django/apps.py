@@ -19,11 +19,16 @@ class OrchestratorConfig(AppConfig):  # type: ignore[misc]  # Django has no type
     name = "orchestrator.contrib.django"
     label = "orchestrator"
     verbose_name = "Orchestrator"
+    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         """Register the tasks of the project."""
         autodiscover_modules("tasks")
         post_migrate.connect(_upgrade, sender=self)
+        if (alias := shared_database()) is not None:
+            creation = connections[alias].creation
+            for name in ("setup_worker_connection", "destroy_test_db"):
+                setattr(creation, name, _reconnecting(getattr(creation, name)))
 
 
 def _upgrade(using: str, plan: Any = None, **_: object) -> None:
@@ -31,16 +36,18 @@ def _upgrade(using: str, plan: Any = None, **_: object) -> None:
     if plan is not None and using == shared_database():
         from orchestrator.store import database  # loads SQLAlchemy, which workers do without
 
+        app.close()  # what it knows may be another database: that of the tests has just been created
         database.upgrade(app.settings.require_database(), namespace=app.settings.namespace)
-        creation = connections[using].creation
-        creation.destroy_test_db = _closing(creation.destroy_test_db)
 
 
-def _closing(destroy: Callable[..., Any]) -> Callable[..., Any]:
-    """Close our connections to a test database before it is dropped: Postgres drops none that is in use."""
+def _reconnecting(change: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave a test database before Django changes to another, or drops it: Postgres drops none that is in use."""
 
-    def close_and_destroy(*args: Any, **keywords: Any) -> Any:
+    def leave_and_change(*args: Any, **keywords: Any) -> Any:
         app.close()
-        return destroy(*args, **keywords)
+        try:
+            return change(*args, **keywords)
+        finally:
+            app.close()
 
-    return close_and_destroy
+    return leave_and_change
