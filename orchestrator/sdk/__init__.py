@@ -1,1 +1,1 @@
-"""What a user's program works with: the application, its tasks, and handles to what it started."""
+"""The Python API: the application, its tasks, and handles to what it started."""

@@ -1,4 +1,4 @@
-"""What `app.workflows` and `app.flows` share: a mapping by name, and the start of a run."""
+"""The shared part of `app.workflows` and `app.flows`: a mapping by name, and the start of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Catalogue(Mapping[str, T]):
-    """What is stored, by name."""
+    """Stored definitions, by name."""
 
     def __init__(self, client: Client, registry: Registry) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""What a user gives, checked at once: names, labels, lengths of time, rates and keys."""
+"""Checks of arguments: names, labels, lengths of time, rates and keys."""
 
 from __future__ import annotations
 

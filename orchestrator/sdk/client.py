@@ -66,7 +66,7 @@ class Client:
 
     @property
     def backend(self) -> Calls:
-        """What can be asked, over connections that are opened on first use; the code of a workflow has none."""
+        """The calls, over connections that are opened on first use; the code of a workflow has none."""
         if inside_workflow():
             raise NotDeterministic(
                 "Inside a workflow nothing is asked or told directly: it would be so again on every replay. Make it a "

@@ -1,4 +1,4 @@
-"""The modules in which an application's tasks stand, imported when somebody needs them.
+"""The modules with an application's tasks, imported on demand.
 
 They import the application themselves (`from shop.app import app`), so it cannot import them while it is made.
 """
@@ -14,9 +14,9 @@ from pathlib import Path
 from orchestrator.errors import ConfigurationError, did_you_mean
 
 TASKS = "tasks"
-"""What modules are called that autodiscovery imports."""
+"""The name of modules that autodiscovery imports."""
 _NOT_THEIRS = ("<frozen", importlib.__file__, str(Path(__file__).parent.parent))
-"""Where frames stand that nobody can mend: Python's import, and this package."""
+"""Files whose frames do not help: Python's import, and this package."""
 
 
 class ImportFailed(ConfigurationError):

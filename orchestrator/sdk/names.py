@@ -1,4 +1,4 @@
-"""What things are called in every process alike."""
+"""Names that are the same in every process."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ _LOOK_AGAIN = 0.25
 
 
 def refuse_unnamed(name: str, known: Iterable[str], *, nor: str = "", if_new: str = "") -> None:
-    """Refuse a queue that nobody has named, and suggest the nearest: it is a typing error more often than one to come.
+    """Refuse an unknown queue, and suggest the nearest: it is a typing error more often than a new one.
 
-    `nor` says where else was looked, and `if_new` how to mean it.
+    `nor` says where else was looked, and `if_new` how to create one.
     """
     known = {*known}
     if name not in known:
@@ -33,7 +33,7 @@ class Queue:
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
         self.name = check_name("queue", name)
-        """What it is called."""
+        """Its name."""
 
     def __repr__(self) -> str:
         return f"<Queue {self.name}>"

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="Task[..., Any] | CodeWorkflow[..., Any]")
 
 DEFAULT_NAME = "default"
-"""What a schedule is called unless it has a name."""
+"""The name of a schedule without a name."""
 STEP = "task"
 """The one step of the workflow that a scheduled task becomes."""
 _A_RUN, _A_FIRE = "00000000-0000-7000-8000-000000000000", "2000-01-01T00:00:00+00:00"
-"""What parameters are tried with."""
+"""Values with which parameters are tried."""
 _WHOLE = re.compile(r"\$\{([^{}]+)\}")
 """A value that is one expression."""
 
@@ -64,12 +64,12 @@ class TaskDeclaration(_Declaration):
 
     @property
     def key(self) -> str:
-        """What the schedule is called in the database."""
+        """Its key in the database."""
         return f"{self.name}/{DEFAULT_NAME}"
 
     @property
     def target_name(self) -> str:
-        """What it starts."""
+        """Its target."""
         return self.task.name
 
     def definition(self) -> Definition:
@@ -100,12 +100,12 @@ class CodeDeclaration(_Declaration):
 
     @property
     def key(self) -> str:
-        """What the schedule is called in the database."""
+        """Its key in the database."""
         return f"{self.workflow.name}/{self.name}"
 
     @property
     def target_name(self) -> str:
-        """What it starts."""
+        """Its target."""
         return self.workflow.name
 
     @property

@@ -61,7 +61,7 @@ class Schedules(Mapping[str, "Scheduled"]):
         self._client = client
         self._registry = registry
         self._declared: dict[str, TaskDeclaration | CodeDeclaration] = {}
-        """What stands in the code: by name, and by workflow and name where it is one of code with several."""
+        """The schedules in the code: by name, and by workflow and name where it is one of code with several."""
 
     def __getitem__(self, key: str) -> Scheduled:
         return Scheduled(self._client, key, self._registry)
@@ -159,7 +159,7 @@ class Scheduled:
         self._client = client
         self._registry = registry
         self.key = key
-        """What it is called: `workflow/name`, or the workflow alone where it has one schedule."""
+        """Its key: `workflow/name`, or the workflow alone where it has one schedule."""
 
     def __repr__(self) -> str:
         return f"<Schedule {self.key}>"

@@ -55,7 +55,7 @@ class _Lazy(Generic[T]):
 
 
 class Backend:
-    """What an application can do with the things that it has stored. Connections are opened on first use."""
+    """The calls of an application on Postgres and Redis. Connections are opened on first use."""
 
     code: _Lazy[CodeBackend] = _Lazy("CodeBackend")
     runs: _Lazy[RunBackend] = _Lazy("RunBackend")

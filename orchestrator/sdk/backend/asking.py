@@ -48,7 +48,7 @@ def _obstacle_finder() -> Callable[[Connection, bytes], list[str]]:
 
 
 def overdue(connections: Connections, target: bytes) -> str:
-    """Say what keeps a task or a run from its end, for which somebody has waited in vain."""
+    """Say why a task or a run has not ended in time."""
     try:
         return " ".join(obstacles(connections, target)).removesuffix(".") or "It goes on"
     except Unavailable:

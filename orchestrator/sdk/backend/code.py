@@ -65,7 +65,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class CodeBackend(CodeReading):
-    """What a client can do with runs of code."""
+    """Calls about runs of code."""
 
     # -- starting
 
@@ -181,8 +181,8 @@ class CodeBackend(CodeReading):
     ) -> Steps[bytes]:
         """Resolve the oldest open promise of a name; the audit log has the value, and why.
 
-        Return None or, where that is kept for one to come, the names of the first promises that are open, encoded.
-        With a timeout, ResultTimeout says that it is stored and was not done by then, or sooner if nobody leads.
+        Return None or, where that is kept for one to come, the names of the first promises that are open, encoded. With
+        a timeout, ResultTimeout says that it is stored and was not done by then, or sooner if there is no leader.
         """
         with time_limit(timeout, writes=True):
             self._check_type(run, promise, value)
@@ -314,7 +314,7 @@ class CodeBackend(CodeReading):
             return audit.decision(connection, to_text(last), name)
 
     def _is_without_leader(self, run: bytes) -> bool:
-        """Return whether it is known that nobody leads."""
+        """Return whether it is known that there is no leader."""
         try:
             return NO_LEADER in obstacles(self._connections, run)
         except Unavailable:

@@ -31,7 +31,7 @@ from orchestrator.transport.codec import Ended
 
 
 class CodeReading(Part, CodeWork):
-    """What a client can see of runs of code."""
+    """Reads about runs of code."""
 
     reached = reading(run_keys.reached)
 
@@ -42,7 +42,7 @@ class CodeReading(Part, CodeWork):
         return "stuck" if outcome.stuck is not None else outcome.status
 
     def overdue(self, run: bytes, update: str | None = None) -> str:
-        """Say how a run is, or the one in which it goes on, whose end or answer somebody has waited for in vain.
+        """Say why a run, or the one in which it goes on, has not ended or answered in time.
 
         Of an update, say whether the code has a handler for it.
         """
@@ -130,7 +130,7 @@ class CodeReading(Part, CodeWork):
         except Unavailable:
             reached = None
         if reached is None:
-            return run, sent  # nobody knows yet: look again
+            return run, sent  # unknown yet: look again
         return None if reached == sent.run else (reached, None)
 
     def _end_finder(self, run: bytes, sent: Sent | None) -> FindEnd:

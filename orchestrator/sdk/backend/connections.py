@@ -198,7 +198,7 @@ def _caused(known: OrchestratorError, error: Exception) -> OrchestratorError:
 
 
 class _Links:
-    """What one process has open."""
+    """The open connections of one process."""
 
     def __init__(self, settings: Settings) -> None:
         self.redis = connect(settings.require_redis())
@@ -217,7 +217,7 @@ class _Links:
 
 
 class _Thread(threading.local):
-    """What one thread is about."""
+    """The state of one thread."""
 
     is_busy = False
     """It is taking a connection from a pool or giving it back; only a signal handler can come in between."""

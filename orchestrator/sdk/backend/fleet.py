@@ -12,7 +12,7 @@ from orchestrator.store import fleet, insights
 
 
 class FleetBackend(Part, FleetCalls):
-    """What people can ask of workers."""
+    """Calls about workers."""
 
     def drain(self, worker: str) -> Drained:
         with self._connections.changing(f"the request to drain worker {worker!r} was stored") as connection:

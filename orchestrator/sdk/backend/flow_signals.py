@@ -153,7 +153,7 @@ class FlowSignals(Part):
 
 
 def _check_room(connection: Connection, run: bytes, state: FlowState, key: str, size: int, max_payload: int) -> None:
-    """Refuse a signal that a run has no room for, whether or not somebody waits for it: the run keeps all of them."""
+    """Refuse a signal that a run has no room for: the run keeps all of them."""
     most = _STATES * max_payload
     keeps = flow_runs.keeps(connection, run) + 2 * size
     name = parse(key).key

@@ -75,7 +75,7 @@ def _node_runs(connection: Connection, run: bytes, after: int = 0, limit: int = 
 
 
 class FlowBackend(FlowSignals, FlowCalls):
-    """What a client can do with flows, and with their runs."""
+    """Calls about flows and their runs."""
 
     names = reading(definitions.list_names)
     find = reading(_find)

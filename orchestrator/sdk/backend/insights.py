@@ -1,4 +1,4 @@
-"""What people see, each on a connection of its own."""
+"""Read queries, each on a connection of its own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _definition_of_run(connection: Connection, run: UUID) -> Definition | None:
 
 
 class InsightBackend(Part, InsightCalls):
-    """What can be looked at."""
+    """Reads of everything."""
 
     page_of_tasks = reading(insights.page_of_tasks)
     show_task = reading(insights.show_task)

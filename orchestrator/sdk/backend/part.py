@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Shared(NamedTuple):
-    """What all subjects of a backend share."""
+    """The shared parts of all subjects of a backend."""
 
     settings: Settings
     connections: Connections

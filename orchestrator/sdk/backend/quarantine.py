@@ -9,7 +9,7 @@ from orchestrator.transport.quarantine import SetAside
 
 
 class QuarantineBackend(Part, QuarantineCalls):
-    """What people can do with what was set aside."""
+    """Calls about quarantined messages."""
 
     def newest(self, limit: int) -> list[SetAside]:
         return quarantine.newest(self._connections.redis, self._connections.keys, limit)

@@ -9,7 +9,7 @@ from orchestrator.store.limits import queues
 
 
 class QueueBackend(Part, QueueCalls):
-    """What a client can do with queues, by name."""
+    """Calls about queues, by name."""
 
     named = reading(queues.named)
     open_tasks = reading(queues.open_tasks)

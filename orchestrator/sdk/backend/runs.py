@@ -51,7 +51,7 @@ _LARGEST_OUTPUTS = 1_000_000_000
 
 
 class RunBackend(Part, RunWork):
-    """What a client can do with runs."""
+    """Calls about runs."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

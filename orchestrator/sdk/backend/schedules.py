@@ -209,7 +209,7 @@ def _place(path: Iterable[str | int]) -> str:
 
 
 class ScheduleBackend(Part, ScheduleCalls):
-    """What a client can do with schedules and backfills, by name."""
+    """Calls about schedules and backfills, by name."""
 
     find = reading(_one)
     upcoming = reading(_upcoming)

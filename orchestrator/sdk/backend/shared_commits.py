@@ -181,7 +181,7 @@ class _Gathering:
         def end(done: Future[Sequence[Outcome]]) -> None:
             error = done.exception()
             outcomes = done.result() if error is None else [RuntimeError(repr(error)) for _ in calls]
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and no call waits any more
                 self._loop.call_soon_threadsafe(then, calls, outcomes)
 
         try:

@@ -50,7 +50,7 @@ class _SentBefore(Exception):
 
 
 class TaskBackend(Part, TaskWork):
-    """What a client can do with tasks."""
+    """Calls about tasks."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

@@ -62,7 +62,7 @@ class EndWaiters:
 
     @property
     def announcements(self) -> Announcements:
-        """What is announced to this process."""
+        """Notifications for this process."""
         return self._announcements()
 
     def wait(self, identifier: bytes, find_end: FindEnd, limit: TimeLimit) -> Steps[Ended | None]:
@@ -106,7 +106,7 @@ class EndWaiters:
         try:
             with limit:
                 self.announcements.listen_all(left, wake)
-            heard.append(None)  # whatever ended before, nobody announces again
+            heard.append(None)  # earlier ends are not announced again
             while left:
                 with limit:
                     ends = self._ends(left, heard, find_ends)

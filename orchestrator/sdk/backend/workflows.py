@@ -77,7 +77,7 @@ def create_run(part: Part, run: NewRun, params: Mapping[str, Any]) -> bytes:
 
 
 class WorkflowBackend(Part, WorkflowCalls):
-    """What a client can do with workflows, by name."""
+    """Calls about workflows, by name."""
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)

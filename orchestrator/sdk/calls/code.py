@@ -23,7 +23,7 @@ EventNumber = Annotated[int, Meta(ge=0, lt=2**31)]
 
 
 class CodeCalls(Protocol):
-    """What can be asked of runs of code."""
+    """Calls about runs of code."""
 
     @call(Scope.ENQUEUE, about={Kind.WORKFLOW: "started.workflow", Kind.QUEUE: "started.queue"}, repeatable=True)
     def start(
@@ -85,7 +85,7 @@ class CodeCalls(Protocol):
 
     @call(about={Kind.RUN: "run"})
     def overdue(self, run: Id, update: str | None = None) -> str:
-        """Say how a run is, or the one in which it goes on, whose end or answer somebody has waited for in vain."""
+        """Say why a run, or the one in which it goes on, has not ended or answered in time."""
 
     @call(about={Kind.WORKFLOW: "workflow"})
     def find(self, workflow: str, key: str) -> Id | None:

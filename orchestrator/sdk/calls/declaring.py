@@ -26,7 +26,7 @@ _Whole = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class Kind(StrEnum):
-    """What a call can be about. A key that is bound to some queues and workflows is checked against it."""
+    """The subject of a call. A key that is bound to some queues and workflows is checked against it."""
 
     TASK = "task"
     """By id: its queue, or the workflow of its run."""
@@ -144,7 +144,7 @@ class Declared:
     knows_repeats: bool
     """It takes an argument that says that it is repeated."""
     waits: bool
-    """It may take as long as somebody else takes to answer."""
+    """It may take as long as the answer of a run takes."""
     summary: str
     signature: inspect.Signature
     arguments: Mapping[str, Any]

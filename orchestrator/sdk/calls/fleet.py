@@ -26,7 +26,7 @@ class Drained:
 
 
 class FleetCalls(Protocol):
-    """What can be asked of workers."""
+    """Calls about workers."""
 
     @call(Scope.OPERATE, about=SYSTEM, repeatable=True)
     def drain(self, worker: Name) -> Drained:

@@ -20,7 +20,7 @@ Number = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class FlowCalls(Protocol):
-    """What can be asked of flows, by name, and of their runs."""
+    """Calls about flows, by name, and about their runs."""
 
     @call(Scope.OPERATE, about={Kind.FLOW: "name graph"}, repeatable=True, expensive=True, body=Body.VALUES)
     def publish(self, name: str, graph: Flow, version: int | None = None) -> Published:

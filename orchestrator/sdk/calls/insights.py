@@ -47,7 +47,7 @@ Digits = Annotated[str, Meta(pattern=whole("[0-9a-f]{1,32}"))]
 
 
 class InsightCalls(Protocol):
-    """What can be looked at."""
+    """Reads of everything."""
 
     @call(within={"wanted.within": Kind.TASK})
     def page_of_tasks(self, wanted: TaskFilter, *, limit: Limit, before: UUID | None) -> TaskPage:

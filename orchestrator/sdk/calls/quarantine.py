@@ -16,7 +16,7 @@ EntryId = Annotated[str, Meta(pattern=whole("[0-9]{1,19}(-[0-9]{1,19})?"))]
 
 
 class QuarantineCalls(Protocol):
-    """What can be asked of what was set aside."""
+    """Calls about quarantined messages."""
 
     @call(Scope.OPERATE, about=SYSTEM, repeatable=True)
     def newest(self, limit: Limit) -> list[SetAside]:

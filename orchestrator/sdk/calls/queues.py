@@ -12,7 +12,7 @@ from orchestrator.sdk.calls.declaring import Kind, call
 
 
 class QueueCalls(Protocol):
-    """What can be asked of queues, by name."""
+    """Calls about queues, by name."""
 
     @call(Scope.OPERATE, about={Kind.QUEUE: "name"}, repeatable=True)
     def pause(self, name: QueueName, paused: bool) -> None:

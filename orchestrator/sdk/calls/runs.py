@@ -19,7 +19,7 @@ from orchestrator.transport.codec import Ended
 
 
 class RunCalls(Protocol):
-    """What can be asked of runs."""
+    """Calls about runs."""
 
     @call(Scope.ENQUEUE, about=SYSTEM, repeatable=True, assume_repeated=True, expensive=True, body=Body.VALUES)
     def start(

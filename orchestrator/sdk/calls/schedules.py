@@ -23,7 +23,7 @@ Limit = Annotated[int, Meta(ge=1, le=10_000)]
 
 
 class ScheduleCalls(Protocol):
-    """What can be asked of schedules and backfills."""
+    """Calls about schedules and backfills."""
 
     @call(within={"within": Kind.WORKFLOW})
     def page(self, *, limit: Limit, after: str | None) -> SchedulePage:

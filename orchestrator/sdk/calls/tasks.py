@@ -34,7 +34,7 @@ class PayloadPart(msgspec.Struct, frozen=True):
 
 
 class TaskCalls(Protocol):
-    """What can be asked of tasks."""
+    """Calls about tasks."""
 
     @call(
         Scope.ENQUEUE, about={Kind.NEW_TASKS: "task"}, within={"within": Kind.QUEUE}, repeatable=True, body=Body.VALUES
@@ -105,7 +105,7 @@ class TaskCalls(Protocol):
 
     @call(about={Kind.TASK: "task"})
     def overdue(self, task: Id) -> str:
-        """Say how a task is whose end somebody has waited for in vain."""
+        """Say why a task has not ended in time."""
 
     @call(Scope.ENQUEUE, about={Kind.TASK: "task"}, repeatable=True, expensive=True, for_programs=True)
     def payload_part(self, task: Id, reference: bytes = b"", number: Number = 0) -> PayloadPart:

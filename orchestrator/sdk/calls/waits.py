@@ -21,7 +21,7 @@ _Ids = Annotated[list[Id], Meta(max_length=MOST_AT_ONCE)]
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What somebody waits for. Ids are 16 bytes in Base64."""
+    """The tasks and runs to wait for. Ids are 16 bytes in Base64."""
 
     tasks: _Ids = []
     runs: _Ids = []
@@ -40,7 +40,7 @@ class End(msgspec.Struct, frozen=True, omit_defaults=True):
     result: bytes | None = None
     """The encoded result, in Base64."""
     error: TaskError | None = None
-    """What went wrong; of a run of code that succeeded, that it goes on in another one."""
+    """The error; of a run of code that succeeded, that it goes on in another one."""
 
 
 class Ends(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from orchestrator.store.dag.workflows import Application, Stored
 
 
 class WorkflowCalls(Protocol):
-    """What can be asked of workflows, by name."""
+    """Calls about workflows, by name."""
 
     @call(Scope.OPERATE, about={Kind.DEFINITION: "definition"}, repeatable=True, expensive=True, body=Body.VALUES)
     def apply(self, definition: Definition) -> Application:

@@ -1,4 +1,4 @@
-"""What stands between the code of one run and its history: it takes commands, and brings what comes of them."""
+"""Between the code of one run and its history: it takes commands, and delivers their results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Settled = history.Outcome | history.PromiseSettled
 
 
 class Expected(Protocol):
-    """What the code waits for."""
+    """Something that the code waits for."""
 
     id: bytes
 
@@ -63,9 +63,9 @@ class Commander:
         self.spoilt = False
         """A query has tried to change it: it must not be kept in memory."""
         self.offence: OrchestratorError | None = None
-        """What the code did that cannot be repeated."""
+        """The call of the code that cannot be repeated."""
         self.raised: TaskError | None = None
-        """What the code has raised while it was shown what it had been shown before."""
+        """The exception that the code has raised during a replay."""
         self.ended = False
         self.closed = False
         """The code is evicted: what it still does counts for nothing."""
@@ -73,7 +73,7 @@ class Commander:
         self._timers: dict[bytes, tuple[Timer, commands.StartTimer | None]] = {}
         self._pending: dict[bytes, Expected] = {}
         self._early: dict[bytes, Settled | history.TimerFired] = {}
-        """What came of things that the code has not asked for yet: it asked sooner when the history was made."""
+        """Results of commands that the code has not given yet: it gave them sooner when the history was made."""
 
     @property
     def replaying(self) -> bool:
@@ -157,7 +157,7 @@ class Commander:
             self.check_unseen("commanding something")
 
     def check_unseen(self, what: str) -> None:
-        """Refuse to change anything while somebody only looks; should that be caught, the code is not kept."""
+        """Refuse changes during a query or validator; should that be caught, the code is evicted."""
         if self.read_only:
             self.spoilt = True
             raise InvalidWorkflow(

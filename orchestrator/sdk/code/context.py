@@ -1,4 +1,4 @@
-"""What a workflow's code may ask for, beside plain asyncio."""
+"""The context of a workflow's code: all it may ask for beside plain asyncio."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _LARGE_HISTORY = 20_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What a run may know of itself."""
+    """Facts about a run."""
 
     run_id: UUID
     """The id that its handle has."""
@@ -106,7 +106,7 @@ class WorkflowContext:
     def promise(self, name: str, *, timeout: float | timedelta | None = None) -> asyncio.Future[Any]: ...
 
     def promise(self, name: str, *, type: Any = Any, timeout: float | timedelta | None = None) -> asyncio.Future[Any]:
-        """Wait for somebody outside to resolve or reject a promise; after `timeout`, raise TimeoutError."""
+        """Wait until a promise is resolved or rejected; after `timeout`, raise TimeoutError."""
         commander = self._commander
         check_name("promise", name)
         ordinal, identifier = commander.next("promise")
@@ -220,7 +220,7 @@ class WorkflowContext:
 
     @property
     def info(self) -> RunInfo:
-        """What this run may know of itself."""
+        """Facts about this run."""
         commander, started = self._commander, self._commander.started
         assert started is not None
         return RunInfo(

@@ -19,7 +19,7 @@ from orchestrator.errors import DeterminismViolation, NotDeterministic
 logger = logging.getLogger("orchestrator.workflow")
 _MOST_TRIES = 100
 _stubborn: list[Any] = []
-"""What cannot be ended is kept for ever, so that it is never collected."""
+"""Coroutines that cannot be ended are kept for ever, so that they are never collected."""
 
 
 class ContinueAsNew(BaseException):
@@ -42,7 +42,7 @@ class EndTurn(BaseException):
 
 
 UNSTOPPABLE = (Evicted, EndTurn, GeneratorExit, DeterminismViolation, NotDeterministic)
-"""What ends the code at once, with nothing undone and nobody answered: the run goes on elsewhere, or is stuck."""
+"""Ends the code at once, with nothing undone and nothing answered: the run goes on elsewhere, or is stuck."""
 
 
 def end_coroutines(
@@ -84,7 +84,7 @@ def continuation(error: BaseException) -> ContinueAsNew | None:
 
 
 class Compensations:
-    """What undoes the steps that a workflow has done, should it fail or be cancelled; the last one first."""
+    """The undo calls of a workflow, should it fail or be cancelled; the last one first."""
 
     def __init__(self, report: Callable[[str, BaseException | None], None]) -> None:
         self._steps: list[tuple[str, Callable[..., Any]]] = []

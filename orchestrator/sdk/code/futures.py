@@ -1,4 +1,4 @@
-"""What the code of a workflow waits for: the end of something that happens elsewhere."""
+"""Futures of the code of a workflow: the ends of things that happen elsewhere."""
 
 from __future__ import annotations
 

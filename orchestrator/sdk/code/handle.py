@@ -1,4 +1,4 @@
-"""What the caller holds of a run of a workflow as code."""
+"""The handle of a run of a workflow as code."""
 
 from __future__ import annotations
 

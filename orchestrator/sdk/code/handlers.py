@@ -91,7 +91,7 @@ class Handlers:
             self._commander.spoilt |= before
 
     def update(self, request: history.UpdateRequested) -> None:
-        """Take an update; one that nobody answers yet waits, as a signal does."""
+        """Take an update; one without a handler yet waits, as a signal does."""
         if request.name in self._updates or self._was_unknown(request):
             self._begin(request)
         else:

@@ -179,4 +179,4 @@ _SHOW: dict[type, Callable[[LiveRun, Any], None]] = {
     history.SignalReceived: lambda flow, fact: flow.commander.signal(fact),
     **dict.fromkeys(get_args(Settled), lambda flow, fact: flow.commander.settle(fact)),
 }
-"""What is done with each fact that the code is shown."""
+"""The handler of each fact that the code is shown."""

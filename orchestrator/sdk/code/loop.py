@@ -37,7 +37,7 @@ class Timers(Protocol):
         """Forget a timer; it may have fired already."""
 
     def check_unseen(self, what: str) -> None:
-        """Refuse to change anything while somebody only looks at the workflow."""
+        """Refuse changes during a query or validator."""
 
     def stop(self, error: OrchestratorError) -> None:
         """Let the code run no further: it has done something that cannot be repeated."""
@@ -90,7 +90,7 @@ class Loop(asyncio.AbstractEventLoop):
         self._now = 0.0
         self._closed = False
         self.sealed = False
-        """Somebody only looks at the workflow: nothing may begin."""
+        """A query or validator runs: nothing may begin."""
 
     # -- what the workflow does with it
 

@@ -21,7 +21,7 @@ _BY_ADDRESS = asyncio.Future.__hash__
 
 
 class OrderedGathering(tasks._GatheringFuture):  # type: ignore[name-defined, misc]
-    """What `asyncio.gather` returns; in a workflow, it knows its place in the order of creation."""
+    """The future of `asyncio.gather`; in a workflow, it knows its position in the order of creation."""
 
     def __init__(self, children: Any, *, loop: asyncio.AbstractEventLoop) -> None:
         self._place = loop.next_place() if isinstance(loop, Loop) else None

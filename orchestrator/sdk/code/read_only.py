@@ -33,7 +33,7 @@ _CHANGING: dict[CodeType, str] = {
     if hasattr(kind, name)  # as far as this Python has it
 }
 _MAKES_ITS_OWN = asyncio.Queue.__init__.__code__
-"""A new queue sets an event that nobody has seen yet."""
+"""A new queue sets an event of its own."""
 _FUTURES = frozenset(
     (*("set_result", "set_exception", "cancel", "uncancel"), *("add_done_callback", "remove_done_callback"))
 )

@@ -25,9 +25,9 @@ from orchestrator.sealing import described, is_sealed_text
 _FORMAT = 1
 _NOTHING = Redaction()
 _CREATED = (history.PromiseCreated, history.UpdateRequested)
-"""What is answered by its id alone."""
+"""Commands that are answered by id alone."""
 _OF_LEADER = "otherwise"
-"""What becomes of a signal that the code is not shown: no matter of its history."""
+"""The fate of a signal that the code is not shown: no matter of its history."""
 ID_FIELDS = ("id", "parent", "continued_from", "origin", "run")
 """Fields that hold an id; all others that hold bytes hold an encoded value."""
 _KINDS = {
@@ -45,7 +45,7 @@ class Recording:
     run_id: bytes
     """The run's id, as its 16 bytes."""
     events: list[Event]
-    """What happened, in order."""
+    """The events, in order."""
 
     def to_json(self, hidden: Redaction | None = None) -> str:
         """Return it as JSON, values and all but what is to be hidden: what lacks something may not replay."""
@@ -122,7 +122,7 @@ def _to_plain(value: Any) -> Any:
         return {"$time": timezones.to_text(value)}
     if (stored := as_reference(value)) is not None:
         return str(stored)
-    if isinstance(value, msgspec.msgpack.Ext):  # nobody here can open it
+    if isinstance(value, msgspec.msgpack.Ext):  # it cannot be opened here
         return described(bytes(value.data))
     if isinstance(value, list):
         return [_to_plain(item) for item in value]

@@ -1,4 +1,4 @@
-"""What a thread looks like while it runs the code of a workflow, and while it does not."""
+"""The state of a thread while it runs the code of a workflow, and while it does not."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class CodeOptions:
     queue: str | None = None
     """Where its code runs, and its tasks unless they say otherwise; a child inherits its parent's."""
     name: str = ""
-    """What a child is called, for people to read."""
+    """The name of a child, for people to read."""
     detached: bool = False
     """A child goes on when its parent ends: the same as the close policy `abandon`."""
     close_policy: ClosePolicy | None = None
@@ -111,7 +111,7 @@ class CodeWorkflow(Generic[P, R]):
         self._client = client
         self._registry = registry
         self.name = name
-        """What it is called everywhere: `module.function`, or the `name=` of its decorator."""
+        """Its name everywhere: `module.function`, or the `name=` of its decorator."""
         self.version = version
         """The version of its code; a run may be pinned to it."""
         self.function = function
@@ -250,7 +250,7 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
 
     @property
     def _announced(self) -> set[str]:
-        """What a worker says that it knows: each workflow, and each version of it for runs that are held to theirs."""
+        """The names that a worker announces: each workflow, and each version of it for pinned runs."""
         return {*self} | {f"{name}@{version}" for name, versions in self._versions.items() for version in versions}
 
     def _functions(self, name: str) -> list[Callable[..., Any]]:
@@ -286,7 +286,7 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
 
 @dataclass(frozen=True)
 class Registry:
-    """What an application has registered: tasks and workflows as code, and the modules in which there may be more."""
+    """The registry of an application: tasks and workflows as code, and the modules in which there may be more."""
 
     tasks: dict[str, Task[..., Any]]
     workflows: CodeWorkflows

@@ -127,7 +127,7 @@ class Workflow:
         **options: Unpack[WorkflowOptions],
     ) -> None:
         self.name = name
-        """What it is called."""
+        """Its name."""
         self.params = Reference("params")
         """The parameters of a run: `flow.params.day`."""
         self.run = Reference("run")

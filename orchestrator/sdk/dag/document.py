@@ -51,7 +51,7 @@ class Node:
 
 
 class Entry(NamedTuple):
-    """What a mapping holds under a key, and the line of the key."""
+    """The value of a mapping under a key, and the line of the key."""
 
     line: int
     node: Node

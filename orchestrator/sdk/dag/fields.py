@@ -204,7 +204,7 @@ KINDS: Table = {
     "text": Field(text, {"type": "string"}),
     "texts": Field(texts, {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 }
-"""What the fields of a definition can hold, by the kind that `Key` names."""
+"""The types of the fields of a definition, by the kind that `Key` names."""
 
 
 def table_of(shape: type[msgspec.Struct], kinds: Table = KINDS, **own: Field) -> dict[str, Field]:

@@ -1,7 +1,7 @@
-"""What `@app.task` says of a task, put into the steps and hooks of a workflow that name it.
+"""Options of `@app.task`, put into the steps and hooks of a workflow that name the task.
 
-The scheduler creates the tasks of a workflow, and knows no functions. So a workflow takes over what its tasks say of
-themselves when it is applied, as a part of that version; and what could not be kept there is refused then.
+The scheduler creates the tasks of a workflow, and knows no functions. So a workflow copies the options of its tasks
+when it is applied, as a part of that version; options that cannot be stored there are refused then.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def take_over(
     steps = []
     for step in definition.steps:
         if len(problems) >= MOST_PROBLEMS:
-            break  # it is refused, and nobody reads more
+            break  # it is refused, so the rest does not matter
         place: Path = ("tasks", step.name)
         steps.append(step)
         problems += _unknown(step.task, known, place)

@@ -31,7 +31,7 @@ _SHORT = {
     "IST": "Asia/Kolkata",
     "JST": "Asia/Tokyo",
 }
-"""What people mostly mean by short names that no zone of the IANA database has."""
+"""Meanings of short names that are not in the IANA database."""
 
 
 def schedule(reader: Fields, node: Node, path: Path) -> dict[str, Any] | Bad:

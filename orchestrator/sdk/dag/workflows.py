@@ -57,7 +57,7 @@ class StoredWorkflow:
     def __init__(self, client: Client, name: str, key: str | None = None, tags: tuple[str, ...] = ()) -> None:
         self._client = client
         self.name = name
-        """What it is called."""
+        """Its name."""
         self._key = key
         self._tags = tags
 

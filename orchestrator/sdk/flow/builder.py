@@ -161,7 +161,7 @@ class FlowGraph:
         to: To | None = None,
         **fields: Any,
     ) -> FlowGraph:
-        """Add a node that waits until somebody approves or rejects."""
+        """Add a node that waits for an approval or a rejection."""
         params = {**({"approval_key": signal} if signal else {}), **_timeout(timeout), **fields.pop("params", {})}
         return self.node(key, "approval", to=to, params=params, **{**_post(output), **fields})
 

@@ -95,7 +95,7 @@ class StartableFlow:
     ) -> None:
         self._client = client
         self.name = name
-        """What it is called."""
+        """Its name."""
         self._version = version
         self._key = key
         self._tags = tags

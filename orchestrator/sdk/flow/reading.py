@@ -78,7 +78,7 @@ def _with_schedule(plain: Any) -> tuple[Any, list[Problem]]:
 
 
 def _looked_up(plain: Any, known: Known, find: Find | None) -> tuple[Any, Known]:
-    """Return a flow with those that it names; where nobody can look for them, they stand there without nodes."""
+    """Return a flow with those that it names; where they cannot be looked up, they stand there without nodes."""
     if find is not None:
         return embedded(plain, find), known
     return embedded(plain, lambda _, version: (version or 0, {"start": "", "nodes": {}})), known._replace(flows=False)

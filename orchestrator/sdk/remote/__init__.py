@@ -33,7 +33,7 @@ __all__ = ["RemoteBackend"]
 
 
 class RemoteBackend:
-    """What an application can do over HTTP. Connections are opened on first use."""
+    """The calls of an application over HTTP. Connections are opened on first use."""
 
     def __init__(self, settings: Settings) -> None:
         vault_of(settings)  # what comes sealed, because the server has no key, is opened here

@@ -26,14 +26,14 @@ R = TypeVar("R")
 
 _PROBLEM = "application/problem+json"
 _ROUTES = "/api/v1"
-"""What the client itself puts behind the address."""
+"""The path that the client itself puts behind the address."""
 _KEYS = (
     "Set ORCHESTRATOR_API_KEY to one that `orchestrator keys create NAME --scope SCOPE` has shown; `orchestrator keys "
     "list` has all of them."
 )
 """Where keys come from, and go."""
 _SAYS_NOTHING = (Unavailable, ConfigurationError, Forbidden, OrchestratorError)
-"""What is raised where a request came to nothing, whatever became of the one before it."""
+"""Errors of a request that was not carried out, whatever became of the one before it."""
 _ON_THE_WAY = (502, 503, 504)
 """Statuses of a proxy between client and server: the server may have done it."""
 _TRIES = 4
@@ -48,7 +48,7 @@ _FOREVER = 1e9
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What a server says that went wrong."""
+    """An error from the server."""
 
     title: str = ""
     status: int = 0

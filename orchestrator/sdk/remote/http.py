@@ -32,7 +32,7 @@ _CONNECTING = 10.0
 """Seconds that it may take to connect."""
 
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
-"""What OpenSSL says of an answer that is plain text."""
+"""OpenSSL's message about an answer in plain text."""
 
 Connection = http.client.HTTPConnection
 
@@ -46,7 +46,7 @@ class Broken(Exception):
 
 
 class Reply(NamedTuple):
-    """What came back."""
+    """An answer."""
 
     status: int
     content_type: str
@@ -117,7 +117,7 @@ class Http:
             connection.close()
             raise Broken(str(error) or type(error).__name__) from error
         except BaseException:
-            connection.close()  # somebody has interrupted it half-way
+            connection.close()  # it was interrupted half-way
             raise
         finally:
             if under_way is not None:

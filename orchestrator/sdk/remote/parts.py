@@ -31,7 +31,7 @@ _LOOK_AGAIN = 0.2
 
 
 class _Part:
-    """What asks."""
+    """Sends requests."""
 
     def __init__(self, asking: Asking) -> None:
         self._asking = asking
@@ -44,7 +44,7 @@ def remote_part(name: str, protocol: type) -> type[_Part]:
 
 
 class _WaitingPart(_Part):
-    """What asks, and waits."""
+    """Sends requests, and waits."""
 
     def __init__(self, asking: Asking, waiting: Waits) -> None:
         super().__init__(asking)
@@ -153,7 +153,7 @@ class RemoteCode(_WaitingPart, _Code):  # type: ignore[misc]
                 continue
             if limit.is_up:
                 return None
-            yield Pause(_LOOK_AGAIN)  # nobody knows yet
+            yield Pause(_LOOK_AGAIN)  # unknown yet
 
     def history(self, run: bytes) -> Recording:
         """Return the whole history of a run, opened where this program can."""

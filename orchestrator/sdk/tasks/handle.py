@@ -1,4 +1,4 @@
-"""What the caller holds: a handle to one task, or to a run of many."""
+"""Handles: of one task, or of a run of many."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from orchestrator.transport.codec import Ended
 
 R = TypeVar("R")
 _FINAL = (TaskState.SUCCESS, TaskState.CANCELLED)
-"""States from which nobody can retry a task."""
+"""States from which a task cannot be retried."""
 
 
 class Handle(Generic[R]):

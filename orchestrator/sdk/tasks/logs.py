@@ -1,4 +1,4 @@
-"""What tasks have said, as programs read it."""
+"""Log lines of tasks, as programs read them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True):
     level: str
     """debug, info, warning, error or critical."""
     text: str
-    """What it said."""
+    """Its text."""
     source: str = ""
     """`stdout`, `stderr`, the name of a logger, or `dropped` where lines are missing; nothing for `ctx.log`."""
     task: str = ""

@@ -98,11 +98,11 @@ class CallOptions:
     soft_timeout: float | timedelta | None = None
     """Seconds after which `SoftTimeout` is raised inside the task, which may catch it to clean up."""
     redact: Sequence[str] = ()
-    """Arguments, and fields of these and of the result, that nobody is shown: `("token", "card.*")`."""
+    """Arguments, and fields of these and of the result, that are hidden: `("token", "card.*")`."""
     executor: ExecutorOptions | str | None = None
-    """What does the task in place of the function, which gives the signature: `Process(command=["tar"])`, or a name."""
+    """The executor in place of the function, which gives the signature: `Process(command=["tar"])`, or a name."""
     executor_options: Mapping[str, Any] | None = None
-    """What is said to an executor that is given by its name."""
+    """The options of an executor that is given by its name."""
     headers: Mapping[str, str] | None = None
     """Texts that travel with it and with all that comes of it; the task reads them as `ctx.headers`."""
 
@@ -140,7 +140,7 @@ class CallOptions:
 
     @cached_property
     def executor_call(self) -> ExecutorCall | None:
-        """What travels with a task that is done outside the worker's own Python."""
+        """The executor call of a task that is done outside the worker's own Python."""
         return executor_call(self.executor, self.executor_options)
 
     def _check_executor(self) -> None:
@@ -311,7 +311,7 @@ def once(task: str, key: object, period: float) -> UniqueKey:
 
 
 class Placed(NamedTuple):
-    """What the arguments of one call decide."""
+    """Options that the arguments of one call decide."""
 
     lane: str | None
     unique: UniqueKey | None

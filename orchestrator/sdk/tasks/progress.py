@@ -1,4 +1,4 @@
-"""What a task says of itself while it runs: how far it has come."""
+"""Progress of a running task."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from orchestrator.transport.keys import Keys
 
 @dataclass(frozen=True, kw_only=True)
 class TaskProgress:
-    """What a task last said with `ctx.progress`."""
+    """The last progress that a task reported with `ctx.progress`."""
 
     fraction: float
     """From 0 to 1."""
     text: str
-    """What it was doing."""
+    """The text of the progress."""
     attempt: int
     """The attempt that said so."""
     age: float

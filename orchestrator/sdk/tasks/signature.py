@@ -18,7 +18,7 @@ from orchestrator.sdk.values.payload import decode_call, decode_value, encode_va
 from orchestrator.sdk.values.stored import Payload, is_payload, loaded
 
 _MISFITS = (msgspec.ValidationError, TypeError, ValueError)
-"""What is raised for data that does not fit a type, pydantic's own errors included."""
+"""Errors of data that does not fit a type, pydantic's own errors included."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -61,7 +61,7 @@ class Signature:
                 )
         self._kinds = {p.name: hints[p.name] for p in visible if can_convert(hints.get(p.name, Any))}
         self.result_words = f"The result of {what.lower()} {name!r}"
-        """What errors call what it returns."""
+        """The name of its result in errors."""
         self._unread = frozenset(p.name for p in visible if is_payload(hints.get(p.name)))
         self.wants_unread = bool(self._unread)
         """The function has a parameter for a value that was not read."""
@@ -155,7 +155,7 @@ class Signature:
 
     @property
     def names(self) -> list[str]:
-        """What the arguments are called."""
+        """The names of the arguments."""
         return list(self._signature.parameters)
 
     def check_value(self, name: str, value: Any) -> None:

@@ -81,12 +81,12 @@ class Task(Parts[P, R]):
         functools.update_wrapper(self, function)
         self._client = client
         self.name = name
-        """What it is called everywhere: `module.function`, or the `name=` of its decorator."""
+        """Its name everywhere: `module.function`, or the `name=` of its decorator."""
         self.function = function
         """The function itself; a plain call of the task calls it."""
         self._call_options: CallOptions = options
         self._chosen = chosen
-        """The options that somebody gave; the others may be decided by where it runs."""
+        """The options that were given; the others may be decided by where it runs."""
         self._signature = signature
         self._is_variant = False
         """It was made by `options`; workers and workflows know the one that is registered."""
@@ -409,7 +409,7 @@ class Task(Parts[P, R]):
 
     @functools.cached_property
     def _callbacks(self) -> str | None:
-        """What follows it, as JSON."""
+        """Its callbacks, as JSON."""
         return self._followers(())
 
     def _followers(self, inherited: tuple[str, ...]) -> str | None:
@@ -437,7 +437,7 @@ class Task(Parts[P, R]):
 
     @functools.cached_property
     def _redacting_options(self) -> CallOptions:
-        """The options, with all that nobody is shown: settings are read when it is called, not when it is declared."""
+        """The options, with all `redact` patterns: settings are read when it is called, not when it is declared."""
         everywhere = redaction.words(self._client.settings.redact)
         return self._call_options.redacting(everywhere, self._signature.names)
 

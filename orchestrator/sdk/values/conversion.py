@@ -25,7 +25,7 @@ from orchestrator.errors import InvalidTask
 from orchestrator.sdk.values.stand_ins import Unsupported, is_made_of_data, is_stand_in, understood
 
 _NATIVE = (bytes, bytearray)
-"""What MessagePack carries as it is. UUIDs, decimals and naive times travel as text, and are made from it."""
+"""Types that MessagePack carries as they are. UUIDs, decimals and naive times travel as text, and are made from it."""
 
 _LARGEST_SCHEMA = 4_000
 """Characters of the schema of a type; it is in the history with each promise."""

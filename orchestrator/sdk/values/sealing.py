@@ -1,4 +1,4 @@
-"""What a client seals before it leaves the program, where the settings have data keys."""
+"""Values that a client seals before they leave the program, where the settings have data keys."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class ObstacleLog:
         self._told: dict[str, float] = {}
 
     def look(self, identifier: bytes) -> None:
-        """Ask what is in the way, if nobody has just done so, and log it."""
+        """Ask for the obstacle, at most once in a while, and log it."""
         now = time.monotonic()
         if now < self._ask_at:
             return

@@ -45,7 +45,7 @@ class Pause:
         rung = asyncio.Event()
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and no call waits any more
                 loop.call_soon_threadsafe(rung.set)
 
         self._wake = wake

@@ -129,7 +129,7 @@ class Job(NamedTuple):
     call: Callable[[], Any]
     done: asyncio.Future[Any]
     dropped: Callable[[], object] | None
-    """Called when it is over, or will not be begun, if nobody waits for it any more."""
+    """Called when it is over, or will not be begun, if its caller has gone."""
 
 
 class ThreadPool:
@@ -196,7 +196,7 @@ class ThreadPool:
         self._is_notified = True
         try:
             self._loop.call_soon_threadsafe(self._settle)
-        except RuntimeError:  # the loop is closed, and nobody waits any more
+        except RuntimeError:  # the loop is closed, and no call waits any more
             while self._ended:
                 _drop(self._ended.popleft()[0])
             self._is_notified = False
