@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date
+from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
+from uuid import UUID
 
+import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from sqlalchemy import Engine, event
 
 from orchestrator import (
@@ -16,6 +26,10 @@ from orchestrator import (
     Duplicate,
     Handle,
     InvalidTask,
+    InvalidWorkflow,
+    Orchestrator,
+    OrchestratorError,
+    PayloadError,
     RunFailed,
     RunHandle,
     Task,
@@ -24,21 +38,31 @@ from orchestrator import (
     chord,
     group,
 )
+from orchestrator.domain.dag import composed
+from orchestrator.domain.dag.definition import Definition, Hook, Step
+from orchestrator.domain.tasks.obstacles import PAYLOAD_STORE
 from orchestrator.domain.tasks.reports import Report
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, NewTask, Succeeded, TaskError
+from orchestrator.references import Reference
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.sdk.values.payload import decode_call, encode_value
-from tests.integration.stage import System
+from orchestrator.sealing import key_name
+from orchestrator.settings import load_settings
+from tests.integration.serving import serving
+from tests.integration.stage import System, fresh_system
 
 
 class Tasks:
     """Tasks of an application, and a worker that runs them in this process."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system: System, app: Orchestrator | None = None) -> None:
         self.system = system
-        task = system.app.task
+        self.app = app or system.app
+        task = self.app.task
         self.add: Task[[int, int], int] = task(name="shop.add")(lambda one, two: one + two)
         self.double: Task[[int], int] = task(name="shop.double")(lambda number: 2 * number)
+        self.length: Task[..., int] = task(name="shop.length")(len)
         self.total: Task[[list[int]], int] = task(name="shop.total")(sum)
         self.join: Task[..., list[Any]] = task(name="shop.join")(
             lambda *parts, **named: [*parts, *sorted(named.items())]
@@ -46,7 +70,7 @@ class Tasks:
         self.fail: Task[..., None] = task(name="shop.fail", retries=0)(self._fail)
         self.calls: list[tuple[str, Any]] = []
         self.broken = True
-        self.worker = system.worker(knows=list(system.app.tasks), slots=1_000)
+        self.worker = system.worker(knows=[*self.app.tasks, key_name(PAYLOAD_STORE)], slots=1_000)
         system.pass_seconds()
 
     def _fail(self, value: Any = None) -> Any:
@@ -56,7 +80,7 @@ class Tasks:
 
     def run(self, dispatch: Dispatch) -> Report:
         """Call the function of a task as a worker does."""
-        task = self.system.app.tasks[dispatch.name]
+        task = self.app.tasks[dispatch.name]
         arguments, keywords, *_ = decode_call(dispatch.payload)
         self.calls.append((dispatch.name, [*arguments, *keywords.values()]))
         try:
@@ -138,6 +162,8 @@ CASES: dict[str, tuple[Callable[[Tasks], Composition[Any]], Any]] = {
     "chunks": (lambda t: chord(t.total.chunks(range(5), 2), t.total.s()), 10),
     "nothing to go through": (lambda t: chord(group([]), t.total.s()), 0),
     "no items": (lambda t: chord(t.double.map([]), t.total.s()), 0),
+    "maps of no items": (lambda t: group(t.double.map([]), t.double.map([])), [[], []]),
+    "groups of nothing": (lambda t: chain(group(group([]), group([])), t.join.s()), [[[], []]]),
 }  # fmt: skip
 
 
@@ -301,3 +327,216 @@ def test_a_task_starts_a_composition_once(tasks: Tasks, start: str) -> None:
     tasks.until_ended(run)
     assert tasks.system.count("runs") == 3
     assert run.result() == [0, 4]
+
+
+# -- over HTTP, sealed, large and hidden
+
+
+@contextmanager
+def over_http(system: System, **given: Any) -> Iterator[Tasks]:
+    with serving(system.settings) as url, Orchestrator(load_settings(environ={}), api_url=url, **given) as app:
+        yield Tasks(system, app)
+
+
+def test_compositions_over_http(system: System) -> None:
+    with over_http(system) as tasks:
+        for case in ("chain", "names", "fed chains", "chord of unlike", "two groups", "map", "starmap", "no items"):
+            make, expected = CASES[case]
+            assert tasks.result(make(tasks)) == expected, case
+        run = chain(tasks.double.s(1), tasks.fail.s(), tasks.double.s()).start(key="once")
+        tasks.until_ended(run)
+        assert chain(tasks.double.s(1), tasks.fail.s(), tasks.double.s()).start(key="once").id == run.id
+        with pytest.raises(RunFailed, match="step 2 of 3, shop.fail: ValueError: no 2. Not run: shop.double."):
+            run.result()
+        assert len(run.children()) == 2
+        assert run.parent() is None
+
+
+def test_who_may_enqueue_stores_nothing_but_calls(system: System) -> None:
+    with over_http(system) as tasks:
+        step = Step(name="a", task="shop.double")
+        compose = partial(
+            tasks.app._client.backend.workflows.compose, run_id=new_id(), name="it", key=None, tags=(), args="kA=="
+        )
+        named = composed.named(Definition(name="", steps=(step,)))
+        compose([named])
+        wrong = [
+            msgspec.structs.replace(named, name="shop.orders"),
+            msgspec.structs.replace(named, name="composed:" + "0" * 32),
+            composed.named(Definition(name="", steps=(step,), on_success=(Hook(webhook="https://example.com"),))),
+            composed.named(Definition(name="", steps=(step,), schedule={"cron": "* * * * *"})),
+            composed.named(Definition(name="", steps=(Step(name="a", workflow="shop.orders"),))),
+            composed.named(Definition(name="", steps=(Step(name="a", executor="process"),))),
+        ]
+        for definition in wrong:
+            with pytest.raises(InvalidWorkflow):
+                compose([definition])
+        with pytest.raises(InvalidWorkflow):
+            compose([])
+        with pytest.raises(PayloadError, match="cannot be read"):
+            compose([named], args="no")
+        stored = Reference(
+            owner=bytes(16), task=bytes(16), attempt=0, what="c", key=bytes(16), size=1, directory=0, length=1,
+            digest=bytes(32),
+        )  # fmt: skip
+        with pytest.raises(PayloadError, match="names a stored payload"):
+            compose([named], args=composed.packed(stored.encoded()))
+        with pytest.raises(InvalidWorkflow, match="of compositions"):
+            tasks.app._client.backend.workflows.apply(named)
+    assert [row["name"] for row in system.sql("SELECT name FROM orchestrator.workflows")] == [named.name]
+
+
+@pytest.mark.parametrize("case", ["names", "fed chains", "chord", "map in a chord"])
+def test_sealed_compositions(engine: Engine, database_url: str, redis_url: str, case: str) -> None:
+    keys = f"composed:{base64.b64encode(bytes(32)).decode()}"
+    with fresh_system(engine, database_url, redis_url, data_keys=keys) as system:
+        tasks = Tasks(system)
+        make, expected = CASES[case]
+        assert tasks.result(make(tasks)) == expected
+        (row, *_) = system.sql("SELECT params FROM orchestrator.runs")
+        assert "sealed:" in row["params"]
+
+
+def test_large_arguments_go_to_the_payload_store(
+    engine: Engine, database_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    more = {"payload_store": str(tmp_path), "inline_payload": 1_000}
+    with fresh_system(engine, database_url, redis_url, **more) as system:
+        tasks = Tasks(system)
+        large, larger = "x" * 2_000, "y" * 1_500_000
+        composition = chain(
+            tasks.join.s(large, 1),
+            group(chain(tasks.length.si(larger), tasks.join.s(large, n)) for n in range(2)),
+            group(tasks.join.s(large), tasks.length.s()),
+        )
+        fans = [[1_500_000, large, 0], [1_500_000, large, 1]]
+        assert tasks.result(composition) == [[fans, large], 2]
+
+
+def test_arguments_are_shown_with_their_tasks_alone(system: System) -> None:
+    tasks = Tasks(system)
+    hidden = tasks.join.options(redact=("token",))
+    run = (hidden.s("secret", token="hidden") | tasks.join.s()).start()
+    tasks.until_ended(run)
+    detail = system.app._client.backend.insights.show_run(UUID(run.id))
+    assert detail is not None
+    assert detail.params == {}
+    options = system.sql("SELECT options FROM orchestrator.ended_tasks ORDER BY id")
+    assert all("token" in str(row["options"]) for row in options)
+
+
+def test_results_have_the_types_of_their_tasks(system: System) -> None:
+    tasks = Tasks(system)
+
+    @tasks.app.task(name="shop.when")
+    def when(day: date) -> date:
+        return day
+
+    tasks.worker.learn("shop.when")
+    day = date(2026, 1, 2)
+    assert tasks.result(when.s(day) | group(when.s(), when.s())) == [day, day]
+    assert tasks.result(when.map([day])) == [day]
+
+
+# -- mistakes
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda t: t.double.s(), r"Task 'shop.double': missing a required argument: 'number'"),
+        (lambda t: t.add.s(1, 2) | t.add.s(1, 2), "Task 'shop.add': too many positional arguments"),
+        (lambda t: t.double.s(1) | t.double.s(nmber=1), "unexpected keyword argument 'nmber'"),
+        (lambda t: t.double.s(object()), "Argument 1 of task 'shop.double' cannot be serialised"),
+        (lambda _: group([]), "A composition of nothing"),
+        (lambda _: chain([]), "A composition of nothing"),
+        (lambda t: t.double.options(unique_key="a").s(1), "has the option unique_key, and a run needs all its tasks"),
+        (lambda t: group(t.double.s("x" * 10**6), t.add.s(1, 2)), "bytes, and at most 1,000,000 are allowed"),
+        (lambda t: chain(t.double, t.double.s()), "chain, part 1: expected a call .* found shop.double without .s"),
+        (lambda _: group([1]), "expected a call such as .* found 1"),  # type: ignore[arg-type]
+        (lambda t: t.double.map("abc"), "expected items to go through, found 'abc'"),
+        (lambda t: t.total.chunks([1], 0), "expected a size of 1 or more, found 0"),
+        (lambda t: t.add.starmap([1]), r"calls\[0\]: expected the arguments of one call"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_stored(
+    tasks: Tasks, make: Callable[[Tasks], Composition[Any]], words: str
+) -> None:
+    with pytest.raises(OrchestratorError, match=words):
+        make(tasks).start()
+    assert tasks.system.count("runs") == 0
+
+
+def test_types_are_checked_whatever_the_part_before_gives(tasks: Tasks) -> None:
+    @tasks.app.task(name="shop.typed")
+    def typed(one: int, day: date, *rest: int) -> int: ...
+
+    (tasks.double.s(1) | typed.s(date(2026, 1, 2), 3)).start()
+    part: Any = typed.s
+    for wrong in (part("no"), part(date(2026, 1, 2), "no"), part(day=3)):
+        with pytest.raises(InvalidTask, match="expected"):
+            (tasks.double.s(1) | wrong).start()
+
+
+# -- any composition comes to what its calls come to
+
+
+VALUES = st.one_of(st.integers(-5, 5), st.text("ab", max_size=2), st.binary(max_size=2), st.none())
+
+
+@dataclass
+class Node:
+    """A composition that is yet to be made."""
+
+    kind: str
+    parts: list[Node] = field(default_factory=list)
+    args: list[Any] = field(default_factory=list)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def made(self, tasks: Tasks) -> Composition[Any]:
+        if self.kind in ("s", "si"):
+            return getattr(tasks.join, self.kind)(*self.args, **self.kwargs)
+        if self.kind == "map":
+            return tasks.join.map(self.args)
+        parts = [part.made(tasks) for part in self.parts]
+        return chain(parts) if self.kind == "chain" else group(parts)
+
+    def value(self, *previous: Any) -> Any:
+        """Return what it comes to, as plain calls do."""
+        if self.kind in ("s", "si"):
+            given = previous if self.kind == "s" else ()
+            return [*given, *self.args, *map(list, sorted(self.kwargs.items()))]
+        if self.kind == "map":
+            return [[*previous, one] for one in self.args]
+        if self.kind == "group":
+            return [part.value(*previous) for part in self.parts]
+        for part in self.parts:
+            previous = (part.value(*previous),)
+        return previous[0]
+
+
+LEAVES = st.one_of(
+    st.builds(
+        Node,
+        st.sampled_from(["s", "si"]),
+        args=st.lists(VALUES, max_size=2),
+        kwargs=st.dictionaries(st.sampled_from(["x", "y"]), VALUES, max_size=2),
+    ),
+    st.builds(Node, st.just("map"), args=st.lists(VALUES, max_size=3)),
+)
+
+
+def around(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+    """Return chains and groups of others, and groups of one several times, which become fan-outs over child runs."""
+    return st.one_of(
+        st.builds(Node, st.sampled_from(["chain", "group"]), parts=st.lists(inner, min_size=1, max_size=3)),
+        st.builds(lambda part, times: Node("group", [part] * times), inner, st.integers(2, 3)),
+    )
+
+
+@settings(max_examples=max(15, settings().max_examples // 4), suppress_health_check=[*HealthCheck], deadline=None)
+@given(st.lists(st.recursive(LEAVES, around, max_leaves=8), min_size=3, max_size=3))
+def test_any_composition_comes_to_what_its_calls_come_to(tasks: Tasks, nodes: list[Node]) -> None:
+    runs = [node.made(tasks).start(tags=["x"]) for node in nodes]
+    tasks.until_ended(*runs)
+    assert [run.result() for run in runs] == [node.value() for node in nodes]

@@ -143,11 +143,11 @@ class _Shape:
             assert before is not None
             return before
         assert isinstance(part, Group)
-        if not part._is_uniform:
+        first = part._first
+        if first is None or not part._is_uniform:
             values = [self.add(one, before) for one in part.parts]
             steps = dict.fromkeys(step for value in values for step in value.steps)
             return _Value([value.template for value in values], tuple(steps) or (before.steps if before else ()))
-        first = part.parts[0]
         return (
             self._add_call(first, before, is_fan_out=True) if isinstance(first, Call) else self._add_runs(first, before)
         )
@@ -229,12 +229,12 @@ class _Arguments:
             parts = enumerate(part.parts)
             return [one for number, inner in parts for one in self.of(inner, is_fed=is_fed or number > 0)]
         assert isinstance(part, Group)
-        if not part._is_uniform:
+        if part._first is None or not part._is_uniform:
             return [one for inner in part.parts for one in self.of(inner, is_fed=is_fed)]
-        if not isinstance(part.parts[0], Call):
+        if not isinstance(part._first, Call):
             return [[self.of(inner, is_fed=is_fed) for inner in part.parts]]
         rows = [self._of_call(call, is_fed=is_fed) for call in part.parts if isinstance(call, Call)]
-        return [[row[0] for row in rows] if len(rows[0]) == 1 else rows]
+        return [[row[0] for row in rows] if rows and len(rows[0]) == 1 else rows]
 
     def _of_call(self, call: Call[Any], *, is_fed: bool) -> list[Any]:
         task, args, kwargs = _task(call), call.args, call.kwargs

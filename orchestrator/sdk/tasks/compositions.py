@@ -149,7 +149,13 @@ class Group(Composition[list[T]]):
     @cached_property
     def _is_uniform(self) -> bool:
         """Say whether its parts differ in nothing but arguments: then they are the items of one fan-out."""
-        return bool(self.parts) and all(self.parts[0]._like(part) for part in self.parts)
+        first = self._first
+        return first is not None and any(first._calls()) and all(first._like(part) for part in self.parts)
+
+    @property
+    def _first(self) -> Composition[T] | None:
+        """The part that stands for all if they are alike."""
+        return self.parts[0] if self.parts else None
 
     def _calls(self) -> Iterator[Call[Any]]:
         for part in self.parts:
@@ -161,8 +167,8 @@ class Group(Composition[list[T]]):
     def _like(self, other: Composition[Any]) -> bool:
         if not isinstance(other, Group) or self._is_uniform != other._is_uniform:
             return False
-        if self._is_uniform:
-            return self.parts[0]._like(other.parts[0])
+        if self._first is not None and other._first is not None and self._is_uniform:
+            return self._first._like(other._first)
         return len(self.parts) == len(other.parts) and all(
             one._like(two) for one, two in zip(self.parts, other.parts, strict=True)
         )
@@ -188,8 +194,12 @@ class Map(Group[T]):
         """The calls, for which all items are read."""
         return [Call(self.task, *arguments_of(self.task.name, *call)) for call in enumerate(self.calls())]
 
+    @property
+    def _first(self) -> Composition[T]:
+        return self.parts[0] if self.parts else Call(self.task, (), {})
+
     def _calls(self) -> Iterator[Call[Any]]:
-        yield Call(self.task, (), {})  # who asks wants to know of tasks, and items may come only once
+        yield Call(self.task, (), {})  # the items may come only once, so they are not read to see which task it is
 
 
 def _checked(what: str, parts: Iterable[Any]) -> Iterator[Composition[Any]]:
