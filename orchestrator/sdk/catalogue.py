@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,11 +12,12 @@ from orchestrator.domain.dag.definition import check_size
 from orchestrator.domain.plain import stored_json, unstorable
 from orchestrator.domain.tasks.headers import of_start
 from orchestrator.domain.tasks.starts import StartSteps, as_task
+from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import PayloadError
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.workflow import Registry
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.tasks.context import TaskRuntime, current_runtime
+from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sealing import vault_of
 from orchestrator.trace_context import current_trace
 from orchestrator.tracing.entry import sending
@@ -51,23 +52,34 @@ def start_run(
     params: Mapping[str, Any],
     create: Callable[[bytes], bytes],
     run_id: bytes | None = None,
+    hand_over: Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None = None,
 ) -> bytes:
-    """Start a run, and return which one it is: `create` makes it under a new id, or the leader if a task asks."""
+    """Start a run, and return which one it is: `create` makes it under a new id, or the leader if a task asks.
+
+    `hand_over` is how the task asks, if not at once.
+    """
     if client.middleware is not None and of_start.get() is None:
         called = start.name or start.workflow
         with client.middleware.starting("flow" if start.flow else "workflow", called, (), params):
-            return start_run(client, start, params, create, run_id)
+            return start_run(client, start, params, create, run_id, hand_over)
     runtime = current_runtime()
     if run_id is None:
         run_id = new_id() if runtime is None else runtime.next_id()
     with sending("start", start.name or start.workflow) as sent:
-        run_id = create(run_id) if runtime is None else _start_in_task(client, runtime, start, params, run_id)
+        if runtime is None:
+            run_id = create(run_id)
+        else:
+            run_id = _start_in_task(client, hand_over or runtime.enqueue, start, params, run_id)
         sent.created(run_id)
     return run_id
 
 
 def _start_in_task(
-    client: Client, runtime: TaskRuntime, start: StartSteps, params: Mapping[str, Any], wanted: bytes
+    client: Client,
+    hand_over: Callable[[Sequence[NewTask]], Mapping[bytes, bytes]],
+    start: StartSteps,
+    params: Mapping[str, Any],
+    wanted: bytes,
 ) -> bytes:
     """Have the leader start a run with these parameters, for a worker has no database."""
     what = f"The parameters of {'flow' if start.flow else 'workflow'} {start.workflow!r}"
@@ -77,4 +89,4 @@ def _start_in_task(
     vault = vault_of(client.settings)
     given = stored_json(params) if vault is None else vault.seal_json(stored_json(params))
     request = as_task(wanted, msgspec.structs.replace(start, params=given), current_trace())
-    return runtime.enqueue([request]).get(wanted, wanted)
+    return hand_over([request]).get(wanted, wanted)

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import Duplicate, Orchestrator, PromiseRejected, Rate, TaskContext, WorkflowContext, unguarded
+from orchestrator import (
+    Duplicate,
+    Orchestrator,
+    PromiseRejected,
+    Rate,
+    TaskContext,
+    WorkflowContext,
+    chord,
+    group,
+    unguarded,
+)
 from orchestrator.executors import Process
 
 app = Orchestrator()
@@ -57,6 +67,24 @@ def weigh(text: str, unit: str = "bytes") -> int: ...
 @app.task
 def add(a: int, b: int) -> int:
     return a + b
+
+
+@app.task
+def total(numbers: list[int], path: str, name: str) -> int:
+    """Is a callback, which says that it ran."""
+    time.sleep(0.01)
+    log(path, name)
+    return sum(numbers)
+
+
+@app.task
+def compose(ctx: TaskContext, path: str, *, on_success: bool) -> str:
+    """Start a chord from inside, then die at the first attempt."""
+    header = group(add.s(1, number) for number in range(5))
+    run = chord(header, total.s(path, "inside")).start(on_success=on_success)
+    if ctx.attempt == 1:
+        os._exit(1)
+    return run.id
 
 
 @app.task(rate=Rate(10, per=1, burst=1))

@@ -53,13 +53,17 @@ class Composer:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def __call__(self, part: Part, name: str | None, key: str | None, tags: Sequence[str]) -> CompositionHandle[Any]:
+    def __call__(
+        self, part: Part, name: str | None, key: str | None, tags: Sequence[str], on_success: bool
+    ) -> CompositionHandle[Any]:
         """Start a run: of many tasks if it is nothing but calls of one task, else of its definition."""
         if isinstance(part, Map) and key is None and not tags:
-            run_id = start_many(_task(part), part.calls(), name)
+            task = _task(part).options(on_success=True) if on_success else _task(part)
+            run_id = start_many(task, part.calls(), name)
             return CompositionHandle(self._client, run_id, lambda: None, signature=_task(part)._signature)
         first = next(part._calls())
         _task(first)._refuse_in_workflow("started in a composition")
+        hand_over = _task(first).options(on_success=on_success)._enqueue_path()
         key, tags = None if key is None else check_label("key", key), check_tags(list(tags))
         called = check_name("run", name or _label(part))
         shape = _Shape(self._client, called if name is None else _label(part))
@@ -76,7 +80,7 @@ class Composer:
         start = StartSteps(
             definition.name, key=key, tags=tags, name=called, definitions=tuple(map(_encoded, definitions))
         )
-        run_id = start_run(self._client, start, {ARGS: args}, create, run_id)
+        run_id = start_run(self._client, start, {ARGS: args}, create, run_id, hand_over)
         return CompositionHandle(self._client, run_id, lambda: definition, part._restored, first.task._signature)
 
 

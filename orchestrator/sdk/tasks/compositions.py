@@ -52,17 +52,17 @@ class Composition(Generic[O_co]):
         raise NotImplementedError
 
     def start(
-        self, *, name: str | None = None, key: str | None = None, tags: Sequence[str] = ()
+        self, *, name: str | None = None, key: str | None = None, tags: Sequence[str] = (), on_success: bool = False
     ) -> CompositionHandle[O_co]:
         """Start a run of it, which is durable when this returns; inside a task, the scheduler starts it.
 
         `name` is what the run is called. A second start with the same `key` returns the first run. Runs are found by
-        their `tags`.
+        their `tags`. Inside a task, `on_success` lets it exist only if that succeeds, and so exactly once.
         """
         first = next(self._calls(), None)
         if first is None:
             raise InvalidWorkflow("A composition of nothing cannot be started: give it a task, such as fetch.s(url).")
-        run: CompositionHandle[O_co] = first.task._client.composer(self, name, key, tags)
+        run: CompositionHandle[O_co] = first.task._client.composer(self, name, key, tags, on_success)
         return run
 
     astart = async_variant(start)
