@@ -19,7 +19,7 @@ _LOOKS_LIKE_ONE = re.compile(rf"{_PREFIX}_([0-9a-f]{{12}})_[\w-]+")
 
 
 class Scope(StrEnum):
-    """What a key may do; each includes those before it."""
+    """Scopes of a key; each includes those before it."""
 
     READ = "read"
     """Look at everything."""
@@ -50,7 +50,7 @@ class KeyScope(NamedTuple):
     queues: str = ""
     workflows: str = ""
     tasks: tuple[str, ...] = ()
-    """How the names of tasks begin that somebody may enqueue; empty for all."""
+    """Prefixes of the names of tasks that may be enqueued; empty for all."""
 
     @classmethod
     def of(cls, queues: str | None, workflows: str | None, tasks: str | None = None) -> KeyScope:
@@ -93,7 +93,7 @@ class Secret(NamedTuple):
 
     @property
     def hash(self) -> bytes:
-        """What is kept of it. The secret is random throughout, so nothing slower is needed."""
+        """The stored hash. The secret is random throughout, so nothing slower is needed."""
         return hashlib.sha256(self.secret.encode()).digest()
 
 
@@ -104,17 +104,17 @@ class Ticket(NamedTuple):
 
     @property
     def hash(self) -> bytes:
-        """What is kept of it."""
+        """The stored hash."""
         return hashlib.sha256(self.text.encode()).digest()
 
     @property
     def id(self) -> str:
-        """What it is remembered by."""
+        """Its id."""
         return self.hash.hex()
 
     @property
     def form_token(self) -> str:
-        """What forms of this session prove, and of no other; nobody finds the ticket by it."""
+        """The token of forms of this session; the ticket cannot be derived from it."""
         return hashlib.sha256(f"form {self.text}".encode()).hexdigest()
 
 
@@ -130,7 +130,7 @@ def parse(text: str) -> Secret | None:
 
 
 def masked(text: str) -> str:
-    """Return a text in which no key stands, wherever somebody has put it."""
+    """Return a text in which every key is hidden."""
     return _LOOKS_LIKE_ONE.sub(rf"{_PREFIX}_\1_•••", text)
 
 
@@ -145,21 +145,21 @@ class Key(NamedTuple):
     expires_at: datetime | None
     revoked_at: datetime | None
     queues: str | None = None
-    """What the names of the queues that it is for begin with."""
+    """The prefix of the names of its queues."""
     workflows: str | None = None
-    """What the names of the workflows that it is for begin with."""
+    """The prefix of the names of its workflows."""
     tasks: str | None = None
-    """What the names of the tasks that it may enqueue begin with, with commas between."""
+    """The prefixes of the names of the tasks that it may enqueue, with commas between."""
     quotas: Quotas = DEFAULTS
     """How much it may ask for."""
 
     @property
     def key_scope(self) -> KeyScope:
-        """What it is good for: everything, unless it is bound to something."""
+        """Its key scope: everything, unless it is bound to something."""
         return KeyScope.of(self.queues, self.workflows, self.tasks)
 
     def is_of(self, given: Secret) -> bool:
-        """Say whether somebody has this very key, whatever it is good for; nobody has it by guessing."""
+        """Say whether this is the very key, whatever its scope, in constant time."""
         return compare_digest(self.hash, given.hash)
 
     def refusal(self, given: Secret, now: datetime) -> str | None:
@@ -167,7 +167,7 @@ class Key(NamedTuple):
         return self.fault(now) if self.is_of(given) else "no such key"
 
     def fault(self, now: datetime) -> str | None:
-        """Say why it lets nobody in; None if it does."""
+        """Say why the key is invalid; None if it is valid."""
         if self.revoked_at is not None:
             return "the key was revoked"
         if self.expires_at is not None and self.expires_at <= now:

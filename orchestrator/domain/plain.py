@@ -15,11 +15,11 @@ MOST_LEVELS = 200
 """How deeply data may be nested. What a shallow stack can still write, a deep one could no longer read."""
 
 REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
-"""What a serialiser raises for values that it cannot take."""
+"""Errors of a serialiser for values that it cannot take."""
 
 
 _NESTS = frozenset((dict, list, tuple))
-"""What a decoder makes of maps and arrays; a tuple is one that is a key."""
+"""Types that a decoder makes of maps and arrays; a tuple is one that is a key."""
 
 
 def is_too_deep(plain: Any) -> bool:

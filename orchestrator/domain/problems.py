@@ -1,4 +1,4 @@
-"""What is wrong with a definition, of a DAG or of a flow: where, and in which words."""
+"""Problems of a definition, of a DAG or of a flow: where, and in which words."""
 
 from __future__ import annotations
 

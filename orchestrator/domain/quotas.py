@@ -68,7 +68,7 @@ class Allowance:
 
 
 class Usage:
-    """What a key has used of its quotas."""
+    """The used part of a key's quotas."""
 
     def __init__(self, quotas: Quotas) -> None:
         self.quotas = quotas

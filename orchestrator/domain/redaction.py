@@ -24,7 +24,7 @@ _MOST_SEARCHED = 50_000
 _MOST_SECRETS = 1_000
 """Secrets in one value: each text that is shown is searched for all of them."""
 _EVERYTHING = ("",)
-"""What is secret where nobody can say: `scrub` finds it in every text."""
+"""Stands for unknown secrets: `scrub` finds it in every text."""
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 """Types of values without fields."""
 _Path = tuple[str, ...]
@@ -35,7 +35,7 @@ class Unsearchable(ValueError):
 
 
 class Redaction:
-    """What is not shown: fields that patterns name, and values, whatever they are called."""
+    """Hidden fields by pattern, and hidden values, whatever their names."""
 
     __slots__ = ("_patterns", "_values", "is_whole")
 

@@ -56,7 +56,7 @@ def renewed_lines(vault: Vault, data: bytes) -> bytes:
     try:
         plain = _lines.decode(data)
     except msgspec.DecodeError:
-        return data  # not ours; nobody can read it
+        return data  # not ours, and unreadable
     new = [[*line[:_TEXT], vault.seal_text(_renewed(vault, line[_TEXT])), *line[_TEXT + 1 :]] for line in plain]
     return data if new == plain else msgspec.msgpack.encode(new)
 

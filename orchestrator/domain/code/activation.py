@@ -43,7 +43,7 @@ class Query(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueryResult(msgspec.Struct, frozen=True, array_like=True):
-    """What a query gave: a result or an error."""
+    """The answer of a query: a result or an error."""
 
     id: bytes
     result: bytes | None = None
@@ -75,13 +75,13 @@ class Violation(msgspec.Struct, frozen=True, array_like=True):
     """The number of the event at which they part."""
     kind: str
     message: str
-    """What history says and what the code did."""
+    """A mismatch of history and code."""
     difference: str = ""
     """The commands of the history and of the code around that place, as a diff."""
 
 
 class WaitingPlaces(msgspec.Struct, frozen=True, array_like=True):
-    """What only the worker knows of code that waits, for people to read; what is open stands in Postgres."""
+    """The waiting points of code, which only its worker knows, for people to read; what is open stands in Postgres."""
 
     places: list[str] = []
     """Where in the code its function waits, and the first of the tasks beside it: `shop.py, line 7, in order: …`."""

@@ -25,7 +25,7 @@ from orchestrator.domain.ids import derived_id
 from orchestrator.domain.tasks.task import NewTask, TaskError
 
 Kind = Literal["task", "timer", "promise", "child", "operation", "state", "signal"]
-"""What has ordinals of its own."""
+"""Kinds of commands with ordinals of their own."""
 OnCancel = Literal["cancel", "wait", "abandon"]
 ClosePolicy = Literal["cancel", "terminate", "abandon"]
 """What becomes of a child when its parent ends."""
@@ -38,7 +38,7 @@ class Message(
 
 
 class OfId(Message, frozen=True):
-    """What says nothing but what it is about."""
+    """A command without fields beside its subject."""
 
     id: bytes
 
@@ -78,12 +78,12 @@ class ScheduleTask(Message, frozen=True):
 
     @property
     def name(self) -> str:
-        """What the task calls."""
+        """The call of the task."""
         return self.task.name
 
 
 class CancelTask(OfId, frozen=True):
-    """Nobody waits for the task any more: cancel it, if it is still open."""
+    """Cancel a task that the code no longer waits for, if it is still open."""
 
 
 class StartTimer(Message, frozen=True):
@@ -113,7 +113,7 @@ class CreatePromise(Message, frozen=True):
 
 
 class CancelPromise(OfId, frozen=True):
-    """Nobody waits for the promise any more; a later resolution is refused."""
+    """The code no longer waits for the promise; a later resolution is refused."""
 
 
 class StartChildRun(Message, frozen=True):

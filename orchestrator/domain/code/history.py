@@ -75,14 +75,14 @@ class TimerFired(OfId, frozen=True):
 
 
 class PromiseResolved(Message, frozen=True):
-    """Somebody kept the promise."""
+    """A promise was resolved."""
 
     id: bytes
     value: bytes
 
 
 class PromiseRejected(_Failed, frozen=True):
-    """Somebody broke the promise."""
+    """A promise was rejected."""
 
 
 class ChildCompleted(_Returned, frozen=True):
@@ -117,7 +117,7 @@ class RunWanted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SignalReceived(Message, frozen=True):
-    """Somebody sent a signal."""
+    """A signal arrived."""
 
     name: str
     value: bytes
@@ -125,7 +125,7 @@ class SignalReceived(Message, frozen=True):
 
 
 class UpdateRequested(Message, frozen=True):
-    """Somebody asked for an update and waits for its answer; `id` is the request's own."""
+    """An update was requested; `id` is the request's own."""
 
     id: bytes
     name: str
@@ -133,7 +133,7 @@ class UpdateRequested(Message, frozen=True):
 
 
 class RunCancelRequested(Message, frozen=True):
-    """Somebody asked the run to cancel itself. Its time may also be up."""
+    """A cancel of the run was requested, or it timed out."""
 
     reason: str = ""
 
@@ -148,7 +148,7 @@ class ActivationApplied(Message, frozen=True):
 
 
 class RunReset(Message, frozen=True):
-    """What stands above is a copy of another run up to its event `to`; what follows is this run's own."""
+    """The events above are a copy of another run up to its event `to`; those that follow are this run's own."""
 
     run: bytes
     """That other run."""
@@ -297,7 +297,7 @@ class RunContinued(Message, frozen=True):
 
 
 Outcome = TaskCompleted | TaskFailed | TaskCancelled | ChildCompleted | ChildFailed | ChildCancelled
-"""What came of a task or a child run; `id` is the one that the code knows it by."""
+"""The end of a task or a child run; `id` is the one that the code knows it by."""
 PromiseSettled = PromiseResolved | PromiseRejected
 Fact = RunStarted | Outcome | TimerFired | PromiseSettled | SignalReceived | UpdateRequested | RunCancelRequested
 EndRecord = RunCompleted | RunFailed | RunCancelled | RunContinued

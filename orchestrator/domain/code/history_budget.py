@@ -1,4 +1,4 @@
-"""How the events that code is to be shown travel, and what has to wait so that they never fill anybody's memory."""
+"""How the events that code is to be shown travel, and what has to wait so that they fill no memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Delivery(Enum):
 
 
 class HistoryBudget:
-    """What one tick may send. A history goes while there is room, however large, so none waits for ever."""
+    """The bytes that one tick may send. A history goes while there is room, however large, so none waits for ever."""
 
     def __init__(self, in_pages: int) -> None:
         """Begin with so many bytes of pages that are out."""

@@ -19,7 +19,7 @@ from orchestrator.domain.tasks.task import TaskError
 
 
 class Resolution(NamedTuple):
-    """What somebody said of a promise, by its name: a value or an error."""
+    """The answer to a promise, by its name: a value or an error."""
 
     name: str
     value: bytes | None = None
@@ -67,7 +67,7 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 """By types of JSON Schema, what they are called and which values have them; what travels as text may be a time here."""
 _FREE = frozenset(("format", "contentEncoding"))
-"""What a schema says of types that have a form of their own, and are left to the code."""
+"""Types of a schema that have a form of their own, and are left to the code."""
 
 
 def _misfit(value: Any, schema: Mapping[str, Any], known: Mapping[str, Any], path: str) -> str | None:

@@ -55,9 +55,9 @@ class Ledger:
         self.end: Record | None = None
         """How the run ended, according to the history."""
         self.exactly = False
-        """What the code gives, shows and waits for is compared as well: whether it does the same thing twice."""
+        """Compare values, state and waits as well: whether the code does the same thing twice."""
         self.trace: list[Command] | None = None
-        """Every command, new or not; only if somebody has put a list here."""
+        """Every command, new or not; only if a list was put here."""
 
     def learn(self, events: Iterable[Event]) -> None:
         """Take in the records and marks of a whole history, before any code runs."""

@@ -79,7 +79,7 @@ class Cut:
         ended = {event.what.id for event in self.past if isinstance(event.what, EndFact)}
         cancelled = {event.what.id for event in self.past if isinstance(event.what, Cancelled)}
         self.reopened: set[bytes] = set()
-        """What the code commands again."""
+        """The commands that the code gives again."""
         self.waiting: dict[bytes, history.PromiseCreated] = {}
         """Open promises."""
         self.followed: dict[bytes, history.ChildStarted] = {}
@@ -207,7 +207,7 @@ def kind_of(record: Created) -> Kind:
 
 
 class Fate(StrEnum):
-    """What becomes of something that the old run has or had."""
+    """The fate of something that the old run has or had."""
 
     KEPT = "is kept"
     AGAIN = "was open, and is done again"

@@ -20,12 +20,12 @@ SAID = (history.UpdateRequested, history.RunCancelRequested)
 
 
 class CarriedOver(NamedTuple):
-    """What the successor begins with."""
+    """The beginning of the successor."""
 
     facts: list[Fact]
     """Shown to its code after its beginning."""
     settled: list[PromiseSettled]
-    """What the code has not learnt of promises that it waited for; `id` is the promise's in the old run."""
+    """Answers to promises that the code waited for and has not seen; `id` is the promise's in the old run."""
 
 
 def carried_over(events: Iterable[Event], command: ContinueRun) -> CarriedOver:
@@ -51,7 +51,7 @@ def carried_over(events: Iterable[Event], command: ContinueRun) -> CarriedOver:
 def ignores_cancel(events: Iterable[Event], command: ContinueRun, began_at: float) -> bool:
     """Say whether a run continues that began with a request to cancel itself, and never waited to hear of it.
 
-    Its successor would do the same, and nobody could ever cancel it: so that one is ended without its code.
+    Its successor would do the same, and could never be cancelled: so that one is ended without its code.
     """
     return command.seen == 1 and any(
         event.at <= began_at and isinstance(event.what, history.RunCancelRequested) for event in events

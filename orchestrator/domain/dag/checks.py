@@ -235,7 +235,7 @@ _NOT_A_NAME = (
 
 @dataclass(frozen=True)
 class _Scope:
-    """What an expression may refer to."""
+    """The names that an expression may refer to."""
 
     known: frozenset[str]
     params: Mapping[str, Param]
@@ -338,7 +338,7 @@ class _Graph:
         return did_you_mean(name, self.steps)
 
     def is_above(self, name: str, other: str) -> bool:
-        """Say whether a step has always ended before another starts. Around a cycle nobody knows: say yes."""
+        """Say whether a step has always ended before another starts; yes around a cycle, where it is unknown."""
         return other not in self._above or bool(self._above[other] & self._bits[name])
 
     def cycles(self) -> Iterator[Problem]:

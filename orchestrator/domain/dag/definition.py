@@ -30,7 +30,7 @@ ParamType = Literal["string", "integer", "number", "boolean", "date", "datetime"
 
 
 class _Data(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What all parts of a definition share: compact JSON, and back."""
+    """The base of all parts of a definition: compact JSON, and back."""
 
 
 class Param(_Data, frozen=True, kw_only=True):
@@ -49,9 +49,9 @@ class Param(_Data, frozen=True, kw_only=True):
 
 
 class Registered(_Data, frozen=True, kw_only=True):
-    """What a registered task says of itself, taken over when the workflow is applied; what a step says goes before it.
+    """Options of a registered task, copied when the workflow is applied; those of a step go before them.
 
-    The scheduler knows no functions: what `@app.task` says is known to it from here.
+    The scheduler knows no functions: it knows the options of `@app.task` from here.
     """
 
     options: dict[str, Any] = {}
@@ -64,9 +64,9 @@ class Registered(_Data, frozen=True, kw_only=True):
     key: str | None = None
     """Its concurrency_key."""
     callbacks: str | None = None
-    """What follows it, as JSON."""
+    """Its callbacks, as JSON."""
     ignored: tuple[str, ...] = ()
-    """What its step would be given and it has no parameter for: outputs of other steps, and `item`."""
+    """Inputs of its step that it has no parameter for: outputs of other steps, and `item`."""
 
 
 class Step(_Data, frozen=True, kw_only=True):
@@ -105,7 +105,7 @@ class Step(_Data, frozen=True, kw_only=True):
         str | None, Key("text", "Whom a task is for, such as ${item.customer}: its task's limits hold for each.")
     ] = None
     registered: Registered | None = None
-    """What its task says; None where that is nothing, or it was not registered when the workflow was applied."""
+    """The options of its task; None where there are none, or it was not registered when the workflow was applied."""
 
     @property
     def runs_task(self) -> bool:
@@ -132,12 +132,12 @@ class EventTrigger(_Data, frozen=True, kw_only=True):
 
 
 class Hook(_Data, frozen=True, kw_only=True):
-    """What happens when a run ends. Exactly one is set."""
+    """A hook at the end of a run. Exactly one field is set."""
 
     task: Annotated[str | None, Key("name")] = None
     webhook: Annotated[str | None, Key("text", pattern=r"^https?://[^/\s]")] = None
     registered: Registered | None = None
-    """What its task says; None as in a step."""
+    """The options of its task; None as in a step."""
 
 
 class Definition(_Data, frozen=True, kw_only=True):
@@ -302,7 +302,7 @@ ANY = "*"
 
 
 class Condition(NamedTuple):
-    """What must be true of the newest version before another takes its place."""
+    """A condition on the newest version before another takes its place."""
 
     one_of: frozenset[str] | None = None
     """It has one of these hashes."""

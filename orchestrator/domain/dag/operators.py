@@ -53,7 +53,7 @@ class Fault(Exception):
 
 
 class Missing(Fault):
-    """What was asked for is not there, which `default` forgives; so what to say is worked out only if it is said."""
+    """A missing value, which `default` forgives; the message is made only if it is needed."""
 
     def __init__(self, say: Callable[[], str]) -> None:
         self._say = say

@@ -15,7 +15,7 @@ from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, NewTask, TaskOptions
 WEBHOOK_TASK = "orchestrator.webhook"
 """A task that every worker knows: it posts JSON to a URL."""
 HOOK_OPTIONS = TaskOptions(retry=RetryPolicy(max=5), timeout=60.0)
-"""Those of a hook whose task does not say otherwise: nobody waits for it, and nobody looks whether it failed."""
+"""Options of a hook whose task does not say otherwise, because nothing waits for it or looks whether it failed."""
 
 
 class Origin(NamedTuple):

@@ -1,8 +1,8 @@
-"""What the expressions of one run may name, and what evaluating them may cost.
+"""The names in expressions of one run, and the cost of evaluating them.
 
-Expressions come from people, and what they name comes from tasks: a comparison of two long lists in each of ten
-thousand items is quickly written. So whatever takes time or makes data is charged here before it is done, and what
-costs too much fails the step that asks for it, not the leader that evaluates it.
+Expressions come from people, and their values come from tasks: a comparison of two long lists in each of ten thousand
+items is quickly written. So everything that takes time or makes data is charged here before it is done, and an
+evaluation that costs too much fails its step, not the leader that evaluates it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.errors import ExpressionError, InvalidWorkflow
 
 MOST_WORK = 5_000_000
-"""What one evaluation may cost; a unit is a simple comparison, some tens of nanoseconds."""
+"""The most that one evaluation may cost; a unit is a simple comparison, some tens of nanoseconds."""
 ENOUGH_WORK = MOST_WORK // 5
 """After so much of it, a run goes on in the next tick."""
 _MOST_AT_ONCE = 2 * MOST_WORK
@@ -27,7 +27,7 @@ _COMPARED_AT_ONCE = 32
 _A_NUMBER = 4
 """Bytes that a number may take, on average."""
 _LONG = (str, list, tuple, dict)
-"""What may be long: plain data has no other."""
+"""Types that may be long: plain data has no other."""
 
 
 class TooMuch(Exception):
@@ -35,7 +35,7 @@ class TooMuch(Exception):
 
 
 class EvaluationBudget:
-    """What evaluating has cost so far."""
+    """The cost of evaluating so far."""
 
     __slots__ = ("_began", "_members", "_weights", "most_data", "spent")
 
@@ -104,7 +104,7 @@ class EvaluationBudget:
 
 
 class Work:
-    """What evaluating for many runs has cost. A step that finds its run, or all of them, at an end has to wait."""
+    """The cost of evaluating for many runs. A step that finds the budget of its run, or of all, used up has to wait."""
 
     def __init__(self) -> None:
         self._spent = 0
@@ -119,7 +119,7 @@ class Work:
 
 
 class Scope(dict[str, Any]):
-    """What expressions may name. An output that cannot be read fails only the expressions that name it."""
+    """Names for expressions. An output that cannot be read fails only the expressions that name it."""
 
     def __init__(
         self,

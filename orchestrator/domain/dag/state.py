@@ -1,4 +1,4 @@
-"""What is remembered of a run of a DAG: where its steps stand, and how far its fan-outs have come."""
+"""The state of a run of a DAG: its steps, and how far its fan-outs have come."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class DagState(msgspec.Struct, array_like=True):
 
 @dataclass
 class Delta:
-    """What a plan changes in the counters of its run."""
+    """Changes of a plan to the counters of its run."""
 
     total: int = 0
     opened: int = 0

@@ -46,7 +46,7 @@ class FanOut:
 
 
 class Instance(NamedTuple):
-    """What one task, or one child run, of a step is given."""
+    """The input of one task, or one child run, of a step."""
 
     input: dict[str, Any]
     key: str | None

@@ -1,4 +1,4 @@
-"""What travels with a task that is done outside the worker's own Python, and what a worker must have for it."""
+"""The call of a task that is done outside the worker's own Python, and what a worker must have for it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ class ExecutorCall(msgspec.Struct, frozen=True, omit_defaults=True):
     options: dict[str, Any] = {}
     """Its `ExecutorOptions`, as plain data."""
     wants: str = ""
-    """What a worker must have, where that is more than the executor itself: `process /usr/bin/convert`."""
+    """The requirement of a worker, where that is more than the executor itself: `process /usr/bin/convert`."""
     ends: Record | None = None
     """The execution of another task, which was cancelled: there is nothing to do but to end it."""
 
     @property
     def means(self) -> str:
-        """What a worker that can do it announces, beside the names of its tasks, or a pattern that fits this."""
+        """The name that a worker that can do it announces, beside the names of its tasks, or a pattern that fits
+        this."""
         return announced(self.wants or self.name)
 
 

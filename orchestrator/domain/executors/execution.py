@@ -20,13 +20,13 @@ from orchestrator.errors import PayloadError
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """What an executor is asked to do."""
+    """One execution, as its executor gets it."""
 
     name: str
     """Unique for each try of a task, the same for all its watchers: letters, digits and `-`, at most 63, so that it can
     be the name of a job elsewhere."""
     task: str
-    """What the task is called."""
+    """The name of the task."""
     task_id: str
     attempt: int
     """The first attempt that this execution was started by; later ones watch it."""
@@ -45,7 +45,7 @@ class Execution:
 
     @property
     def specification(self) -> bytes:
-        """What a program that does the work is given, as one JSON document."""
+        """The specification for a program that does the work, as one JSON document."""
         said = {
             "task": self.task,
             "task_id": self.task_id,
@@ -80,7 +80,7 @@ class Broken:
     retryable: bool = True
     """Another try may succeed; whether there is one, the task's own policy says."""
     detail: str = ""
-    """What a person would want to read: the end of stderr, a remote traceback."""
+    """Details for people: the end of stderr, a remote traceback."""
 
 
 Outcome = Finished | Broken

@@ -1,4 +1,4 @@
-"""What a task says that a service over HTTP does, and what is sent to it and comes back."""
+"""Options of tasks that a service over HTTP does, its requests and its answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Http(ExecutorOptions, frozen=True, kw_only=True):
     executor: ClassVar[str] = "http"
 
     service: str = ""
-    """What is asked for; what the task is called, if it is not given."""
+    """The service; default: the name of the task."""
     url: str = ""
     """Where it is, in front of `/exec/`; if it is not given, one of those that have registered for it is asked."""
     params: dict[str, Any] = {}
@@ -35,7 +35,7 @@ class Http(ExecutorOptions, frozen=True, kw_only=True):
     weighted_by_load: bool = True
     """Prefer services with a lower load."""
     max_attempts: int | None = None
-    """How many requests may find nobody before this fails; if it is not given, they go on until the timeout."""
+    """How many requests may find no service before this fails; by default they go on until the timeout."""
     attempt_delay: float = 0.2
     """Seconds between two of them."""
     request_timeout: float | None = None
@@ -85,7 +85,7 @@ def request_body(execution: Execution, constants: Mapping[str, Any]) -> bytes:
 
 
 class Passed(Exception):
-    """An answer that says nothing about the work: somebody else is to be asked."""
+    """An answer that says nothing about the work: another service is asked."""
 
 
 def read_answer(status: int, body: bytes, who: str) -> Any | Broken:

@@ -1,4 +1,4 @@
-"""What a task may say to an executor, and how an executor is declared.
+"""Options of executors, and how an executor is declared.
 
 Each executor has a class of options, checked where a task is declared or a workflow is applied.
 """
@@ -25,7 +25,7 @@ Problems = list[tuple[str, str]]
 
 
 class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a task says to its executor. Constants: what differs from task to task is input."""
+    """Options of a task for its executor. They are constants: values that differ from task to task are input."""
 
     executor: ClassVar[str]
     """The name under which files and tasks ask for it."""
@@ -34,12 +34,12 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     @property
     def wants(self) -> str:
-        """What a worker must have: the executor itself, and perhaps something that only some workers have."""
+        """The requirement of a worker: the executor itself, and perhaps something that only some workers have."""
         return self.executor
 
     @staticmethod
     def backstop(limit: float | None) -> float | None:
-        """Return after how many seconds the other side may end the work by itself, if nobody of us has by then."""
+        """Return after how many seconds the other side may end the work by itself, if no worker has by then."""
         return None if limit is None else limit + _LATER
 
     def problems(self) -> Problems:

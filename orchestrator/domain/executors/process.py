@@ -25,7 +25,7 @@ class Process(ExecutorOptions, frozen=True, kw_only=True):
     """Where the program finds its input: as JSON on standard input, or in the file that `TASK_SPEC_PATH` names, with
     all that is known of the task. The file is there in any case."""
     output: Literal["json", "text", "last_line", "none"] = "json"
-    """What standard output is: one JSON document, text, lines of a log with JSON in the last, or nothing of use."""
+    """The form of standard output: one JSON document, text, lines of a log with JSON in the last, or nothing."""
     env: dict[str, str] = {}
     """Its environment, beside `PATH`, `HOME`, `LANG`, `TZ` and `TASK_…`; nothing else of the worker's is given on."""
     cwd: str | None = None

@@ -9,7 +9,7 @@ from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.services import service_problem
 
 LARGEST_BODY = 64_000_000
-"""Bytes of JSON that somebody is given to work on, where it stands in the payload store."""
+"""Most bytes of JSON that a program gets, where the input stands in the payload store."""
 
 
 class Pull(ExecutorOptions, frozen=True, kw_only=True):
@@ -18,7 +18,7 @@ class Pull(ExecutorOptions, frozen=True, kw_only=True):
     executor: ClassVar[str] = "pull"
 
     service: str = ""
-    """What is asked for; what the task is called, if it is not given."""
+    """The service; default: the name of the task."""
     params: dict[str, Any] = {}
     """Given beside the input."""
     lease: float = 60.0

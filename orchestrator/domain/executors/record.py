@@ -30,7 +30,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     since: float
     """When it was first given to a worker, in seconds since 1970 by the clock of Postgres."""
     external_id: str = ""
-    """What the executor calls it; empty until it has been started, as far as anybody knows."""
+    """The executor's own id; empty until it is known to be started."""
     host: str = ""
     """The machine whose workers alone can watch it, if so."""
     elapsed: float = 0.0
@@ -68,7 +68,7 @@ def decode_record(details: bytes | None) -> Record | None:
 
 
 def is_record(details: bytes) -> bool:
-    """Say whether details are about an execution. They hold no values of anybody's, and are never sealed."""
+    """Say whether details are about an execution. They hold no user data, and are never sealed."""
     return details.startswith(b"\x92" + _TAG)
 
 
@@ -77,6 +77,6 @@ def next_record(task: bytes, attempt: int, failures: int, details: bytes | None,
     known = decode_record(details)
     if known is None or known.failures != failures:
         return Record(name=execution_name(task, attempt), attempt=attempt, failures=failures, since=now), True
-    if not known.external_id:  # as far as anybody knows, its time has not begun
+    if not known.external_id:  # as far as known, its time has not begun
         return msgspec.structs.replace(known, since=now, elapsed=0.0), False
     return msgspec.structs.replace(known, elapsed=max(0.0, now - known.since)), False

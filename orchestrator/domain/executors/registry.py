@@ -1,7 +1,7 @@
-"""Which executors there are, and what can be said to each.
+"""The executors, and the options of each.
 
 Three are part of the core; all others are plugins, those in `orchestrator/plugins/executors` and those of other
-packages, and are loaded when somebody asks for one by name.
+packages, and are loaded on demand, by name.
 """
 
 from __future__ import annotations

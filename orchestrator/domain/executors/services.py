@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 SERVICE_NAME = r"[\w.:/-]{1,200}"
-"""What a service may be called: what a task may be."""
+"""The pattern of names of services: that of tasks."""
 
 
 class ServiceWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -17,10 +17,10 @@ class ServiceWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     id: str
     url: str
-    """What stands before `/exec/`."""
+    """The address before `/exec/`."""
     services: tuple[str, ...] = ()
     load: float = 0.0
-    """What it is busy with, as it said last."""
+    """Its load, by its last heartbeat."""
     heard_at: float = 0.0
     """When it said so: seconds since 1970, by the clock of Redis."""
     kept_at: float = 0.0

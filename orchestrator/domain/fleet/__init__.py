@@ -1,1 +1,1 @@
-"""What is handed to the fleet, and by which names."""
+"""Dispatch windows, generations and announced names."""

@@ -1,4 +1,4 @@
-"""What workers say that they know: tasks and workflows by name, and beside them what some of these need."""
+"""Names that workers announce: tasks and workflows, and beside them requirements of some of these."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _LONGEST_PATH = 2_000
 
 
 class Known(NamedTuple):
-    """What the names in a flow may be; None where anything may stand."""
+    """The names that a flow may use; None where anything may stand."""
 
     functions: Collection[str] | None = None
     """For `local_func`."""

@@ -1,4 +1,4 @@
-"""What happens to a run of a flow, and what its planner answers. Both are data, and the leader applies the answers."""
+"""Events of a run of a flow, and the commands of its planner. Both are data, and the leader applies the commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TimerFired(NamedTuple):
 
 
 class Signalled(NamedTuple):
-    """Somebody sent a value under a key."""
+    """A signal arrived."""
 
     key: str
     value: Any
@@ -64,7 +64,7 @@ class Call(NamedTuple):
 
 
 class CancelCalls(NamedTuple):
-    """Cancel tasks whose results nobody waits for."""
+    """Cancel tasks whose results are not needed."""
 
     ids: list[bytes]
 

@@ -44,7 +44,7 @@ def as_action(value: Any) -> str:
 
 
 def decision(value: Any) -> str:
-    """Return what somebody has decided: approved, rejected, or in a word of their own."""
+    """Return a decision: approved, rejected, or another word."""
     if isinstance(value, dict):
         for key in ("approved", "approval", "decision"):
             if key in value:

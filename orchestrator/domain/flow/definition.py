@@ -18,9 +18,9 @@ Kind = Literal["executor", "choice", "parallel", "subflow", "timer", "foreach", 
 Mode = Literal["sequential", "concurrent"]
 Strategy = Literal["fail_fast", "collect_errors", "ignore_errors", "continue"]
 OnError = Literal["fail", "continue"]
-"""What a node does that has failed and has no `error` edge: fail the flow that it stands in, or go on."""
+"""What a failed node without an `error` edge does: fail its flow, or go on."""
 Rule = Literal["default", "fail"]
-"""What the nodes of a version do then that do not say: take their `default` edge, or fail. It is stored beside it."""
+"""The default of that for the nodes of a version: take their `default` edge, or fail. It is stored beside it."""
 
 DEFAULT: Final = "default"
 """The default action, and the edge of actions that have none of their own."""
@@ -36,11 +36,11 @@ MOST_MS = 100 * 366 * 86_400_000
 
 
 class _Data(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What all parts of a flow share: compact JSON, and back."""
+    """The base of all parts of a flow: compact JSON, and back."""
 
 
 class Prep(_Data, frozen=True, kw_only=True):
-    """What a node takes in."""
+    """The input of a node."""
 
     input_key: str = ""
     """A path: `$params.order`, `$shared.list[0]`, `$input`; without a root, of the shared state."""
@@ -49,7 +49,7 @@ class Prep(_Data, frozen=True, kw_only=True):
 
 
 class Post(_Data, frozen=True, kw_only=True):
-    """What becomes of a node's result."""
+    """Where a node's result goes."""
 
     output_key: str = ""
     """Where in the shared state it is written."""
@@ -141,7 +141,7 @@ class Node(_Data, frozen=True, kw_only=True):
     max_parallel: int = 0
     failure_strategy: Strategy = "fail_fast"
     on_error: OnError | None = None
-    """What follows a failure where no `error` edge does; if it is not said, the rule of the version decides."""
+    """What follows a failure without an `error` edge; by default, the rule of the version."""
     foreach_execs: tuple[Exec, ...] = ()
     subflow: Flow | None = None
     subflow_execs: tuple[Exec, ...] = ()
@@ -174,9 +174,9 @@ class Flow(_Data, frozen=True, kw_only=True):
     version: int = 0
     """Of that flow, which version."""
     functions: dict[str, Registered] = {}
-    """What the application's tasks that it runs say of themselves, taken over when it is published."""
+    """Options of the application's tasks that it runs, copied when it is published."""
     takes: dict[str, tuple[str, ...]] = {}
-    """What those have parameters for, so that they are given no more; one that is not here may take anything."""
+    """Parameters of those, so that they get no more; one that is not here may take anything."""
     schedule: dict[str, Any] | None = None
     """When runs start by themselves, as it was written; this is stored beside the flow, and is no part of a version."""
 

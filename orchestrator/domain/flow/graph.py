@@ -54,7 +54,7 @@ class Graph:
 
     @cached_property
     def consumed(self) -> frozenset[str]:
-        """Return the signals that somebody takes away, so that one waits for the other."""
+        """Return the signals that a node consumes, so that one waits for the other."""
         return frozenset(_consumed(self.flow))
 
     def goes_on(self, key: str) -> bool:

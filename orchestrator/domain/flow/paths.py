@@ -30,7 +30,7 @@ class Path(NamedTuple):
 
 
 class Names(NamedTuple):
-    """What paths lead into."""
+    """The roots of paths."""
 
     params: Any
     shared: Any

@@ -1,4 +1,4 @@
-"""What follows a failed node: each version of a flow has one rule, and a flow that stands in another keeps its own."""
+"""The rule for failed nodes: each version of a flow has one, and a subflow keeps its own."""
 
 from __future__ import annotations
 

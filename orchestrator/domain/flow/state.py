@@ -1,4 +1,4 @@
-"""What is remembered of a run of a flow: where its cursor stands, the shared state, and what the node there waits for.
+"""The state of a run of a flow: its cursor, the shared state, and what the current node waits for.
 
 It does not grow with the steps that a run has taken: a loop of ten thousand leaves as much behind as one of ten.
 """
@@ -66,7 +66,7 @@ class Calls:
 
 
 class Kept(NamedTuple):
-    """What the node at which a run has failed had come to: a retry does not do that again."""
+    """Results of the node at which a run has failed: a retry does not repeat them."""
 
     path: str
     values: list[Any]
@@ -75,7 +75,7 @@ class Kept(NamedTuple):
 
 @dataclass
 class Wait:
-    """What the present node waits for beside tasks."""
+    """What the current node waits for beside tasks."""
 
     what: str
     """`timer`, `signal`, `retry` (of a subflow), or `turn`: it goes on in the next tick."""

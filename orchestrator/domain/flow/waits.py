@@ -1,4 +1,4 @@
-"""Nodes of flows that wait for a timer, a signal or an approval; and signals that come before anybody waits."""
+"""Nodes of flows that wait for a timer, a signal or an approval; and early signals."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _ROUNDING = 1e-6
 _LATE = 0.05
 """Seconds by which a start may be late and still count as one on time: the leader has other things to do."""
 AHEAD = 0.1
-"""Seconds of a rate that may be handed out before anybody has heard of a start, where that is more than the burst."""
+"""Seconds of a rate that may be dispatched before a start is reported, where that is more than the burst."""
 
 
 class Rate(msgspec.Struct, frozen=True, array_like=True):
@@ -58,7 +58,7 @@ def lateness(rate: Rate) -> float:
 
 
 def most_unheard(rate: Rate, ahead: float = AHEAD) -> int:
-    """Return how many may have been handed out of which nobody has heard: what may start at once."""
+    """Return how many may be dispatched without a reported start: as many as may start at once."""
     return max(bucket_size(rate), math.ceil(ahead / interval(rate) - _ROUNDING))
 
 
@@ -80,7 +80,7 @@ class Buckets:
         self.changed: set[str] = set()
         """Buckets that have been used since they were last saved."""
         self.unheard: Counter[str] = Counter()
-        """By name, how many were handed out of which nobody has heard that they have begun."""
+        """By name, how many were dispatched without a reported start."""
 
     def admits(self, name: str, rate: Rate, now: float, ahead: float = AHEAD) -> int:
         """Return how many may be handed out now."""

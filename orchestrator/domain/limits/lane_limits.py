@@ -11,7 +11,7 @@ from orchestrator.domain.tasks.task import TaskOptions
 
 
 class Granted(NamedTuple):
-    """What a lane's own limits allow."""
+    """The limits of a lane."""
 
     turns: int
     is_full: bool
@@ -21,7 +21,7 @@ class Granted(NamedTuple):
 
 
 class LaneLimits:
-    """What is in flight of each lane, and of all lanes of a gate; and the rates they keep."""
+    """Tasks in flight of each lane, and of all lanes of a gate; and the rates they keep."""
 
     def __init__(self, buckets: Buckets) -> None:
         self._buckets = buckets
@@ -96,7 +96,7 @@ class LaneLimits:
 # -- unheard attempts
 #
 # A worker says at once that it has begun a task with a rate. Until then the task is *unheard* of: it may stand in a
-# stream that nobody reads, or wait in a process that stands still, and may begin at any moment.
+# stream that no worker reads, or wait in a process that stands still, and may begin at any moment.
 
 
 Attempt = tuple[bytes, int]

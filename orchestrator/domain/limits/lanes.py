@@ -41,7 +41,7 @@ looked into seldom, and together they cost no more than ten."""
 
 
 class Share(NamedTuple):
-    """What one lane is given of a queue's room."""
+    """The share of one lane in a queue's room."""
 
     queue: str
     lane: str | None
@@ -51,7 +51,7 @@ class Share(NamedTuple):
 
 
 class Rest(IntEnum):
-    """What a lane has beyond the tasks that are known."""
+    """Whether a lane has more than the known tasks."""
 
     NOTHING = 0
     """So Postgres has said, and nothing has arrived since."""
@@ -60,7 +60,7 @@ class Rest(IntEnum):
 
 
 class Stock(NamedTuple):
-    """What is ready in a lane."""
+    """Ready tasks of a lane."""
 
     top: int
     """The priority of its most urgent task."""
@@ -235,7 +235,7 @@ class Lanes:
                 self._release(lane)
 
     def took_off(self, lane: str) -> None:
-        """Take note that something of a lane runs of which nobody knew."""
+        """Note a running task of a lane that was unknown."""
         self._limits.count(lane, 1)
 
     def landed(self, lane: str, number: int = 1) -> None:
@@ -370,7 +370,7 @@ class Lanes:
             self._line_up(lane)
 
     def _next_line(self, place: _Queue, plain: tuple[int, float] | None, now: float) -> list[_Entry] | None:
-        """Return the line whose first lane is next; None if it is the plain traffic's turn, or nobody's."""
+        """Return the line whose first lane is next; None if it is the plain traffic's turn, or there is none."""
         best: tuple[int, float, int] | None = None if plain is None else (*plain, 0)
         chosen = None
         for gate, line in place.lines.items():

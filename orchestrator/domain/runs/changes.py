@@ -33,7 +33,7 @@ Steps = dict[tuple[str, str], int]
 
 
 class RunChanges(msgspec.Struct, array_like=True):
-    """What happened to one run, in one tick. Its plan applies it in the order of the fields, but for `closed`."""
+    """The changes of one run, in one tick. Its plan applies them in the order of the fields, but for `closed`."""
 
     delta: dict[str, int] = msgspec.field(default_factory=Counter)
     """How much each counter changes by what moved."""
@@ -48,7 +48,7 @@ class RunChanges(msgspec.Struct, array_like=True):
     is_expanding: bool = False
     """More of its tasks are to be created."""
     facts: list[Fact] = []
-    """What its code learns, if it has any."""
+    """Events for its code, if it has any."""
     turn_task_end: TurnTaskEnd | None = None
     continuing: ContinueRun | None = None
     closed: bool = False

@@ -18,7 +18,7 @@ _INSTANT = timedelta(microseconds=1)
 
 
 class Decision(NamedTuple):
-    """What follows from a look at a schedule."""
+    """The result of a look at a schedule."""
 
     fires: list[datetime]
     """Those that start a run, oldest first."""

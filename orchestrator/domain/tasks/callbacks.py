@@ -25,11 +25,11 @@ class Callback(msgspec.Struct, frozen=True, omit_defaults=True):
     lane: str | None = None
     expires: float | None = None
     callbacks: str | None = None
-    """What follows it in turn, as JSON."""
+    """Its own callbacks, as JSON."""
 
 
 class Callbacks(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What follows a task, stored with it as JSON."""
+    """Callbacks of a task, stored with it as JSON."""
 
     task: str
     """The name of the task that they follow."""
@@ -38,7 +38,7 @@ class Callbacks(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TaskFailure(msgspec.Struct, frozen=True):
-    """What an `on_failure` task is given."""
+    """The argument of an `on_failure` task."""
 
     task_id: str
     """The id of the task that failed."""
@@ -51,7 +51,7 @@ class TaskFailure(msgspec.Struct, frozen=True):
     traceback: str = ""
     """Where it was raised."""
     data: dict[str, Any] = {}
-    """What the exception knew beside its text."""
+    """The exception's attributes."""
 
 
 def after_success(
@@ -68,7 +68,7 @@ def after_end(
     """Return the tasks that follow a failure."""
     what = error or TaskError("", "")
     failure: Any = TaskFailure(to_text(task), callbacks.task, what.kind, what.message, what.traceback, what.attributes)
-    if is_sealed_text(what.message):  # then its worker opens it, and nobody before
+    if is_sealed_text(what.message):  # only its worker opens it
         texts = {"message": what.message, "traceback": what.traceback, "data": what.data}
         parts = {name: msgspec.Raw(as_data(text)) for name, text in texts.items() if is_sealed_text(text)}
         failure = msgspec.structs.asdict(failure) | parts

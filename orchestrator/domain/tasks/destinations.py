@@ -27,7 +27,7 @@ _NEWER = tuple(map(ipaddress.IPv6Network, ("3fff::/20", "5f00::/16")))
 
 @dataclass(frozen=True, kw_only=True)
 class Destinations:
-    """What the operator of a worker lets webhooks reach."""
+    """The addresses that the operator of a worker allows for webhooks."""
 
     mode: str
     """`public`, `allowed` or `off`, as the setting webhooks says."""

@@ -10,7 +10,7 @@ NONE_CAN_LEAD = "No scheduler leads, so nothing moves: those that run cannot use
 
 
 def no_worker(queue: str) -> str:
-    """Say that nobody serves a queue."""
+    """Say that no worker serves a queue."""
     return (
         f"Queue {queue!r} has ready tasks and no live worker. Start one: "
         f"orchestrator worker --app module:app --queues {queue}; if one runs, its log says whether its application "
@@ -99,7 +99,7 @@ def paused(queue: str, what: str = "") -> str:
     return f"Queue {queue!r} is paused{what}. Resume it: orchestrator queues resume {queue}"
 
 
-# -- names that somebody enqueues as tasks, and that may be none
+# -- names that are enqueued as tasks, and that may be none
 
 
 _DOORS = {

@@ -1,4 +1,4 @@
-"""What a worker reports, all kinds together, and what counts of it."""
+"""Reports of workers, all kinds together, and which of them count."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class StartSteps(msgspec.Struct, frozen=True, array_like=True, tag="steps"):
     version: int | None = None
     """Of a flow: which one, unless it is the newest."""
     name: str | None = None
-    """What the run is called, if not like its workflow."""
+    """The name of the run, if it is not that of its workflow."""
     definitions: tuple[str, ...] = ()
     """Of a composition: what it is a run of, and its child runs, as JSON; they are stored unless they are known."""
 

@@ -1,4 +1,4 @@
-"""What a task is asked to be, what its worker reports of it, and what follows from a report.
+"""Tasks as they are created, reports of workers, and what follows from a report.
 
 Messages between processes are these structs as MessagePack arrays: small, fast, typed, and never pickle.
 Ids are 16 raw bytes in messages. Field order is the wire format; new fields go last, with a default.
@@ -24,7 +24,7 @@ AttemptNumber = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What travels with a task beside its arguments; the default of each costs nothing to store."""
+    """Options that travel with a task beside its arguments; the default of each costs nothing to store."""
 
     retry: RetryPolicy = RetryPolicy()
     timeout: float | None = None
@@ -50,9 +50,9 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     redact: tuple[str, ...] = ()
     """Fields of its arguments and result that are not shown: patterns of `domain.redaction`."""
     executor: ExecutorCall | None = None
-    """What does the task outside the worker's own Python; None: that Python runs it."""
+    """The executor call; None: the worker's own Python runs it."""
     inherited: tuple[str, ...] = ()
-    """What the tasks that it may have values from do not want shown: patterns, as in `redact`."""
+    """`redact` patterns of tasks that it may have values from."""
     headers: dict[str, str] = {}
     """Texts for middleware and for whoever reads `ctx.headers`; `domain/tasks/headers.py` has their bounds."""
 
@@ -152,7 +152,7 @@ class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     position: int | None = None
     step: str | None = None
     lane: str | None = None
-    """What it shares limits and turns with: `task|key`; see `domain/limits/lanes.py`."""
+    """Its lane, `task|key`; see `domain/limits/lanes.py`."""
     expires: float | None = None
     """Seconds within which it must have started."""
     unique: UniqueKey | None = None
@@ -209,7 +209,7 @@ class Dispatch(msgspec.Struct, frozen=True, array_like=True):
     failures: int = 0
     """How often it has failed before."""
     details: bytes | None = None
-    """What an earlier attempt left for this one."""
+    """The details that an earlier attempt left for this one."""
     trace: str | None = None
     """The span that it came of, as a W3C traceparent."""
 
@@ -225,13 +225,13 @@ def error_text(kind: str, message: str) -> str:
 
 
 class TaskError(msgspec.Struct, frozen=True, array_like=True):
-    """What went wrong in an attempt."""
+    """The error of an attempt."""
 
     kind: str
     message: str
     traceback: str = ""
     data: str = ""
-    """What the exception knew beside its text, as a JSON object; empty if nothing."""
+    """The exception's attributes, as a JSON object; empty if there are none."""
     phase: str = ""
     """Of a query or an update, how far it came: a key of `errors.HANDLER_ERRORS`."""
 
@@ -245,7 +245,7 @@ class TaskError(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """What the exception knew beside its text; nothing where that cannot be read."""
+        """The exception's attributes; none where they cannot be read."""
         try:
             return msgspec.json.decode(self.data, type=dict[str, Any]) if self.data else {}
         except (msgspec.DecodeError, RecursionError):
