@@ -46,7 +46,7 @@ class Caller(NamedTuple):
     actor: Actor
     key_scope: KeyScope = _ALL
     scope: Scope = Scope.ADMIN
-    """What the caller may do; everything where no key is needed."""
+    """The scope of the caller; everything where no key is needed."""
     key: str | None = None
     """The id of the key that has let them in."""
     quotas: Quotas | None = None

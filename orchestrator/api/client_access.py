@@ -57,7 +57,7 @@ NEEDED = Scope.OPERATE
 
 T = TypeVar("T", NewTask, Callback)
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""What is wrong with a text that the checks of calls refuse."""
+"""The message about a text that the checks of calls refuse."""
 
 
 def without_executors(body: Any) -> Any:

@@ -127,7 +127,7 @@ BY_TYPE: Mapping[Any, Check] = {
     Flow: lambda _, flow, __: reading.checked(flow),
     Rate: lambda _, rate, __: check_rate("rate", rate),
 }
-"""What is checked wherever a call brings it."""
+"""Types that are checked in every call."""
 
 
 def checks_of(call: Declared) -> Callable[[Settings, Given], None]:

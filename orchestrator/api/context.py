@@ -51,7 +51,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     id: UUID
     asked: str
-    """What was asked for."""
+    """The request."""
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -68,14 +68,14 @@ class Api:
         self.backend = Backend(settings)
         self._everywhere = redaction.words(settings.redact)
         self.redaction = Redaction(self._everywhere)
-        """What is not shown of anything."""
+        """Redaction by the settings."""
         self.observed = ObservedApi(settings)
         self.readiness = Readiness(settings, self.backend.connections)
         self.pull_waiters = PerProcess(lambda: PullWaiters(self.backend.connections))
         self.recent = Recent()
-        """What pages read, which many may have open."""
+        """Reads of pages, shared by many viewers."""
         self.names = KnownNames(partial(self.read, kinds_of_names))
-        """What names stand for that are enqueued."""
+        """Registered names, for enqueues."""
         self.past = Recent()
         """Minutes that are over, counted. No action changes them."""
 

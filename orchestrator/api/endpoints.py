@@ -48,7 +48,7 @@ class Endpoint:
     scope: Scope | None
     """The scope that a key needs; None if no key is needed."""
     about: Subject
-    """What the route is about. A bound key is checked against it."""
+    """The subject of the route. A bound key is checked against it."""
     tag: str
     status: int = 200
     summary: str = ""
@@ -64,7 +64,7 @@ class Endpoint:
     largest_body: int = LARGEST_QUESTION
     """Bytes of a body; ONE_VALUE for those of one value."""
     media_type: str = JSON
-    """What the answer is."""
+    """The description of the answer."""
     takes_key: bool = False
     takes_match: bool = False
     etag: Callable[[Any], str] | None = None
@@ -174,7 +174,7 @@ class Routes:
     """The routes of one subject."""
 
     tag: str
-    """What they are about."""
+    """Their subject."""
     prefix: str = ""
     media_type: str = JSON
     """Of what routes answer that look at something."""

@@ -19,11 +19,11 @@ from starlette.types import Scope
 
 
 class Served(Protocol):
-    """What is served under one path."""
+    """The methods of one path."""
 
     @property
     def methods(self) -> Collection[str]:
-        """What can be asked of it."""
+        """By method, its endpoint."""
 
 
 T = TypeVar("T", bound=Served)
@@ -31,7 +31,7 @@ _ID = re.compile(r"[0-9a-f-]{32,36}", re.IGNORECASE)
 
 
 class Match(NamedTuple, Generic[T]):
-    """What a request is for."""
+    """The route of a request."""
 
     served: T
     path_params: dict[str, str]

@@ -16,7 +16,7 @@ _LARGEST_STORED = 1_000_000
 
 
 class _Unknown(Exception):
-    """What is secret in a value cannot be found out."""
+    """The secrets in a value cannot be found."""
 
 
 def inherited(family: Family, everywhere: Sequence[str], own: Sequence[str] = ()) -> Redaction:

@@ -37,7 +37,7 @@ class OutOfKeyScope(NotFound):
 
 @dataclass(frozen=True)
 class Subject:
-    """What a route is about."""
+    """The subject of a route."""
 
     name: str
     check: Callable[[Api, KeyScope, Mapping[str, Any]], None]

@@ -60,7 +60,7 @@ class KnownNames:
 
     def _refresh(self, names: set[str]) -> None:
         with self._lock:
-            if self._is_due(names):  # or somebody has read it meanwhile
+            if self._is_due(names):  # or another request has read it meanwhile
                 kinds = self._read()
                 self._kinds, self._redacted, self._at = kinds, redacted_among(kinds), time.monotonic()
 

@@ -33,19 +33,19 @@ _RETRY_AFTER = 2
 
 
 class FieldError(msgspec.Struct, frozen=True):
-    """What is wrong with one part of a request."""
+    """A problem of one part of a request."""
 
     pointer: str
     """Where: `#/priority` in the body, `?limit` in the address."""
     detail: str
-    """What was expected, and what was found."""
+    """The expected and the found value."""
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """An answer that says what went wrong."""
 
     title: str
-    """What kind of problem it is; the same words for the same kind."""
+    """The kind of the problem; the same words for the same kind."""
     status: int
     detail: str = ""
     """What happened this time, and what to do."""
@@ -56,7 +56,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     task_id: str | None = None
     """The task that has the key, if that is the problem."""
     data: dict[str, Any] = {}
-    """What else programs may want to know."""
+    """Further members for programs."""
 
 
 class Refused(Exception):

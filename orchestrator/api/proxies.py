@@ -20,7 +20,7 @@ from orchestrator.settings import Settings
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-prefix", "x-real-ip", "via")
-"""What a proxy adds to a request."""
+"""Headers that a proxy adds to a request."""
 _LONGEST_NAME = 200
 _PREFIX = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
 
@@ -30,11 +30,11 @@ class User(NamedTuple):
 
     name: str
     scope: Scope | None
-    """What they may do; None if that is nothing."""
+    """Their scope; None for none."""
 
 
 class Proxies:
-    """What the settings say of proxies."""
+    """The settings about proxies."""
 
     def __init__(self, settings: Settings) -> None:
         self._networks = [_network(text) for text in _words(settings.api_proxies)]

@@ -37,7 +37,7 @@ _SHARE = 10
 
 
 class Received:
-    """What a client sends, and how many bytes of bodies that were."""
+    """Requests of a client, and the bytes of their bodies."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -50,7 +50,7 @@ class Received:
 
 
 class Meter:
-    """What every caller has used, in this process."""
+    """The usage of every caller, in this process."""
 
     def __init__(self, api: Api) -> None:
         self._api = api

@@ -42,7 +42,7 @@ _LAST_REQUESTS = 10
 
 
 class Certificate(NamedTuple):
-    """What TLS is spoken with: files in PEM format."""
+    """Certificate and key for TLS: files in PEM format."""
 
     chain: str
     key: str | None

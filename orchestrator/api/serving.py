@@ -67,7 +67,7 @@ class ServedPath:
 
     @property
     def methods(self) -> Collection[str]:
-        """What can be asked here."""
+        """The routes."""
         return self._endpoints.keys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

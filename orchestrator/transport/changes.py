@@ -20,7 +20,7 @@ from orchestrator.transport.keys import NUDGE_CAP, SPOKEN_CAP, WATCHED_TTL, Keys
 _REFRESH = 2.0
 """Seconds between two signs that somebody listens."""
 _FIRST_ENTRY = 1.0
-"""Seconds that a leader may take to notice that somebody listens, before nobody waits for it any more."""
+"""Seconds that a leader may take to notice a listener before the wait for it ends."""
 _COUNT = 200
 """Entries that are read at once."""
 NOWHERE = "0-0"
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What a look at the streams has brought."""
+    """The result of a look at the streams."""
 
     entries: list[Entry] = []
     spoken: set[bytes] = set()

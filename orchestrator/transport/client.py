@@ -36,7 +36,7 @@ _MOST_ANSWERS = 65_536
 _CONFIRMED = 1.0
 """Seconds to wait until Redis has confirmed a subscription."""
 _FRESH = 60.0
-"""Seconds after which a signed announcement may be an old one that somebody repeats: then Postgres is asked."""
+"""Seconds after which a signed announcement may be a replay: then Postgres is asked."""
 _REFUSE_EVERY = 10.0
 """Seconds between two forged announcements that a client sets aside."""
 
@@ -57,7 +57,7 @@ def nudge(redis: Redis, keys: Keys) -> bool:
 
 
 class Nudges:
-    """The nudges of a client's process. Nobody waits for the answer to one: it is read when the next is sent.
+    """The nudges of a client's process. The answer to one is read when the next is sent.
 
     After one that failed there are none for a while, so that no caller is held up.
     """
@@ -261,7 +261,7 @@ class Announcements:
                 self._deliver(message["channel"].decode(), message["data"])
 
     def _subscribe(self) -> None:
-        """Connect, and subscribe to all channels that somebody has begun to listen to."""
+        """Connect, and subscribe to all channels with listeners."""
         with self._lock:
             wanted = set(self._subscribed)
         self._pubsub.subscribe(*wanted)
@@ -271,7 +271,7 @@ class Announcements:
                 self._send("SUBSCRIBE", *others)
 
     def _subscribe_missing(self) -> None:
-        """Subscribe to channels that Redis was away for when somebody began to listen."""
+        """Subscribe to channels whose listeners came while Redis was away."""
         with self._lock:
             missing = [channel for channel, confirmed in self._subscribed.items() if not confirmed.is_set()]
             if missing:

@@ -44,7 +44,7 @@ _EndState = Annotated[str, Meta(pattern=whole("|".join(sorted({*ENDED_TASK_STATE
 
 
 EndReport = Succeeded | Failed | Returned | Activated
-"""What a process of its own reports of the one attempt that it ran."""
+"""The report of a child process about the one attempt that it ran."""
 LARGEST_BUNDLE = 20
 """Most tasks in one dispatch message."""
 
@@ -61,7 +61,7 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker says of itself every second, written by its parent process."""
+    """A heartbeat: the state of a worker process, written every second by its parent."""
 
     worker: Word
     host: Word
@@ -113,7 +113,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     moved: list[Attempt] = []
     """Of those to stop, the ones whose task goes on in another attempt: executions that are others' to watch now."""
     end: bool = False
-    """Somebody wants the whole worker to drain and end, this process and its neighbours, as SIGTERM does."""
+    """The whole worker is to drain and end, this process and its neighbours, as with SIGTERM."""
     spare: list[Attempt] = []
     """Attempts that wait for a slot here, while others that know them have some: give them back if they still wait."""
 
@@ -166,7 +166,7 @@ class LogChunk(msgspec.Struct, frozen=True, array_like=True):
     step: str
     """The step that the task is of, or its name."""
     lines: bytes
-    """The encoded lines, whose texts may be sealed: nobody on the way need look at them."""
+    """The encoded lines, whose texts may be sealed: they are passed on unread."""
 
 
 class TaskChange(msgspec.Struct, frozen=True, array_like=True):
@@ -208,7 +208,7 @@ class Changes(msgspec.Struct, frozen=True, array_like=True):
     runs: list[RunChange] = []
     workers: list[WorkerChange] = []
     queues: bool = False
-    """Somebody has paused, resumed or limited a queue."""
+    """A queue was paused, resumed or limited."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -124,7 +124,7 @@ def awaited(redis: Redis) -> Prerequisite:
 
 
 def _passing(error: Exception) -> str | None:
-    """Return what to say of an outage; None if somebody must correct a setting first."""
+    """Return the message of an outage; None if a setting must be corrected first."""
     is_refusal = isinstance(error, ResponseError) and not isinstance(error, REFUSED)  # no such database, no permission
     is_mistake = is_refusal or isinstance(error, (AuthenticationError, InvalidResponse))
     if is_mistake or "CERTIFICATE_VERIFY_FAILED" in str(error):

@@ -16,7 +16,7 @@ _LOOK_TTL = 60
 
 @dataclass(frozen=True, kw_only=True)
 class RedisHealth:
-    """What one look at Redis found."""
+    """The result of one look at Redis."""
 
     reachable: bool
     """It answers."""
@@ -33,7 +33,7 @@ class RedisHealth:
     max_memory: int = 0
     """Bytes; 0 if there is no limit."""
     eviction: str = "noeviction"
-    """What it does when its memory is full."""
+    """Its policy when its memory is full."""
     complaint: str | None = None
     """Why the scheduler cannot use Postgres, if it has said so in the last seconds."""
 

@@ -1,4 +1,4 @@
-"""What Redis holds for us, as people ask for it. Only looks."""
+"""Reads of Redis for people."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RedisView:
     quarantined: int | None = None
     """Quarantined messages; None if unknown."""
     foreign_keys: tuple[ForeignKey, ...] = ()
-    """Keys of ours that somebody else has taken."""
+    """Keys of ours that another program has taken."""
     standbys: tuple[Standby, ...] | None = None
     """Schedulers that stand by; None if unknown."""
 

@@ -110,7 +110,7 @@ def _entries(chunks: Iterable[LogChunk]) -> list[list[LogChunk]]:
 
 
 class Waiting(NamedTuple):
-    """Lines that nobody has stored yet."""
+    """Lines that are not stored yet."""
 
     entries: list[bytes]
     """Where they stand."""
@@ -118,7 +118,7 @@ class Waiting(NamedTuple):
 
 
 def waiting_lines(redis: Redis, keys: Keys, most: int, block: float) -> Waiting:
-    """Return the oldest entries that nobody has stored; wait so many seconds for the first."""
+    """Return the oldest entries that are not stored; wait so many seconds for the first."""
     reply = redis.xread({keys.logs: "0-0"}, count=most, block=max(1, int(block * 1000)))
     streams = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or [])
     entries: list[bytes] = []

@@ -61,13 +61,13 @@ PRIVATE_TTL = 60
 CANARY_TTL = 60
 """Seconds after its last word for which one can see when a leader was there."""
 LOGS_CAP = 2_000
-"""Entries from which on nothing is added to what tasks said and nobody has stored yet."""
+"""Unstored log entries from which on no more are taken."""
 KEY_HOLDER_TTL = 60
 """Seconds for which a running task can read which task has the key that it wanted; it asks again before."""
 SPOKEN_CAP = 1_000
 """Entries that are kept of tasks that have logged."""
 WATCHED_TTL = 30
-"""Seconds after its last word for which the leader believes that somebody listens to what moves."""
+"""Seconds after the last sign of a listener for which the leader publishes changes."""
 JOURNAL_TTL = 3_600
 """Seconds that a task's progress is kept after the last word."""
 
@@ -95,7 +95,7 @@ class Keys:
     shard: int = 0
     signing: Signing = OFF
     vault: Vault | None = None
-    """What seals the words of tasks."""
+    """Seals progress and log lines of tasks."""
 
     @classmethod
     def of(cls, settings: Settings) -> Keys:

@@ -45,7 +45,7 @@ class Pages:
             self._redis.unlink(key)  # somebody has taken it, and the pages of before are gone: the worker will say so
 
     def read(self, run: bytes, attempt: int, number: int) -> bytes | None:
-        """Return one page, or None if it is gone, or nobody of ours has written it."""
+        """Return one page, or None if it is gone, or not ours."""
         key = self._keys.pages(run, attempt)
         page = cast("bytes | None", self._redis.hget(key, str(number)))
         try:

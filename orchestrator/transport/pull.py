@@ -167,7 +167,7 @@ return 1
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Work that somebody may do."""
+    """Offered work."""
 
     name: str
     """Of the execution."""
@@ -175,7 +175,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     task: str
     task_id: str
     body: bytes
-    """What is to be worked on: JSON with `input` and `params`; empty where that is stored elsewhere."""
+    """The input of the work: JSON with `input` and `params`; empty where that is stored elsewhere."""
     lease: float
     """Seconds."""
     max_leases: int
@@ -188,7 +188,7 @@ prepare(Offer)
 
 
 class Leased(NamedTuple):
-    """Work that somebody has."""
+    """Leased work."""
 
     queue_id: str
     """Of the lease."""
@@ -214,12 +214,13 @@ class State(NamedTuple):
 
 
 def let_go(name: str) -> str:
-    """Return what is said when nobody watches an execution any more; its name alone also says that it was completed."""
+    """Return the announcement that an execution has no watcher any more; its name alone also says that it was
+    completed."""
     return f"{name}!"
 
 
 class Pulls:
-    """What is offered, and what became of it."""
+    """Offered work and its state."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
@@ -245,7 +246,7 @@ class Pulls:
         return int(self._run("offer", [place], *words)) >= 0
 
     def take(self, worker: str, services: Sequence[str]) -> Leased | None:
-        """Lease to somebody what has waited longest of some services."""
+        """Lease the longest waiting work of some services."""
         token = secrets.token_hex(8)
         while True:
             waiting = [self._keys.pull_waiting(service) for service in services]
@@ -313,7 +314,7 @@ class Pulls:
         return found
 
     def cancel(self, name: str) -> None:
-        """Have nobody work on it any more, also where it is only about to be offered."""
+        """Cancel it, also where it is only about to be offered."""
         self._end(name, is_cancelled=True)
 
     def release(self, name: str) -> None:

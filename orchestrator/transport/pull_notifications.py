@@ -80,7 +80,7 @@ class PullNotifications:
                         continue
                     if message["type"] == "subscribe":
                         self._heard.set()
-                        self._wake(None)  # whatever was said before, nobody has heard
+                        self._wake(None)  # earlier messages were missed
                     elif message["type"] == "message":
                         self._wake(message["data"].decode("utf-8", "replace"))
                     pause = 0.05

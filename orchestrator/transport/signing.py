@@ -41,7 +41,7 @@ class Checked(NamedTuple):
 
     body: bytes
     stamp: int
-    """What it was signed with beside its place: a number or a time, or 0."""
+    """The number or time that it was signed with beside its key, or 0."""
     mac: bytes
     """The signature; empty if there was none to check."""
 
@@ -136,7 +136,7 @@ class Once:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def take(self, mac: bytes) -> None:
-        """Remember a message, or raise `Forged` if it has been taken before; one that is not signed is nobody's."""
+        """Remember a message, or raise `Forged` if it has been taken before; unsigned ones are not remembered."""
         if not mac:
             return
         if mac in self._seen:

@@ -75,7 +75,7 @@ class Received(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """What Redis answered to a flush."""
+    """Redis's answer to a flush."""
 
     entry: str | None
     """The id under which the reports stand in the events stream; None where they were not taken."""
@@ -177,9 +177,9 @@ class WorkerStreams:
         return int(left) > 1000 * (CANARY_TTL - within)
 
     def drop(self, generation: str, done: Mapping[str, Sequence[str]]) -> None:
-        """Drop messages although their reports were not taken: perhaps it is they that fill Redis.
+        """Drop messages although their reports were not taken: perhaps they are what fills Redis.
 
-        Should the worker die with its reports, the leader finds attempts that nobody has, and no message: a loss.
+        Should the worker die with its reports, the leader finds attempts that no worker has, and no message: a loss.
         """
         pipeline = self._redis.pipeline(transaction=True)
         self._drop(pipeline, generation, done)

@@ -31,7 +31,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Hour:
-    """What became of tasks in the last hour."""
+    """Tasks of the last hour."""
 
     bars: list[Bar]
     """Ends by the minute."""

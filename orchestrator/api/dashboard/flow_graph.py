@@ -23,7 +23,7 @@ Line = tuple[str, str]
 
 @dataclass
 class Walked:
-    """What a run has visited of one flow: its own, or one that stands in a node."""
+    """Visited nodes of one flow: the run's own, or a subflow."""
 
     states: dict[str, str] = field(default_factory=dict)
     visits: Counter[str] = field(default_factory=Counter)

@@ -54,7 +54,7 @@ class Edge:
     upper: str = ""
     lower: str = ""
     label: str = ""
-    """What leads along it."""
+    """Its label."""
     at: tuple[float, float] = (0.0, 0.0)
     """Where the label stands: in the middle of its first part."""
 

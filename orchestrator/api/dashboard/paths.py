@@ -76,4 +76,4 @@ PAGES: tuple[Endpoint, ...] = (
     *(action for subject in (tasks, approvals, records) for action in subject.actions),
 )
 NOWHERE = "/ui/{anything}"
-"""What says that there is no such page."""
+"""The page for unknown paths."""

@@ -73,7 +73,7 @@ class Action(Endpoint):
     """A route of the API that a form can ask for."""
 
     said: str = ""
-    """What is said when it was done."""
+    """The message when it was done."""
     needs: str = ""
     """A field that the form requires, though the route has a default for it."""
 
@@ -133,7 +133,7 @@ class Visit:
     """The page, as its address has it."""
     query: str
     token: str
-    """What a form has to send along."""
+    """The token that a form sends along."""
     said: Said | None = None
     has_key: bool = False
     """They have logged in with a key, and can log out."""

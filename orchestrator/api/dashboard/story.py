@@ -17,12 +17,12 @@ class Sentence:
     number: int
     at: datetime
     kind: str
-    """What it is called in the history."""
+    """Its name in the history."""
     tone: str
     """A state whose colour and sign it has, or nothing."""
     text: str
     value: Any = None
-    """What came with it; None if nothing did."""
+    """Its data; None if there is none."""
     error: str = ""
     link: str = ""
 

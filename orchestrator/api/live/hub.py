@@ -68,7 +68,7 @@ class Hub:
         self._folds: dict[Subject, Fold] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._looked_at: dict[Subject, bool] = {}
-        """What is being read, and whether it is to be read once more."""
+        """Reads under way, and whether each must be repeated."""
         self._joining = 0
         self._is_closed = False
 

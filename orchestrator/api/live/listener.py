@@ -76,7 +76,7 @@ class Listener:
         self._waiting: list[bytes] = []
         self._size = 0
         self._held: list[bytes] | None = []
-        """What came while it is not known yet what it begins with."""
+        """Events that came before its snapshot."""
         self._has_more = asyncio.Event()
 
     @property

@@ -1,4 +1,4 @@
-"""What a listener begins with, what it has missed, and what tasks say: read for many listeners at once."""
+"""Snapshots, missed events, and progress and logs of tasks: read for many listeners at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Missed(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What happened there."""
+    """The missed events."""
 
     tasks: list[TaskChange]
     """Moves of the one task."""
@@ -35,14 +35,14 @@ class Past(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What a task has said of itself since it was last listened to."""
+    """Progress and log lines of a task since the last read."""
 
     mark: ProgressMark | None
     lines: list[LogEntry]
 
 
 class Reads:
-    """What is read in threads."""
+    """Reads in threads."""
 
     def __init__(self, api: Api) -> None:
         self._api = api

@@ -20,11 +20,11 @@ from orchestrator.transport.changes import Entry
 from orchestrator.transport.codec import ProgressMark, RunChange, TaskChange, WorkerChange
 
 State = TaskView | RunView | QueueCounts | Overview
-"""What there is of a subject."""
+"""A snapshot of a subject."""
 
 
 class Kind(StrEnum):
-    """What can be listened to."""
+    """A subject of live events."""
 
     TASK = "task"
     RUN = "run"

@@ -31,7 +31,7 @@ class ApprovalsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 @routes.get("", about=WITHIN)
 def list_approvals(api: Api, query: ApprovalsQuery, key_scope: KeyScope) -> Page[ApprovalView]:
-    """List promises and approvals that wait for somebody, those of the oldest runs first."""
+    """List promises and approvals that wait for a decision, those of the oldest runs first."""
     found = api.read(insights.page_of_approvals, limit=query.limit, after=query.cursor, within=key_scope.workflows)
     return Page([_shown(api, one) for one in found.approvals], found.next)
 

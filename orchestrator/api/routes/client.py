@@ -94,7 +94,7 @@ def _by_kind(finders: dict[bytes, Find]) -> Find:
 
 
 def _made(call: Declared) -> Callable[[Api, KeyScope, dict[str, Any]], Any]:
-    """Return what makes a call for somebody, confined to their key scope and checked."""
+    """Return a function that makes a call for a key, confined to its key scope and checked."""
     rules, check = call.rules, checks_of(call)
 
     def make(api: Api, key_scope: KeyScope, given: dict[str, Any]) -> Any:

@@ -25,18 +25,18 @@ from orchestrator.sdk.waiting.steps import Steps
 routes = Routes("workflows as code", "/api/v1/runs")
 
 _SETTLING = 20.0
-"""Seconds to wait for the leader to settle a promise; where nobody leads, it is not waited for so long."""
+"""Seconds to wait for the leader to settle a promise; less if there is no leader."""
 Timeout = Annotated[float, Meta(ge=0, le=300)]
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is said."""
+    """The value."""
 
     value: Any = None
 
 
 class Resolution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a promise is resolved with."""
+    """The value of a resolved promise."""
 
     value: Any = None
     why: Annotated[str, Meta(max_length=2_000)] = ""
@@ -44,7 +44,7 @@ class Resolution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a promise is rejected with."""
+    """The reason of a rejected promise."""
 
     reason: str = ""
     """The value for the code."""
@@ -62,7 +62,7 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the code answered."""
+    """The answer of the code."""
 
     result: Any
 
@@ -77,7 +77,7 @@ def _answer(api: Api, run: UUID, data: bytes) -> Answer:
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """What became of what was said about a promise."""
+    """The result of resolving or rejecting a promise."""
 
     settled: bool
     """Whether the code waited for it. If not, it is kept for the first promise of this name that the code makes; or no
@@ -124,11 +124,11 @@ class ResetLine(msgspec.Struct, frozen=True):
     number: int
     what: str
     fate: str
-    """What would become of them, in words."""
+    """Their fate, in words."""
 
 
 class ResetPreview(msgspec.Struct, frozen=True):
-    """What a reset would do."""
+    """A preview of a reset."""
 
     lines: list[ResetLine]
 

@@ -55,7 +55,7 @@ class FlowAnswer(msgspec.Struct, frozen=True):
     definition: dict[str, Any]
     """As a file would have it."""
     on_error: str = DEFAULT
-    """What a failed node does that has no `error` edge and no `on_error`: take its `default` edge, or `fail`."""
+    """What a failed node without an `error` edge and `on_error` does: take its `default` edge, or `fail`."""
 
 
 class FlowDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

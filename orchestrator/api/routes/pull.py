@@ -51,7 +51,7 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
 
     worker_id: WorkerId
     services: Annotated[list[ServiceName], Meta(min_length=1, max_length=100)]
-    """What it can do."""
+    """Its services."""
     wait: Annotated[float, Meta(ge=0, le=60)] = 20.0
     """Seconds to wait for work."""
 
@@ -87,14 +87,14 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it."""
+    """The result of the work."""
 
     queue_id: QueueId
     result: Any = None
     error: str | dict[str, Any] | None = None
     """A text, or an object with `kind`, `message`, `retryable` and `detail`, if it failed."""
     logs: Annotated[list[str], Meta(max_length=1_000)] = []
-    """What the work has said, for the log of the task."""
+    """Log lines of the work, for the log of the task."""
 
 
 @routes.post(
@@ -119,7 +119,7 @@ def poll_queue(api: Api, body: Poll) -> Steps[Work | None]:
 
 @routes.post("/heartbeat", about=WHOLE)
 def queue_heartbeat(api: Api, body: Beat) -> Ok:
-    """Say that somebody still works on something; refused with 409 where that is in vain."""
+    """Renew the lease of work; refused with 409 if it was lost, or the work has ended."""
     state = api.pull_waiters().pulls.beat(body.queue_id)
     if state == "unknown":
         _refuse_unless_open(api, body.queue_id)

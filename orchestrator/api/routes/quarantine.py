@@ -32,7 +32,7 @@ class MessageView(view_fields(SetAside)):  # type: ignore[misc]
 
 
 class Messages(msgspec.Struct, frozen=True):
-    """What was set aside, newest first. The last thousand are kept."""
+    """Quarantined messages, newest first. The last thousand are kept."""
 
     messages: list[MessageView]
 

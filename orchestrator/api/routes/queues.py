@@ -17,7 +17,7 @@ routes = Routes("queues", "/api/v1/queues")
 
 
 class QueueLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a queue may do at once; null lifts a limit."""
+    """Limits of a queue; null lifts a limit."""
 
     concurrency: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
     """How many of its tasks may run at once."""

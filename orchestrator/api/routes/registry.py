@@ -39,9 +39,9 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
 
     id: WorkerId
     url: Annotated[str, Meta(max_length=2_000, examples=["http://10.0.0.7:8080"])]
-    """What stands before `/exec/`."""
+    """The address before `/exec/`."""
     services: Annotated[list[ServiceName], Meta(max_length=1_000)]
-    """What it offers from now on; nothing, if it leaves."""
+    """Its services from now on; none, if it leaves."""
     load: Load = 0.0
 
 
@@ -80,7 +80,7 @@ class ListQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class AllocateQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What somebody is wanted for."""
+    """The service that is wanted."""
 
     service: ServiceName
 

@@ -41,14 +41,14 @@ class RunQuery(filter_fields(RunFilter, "within", "part")):  # type: ignore[misc
 
 
 class CodeAnswer(msgspec.Struct, frozen=True):
-    """What a run of code has beside its counters."""
+    """Details of a run of code beside its counters."""
 
     args: list[Any]
     kwargs: dict[str, Any]
     result: Any
     error: ErrorView | None
     state: dict[str, Any]
-    """What its code has set for people to see."""
+    """The state that its code has set for people."""
     turn: str | None
     """Its code is `waiting`, `ready` for a worker, `unknown` to all workers, or `running`; null when it has ended."""
     places: list[str]
@@ -84,7 +84,7 @@ class Steps(msgspec.Struct, frozen=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the steps of a run came to, by name."""
+    """The outputs of the steps of a run, by name."""
 
     outputs: dict[str, Any]
     stored: dict[str, list[Stored]] = {}

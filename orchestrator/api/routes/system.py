@@ -31,7 +31,7 @@ _WRITTEN = timedelta(minutes=2)
 
 
 class SearchQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to look for."""
+    """The text to look for."""
 
     text: Annotated[str, Meta(min_length=1, max_length=500)]
     """The beginning of an id, a part of the name of a task or workflow, a tag, or a part of an error."""
@@ -73,7 +73,7 @@ class ThroughputQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ThroughputAnswer(msgspec.Struct, frozen=True):
-    """What became of tasks, by queue and ten seconds, oldest first; where nothing was counted, there is no row."""
+    """Counts of tasks, by queue and ten seconds, oldest first; where nothing was counted, there is no row."""
 
     bounds: list[float]
     """Seconds; `waits` and `runs` have a number of attempts for each of them, and one for what took longer."""
@@ -134,7 +134,7 @@ async def healthy(api: Api) -> Health:
 async def ready(api: Api) -> Health:
     """Say whether this process can work: Postgres answers, and has the tables of this release.
 
-    Why it cannot is in its log: anybody may ask.
+    The reason is in its log only, because this needs no key.
     """
     obstacle = await api.readiness.obstacle()
     if obstacle is None:

@@ -59,9 +59,9 @@ class TaskAnswer(msgspec.Struct, frozen=True):
     args: list[Any]
     kwargs: dict[str, Any]
     options: dict[str, Any]
-    """What differs from the default options."""
+    """Options that differ from the defaults."""
     result: Any
-    """What it returned."""
+    """Its result."""
     error: ErrorView | None
     """How it failed."""
     attempts: list[AttemptView]
@@ -109,7 +109,7 @@ def show_task(api: Api, id: UUID, query: WaitQuery) -> TaskAnswer | Steps[TaskAn
 
 
 def _when_ended(api: Api, id: UUID, seconds: float) -> Steps[TaskAnswer]:
-    """Wait for the end of a task: nobody holds a thread or a connection meanwhile."""
+    """Wait for the end of a task, without a thread or a connection."""
     yield from api.backend.tasks.wait(id.bytes, TimeLimit(seconds))
     return shown_task(api, id)
 
@@ -217,7 +217,7 @@ _LARGEST_WHOLE = 16_000_000
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """What a task was given."""
+    """The arguments of a task."""
 
     args: list[Any]
     kwargs: dict[str, Any]

@@ -96,7 +96,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """What applying a definition would change."""
+    """The changes that applying a definition would make."""
 
     changed: bool
     version: int | None

@@ -1,4 +1,4 @@
-"""What the leader hears of workers, and what it orders them to do."""
+"""The leader's side of heartbeats and orders."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FleetKeys:
         self._forget_silent = redis.register_script(_FORGET_SILENT)
         self._forget_consumers = redis.register_script(_FORGET_CONSUMERS)
         self.is_watched = False
-        """Somebody listened to what moves when the heartbeats were last read."""
+        """Somebody listened to live changes when the heartbeats were last read."""
         self._refused_beats: dict[bytes, Refused] = {}
         """Heartbeats that make no sense; each is set aside once, although it is read every second."""
         self._beat_numbers: dict[str, int] = {}

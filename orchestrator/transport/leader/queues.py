@@ -1,4 +1,4 @@
-"""What stands in the streams of queues, and how it is taken back."""
+"""The streams of queues: what stands in them, and how messages are taken back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ return taken
 
 
 class StreamsDamaged(Exception):
-    """Somebody has put something else, or the last possible entry, where a stream of this generation should be."""
+    """Another type of key, or the last possible entry, stands where a stream of this generation should be."""
 
 
 class Message(NamedTuple):
@@ -77,7 +77,7 @@ class Queues:
         ]
 
     def withdraw(self, generation: str, queue: str, entries: Sequence[str]) -> None:
-        """Take messages back, so that nobody receives them."""
+        """Take messages back, so that no worker receives them."""
         stream = self._keys.queue(generation, queue)
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.xack(stream, GROUP, *entries)
@@ -90,7 +90,7 @@ class Queues:
                 raise
 
     def take_back(self, generation: str, queue: str, entries: Sequence[str]) -> list[str]:
-        """Take messages back that nobody has received; return those of which it was not too late."""
+        """Take messages back that no worker has received; return those for which it was not too late."""
         taken = self._take_back(keys=[self._keys.queue(generation, queue)], args=[GROUP, *entries])
         return [entry.decode() for entry in cast("list[bytes]", taken)]
 

@@ -97,7 +97,7 @@ _COMPLAINT_TTL = 5
 
 
 class Inbound(NamedTuple):
-    """What one read brought."""
+    """The result of one read."""
 
     entries: list[tuple[str, bytes]] = []
     """Ids and bodies of events, in order."""
@@ -112,7 +112,7 @@ class Inbound(NamedTuple):
 
 
 class LeaderStreams:
-    """What the leading scheduler does in every tick, and all else that it does to Redis as parts."""
+    """The leader's calls to Redis in every tick, and all others as parts."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis

@@ -55,7 +55,7 @@ class TermForgotten(Deposed):
 
 
 class ServerState(NamedTuple):
-    """What Redis remembers of us."""
+    """What Redis remembers of the leader and the generation."""
 
     generation: str | None
     applied: Applied | None

@@ -29,7 +29,7 @@ class ApprovalsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is decided of the approval at which a run stood when the page was made."""
+    """A decision about the approval at which a run stood when the page was made."""
 
     node: str
     why: Annotated[str, Meta(max_length=2_000)] = ""
@@ -57,7 +57,7 @@ def _decide(api: Api, run: UUID, body: Decided, decision: str, word: str, outcom
 
 
 def _check_node(api: Api, run: UUID, node: str) -> None:
-    """Refuse a decision about a node that the run has left: somebody else decided first."""
+    """Refuse a decision about a node that the run has left: it was decided before."""
     cursor = api.backend.flows.show(run.bytes).cursor
     if cursor != node:
         stands = f"stands at {cursor!r}" if cursor else "has come to its end"

@@ -40,7 +40,7 @@ _MOST_FAILURES = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """What visitors see whose key is not bound."""
+    """The page for keys that are not bound."""
 
     overview: Overview
     troubles: list[Trouble]

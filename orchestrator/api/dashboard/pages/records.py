@@ -63,7 +63,7 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     days: Annotated[int, Meta(ge=1, le=36_500)] | None = None
     """How long it is good for; for ever, if nothing is said."""
     queues: str | None = None
-    """What the names of queues begin with that it is for."""
+    """The prefix of the names of its queues."""
     workflows: str | None = None
     """The same of workflows."""
     tasks: str | None = None

@@ -104,7 +104,7 @@ class BackfillQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """What a backfill would do."""
+    """A preview of a backfill."""
 
     first: list[tuple[datetime, bool]]
     """Fires, in the zone of their schedule, and of each whether it would get a run."""

@@ -18,7 +18,7 @@ routes = pages("/ui/search")
 
 
 class TextQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to look for."""
+    """The text to look for."""
 
     text: Annotated[str, Meta(max_length=500)] = ""
 

@@ -94,7 +94,7 @@ def preview_cancel(api: Api, query: OpenQuery, key_scope: KeyScope) -> Response:
 
 
 class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tasks that somebody has marked in a list."""
+    """Selected tasks of a list."""
 
     id: Annotated[list[UUID], Meta(max_length=_MOST_AT_ONCE)] = []
 
