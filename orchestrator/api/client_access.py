@@ -57,7 +57,7 @@ NEEDED = Scope.OPERATE
 
 T = TypeVar("T", NewTask, Callback)
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""The message about a text that the checks of calls refuse."""
+"""Errors of a body that cannot be read."""
 
 
 def without_executors(body: Any) -> Any:

@@ -64,7 +64,7 @@ class Endpoint:
     largest_body: int = LARGEST_QUESTION
     """Bytes of a body; ONE_VALUE for those of one value."""
     media_type: str = JSON
-    """The description of the answer."""
+    """The media type of the answer."""
     takes_key: bool = False
     takes_match: bool = False
     etag: Callable[[Any], str] | None = None

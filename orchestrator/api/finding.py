@@ -19,11 +19,11 @@ from starlette.types import Scope
 
 
 class Served(Protocol):
-    """The methods of one path."""
+    """Something that is served under one path."""
 
     @property
     def methods(self) -> Collection[str]:
-        """By method, its endpoint."""
+        """Its HTTP methods."""
 
 
 T = TypeVar("T", bound=Served)

@@ -67,7 +67,7 @@ class ServedPath:
 
     @property
     def methods(self) -> Collection[str]:
-        """The routes."""
+        """Its HTTP methods."""
         return self._endpoints.keys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -183,7 +183,7 @@ class _Line:
 
 
 _NOTHING: deque[Any] = deque(maxlen=0)
-"""Attributes of a pooled connection that are not ours."""
+"""Kept connections of an engine that has none."""
 
 
 def _line(engine: Engine, kept: deque[Any]) -> _Line:

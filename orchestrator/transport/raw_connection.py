@@ -146,7 +146,7 @@ class Listening:
         self._connection: Any = open_connection(redis)
         self._server = server
         self._streams: tuple[str, ...] | None = None
-        """The positions of the open read; None while none is open."""
+        """The streams of the open read; None while none is open."""
         self._until = 0.0
         """When Redis answers at the latest."""
         self._poll = select.poll()

@@ -24,7 +24,7 @@ State = TaskView | RunView | QueueCounts | Overview
 
 
 class Kind(StrEnum):
-    """A subject of live events."""
+    """Kinds of subjects of live events."""
 
     TASK = "task"
     RUN = "run"

@@ -75,7 +75,7 @@ class Violation(msgspec.Struct, frozen=True, array_like=True):
     """The number of the event at which they part."""
     kind: str
     message: str
-    """A mismatch of history and code."""
+    """What history has and what the code did."""
     difference: str = ""
     """The commands of the history and of the code around that place, as a diff."""
 

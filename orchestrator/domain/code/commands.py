@@ -78,7 +78,7 @@ class ScheduleTask(Message, frozen=True):
 
     @property
     def name(self) -> str:
-        """The call of the task."""
+        """The name of the task."""
         return self.task.name
 
 

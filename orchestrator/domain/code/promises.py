@@ -67,7 +67,7 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 """By types of JSON Schema, what they are called and which values have them; what travels as text may be a time here."""
 _FREE = frozenset(("format", "contentEncoding"))
-"""Types of a schema that have a form of their own, and are left to the code."""
+"""Keywords of a schema for types with a form of their own, which are left to the code."""
 
 
 def _misfit(value: Any, schema: Mapping[str, Any], known: Mapping[str, Any], path: str) -> str | None:

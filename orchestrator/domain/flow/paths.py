@@ -30,7 +30,7 @@ class Path(NamedTuple):
 
 
 class Names(NamedTuple):
-    """The roots of paths."""
+    """The data that paths lead into."""
 
     params: Any
     shared: Any

@@ -67,7 +67,7 @@ class DagRun:
 
 
 _EXPENSIVE = 20_000
-"""The cost of a cheap evaluation, in the units of `Work`: some milliseconds."""
+"""The cost from which on an evaluation is expensive, in the units of `Work`: some milliseconds."""
 _A_WHILE = 10 * _EXPENSIVE
 """The cost that may be evaluated at once when the time is over."""
 

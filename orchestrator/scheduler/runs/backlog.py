@@ -38,7 +38,7 @@ _REMEMBERED = 10_000
 _LOOKED_AT = 200
 """Places of the line."""
 _TAKEN_BYTES = 4_000_000
-"""Runs taken from the backlog between two looks at the clock."""
+"""Bytes taken from the backlog between two looks at the clock."""
 
 
 RunAndChanges = tuple[bytes, Sequence[RunChanges]]

@@ -42,7 +42,7 @@ class EndTurn(BaseException):
 
 
 UNSTOPPABLE = (Evicted, EndTurn, GeneratorExit, DeterminismViolation, NotDeterministic)
-"""Ends the code at once, with nothing undone and nothing answered: the run goes on elsewhere, or is stuck."""
+"""Exceptions that end the code at once, with nothing undone or answered: the run goes on elsewhere, or is stuck."""
 
 
 def end_coroutines(

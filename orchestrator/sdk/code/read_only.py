@@ -1,6 +1,6 @@
 """Queries and validators look at a workflow, and may change nothing of it.
 
-Commands and random numbers ask `Commander.check_writable`. Objects of asyncio do not, so during a query the interpreter
+Commands and random numbers ask `Commander.check_unseen`. Objects of asyncio do not, so during a query the interpreter
 reports every call (it is a profile function, as in `guards.py`), and a call that would change an event, a queue or a
 future is refused before it begins.
 """

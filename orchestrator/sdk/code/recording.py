@@ -25,7 +25,7 @@ from orchestrator.sealing import described, is_sealed_text
 _FORMAT = 1
 _NOTHING = Redaction()
 _CREATED = (history.PromiseCreated, history.UpdateRequested)
-"""Commands that are answered by id alone."""
+"""Events that are answered by id alone."""
 _OF_LEADER = "otherwise"
 """The fate of a signal that the code is not shown: no matter of its history."""
 ID_FIELDS = ("id", "parent", "continued_from", "origin", "run")

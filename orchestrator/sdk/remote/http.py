@@ -32,7 +32,7 @@ _CONNECTING = 10.0
 """Seconds that it may take to connect."""
 
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
-"""OpenSSL's message about an answer in plain text."""
+"""OpenSSL's messages about an answer in plain text."""
 
 Connection = http.client.HTTPConnection
 

@@ -113,7 +113,7 @@ class Sent(NamedTuple):
     otherwise: bytes
     """The run that begins with the signal if that one ends before it arrives, and no other has the id by then."""
     request: int
-    """A request that waits in the inbox for the leader."""
+    """The request in the inbox, until the leader has decided."""
 
 
 _REACHED = Statement[Row]("""

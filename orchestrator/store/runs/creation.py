@@ -48,7 +48,7 @@ class NewRun(NamedTuple):
     detached: bool = False
     terminates: bool = False
     schedule: str | None = None
-    """Its origin, or the run that it goes on from: the key of a schedule."""
+    """The key of the schedule that started it, or that started the run that it goes on from."""
     fire_time: Annotated[str, "timestamptz"] | None = None
     depth: int | None = None
     """How many runs stand above it; where this is not given, a run of code reads it from its parent."""

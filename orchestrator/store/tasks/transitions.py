@@ -57,7 +57,7 @@ class Moved(NamedTuple):
     before: str
     """The state it came from."""
     name: str = ""
-    """Its callbacks; left out of turn tasks."""
+    """Its name; left out of turn tasks."""
     step: str | None = None
     """The step of the workflow that it belongs to."""
     lane: str | None = None

@@ -40,7 +40,7 @@ _MOST_FAILURES = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """The page for keys that are not bound."""
+    """The parts of the page that only keys see that are not bound."""
 
     overview: Overview
     troubles: list[Trouble]
