@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tests.benchmarks.bench.compositions import composing
 from tests.benchmarks.bench.contestants import OURS, PEERS, Contestant
 from tests.benchmarks.bench.environments import with_environment
 from tests.benchmarks.bench.finished import beside_finished
@@ -36,7 +37,8 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     sizes = Sizes(**{field.name: getattr(options, field.name) for field in fields(Sizes)})
     steps = options.rounds * (len(PASSES) * (1 + len(options.peers)) + 1) + len(options.peers)
     also = (options.million, options.later, options.keys, options.steps, options.idle)
-    bar = progress.add_task("", total=steps + sum(map(bool, also)))
+    composed = (1 + len(options.peers)) * options.compositions
+    bar = progress.add_task("", total=steps + composed + sum(map(bool, also)))
     begun = False
 
     def say(what: str) -> None:
@@ -71,6 +73,8 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         if options.steps:
             say("workflows as code")
             report["steps"] = stepping(services)
+        if options.compositions:
+            report["compositions"] = composing(contestants, services, say)
         if options.idle:
             say(f"idle for {options.idle:g} s")
             report["idle"] = idle_cpu(services, options.idle)

@@ -73,6 +73,10 @@ class Client:
         """Return the seconds that workflows as code took, so many at once, with so many steps each."""
         return _timed(lambda: cast(Any, self._queue).run_steps(runs, steps))
 
+    def compose(self, kind: str, count: int) -> float:
+        """Return the seconds that a chain, a group or a chord of so many tasks took."""
+        return _timed(lambda: getattr(self._queue, f"run_{kind}")(count))
+
     def drain(self, total: int) -> tuple[int, float]:
         """Watch workers come up and clear a backlog: return tasks and seconds from the first visible end to the last.
 

@@ -73,6 +73,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--steps", action="store_true", help="also: workflows as code, one step after another and many at once"
     )
     parser.add_argument(
+        "--compositions", action="store_true", help="also: chains, groups and chords, ours and those of the peers"
+    )
+    parser.add_argument(
         "--idle",
         type=float,
         nargs="?",

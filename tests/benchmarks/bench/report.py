@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tests.benchmarks.bench.compositions import TITLES
 from tests.benchmarks.bench.keys import TIMES
 
 MEASURES = {
@@ -70,6 +71,10 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
         _print_pairs(console, f"Throughput, backlog of {backlog:,} tasks with limits", "/s", report["keys"])
     if report.get("steps"):
         _print_pairs(console, "Workflows as code", "", report["steps"])
+    if report.get("compositions"):
+        composed: Mapping[str, Mapping[str, float]] = report["compositions"]
+        rows = [[title, *(_number(found[title]) for found in composed.values())] for title in TITLES.values()]
+        _print(console, "Compositions", ["", *composed], rows)
     if report.get("idle"):
         _print_pairs(console, f"Idle for {options['idle']:g} s", "% of a core", report["idle"])
 

@@ -39,6 +39,19 @@ class Queue(Protocol):
         """Enqueue one task and wait for its result."""
 
 
+class Composer(Protocol):
+    """A queue that has compositions; each of these returns when the result is there, and checks it."""
+
+    def run_chain(self, count: int) -> None:
+        """Run tasks one after another."""
+
+    def run_group(self, count: int) -> None:
+        """Run tasks at the same time, and fetch what they return."""
+
+    def run_chord(self, count: int) -> None:
+        """Run tasks at the same time, and then one more."""
+
+
 class Sender(Protocol):
     """A queue whose results can be waited for by many threads at once."""
 

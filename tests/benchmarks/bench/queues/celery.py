@@ -5,7 +5,7 @@ It acknowledges a task before running it, which is its default and its fastest: 
 
 from __future__ import annotations
 
-from celery import Celery
+from celery import Celery, chain, chord, group
 from celery.result import AsyncResult
 from redis import Redis
 
@@ -34,6 +34,12 @@ app.conf.update(
 def noop() -> int:
     """Do nothing."""
     return 1
+
+
+@app.task(name="collect")
+def collect(results: list[int]) -> int:
+    """Count what the tasks of a chord have returned."""
+    return len(results)
 
 
 class CeleryQueue:
@@ -76,6 +82,15 @@ class CeleryQueue:
 
     def round_trip(self) -> None:
         noop.delay().get(timeout=60)
+
+    def run_chain(self, count: int) -> None:
+        expect("result", chain(*[noop.si()] * count)().get(timeout=300), 1)
+
+    def run_group(self, count: int) -> None:
+        expect("results", group([noop.si()] * count)().get(timeout=300), [1] * count)
+
+    def run_chord(self, count: int) -> None:
+        expect("result", chord([noop.si()] * count)(collect.s()).get(timeout=300), count)
 
 
 queue = CeleryQueue()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
-from dramatiq.middleware import Retries
+from dramatiq.middleware import GroupCallbacks, Pipelines, Retries
+from dramatiq.rate_limits.backends import RedisBackend as Counters
 from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 from redis import Redis
 
 from tests.benchmarks.bench.queues.base import expect, redis_url, settle
 
-BROKER, RESULTS = 3, 4
+BROKER, RESULTS, COUNTERS = 3, 4, 7
 
 results = RedisBackend(client=Redis.from_url(redis_url(RESULTS), socket_timeout=None))  # it waits in blocking calls
-broker = RedisBroker(url=redis_url(BROKER), middleware=[Retries(), Results(backend=results)])
+counters = Counters(client=Redis.from_url(redis_url(COUNTERS)))
+middleware = [Pipelines(), GroupCallbacks(counters), Retries(), Results(backend=results)]
+broker = RedisBroker(url=redis_url(BROKER), middleware=middleware)
 dramatiq.set_broker(broker)
 
 
@@ -57,6 +60,22 @@ class DramatiqQueue:
 
     def round_trip(self) -> None:
         noop.send().get_result(backend=results, block=True, timeout=60_000)
+
+    def run_chain(self, count: int) -> None:
+        messages = [noop.message_with_options(pipe_ignore=True) for _ in range(count)]
+        found = dramatiq.pipeline(messages).run().get_result(backend=results, block=True, timeout=300_000)
+        expect("result", found, 1)
+
+    def run_group(self, count: int) -> None:
+        group = dramatiq.group([noop.message() for _ in range(count)]).run()
+        expect("results", sum(group.get_results(backend=results, block=True, timeout=300_000)), count)
+
+    def run_chord(self, count: int) -> None:
+        """Its callback is not given the results."""
+        group, callback = dramatiq.group([noop.message() for _ in range(count)]), noop.message()
+        group.add_completion_callback(callback)
+        group.run()
+        expect("result", callback.get_result(backend=results, block=True, timeout=300_000), 1)
 
 
 queue = DramatiqQueue()

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from sqlalchemy import Engine, text
 
-from orchestrator import Orchestrator, WorkflowContext
+from orchestrator import Orchestrator, WorkflowContext, chain, chord, group
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.store import database
 from tests.benchmarks.bench.queues.base import expect
@@ -18,6 +18,12 @@ app = Orchestrator()
 def noop() -> int:
     """Do nothing."""
     return 1
+
+
+@app.task
+def collect(results: list[int]) -> int:
+    """Count what the tasks of a chord have returned."""
+    return len(results)
 
 
 @app.task(concurrency=1_000, concurrency_key=lambda key: key)
@@ -82,6 +88,15 @@ class OrchestratorQueue:
         """Run workflows as code at once, and check what they return."""
         handles = [sequence.start(steps) for _ in range(runs)]
         expect("steps", {handle.result(300) for handle in handles}, {steps})
+
+    def run_chain(self, count: int) -> None:
+        expect("result", chain([noop.si()] * count).start().result(300), 1)
+
+    def run_group(self, count: int) -> None:
+        expect("results", group([noop.si()] * count).start().result(300), [1] * count)
+
+    def run_chord(self, count: int) -> None:
+        expect("result", chord([noop.si()] * count, collect.s()).start().result(300), count)
 
     def wait_for_last(self) -> None:
         self._last.result(300)
