@@ -98,8 +98,11 @@ class Statement(Generic[R]):
         for batch in batches:
             values |= batch
         for name, encode in self._encoders.items():
-            if values[name] is not None:
-                values[name] = encode(values[name])
+            value = values[name]
+            if value == ():  # as columns are that no row of a batch uses
+                values[name] = "{}"
+            elif value is not None:
+                values[name] = encode(value)
         return values
 
     def _send(self, connection: Connection, values: dict[str, Any]) -> StatementResult:
