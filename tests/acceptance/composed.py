@@ -7,7 +7,7 @@ from typing import Any
 
 from redis import Redis
 
-from orchestrator import Orchestrator, TaskContext, TaskFailure, chain, group
+from orchestrator import Orchestrator, TaskFailure, chain, group
 
 app = Orchestrator()
 NOTES = "composed-notes"
@@ -54,25 +54,13 @@ def note(word: Any, key: str) -> Any:
 @app.task
 def note_failure(failure: TaskFailure) -> None:
     """Follow a task that failed."""
-    _note("failed", failure.error.kind)
+    _note("failed", failure.kind)
 
 
 @app.task
 def note_success(value: Any) -> None:
     """Follow a task that succeeded."""
     _note("succeeded", value)
-
-
-@app.task
-def priority(ctx: TaskContext) -> int:
-    return ctx.priority
-
-
-@app.task
-def attempts(ctx: TaskContext, value: int) -> list[int]:
-    if ctx.attempt < 2:
-        raise RuntimeError("once more")
-    return [value, ctx.attempt]
 
 
 @app.task

@@ -189,11 +189,6 @@ SAME: dict[str, tuple[Callable[[], Part], Any]] = {
         lambda: identity.si(1) | group(identity.s() for _ in range(1_000)) | total.s(),
         1_000,
     ),
-    "chord.priority": (lambda: chain(composed.priority.options(priority=3).s()), 3),
-    "chord.priority_chain": (
-        lambda: composed.priority.options(priority=3).si() | composed.priority.options(priority=5).si(),
-        5,
-    ),
     "chord.nested_chord_group": (lambda: chord([twice(identity.s(42))], identity.s()), [[42, 42]]),
     "chord.nested_chord_group_chain_group_tail": (
         lambda: chord([chain(identity.s(42), twice(identity.s()))], identity.s()),
@@ -291,6 +286,19 @@ def test_the_callback_of_each_part_is_called_once(running: Stack, name: str) -> 
     run.result(60)
     succeeded = run.progress().counters.success
     eventually(lambda: noted(running, key) == ["succeeded 7"] * succeeded, f"{succeeded} callbacks")
+
+
+PRIORITIES: dict[str, tuple[int, ...]] = {"chord.priority": (3,), "chord.priority_chain": (3, 5)}
+
+
+@pytest.mark.parametrize("name", PRIORITIES)
+def test_each_part_keeps_its_priority(running: Stack, name: str) -> None:
+    run = chain([identity.options(priority=priority).si(1) for priority in PRIORITIES[name]]).start()
+    run.result(60)
+    rows = running.sql(
+        "SELECT priority FROM orchestrator.ended_tasks WHERE run_id = :run ORDER BY ended_at", run=run.id
+    )
+    assert tuple(priority for (priority,) in rows) == PRIORITIES[name]
 
 
 # -- failures
@@ -452,7 +460,7 @@ for _reason, _names in {
 
 
 def test_none_is_left_out_and_none_counted_twice() -> None:
-    tables = (SAME, ONCE, CALLBACKS, FAILING, ERROR_CALLBACKS, NOT_APPLICABLE)
+    tables = (SAME, ONCE, PRIORITIES, CALLBACKS, FAILING, ERROR_CALLBACKS, NOT_APPLICABLE)
     assert sum(map(len, tables)) == len({name for table in tables for name in table}) == CELERY_HAS
 
 
