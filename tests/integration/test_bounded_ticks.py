@@ -325,9 +325,9 @@ def test_expressions_that_take_long_together_are_evaluated_in_several_ticks(syst
     long = " and ".join(["params.list == params.list"] * 30)
     steps = tuple(Step(name=f"s{number}", task="job", when=f"${{{long}}}") for number in range(8))
     inputs = tuple(Step(name=f"i{number}", task="job", input={"number": f"${{{long}}}"}) for number in range(8))
-    definition = Definition(name="dear", params={"list": Param(type="list")}, steps=steps + inputs)
+    definition = Definition(name="expensive", params={"list": Param(type="list")}, steps=steps + inputs)
     system.app.workflows.apply(definition)
-    run = system.app.workflows["dear"].start(list=list(range(100_000)))
+    run = system.app.workflows["expensive"].start(list=list(range(100_000)))
     created = []
     while system.count("tasks") < 16:
         system.tick()

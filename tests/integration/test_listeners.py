@@ -1,5 +1,5 @@
-"""However many wait for one event, or for the end of one run, and however dear their filters are: they are asked over
-several ticks, and none of them keeps the event, the run, or anybody else.
+"""Many workflows that wait for one event, or for the end of one run, with expensive filters: these are evaluated over
+several ticks, and delay neither the event nor other runs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from orchestrator.scheduler.leadership import TermOver
 from orchestrator.scheduler.runs.triggers import Triggers
 from tests.integration.stage import System
 
-DEAR = 8
-"""How many have a dear filter."""
+EXPENSIVE = 8
+"""How many have a expensive filter."""
 ONE = (Step(name="a", task="job"),)
 FAILS = "${event.params.absent > 1}"
 
 
-def dear(path: str) -> str:
+def expensive(path: str) -> str:
     """Return a filter that lets everything through, at a cost of which two are too much for a tick (see `scarce`)."""
     return "${" + " + ".join([f"len({path} + {path})"] * 10) + " > 0}"
 
@@ -51,8 +51,8 @@ def started(system: System) -> list[str]:
 
 def test_an_event_asks_those_with_dear_filters_over_several_ticks(system: System) -> None:
     """They were asked in one: sixty took longer than the lease, and the event was lost for all."""
-    for number in range(DEAR):
-        listen(system, f"dear{number:02}", event="large", filter=dear("event.list"))
+    for number in range(EXPENSIVE):
+        listen(system, f"expensive{number:02}", event="large", filter=expensive("event.list"))
     listen(system, "refusing", event="large", filter="${event.absent > 1}")
     listen(system, "plain", event="large")
     system.app.post_event("large", {"list": [1] * 300})
@@ -61,19 +61,19 @@ def test_an_event_asks_those_with_dear_filters_over_several_ticks(system: System
     system.tick()
     numbers = [len(started(system))]
     assert "plain" in started(system), "who has no filter waits for none"
-    assert 1 < numbers[0] < DEAR // 2
+    assert 1 < numbers[0] < EXPENSIVE // 2
     system.lead()  # which remembers nothing
-    for _ in range(DEAR):
+    for _ in range(EXPENSIVE):
         system.tick()
         numbers.append(len(started(system)))
     assert max(after - before for before, after in pairwise(numbers)) <= 3, "two, and at last one of another event"
-    assert started(system) == sorted([*(f"dear{number:02}" for number in range(DEAR)), "plain", "other"])
+    assert started(system) == sorted([*(f"expensive{number:02}" for number in range(EXPENSIVE)), "plain", "other"])
     assert system.count("inbox") == 0
 
 
 def test_what_is_asked_for_beside_a_dear_event_is_done_meanwhile(system: System) -> None:
-    for number in range(DEAR):
-        listen(system, f"dear{number:02}", event="large", filter=dear("event.list"))
+    for number in range(EXPENSIVE):
+        listen(system, f"expensive{number:02}", event="large", filter=expensive("event.list"))
     system.app.post_event("large", {"list": [1] * 300})
     task = system.job.enqueue(1)
     task.cancel()
@@ -99,17 +99,17 @@ def end_upstream(system: System, size: int) -> Any:
 @pytest.mark.usefixtures("upstream")
 def test_a_run_ends_before_those_are_asked_who_wait_for_its_end(system: System) -> None:
     """They were asked in the transaction in which it ended, and kept it from that."""
-    for number in range(DEAR):
-        listen(system, f"dear{number:02}", workflow="up", filter=dear("event.params.list"))
+    for number in range(EXPENSIVE):
+        listen(system, f"expensive{number:02}", workflow="up", filter=expensive("event.params.list"))
     listen(system, "refusing", workflow="up", filter=FAILS)
     listen(system, "plain", workflow="up", params={})
     run = end_upstream(system, 300)
     assert run.progress().status == "success"
     assert "plain" in started(system)
-    assert len(started(system)) < DEAR // 2
+    assert len(started(system)) < EXPENSIVE // 2
     system.lead()
-    system.tick(DEAR)
-    assert started(system) == sorted([*(f"dear{number:02}" for number in range(DEAR)), "plain"])
+    system.tick(EXPENSIVE)
+    assert started(system) == sorted([*(f"expensive{number:02}" for number in range(EXPENSIVE)), "plain"])
     assert system.count("inbox") == 0
 
 

@@ -14,7 +14,7 @@ from orchestrator.scheduler import budget
 from tests.integration.stage import System
 
 LIST = {"list": Param(type="list")}
-DEAR = "${" + " and ".join(["params.list == params.list"] * 5) + "}"
+EXPENSIVE = "${" + " and ".join(["params.list == params.list"] * 5) + "}"
 ITEMS = list(range(10_000))
 RUNS = 8
 
@@ -27,7 +27,7 @@ def evaluated(system: System, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def slow(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
         def slowly(self: StepProgram, *given: Any) -> Any:
-            if self.step.name == "dear":
+            if self.step.name == "expensive":
                 system.clock.now += share
             found.append(f"{kind} {self.step.name}")
             return original(self, *given)
@@ -50,25 +50,25 @@ def ended(runs: list[RunHandle[Any]]) -> int:
 @pytest.mark.parametrize(
     ("kind", "step"),
     [
-        ("decide", Step(name="dear", task="job", when=DEAR)),
-        ("create", Step(name="dear", task="job", input={"number": DEAR})),
+        ("decide", Step(name="expensive", task="job", when=EXPENSIVE)),
+        ("create", Step(name="expensive", task="job", input={"number": EXPENSIVE})),
     ],
 )
 def test_of_many_runs_with_dear_expressions_few_are_evaluated_in_a_tick(
     system: System, evaluated: list[str], kind: str, step: Step
 ) -> None:
     """They were evaluated in one tick, as far as the processor's time went, and took longer than the lease."""
-    apply(system, "dear", step)
+    apply(system, "expensive", step)
     apply(system, "cheap", Step(name="a", task="job", when="${1 > 0}"))
     worker = system.worker(slots=100)
-    runs = [system.app.workflows["dear"].start(list=ITEMS) for _ in range(RUNS)]
+    runs = [system.app.workflows["expensive"].start(list=ITEMS) for _ in range(RUNS)]
     system.tick()
     cheap = system.app.workflows["cheap"].start()
     most, ticks = 0, 0
     while ended([*runs, cheap]) <= RUNS:
         evaluated.clear()
         system.tick()
-        most = max(most, evaluated.count(f"{kind} dear"))
+        most = max(most, evaluated.count(f"{kind} expensive"))
         worker.beat()
         worker.succeed(*worker.take())
         ticks += 1
@@ -80,9 +80,9 @@ def test_of_many_runs_with_dear_expressions_few_are_evaluated_in_a_tick(
 
 def test_a_run_whose_steps_are_dear_goes_on_one_by_one(system: System, evaluated: list[str]) -> None:
     """Both to decide and to create, so that what was decided is not put back for ever."""
-    apply(system, "dear", Step(name="dear", task="job", when=DEAR, input={"number": DEAR}))
+    apply(system, "expensive", Step(name="expensive", task="job", when=EXPENSIVE, input={"number": EXPENSIVE}))
     worker = system.worker(slots=100)
-    runs = [system.app.workflows["dear"].start(list=ITEMS) for _ in range(4)]
+    runs = [system.app.workflows["expensive"].start(list=ITEMS) for _ in range(4)]
     for _ in range(30):
         system.tick()
         worker.beat()
@@ -94,11 +94,11 @@ def test_a_run_whose_steps_are_dear_goes_on_one_by_one(system: System, evaluated
 
 def test_runs_that_begin_and_runs_that_go_on_take_turns(system: System, evaluated: list[str]) -> None:
     """Where there is time for one expression in a tick, those that come new do not keep the others waiting."""
-    apply(system, "dear", Step(name="dear", task="job", when=DEAR))
-    first = [system.app.workflows["dear"].start(list=ITEMS) for _ in range(3)]
+    apply(system, "expensive", Step(name="expensive", task="job", when=EXPENSIVE))
+    first = [system.app.workflows["expensive"].start(list=ITEMS) for _ in range(3)]
     worker = system.worker(slots=100)
     for _ in range(30):
-        system.app.workflows["dear"].start(list=ITEMS)
+        system.app.workflows["expensive"].start(list=ITEMS)
         system.tick()
         worker.beat()
         worker.succeed(*worker.take())
