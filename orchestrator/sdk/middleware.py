@@ -19,13 +19,12 @@ from contextlib import (
 )
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 from uuid import UUID
 
 from orchestrator.domain.tasks.headers import check_headers, of_start
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.errors import ConfigurationError, InvalidTask
+from orchestrator.errors import ConfigurationError, InvalidTask, InvalidWorkflow
 from orchestrator.sdk.checks import shown
 from orchestrator.sdk.tasks.context import TaskContext, current_task
 from orchestrator.telemetry import get_logger
@@ -48,8 +47,8 @@ class EnqueueCall:
     """Its arguments, which a hook may read."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Those by name; of a workflow or flow, its parameters."""
-    options: Any = field(default_factory=lambda: MappingProxyType({}))
-    """The options that were given to the task; a hook may set others: `call.options["priority"] = 5`."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The options that were given to a task; a hook may set others: `call.options["priority"] = 5`."""
     headers: dict[str, str] = field(default_factory=dict)
     """Texts that travel with it, with those of the task around this code; a hook may add to them."""
     id: str | None = None
@@ -137,6 +136,11 @@ class Chain:
         """Stand around the start of a run, which has the headers of the call."""
         call = EnqueueCall(kind=kind, name=name, args=args, kwargs=kwargs, headers=headers_here())
         with _around(self._enqueue, call):
+            if call.options:
+                raise InvalidWorkflow(
+                    f"Middleware has set {', '.join(call.options)} for {kind} {name!r}: options are those of tasks. "
+                    f'Look at call.kind == "task" before.'
+                )
             token = of_start.set(check_headers(call.headers))
             try:
                 yield call

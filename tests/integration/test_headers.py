@@ -7,16 +7,28 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import httpx
+import msgspec
 import pytest
 from sqlalchemy import Engine as Database
 
-from orchestrator import Orchestrator, Settings, Task, Workflow, WorkflowContext
-from orchestrator.domain.tasks.task import Dispatch, Enqueued
+from orchestrator import (
+    EnqueueCall,
+    InvalidTask,
+    InvalidWorkflow,
+    Middleware,
+    Orchestrator,
+    Settings,
+    Task,
+    Workflow,
+    WorkflowContext,
+)
+from orchestrator.domain.tasks.task import Dispatch, Enqueued, NewTask, parse_options
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.task_runtime import JobRuntime
-from tests.integration.code_stage import rest
+from tests.integration.code_stage import act, rest
 from tests.integration.serving import Way, serving
 from tests.integration.stage import System, Worker, fresh_system
 from tests.outbox import KeptOutbox
@@ -68,10 +80,15 @@ def stage(request: pytest.FixtureRequest, engine: Database, database_url: str, r
     way: Way = request.param
     with fresh_system(engine, database_url, redis_url) as system:
         if way == "database":
-            yield Stage(system, Orchestrator(system.app.settings, context=[tenant]))
+            with Orchestrator(system.app.settings, context=[tenant]) as app:
+                stage = Stage(system, app)
+                yield stage
+                stage.engine.close()
             return
         with serving(system.app.settings) as url, Orchestrator(Settings(api_url=url), context=[tenant]) as app:
-            yield Stage(system, app)
+            stage = Stage(system, app)
+            yield stage
+            stage.engine.close()
 
 
 def enqueued(stage: Stage) -> None:
@@ -106,9 +123,13 @@ def apply(stage: Stage) -> None:
     flow = Workflow("steps", on_success=[{"task": "mail"}])
     flow.task("first", stage.app.tasks["job"])
     stage.app.workflows.apply(flow)
+    stage.app.workflows.apply(one_step(stage.mail))
+
+
+def one_step(task: Task[..., Any]) -> Workflow:
     flow = Workflow("one")
-    flow.task("only", stage.mail)
-    stage.app.workflows.apply(flow)
+    flow.task("only", task)
+    return flow
 
 
 def step(stage: Stage) -> None:
@@ -205,3 +226,92 @@ def test_a_context_variable_reaches_all_that_comes_of_a_call(stage: Stage, origi
     stage.system.pass_seconds(2)
     rows = stage.system.sql("SELECT options FROM orchestrator.tasks WHERE name = 'mail'")
     assert [row["options"]["headers"] for row in rows] == [ACME]
+
+
+def test_the_turns_of_code_have_the_headers_of_its_run(stage: Stage) -> None:
+    @stage.app.workflow(name="coded")
+    async def coded(ctx: WorkflowContext) -> None:
+        await stage.mail.schedule()
+
+    with_tenant(coded.start)
+    turn = stage.take()
+    assert parse_options(turn.options).headers == ACME
+    act(stage.engine, turn)
+
+
+def test_a_child_keeps_its_own_headers_and_inherits_the_others(stage: Stage) -> None:
+    with_tenant(stage.app.tasks["job"].options(headers={"a": "1", "b": "1"}).enqueue)
+    with stage.inside(stage.take()):
+        stage.mail.options(headers={"b": "2"}).enqueue()
+    (row,) = stage.system.sql("SELECT options FROM orchestrator.tasks WHERE name = 'mail'")
+    assert row["options"]["headers"] == {**ACME, "a": "1", "b": "2"}
+
+
+def test_a_run_starts_with_what_middleware_says_or_not_at_all(stage: Stage) -> None:
+    seen: list[tuple[str, str, Any, Any]] = []
+
+    class Gate(Middleware):
+        def enqueue(self, call: EnqueueCall) -> None:
+            seen.append((call.kind, call.name, call.args, dict(call.kwargs)))
+            if call.name == "graph":
+                call.options["priority"] = 5
+            if call.name == "steps":
+                raise PermissionError(call.name)
+
+    @stage.app.workflow(name="coded")
+    async def coded(ctx: WorkflowContext, number: int) -> None: ...
+
+    apply(stage)
+    stage.app.flows.publish("graph", {"start": "a", "nodes": {"a": {"kind": "approval"}}})
+    stage.app.middleware.add(Gate())
+    with_tenant(stage.app.workflows["one"].start)
+    with_tenant(lambda: coded.start(7))
+    with pytest.raises(InvalidWorkflow, match="set priority for flow 'graph': options are those of tasks"):
+        stage.app.flows["graph"].start()
+    with pytest.raises(PermissionError, match="steps"):
+        stage.app.workflows["steps"].start()
+    calls: list[Any] = [("workflow", "one", (), {}), ("workflow", "coded", (7,), {}), ("flow", "graph", (), {})]
+    assert seen == [*calls, ("workflow", "steps", (), {})]
+    rows = stage.system.sql("SELECT name, headers FROM orchestrator.runs ORDER BY id")
+    assert [(row["name"], row["headers"]) for row in rows] == [("one", ACME), ("coded", ACME)]
+
+
+def test_the_same_call_with_other_headers_is_the_same_call(stage: Stage) -> None:
+    first = with_tenant(stage.mail.options(idempotency_key="k").enqueue)
+    assert stage.mail.options(idempotency_key="k").enqueue().id == first.id
+
+
+def test_headers_over_http(system: System) -> None:
+    large = {"a": "x" * 5_000}
+    system.app.workflows.apply(one_step(system.app.task(name="mail")(nothing)))
+    with serving(system.app.settings) as url, httpx.Client(base_url=f"{url}/api/v1") as api:
+        call = {"name": "mail", "headers": {"tenant": "acme"}}
+        assert api.post("/tasks", json=call).status_code == 201
+        assert api.post("/tasks", json=call, headers={"Idempotency-Key": "k"}).status_code == 201
+        again = api.post("/tasks", json={"name": "mail"}, headers={"Idempotency-Key": "k"})
+        assert again.status_code == 201, "headers are no part of the call"
+        refused = api.post("/tasks", json=call | {"headers": large})
+        assert refused.status_code == 422
+        assert "at most 4,096 are allowed" in refused.json()["detail"]
+        start = {"Orchestrator-Headers": '{"tenant": "\\u00e9"}'}
+        assert api.post("/workflows/one/runs", json={}, headers=start).is_success
+        for wrong in (msgspec.json.encode(large).decode(), "nothing", "[]"):
+            refused = api.post("/workflows/one/runs", json={}, headers={"Orchestrator-Headers": wrong})
+            assert refused.status_code == 422, refused.text
+    (run,) = system.sql("SELECT headers FROM orchestrator.runs")
+    assert run["headers"] == {"tenant": "é"}
+    rows = system.sql("SELECT options FROM orchestrator.tasks WHERE run_id IS NULL")
+    assert [row["options"]["headers"] for row in rows] == [{"tenant": "acme"}] * 2
+
+
+def test_the_server_checks_the_headers_of_clients(engine: Database, database_url: str, redis_url: str) -> None:
+    with (
+        fresh_system(engine, database_url, redis_url) as system,
+        serving(system.app.settings) as url,
+        Orchestrator(Settings(api_url=url)) as app,
+    ):
+        task = app.task(name="mail")(nothing)
+        options = msgspec.json.encode({"headers": {"a": "x" * 5_000}}).decode()
+        new: NewTask = msgspec.structs.replace(task._new((), {}), options=options)
+        with pytest.raises(InvalidTask, match="at most 4,096 are allowed"):
+            app._client.backend.tasks.enqueue(new)

@@ -6,12 +6,13 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
 import pytest
 
 import orchestrator
@@ -24,8 +25,14 @@ from orchestrator import (
     Orchestrator,
     Task,
     TaskContext,
+    TurnContext,
     UnknownOption,
+    WorkflowContext,
 )
+from orchestrator.domain.code import history
+from orchestrator.domain.code.activation import Activated, Activation
+from orchestrator.domain.executors.call import ExecutorCall
+from orchestrator.domain.executors.record import Record
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import (
     Dispatch,
@@ -35,10 +42,12 @@ from orchestrator.domain.tasks.task import (
     Returned,
     Succeeded,
     TaskError,
+    TaskOptions,
     parse_options,
 )
 from orchestrator.errors import RetryLater, TaskAborted
 from orchestrator.sdk.values.payload import encode_call
+from orchestrator.transport.codec import encode
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner, attempt_end
@@ -363,6 +372,58 @@ def test_the_context_says_what_came_before(monkeypatch: pytest.MonkeyPatch) -> N
     assert (found[0].headers, found[0].failures, found[0].is_after_loss) == ({"a": "b"}, 2, True)
 
 
+# -- turns
+
+
+def turn_of(app: Orchestrator) -> tuple[Runner, Job]:
+    """Return the first turn of a workflow, and what runs it."""
+
+    @app.workflow(name="flow")
+    async def flow(ctx: WorkflowContext) -> str:
+        return tenant.get()
+
+    started = history.RunStarted("flow", 1, b"\x92\x90\x80")
+    activation = Activation(TASK, "flow", 1, 0, 1, [history.Event(1, 0.0, started)])
+    dispatch = Dispatch(TASK, 1, "flow", encode(activation), "default", '{"headers": {"tenant": "acme"}}', run_id=TASK)
+    job = Job(dispatch, Bundle("g", "default", "1-0", 1), 0, 0.0)
+    assert job.begin(100.0)
+    return runner_of(app), job
+
+
+def test_hooks_stand_around_a_turn_and_set_what_its_code_sees(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[TurnContext] = []
+
+    class Setting(Middleware):
+        def turn(self, ctx: TurnContext) -> Iterator[None]:
+            tenant.set(ctx.headers["tenant"])
+            yield
+            seen.append(ctx)
+            raise ValueError("too late")
+
+    app, _ = application(Setting())
+    runner, job = turn_of(app)
+    report = runner.run(job)
+    assert isinstance(report, Activated)
+    assert b"acme" in encode(report)
+    assert [(turn.workflow, turn.run_id.bytes, turn.is_replay) for turn in seen] == [("flow", TASK, False)]
+    assert "middleware.failed hook=turn: the turn counts" in caplog.text
+    assert tenant.get(None) is None
+
+
+@pytest.mark.parametrize(("error", "charged"), [(ValueError("no"), True), (RetryLater(5), False)])
+def test_an_exception_before_a_turn_keeps_it_from_being_taken(error: Exception, charged: bool) -> None:
+    class Failing(Middleware):
+        def turn(self, ctx: TurnContext) -> None:
+            assert ctx.workflow == "flow"
+            raise error
+
+    app, _ = application(Failing())
+    runner, job = turn_of(app)
+    report = runner.run(job)
+    assert isinstance(report, Failed)
+    assert report.charged is charged
+
+
 # -- ends
 
 
@@ -388,12 +449,23 @@ def test_outcomes(report: AttemptReport, options: str | None, outcome: str | Non
         assert end.seconds == 2.5
 
 
-def test_what_was_cancelled_was_not_a_failure() -> None:
+def test_what_was_cancelled_has_neither_failed_nor_succeeded() -> None:
     job = new_job("plain")
     job.stop_with(TaskAborted, 101.0)
-    end = attempt_end(job, Failed(TASK, 1, 2.5, ERROR))
+    for report in (Failed(TASK, 1, 2.5, ERROR), Succeeded(TASK, 1, 2.5, b"\xc0")):
+        end = attempt_end(job, report)
+        assert end is not None
+        assert end.outcome == "cancelled"
+    job.completion = b"\xc0"  # in its transaction
+    end = attempt_end(job, report)
     assert end is not None
-    assert end.outcome == "cancelled"
+    assert end.outcome == "success"
+
+
+def test_what_ends_a_cancelled_execution_is_no_attempt_of_a_task() -> None:
+    call = ExecutorCall("process", {"command": ["true"]}, ends=Record(name="x", attempt=1, failures=0, since=0.0))
+    options = msgspec.json.encode(TaskOptions(executor=call)).decode()
+    assert attempt_end(new_job("process", options=options), Succeeded(TASK, 1, 2.5, b"\xc0")) is None
 
 
 def test_a_hook_that_fails_after_the_end_keeps_nobody_from_hearing_of_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -470,12 +542,10 @@ def test_mistakes_are_found_at_once(given: dict[str, Any], words: str) -> None:
 # -- what it costs
 
 
-def calls_of(act: Callable[[], object]) -> Counter[str]:
-    """Return the functions of ours that are called, and how often."""
-    ours = str(Path(orchestrator.__file__).parent)
-    act()
-    act()
-    found: Counter[str] = Counter()
+@contextmanager
+def counting() -> Iterator[Counter[str]]:
+    """Count the functions of ours that are called, by name."""
+    ours, found = str(Path(orchestrator.__file__).parent), Counter[str]()
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
@@ -484,17 +554,27 @@ def calls_of(act: Callable[[], object]) -> Counter[str]:
 
     sys.setprofile(note)
     try:
-        act()
+        yield found
     finally:
         sys.setprofile(None)
-    return found
 
 
 def test_nothing_is_called_without_middleware() -> None:
     """The numbers are those of the release without middleware. If you add a call on purpose, write down the new one."""
     app, _ = application()
-    runner = runner_of(app)
-    plain = app.tasks["plain"]
-    assert calls_of(lambda: plain.enqueue("a")).total() == 33
-    assert calls_of(lambda: runner.run(new_job("plain", "a"))).total() == 26
-    assert calls_of(lambda: asyncio.run(runner.run_async(new_job("later", "a")))).total() == 26
+    runner, plain = runner_of(app), app.tasks["plain"]
+    for expected, act in ((33, lambda: plain.enqueue("a")), (26, lambda: runner.run(new_job("plain", "a")))):
+        act()
+        with counting() as found:
+            act()
+        assert found.total() == expected, found
+
+    async def awaited() -> Counter[str]:
+        await runner.run_async(new_job("later", "a"))
+        job = new_job("later", "a")
+        with counting() as found:
+            await runner.run_async(job)
+        return found
+
+    found = asyncio.run(awaited())
+    assert found.total() == 21, found

@@ -418,20 +418,25 @@ class Runner:
 
 
 def attempt_end(job: Job, report: AttemptReport) -> AttemptEnd | None:
-    """Return how an attempt has ended, as middleware is told; None for a turn, and for one that was handed back."""
-    if job.dispatch.is_turn_task:
+    """Return how an attempt has ended, as middleware is told; None where it has not, or where it is none of a task's.
+
+    One that was handed back has not ended; turns and the tasks that end cancelled executions are our own.
+    """
+    executor = job.options.executor
+    if job.dispatch.is_turn_task or (executor is not None and executor.ends is not None):
         return None
-    if isinstance(report, Succeeded):
-        return AttemptEnd(outcome="success", seconds=report.duration)
     if isinstance(report, Lost):
         return AttemptEnd(outcome="lost", error=TaskError("WorkerLost", report.reason))
-    if not isinstance(report, Failed):
+    if not isinstance(report, (Succeeded, Failed)):
         return None
-    outcome: Literal["cancelled", "retry", "failure"] = "cancelled"
-    if job.interrupted_by is not TaskAborted:
+    error = report.error if isinstance(report, Failed) else None
+    outcome: Literal["success", "retry", "failure", "cancelled"] = "success"
+    if job.interrupted_by is TaskAborted and job.completion is None:
+        outcome = "cancelled"
+    elif isinstance(report, Failed):
         decision = after_failure(report, job.options.retry, job.dispatch.failures, 0.0)
         outcome = "retry" if isinstance(decision, RetryTask) else "failure"
-    return AttemptEnd(outcome=outcome, error=report.error, seconds=report.duration)
+    return AttemptEnd(outcome=outcome, error=error, seconds=report.duration)
 
 
 def _around(hooks: Chain, ctx: TaskContext, call: Callable[[], Any]) -> Any:

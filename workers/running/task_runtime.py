@@ -309,7 +309,7 @@ def interruption(job: Job, reason: type[BaseException]) -> BaseException:
 
 def _check_size(tasks: Sequence[NewTask]) -> None:
     """Refuse what would not fit the one message in which it travels, and which the leader applies as a whole."""
-    size = sum(len(task.payload) + _OVERHEAD for task in tasks)
+    size = sum(len(task.payload) + _OVERHEAD + (len(task.options) if task.options else 0) for task in tasks)
     if size > _MOST_ENQUEUED:
         raise PayloadError(
             f"{len(tasks):,} tasks with {size:,} bytes are enqueued at once inside a task, and at most "

@@ -17,7 +17,7 @@ from orchestrator.domain.states import RunState
 from orchestrator.references import MARK
 from orchestrator.store import driver, payloads
 from orchestrator.store.sql import Batch, Blob, Json, Prepared, Statement, array_of
-from orchestrator.store.tasks.row import span_of_run
+from orchestrator.store.tasks.row import SPAN_OF_RUN, join_run
 
 
 class NewRun(NamedTuple):
@@ -97,14 +97,14 @@ _NOW = "coalesce(%(now)s::timestamptz, now())"
 def _creating(name: str, source: str, **values: str) -> str:
     created = _NEW.into(
         "runs",
-        source,
+        f"{source} {join_run('n.parent_run')}",
         but=("begun",),
         open="n.total",
         deadline=f"{_NOW} + n.timeout * interval '1 second'",
         tags="ARRAY(SELECT jsonb_array_elements_text(n.tags))",
         created_at=_NOW,
-        trace=f"coalesce(n.trace, {span_of_run('n.parent_run')})",
-        headers="coalesce(n.headers, (SELECT headers FROM orchestrator.runs WHERE id = n.parent_run LIMIT 1))",
+        trace=f"coalesce(n.trace, {SPAN_OF_RUN})",
+        headers="coalesce(n.headers, run.headers)",
         **values,
     )
     return f"""

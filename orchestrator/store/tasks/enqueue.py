@@ -17,7 +17,7 @@ from orchestrator.domain.tasks.task import NewTask
 from orchestrator.store import driver
 from orchestrator.store.other_drivers import DriverConnection
 from orchestrator.store.sql import Batch, Prepared, Statement
-from orchestrator.store.tasks.row import NEW, parameters, span_of_run, value_of, with_headers_of_run
+from orchestrator.store.tasks.row import NEW, SPAN_OF_RUN, join_run, parameters, value_of, with_headers_of_run
 from orchestrator.store.tasks.transitions import arrivals
 
 
@@ -162,14 +162,14 @@ _NEW = Batch("n", ", ".join([*(f"{name} {field.type}" for name, field in NEW.ite
 _STORED = {
     **{field.column: value_of(name, f"n.{name}", "%(now)s::timestamptz") for name, field in NEW.items()},
     "attempt": "n.attempt",
-    "trace": f"coalesce(n.trace, {span_of_run('n.run_id')})",
-    "options": f"coalesce({with_headers_of_run('n.options', 'n.run_id')}, n.options)",
+    "trace": f"coalesce(n.trace, {SPAN_OF_RUN})",
+    "options": with_headers_of_run("n.options"),
 }
 _ADOPT = Prepared[None](f"""
 WITH /* enqueue.create_tasks */ created AS (
     INSERT INTO orchestrator.tasks ({", ".join(_STORED)})
     SELECT {", ".join(_STORED.values())}
-      FROM {_NEW}
+      FROM {_NEW} {join_run("n.run_id")}
      WHERE (SELECT true FROM orchestrator.ended_tasks WHERE id = n.id LIMIT 1) IS NULL
         ON CONFLICT (id) DO NOTHING
     RETURNING id, lane, wake_at

@@ -90,19 +90,24 @@ def value_of(name: str, source: str, now: str = "now()") -> str:
 # -- what comes of runs
 
 
-def span_of_run(identifier: str) -> str:
-    """Return an expression: the traceparent of what comes of a run with this id, null where that is not traced.
-
-    Where the leader `has_spans` of runs, that is the span of the run, whose id is the second half of the run's own
-    (`orchestrator/trace_context.py`); else it is the span that the run came of.
-    """
-    own = "overlay(run.trace PLACING right(replace(run.id::text, '-', ''), 16) FROM 37 FOR 16)"
-    return f"""(SELECT CASE WHEN %(has_spans)s::boolean THEN {own} ELSE run.trace END
-              FROM orchestrator.runs run WHERE run.id = {identifier} LIMIT 1)"""
+def join_run(identifier: str) -> str:
+    """Return a join with the run of this id, of which there may be none; the expressions below are about it."""
+    return f"""LEFT JOIN LATERAL (
+           SELECT id, trace, headers FROM orchestrator.runs WHERE id = {identifier} LIMIT 1) AS run ON true"""
 
 
-def with_headers_of_run(options: str, identifier: str) -> str:
-    """Return an expression: options with the headers of a run with this id, null where that has none."""
-    merged = f"run.headers || coalesce({options} -> 'headers', '{{}}'::jsonb)"
-    return f"""(SELECT coalesce({options}, '{{}}'::jsonb) || jsonb_build_object('headers', {merged})
-              FROM orchestrator.runs run WHERE run.id = {identifier} AND run.headers IS NOT NULL LIMIT 1)"""
+SPAN_OF_RUN = """CASE WHEN %(has_spans)s::boolean
+            THEN overlay(run.trace PLACING right(replace(run.id::text, '-', ''), 16) FROM 37 FOR 16)
+            ELSE run.trace END"""
+"""The traceparent of what comes of the run, null where that is not traced.
+
+Where the leader `has_spans` of runs, that is the span of the run, whose id is the second half of the run's own
+(`orchestrator/trace_context.py`); else it is the span that the run came of.
+"""
+
+
+def with_headers_of_run(options: str) -> str:
+    """Return an expression: options with the headers of the run; those of the options themselves go first."""
+    headers = f"run.headers || coalesce({options} -> 'headers', '{{}}'::jsonb)"
+    merged = f"coalesce({options}, '{{}}'::jsonb) || jsonb_build_object('headers', {headers})"
+    return f"CASE WHEN run.headers IS NULL THEN {options} ELSE {merged} END"
