@@ -77,8 +77,8 @@ def add_by_chord(numbers: list[int], amount: int) -> str:
 def _note(*words: Any) -> None:
     """Add words to the list that a test has named."""
     redis = _redis()
-    redis.rpush(str(redis.get(NOTES), "utf-8"), " ".join(map(str, words)))
+    redis.rpush(str(redis.get(NOTES)), " ".join(map(str, words)))
 
 
 def _redis() -> Redis:
-    return Redis.from_url(os.environ["ORCHESTRATOR_REDIS_URL"])
+    return Redis.from_url(os.environ["ORCHESTRATOR_REDIS_URL"], decode_responses=True)

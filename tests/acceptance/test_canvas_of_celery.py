@@ -7,8 +7,8 @@ does: a composition of the same shape, and its result. `ONCE` are those that loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 from uuid import uuid4
 
 import composed
@@ -224,7 +224,7 @@ def test_it_comes_to_the_same_result(running: Stack, name: str) -> None:
 
 
 def noted(stack: Stack, key: str) -> list[str]:
-    return [word.decode() for word in stack.redis.lrange(key, 0, -1)]
+    return [str(word, "utf-8") for word in cast(list[bytes], stack.redis.lrange(key, 0, -1))]
 
 
 def notes(key: str, *words: object) -> list[Part]:
@@ -350,7 +350,7 @@ def test_a_failure_reaches_the_caller_and_what_follows_is_not_run(running: Stack
     assert noted(running, key) == []
 
 
-ERROR_CALLBACKS = {
+ERROR_CALLBACKS: dict[str, Callable[[Part], Part]] = {
     "link_error.link_error": lambda part: part,
     "link_error.link_error_callback_retries": lambda part: part,
     "link_error.link_error_using_signature": lambda part: part,
@@ -460,7 +460,15 @@ for _reason, _names in {
 
 
 def test_none_is_left_out_and_none_counted_twice() -> None:
-    tables = (SAME, ONCE, PRIORITIES, CALLBACKS, FAILING, ERROR_CALLBACKS, NOT_APPLICABLE)
+    tables: tuple[Mapping[str, object], ...] = (
+        SAME,
+        ONCE,
+        PRIORITIES,
+        CALLBACKS,
+        FAILING,
+        ERROR_CALLBACKS,
+        NOT_APPLICABLE,
+    )
     assert sum(map(len, tables)) == len({name for table in tables for name in table}) == CELERY_HAS
 
 

@@ -52,13 +52,13 @@ def test_one_arrives_although_redis_has_closed_the_connection(redis: Redis, nudg
 
 
 def test_nobody_waits_for_an_answer_that_has_not_come(redis: Redis, nudges: Nudges) -> None:
-    redis.execute_command("CLIENT", "PAUSE", "60000", "WRITE")
+    redis.client_pause(60_000, all=False)
     try:
         for _ in range(3):
             nudges.send()
         assert not nudges._silent_until, "the answer was waited for until the time was over"
     finally:
-        redis.execute_command("CLIENT", "UNPAUSE")
+        redis.client_unpause()
     arrive(redis, 3)
 
 
