@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import django
 import psycopg2.extensions
 import pytest
 
@@ -167,6 +168,11 @@ for number in range(3):
 """
 
 
+def _with_tasks(code: str) -> str:
+    """Return code with what Django itself has instead of the backport, if it has that."""
+    return code.replace("from django_tasks", "from django.tasks") if django.VERSION >= (6,) else code
+
+
 class Project:
     """A Django project in a folder."""
 
@@ -190,7 +196,7 @@ class Project:
             (folder / name).mkdir()
             (folder / name / "__init__.py").touch()
         for name, body in files.items():
-            (folder / name).write_text(body)
+            (folder / name).write_text(_with_tasks(body))
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
         self._running: list[subprocess.Popen[bytes]] = []
 
@@ -235,5 +241,5 @@ def test_a_project(project: Project) -> None:
     project.manage("test", "--parallel", "2")
     assert "orchestrator.Dashboard" not in project.manage("migrate"), "Django has nothing to warn of"
     project.start("orchestrator", "dev", "--port", "0", until="ready")
-    project.manage("shell", input=USE)
+    project.manage("shell", input=_with_tasks(USE))
     assert "orders.tasks.send_invoice" in project.manage("orchestrator", "tasks", "list")

@@ -18,6 +18,7 @@ from psycopg.rows import dict_row
 from sqlalchemy import Engine
 
 from orchestrator import Duplicate, InvalidTask, NotFound, Orchestrator, Task
+from orchestrator.store import database
 from tests.integration.test_enqueueing import OPTIONS, _row
 
 Enqueue = Callable[..., Any]
@@ -122,6 +123,18 @@ def test_the_commit_wakes_the_leader(app: Orchestrator, driver: Enqueue, databas
     leader.poll()
     assert [notification.channel for notification in leader.notifies] == ["orchestrator"]
     leader.close()
+
+
+def test_another_namespace(driver: Enqueue, database_url: str, redis_url: str) -> None:
+    database.upgrade(database_url, namespace="elsewhere")
+    with Orchestrator(database_url=database_url, redis_url=redis_url, namespace="elsewhere") as app:
+        (found,) = driver(
+            app.task(name="job", unique_key=driver.__name__, concurrency_key="c")(lambda value: value), [1]
+        )
+        assert app.handle(found).status() == "pending"
+        (again,) = driver(app.tasks["job"], [1])
+        assert again == found
+        app.handle(found).cancel()
 
 
 def test_connections_that_cannot_be_used(app: Orchestrator, database_url: str) -> None:

@@ -239,6 +239,50 @@ def test_a_cancelled_task_closes_its_own() -> None:
     assert events == ["held", "held closed"]
 
 
+def test_the_loop_goes_on_while_a_resource_is_opened() -> None:
+    own, going_on = Orchestrator(), threading.Event()
+
+    @own.resource(scope="process")
+    def model() -> str:
+        assert going_on.wait(10), "the loop stands still"
+        return "model"
+
+    @own.task(name="predict")
+    async def predict(model: str = Depends(model)) -> str:
+        return model
+
+    async def main() -> list[str]:
+        running = [asyncio.ensure_future(predict()) for _ in range(3)]  # type: ignore[call-overload]
+        await asyncio.sleep(0)
+        going_on.set()
+        return [await one for one in running]
+
+    assert asyncio.run(main()) == ["model"] * 3
+
+
+def test_a_resource_that_opens_slowly_keeps_no_other_waiting() -> None:
+    own, opening, done = Orchestrator(), threading.Event(), threading.Event()
+
+    @own.resource(scope="process")
+    def slow() -> str:
+        opening.set()
+        assert done.wait(10), "the other one waits"
+        return "slow"
+
+    @own.resource(scope="process")
+    def quick() -> str:
+        return "quick"
+
+    first = own.task(name="slow")(lambda value=Depends(slow): value)
+    second = own.task(name="quick")(lambda value=Depends(quick): value)
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert opening.wait(10)
+    assert second() == "quick"
+    done.set()
+    thread.join()
+
+
 # -- what is refused
 
 

@@ -94,9 +94,11 @@ def dependencies_of(function: Function) -> dict[str, Function]:
 class _Opened:
     """What is open for one attempt. Each of them sees how the attempt ends, the last that was opened first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_wait: bool) -> None:
         self.values: dict[Function, Any] = {}
         self.stack = AsyncExitStack()
+        self.may_wait = may_wait
+        """It is opened on an event loop."""
 
     def entering(self) -> AsyncExitStack:
         """Return what closes the next one."""
@@ -106,14 +108,15 @@ class _Opened:
 class _Kept(_Opened):
     """What is open in a process, or on an event loop. One that cannot be closed is no concern of the others."""
 
-    def __init__(self, *_: object) -> None:
-        super().__init__()
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        super().__init__(may_wait=loop is not None)
         self.lock = asyncio.Lock()
         self._stacks: list[AsyncExitStack] = []
 
     def entering(self) -> AsyncExitStack:
-        self._stacks.append(AsyncExitStack())
-        return self._stacks[-1]
+        stack = AsyncExitStack()
+        self._stacks.append(stack)
+        return stack
 
     async def close(self) -> None:
         """Close all, the last that was opened first."""
@@ -132,7 +135,8 @@ class Resources:
         self._scopes: dict[Function, Scope] = {}
         self._overrides: dict[Function, Any] = {}
         self._lifespans: list[Function] = []
-        self._lock = ProcessLock()
+        self._locks: dict[Function, ProcessLock] = {}
+        """Of resources of the process: while one is opened, tasks that need another one do not wait."""
         self._process = PerProcess(self._begin)
         self._loop = PerLoop(_Kept)
 
@@ -141,6 +145,7 @@ class Resources:
         if scope not in get_args(Scope):
             raise InvalidTask(f"app.resource(scope=…): expected 'task' or 'process', found {scope!r}.")
         self._scopes[function] = scope
+        self._locks[function] = ProcessLock()
         for name, other in dependencies_of(function).items():
             if scope == "process" and self._scopes.get(other) != "process":
                 raise InvalidTask(
@@ -180,7 +185,7 @@ class Resources:
         places = [(place, one.name) for place, one in enumerate(by_place) if one.name in needed]
 
         async def call(args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-            opened, failure, arguments = _Opened(), None, list(args)
+            opened, failure, arguments = _Opened(may_wait=is_async), None, list(args)
             async with opened.stack:
                 for name, other in needed.items():
                     if name not in keywords:
@@ -227,6 +232,7 @@ class Resources:
         except TimeoutError:
             log.warning("resource.close_timeout seconds=%g: asynchronous resources are left open", _CLOSING)
         if (opened := self._process.take()) is not None:
+            atexit.unregister(self.close)
             _completed(opened.close())
 
     async def _close_on_loop(self) -> None:
@@ -248,8 +254,16 @@ class Resources:
                 return await self._open(function, on_loop)
             async with on_loop.lock:
                 return await self._open(function, on_loop)
-        with self._lock:
-            return await self._open(function, self._process())  # which does not wait
+        found = self._process().values.get(function, self)
+        if found is not self:
+            return found
+        if opened.may_wait:  # the loop goes on meanwhile
+            return await asyncio.to_thread(self._open_in_process, function)
+        return self._open_in_process(function)
+
+    def _open_in_process(self, function: Function) -> Any:
+        with self._locks[function]:
+            return _completed(self._open(function, self._process()))
 
     async def _open(self, function: Function, opened: _Opened) -> Any:
         if function in opened.values:
