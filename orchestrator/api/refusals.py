@@ -55,5 +55,5 @@ class Refusals:
                     target=f"{method} {path}",
                     detail=detail,
                 )
-        except Exception as error:  # noqa: BLE001  # whoever was refused is told that, and nothing else
+        except Exception as error:  # noqa: BLE001  # the client gets its refusal, and nothing else
             log.warning("api.audit_failed error=%s: a refused request is missing from the audit log", error)

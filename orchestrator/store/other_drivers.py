@@ -1,8 +1,8 @@
 """Connections that SQLAlchemy did not open: psycopg2, psycopg 3, asyncpg and Django.
 
 `other_driver` wraps one, and a `Statement` runs on it as on a connection of SQLAlchemy, in the transaction that its
-owner has begun. No driver is imported here: whoever has a connection has loaded its driver. The asynchronous ones need
-greenlet, as SQLAlchemy's do: the caller is in `greenlet_spawn`, and each statement is awaited from there.
+owner has begun. No driver is imported here: a caller with a connection has loaded its driver. The asynchronous ones
+need greenlet, as SQLAlchemy's do: the caller is in `greenlet_spawn`, and each statement is awaited from there.
 """
 
 from __future__ import annotations
