@@ -223,7 +223,7 @@ def test_the_error_names_the_part_that_failed_and_what_was_not_run(tasks: Tasks)
 def test_the_error_of_a_part_in_a_child_run_names_it(tasks: Tasks) -> None:
     run = group(chain(tasks.double.s(n), tasks.fail.s(), tasks.double.s()) for n in range(3)).start()
     tasks.until_ended(run)
-    with pytest.raises(RunFailed, match=r"step 1 of 1, composed:\w+, 3 of 3\. In run \S+: step 2 of 3, shop.fail: Val"):
+    with pytest.raises(RunFailed, match=r"step 1 of 1, double-fail, 3 of 3\. In run \S+: step 2 of 3, shop.fail: Val"):
         run.result()
 
 
@@ -286,6 +286,8 @@ def test_parents_and_children_are_found(tasks: Tasks) -> None:
     run = group(chain(tasks.double.s(n), tasks.double.s()) for n in range(2)).start()
     tasks.until_ended(run)
     assert run.parent() is None
+    names = tasks.system.sql("SELECT name FROM orchestrator.runs ORDER BY name")
+    assert [row["name"] for row in names] == ["chain:double", "chain:double", "group:double"]
     one, two = run.children()
     assert isinstance(one, RunHandle)
     assert one.parent() is not None
@@ -411,6 +413,14 @@ def test_large_arguments_go_to_the_payload_store(
         )
         fans = [[1_500_000, large, 0], [1_500_000, large, 1]]
         assert tasks.result(composition) == [[fans, large], 2]
+        run = chord(tasks.double.map(range(1_000)), tasks.total.s()).start()
+        again = run.rerun()
+        tasks.until_ended(run, again)
+        assert run.result() == again.result() == 999_000
+        owner, keeper = UUID(run.id), UUID(again.id)
+        assert {"owner": owner, "keeper": keeper} in system.sql("SELECT owner, keeper FROM orchestrator.payload_keeps")
+        large_ones = [large] * 5
+        assert tasks.result(chain(tasks.double.s(1), tasks.join.map(large_ones))) == [[2, large]] * 5
 
 
 def test_arguments_are_shown_with_their_tasks_alone(system: System) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
+from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.state import DagState, StepState, kept_state, step_output
 from orchestrator.domain.ids import to_text
@@ -129,6 +130,7 @@ class RunBackend(Part, RunWork):
         if kept is not None:
             names = [graph.steps[place].name for place in kept.successes]
             dags.keep(connection, run, new, names, msgspec.msgpack.encode(kept))
+        if kept is not None or is_composed(definition.name):  # whose arguments may be stored
             payloads.keep_all(connection, run, new)
 
     # -- asking

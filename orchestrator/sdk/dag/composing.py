@@ -190,7 +190,7 @@ class _Shape:
         definition = shape.definition(value, is_fed=is_fed)
         self.children |= {**shape.children, definition.name: definition}
         return self._add_step(
-            label.partition(":")[2],
+            label.partition(":")[2].replace("/", "-"),
             workflow=definition.name,
             depends_on=before.steps if before is not None else (),
             input={ARGS: "${item}"} | ({PREVIOUS: before.template} if before is not None else {}),
@@ -238,7 +238,12 @@ class _Arguments:
         if not isinstance(part._first, Call):
             return [[self.of(inner, is_fed=is_fed) for inner in part.parts]]
         rows = [self._of_call(call, is_fed=is_fed) for call in part.parts if isinstance(call, Call)]
-        return [[row[0] for row in rows] if rows and len(rows[0]) == 1 else rows]
+        if not rows or len(rows[0]) != 1:
+            return [rows]
+        items = msgspec.msgpack.encode([row[0] for row in rows])
+        if self._store is not None:  # as a result, whose items are read one by one
+            items = self._store.result(items, self._run_id, None, 0)
+        return [Raw(items)]
 
     def _of_call(self, call: Call[Any], *, is_fed: bool) -> list[Any]:
         task, args, kwargs = _task(call), call.args, call.kwargs
@@ -250,7 +255,7 @@ class _Arguments:
             task._signature.check_types(args, kwargs, payload)
         by_place, by_name = _call_of(payload)
         values = [*by_place, *(by_name[name] for name in sorted(by_name))]
-        if self._store is not None and len(payload) > self._settings.inline_payload:
+        if self._store is not None and len(payload) > self._store.inline:
             values = [Raw(self._store.arguments(bytes(value), self._run_id, None)) for value in values]
         if _has_key(task):
             values.append(Raw(msgspec.msgpack.encode(self._key_of(task, args, kwargs, is_fed and not call.immutable))))

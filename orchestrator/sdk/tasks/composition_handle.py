@@ -120,7 +120,7 @@ class CompositionHandle(RunHandle[Any], Generic[O_co]):
 
 def _failure(run: CompositionHandle[Any], state: str, steps: Sequence[StepView], below: Callable[[], str]) -> RunFailed:
     """Return the error of a run that did not succeed: which part failed, and what was not run."""
-    not_run = [step.calls for step in steps if step.state in ("skipped", "cancelled", "waiting")]
+    not_run = [_called(step) for step in steps if step.state in ("skipped", "cancelled", "waiting")]
     named = ", ".join(not_run[:_MOST_NAMED]) + (
         f" and {len(not_run) - _MOST_NAMED:,} more" * (len(not_run) > _MOST_NAMED)
     )
@@ -130,8 +130,13 @@ def _failure(run: CompositionHandle[Any], state: str, steps: Sequence[StepView],
         f"{f' Not run: {named}.' if not_run else ''} `retry()` tries again what did not succeed; see "
         f"`orchestrator runs show {run.id}`.",
         kind=failed.error.kind if failed and failed.error else "",
-        data={"step": failed.name, "task": failed.calls, "not_run": not_run} if failed else {"not_run": not_run},
+        data={"step": failed.name, "task": _called(failed), "not_run": not_run} if failed else {"not_run": not_run},
     )
+
+
+def _called(step: StepView) -> str:
+    """Return the task of a step; a composition within another is called like its step."""
+    return step.calls if step.kind == "task" else step.name
 
 
 def _where(steps: Sequence[StepView], below: Callable[[], str]) -> str:
@@ -139,10 +144,14 @@ def _where(steps: Sequence[StepView], below: Callable[[], str]) -> str:
     for number, step in enumerate(steps, 1):
         if step.state != "failed":
             continue
-        what = f"step {number} of {len(steps)}, {step.calls}"
+        what = f"step {number} of {len(steps)}, {_called(step)}"
         if step.fan_out:
             what += f", {step.failed:,} of {step.total or 0:,}"
         if step.error is not None:
             return f"{what}: {error_text(step.error.kind, step.error.message)}."
-        return f"{what}: {step.reason}." if step.reason else f"{what}.{below() if step.kind == 'workflow' else ''}"
+        return (
+            f"{what}: {step.reason.rstrip('.')}."
+            if step.reason
+            else f"{what}.{below() if step.kind == 'workflow' else ''}"
+        )
     return ""

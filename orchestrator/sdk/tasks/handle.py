@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from copy import copy
 from dataclasses import dataclass
-from typing import IO, Any, Generic, TypeVar, overload
+from typing import IO, Any, Generic, Self, TypeVar, overload
 from uuid import UUID
 
 from orchestrator.domain.ids import to_text
@@ -345,14 +346,15 @@ class RunHandle(Generic[R]):
         """Cancel its open tasks, and with them the run."""
         self._client.backend.runs.cancel(self._id)
 
-    def rerun(self, from_step: str | None = None) -> RunHandle[R]:
+    def rerun(self, from_step: str | None = None) -> Self:
         """Start a workflow's run over as a new one, with its parameters and tags.
 
         With `from_step`, all that succeeded and is not that step or below it is kept.
         """
-        new = new_id()
-        self._client.backend.runs.rerun(self._id, new, from_step)
-        return RunHandle(self._client, new, self._signature)
+        again = copy(self)
+        again._id = new_id()
+        self._client.backend.runs.rerun(self._id, again._id, from_step)
+        return again
 
     def retry(self) -> None:
         """Try what failed or was cancelled in it again, and consider anew what is below; what succeeded stays."""

@@ -12,6 +12,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator import sealing
+from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.dag.scope import EvaluationBudget, Scope
@@ -211,7 +212,7 @@ def new_run(
         lane_key = parse_template(limit.key).render(names)
     return NewRun(
         id=run_id,
-        name=definition.name,
+        name=definition.description if is_composed(definition.name) else definition.name,
         workflow=definition.name,
         version=version,
         params=stored_json(params),
