@@ -1,147 +1,21 @@
 """A durable task queue and workflow engine: Postgres holds the truth, Redis Streams carry the work."""
 
-from orchestrator.domain.limits.buckets import Rate
-from orchestrator.domain.tasks.callbacks import TaskFailure
-from orchestrator.errors import (
-    AttemptOver,
-    ConfigurationError,
-    DeterminismViolation,
-    Duplicate,
-    ExpressionError,
-    Forbidden,
-    GiveUp,
-    HandlerError,
-    HandlerFailed,
-    InvalidArguments,
-    InvalidTask,
-    InvalidWorkflow,
-    NotDeterministic,
-    NotFound,
-    OperationFailed,
-    OrchestratorError,
-    PayloadError,
-    PromiseRejected,
-    ResultTimeout,
-    RetryLater,
-    RunFailed,
-    SchemaError,
-    SoftTimeout,
-    StateTooLarge,
-    TaskAborted,
-    TaskCancelled,
-    TaskEnded,
-    TaskFailed,
-    TaskSkipped,
-    TaskTimeout,
-    Unavailable,
-    Uncertain,
-    UnknownHandler,
-    UnknownOption,
-    UnknownTask,
-    UpdateRefused,
-    WorkflowFailed,
-    WrongState,
-)
-from orchestrator.sdk.app import Orchestrator
-from orchestrator.sdk.code.context import RunInfo, WorkflowContext
-from orchestrator.sdk.code.guards import unguarded
-from orchestrator.sdk.code.handle import WorkflowHandle
-from orchestrator.sdk.code.signals import Signals
-from orchestrator.sdk.code.workflow import CodeWorkflow
-from orchestrator.sdk.dag.builder import Workflow
-from orchestrator.sdk.flow.builder import FlowGraph
-from orchestrator.sdk.flow.handle import FlowHandle
-from orchestrator.sdk.middleware import AttemptEnd, EnqueueCall, Middleware, TurnContext
-from orchestrator.sdk.queue import Queue
-from orchestrator.sdk.tasks.composition_handle import CompositionHandle
-from orchestrator.sdk.tasks.compositions import Composition, chain, chord, group
-from orchestrator.sdk.tasks.context import TaskContext, current_task
-from orchestrator.sdk.tasks.gathering import agather, as_completed, gather
-from orchestrator.sdk.tasks.handle import Handle, Progress, RunHandle
-from orchestrator.sdk.tasks.logs import LogEntry
-from orchestrator.sdk.tasks.progress import TaskProgress
-from orchestrator.sdk.tasks.resources import Depends
-from orchestrator.sdk.tasks.retry import Retry
-from orchestrator.sdk.tasks.task import Task
-from orchestrator.sdk.values.stored import Payload
-from orchestrator.settings import Settings
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AttemptEnd",
-    "AttemptOver",
-    "CodeWorkflow",
-    "Composition",
-    "CompositionHandle",
-    "ConfigurationError",
-    "Depends",
-    "DeterminismViolation",
-    "Duplicate",
-    "EnqueueCall",
-    "ExpressionError",
-    "FlowGraph",
-    "FlowHandle",
-    "Forbidden",
-    "GiveUp",
-    "Handle",
-    "HandlerError",
-    "HandlerFailed",
-    "InvalidArguments",
-    "InvalidTask",
-    "InvalidWorkflow",
-    "LogEntry",
-    "Middleware",
-    "NotDeterministic",
-    "NotFound",
-    "OperationFailed",
-    "Orchestrator",
-    "OrchestratorError",
-    "Payload",
-    "PayloadError",
-    "Progress",
-    "PromiseRejected",
-    "Queue",
-    "Rate",
-    "ResultTimeout",
-    "Retry",
-    "RetryLater",
-    "RunFailed",
-    "RunHandle",
-    "RunInfo",
-    "SchemaError",
-    "Settings",
-    "Signals",
-    "SoftTimeout",
-    "StateTooLarge",
-    "Task",
-    "TaskAborted",
-    "TaskCancelled",
-    "TaskContext",
-    "TaskEnded",
-    "TaskFailed",
-    "TaskFailure",
-    "TaskProgress",
-    "TaskSkipped",
-    "TaskTimeout",
-    "TurnContext",
-    "Unavailable",
-    "Uncertain",
-    "UnknownHandler",
-    "UnknownOption",
-    "UnknownTask",
-    "UpdateRefused",
-    "Workflow",
-    "WorkflowContext",
-    "WorkflowFailed",
-    "WorkflowHandle",
-    "WrongState",
-    "agather",
-    "as_completed",
-    "chain",
-    "chord",
-    "current_task",
-    "gather",
-    "group",
-    "unguarded",
-]
+if TYPE_CHECKING:
+    from orchestrator.public import *  # noqa: F403
+    from orchestrator.public import __all__ as __all__
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Load the public names: who imports a part, such as pytest its plugin, does without them."""
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if find_spec(f"{__name__}.{name}") is not None:
+            return import_module(f"{__name__}.{name}")
+        globals()[name] = found = getattr(import_module("orchestrator.public"), name)
+        return found

@@ -1,22 +1,19 @@
 """Tasks and workflows in memory, and replaying histories, in tests."""
 
-from orchestrator.sdk.code.recording import Recording
-from orchestrator.sdk.code.replaying import replay
-from orchestrator.testing.memory_tasks import StartedRun, TestedTask
-from orchestrator.testing.mocks import After
-from orchestrator.testing.runs import TestedRun
-from orchestrator.testing.tasks import TaskTest, eager, recording
-from orchestrator.testing.workflows import WorkflowTest
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "After",
-    "Recording",
-    "StartedRun",
-    "TaskTest",
-    "TestedRun",
-    "TestedTask",
-    "WorkflowTest",
-    "eager",
-    "recording",
-    "replay",
-]
+if TYPE_CHECKING:
+    from orchestrator.testing.public import *  # noqa: F403
+    from orchestrator.testing.public import __all__ as __all__
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Load the public names: pytest, which loads the plugin, does without them."""
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if find_spec(f"{__name__}.{name}") is not None:
+            return import_module(f"{__name__}.{name}")
+        globals()[name] = found = getattr(import_module("orchestrator.testing.public"), name)
+        return found

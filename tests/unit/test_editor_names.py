@@ -77,7 +77,7 @@ NAMES: dict[type[Any], tuple[str, str]] = {
 }
 """Of each class: the methods that wait for Postgres or for an end, and all other names."""
 
-PUBLIC_CLASSES = [value for value in vars(orchestrator).values() if inspect.isclass(value)]
+PUBLIC_CLASSES = [value for value in vars(orchestrator.public).values() if inspect.isclass(value)]
 BLOCKING = [(kind, name) for kind, (blocking, _) in NAMES.items() for name in blocking.split()]
 
 

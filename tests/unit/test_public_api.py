@@ -96,10 +96,19 @@ def test_exported_names() -> None:
     assert orchestrator.__all__ == PUBLIC
     present = {
         name
-        for name, value in vars(orchestrator).items()
+        for name, value in vars(orchestrator.public).items()
         if not name.startswith("_") and not isinstance(value, ModuleType)
     }
     assert present == set(PUBLIC)
+
+
+def test_who_imports_a_part_does_not_load_the_rest() -> None:
+    """As pytest does, which imports the plugin in every session."""
+    code = "import sys, pytest; before = set(sys.modules); import orchestrator.testing.pytest_plugin; " + (
+        "print(sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == str(["orchestrator", "orchestrator.testing", "orchestrator.testing.pytest_plugin"])
 
 
 def test_every_error_is_exported_and_has_one_root() -> None:

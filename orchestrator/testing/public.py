@@ -1,0 +1,22 @@
+"""The names that `from orchestrator.testing import …` gives."""
+
+from orchestrator.sdk.code.recording import Recording
+from orchestrator.sdk.code.replaying import replay
+from orchestrator.testing.memory_tasks import StartedRun, TestedTask
+from orchestrator.testing.mocks import After
+from orchestrator.testing.runs import TestedRun
+from orchestrator.testing.tasks import TaskTest, eager, recording
+from orchestrator.testing.workflows import WorkflowTest
+
+__all__ = [
+    "After",
+    "Recording",
+    "StartedRun",
+    "TaskTest",
+    "TestedRun",
+    "TestedTask",
+    "WorkflowTest",
+    "eager",
+    "recording",
+    "replay",
+]
