@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, NoReturn
+from uuid import UUID
+
+import msgspec
 
 from orchestrator.domain.code.history import RunStarted
+from orchestrator.domain.dag.composed import ARGS
+from orchestrator.domain.dag.definition import Definition
+from orchestrator.domain.dag.state import StepState
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.runs.verdict import RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, TaskState
@@ -15,6 +22,9 @@ from orchestrator.errors import OrchestratorError, WrongState
 from orchestrator.sdk.tasks.logs import LogEntry, LogPage
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
+from orchestrator.store.dag.workflows import Application
+from orchestrator.store.insights.runs import RunFilter
+from orchestrator.store.insights.steps import StepTimes, StepView, view_of
 from orchestrator.testing.memory_tasks import MemoryTasks, TestedTask
 from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
@@ -38,12 +48,16 @@ class MemoryCalls:
         return _Runs(self._leader, "runs")
 
     @cached_property
-    def workflows(self) -> _Steps:
-        return _Steps(self._leader, "workflows")
+    def workflows(self) -> _Workflows:
+        return _Workflows(self._leader, "workflows")
 
     @cached_property
-    def flows(self) -> _Steps:
-        return _Steps(self._leader, "flows")
+    def flows(self) -> _Flows:
+        return _Flows(self._leader, "flows")
+
+    @cached_property
+    def insights(self) -> _Insights:
+        return _Insights(self._leader, "insights")
 
     @cached_property
     def code(self) -> _Code:
@@ -144,15 +158,20 @@ class _Runs(_Part):
         self._leader.settle()
 
     def cancel(self, run: bytes) -> None:
-        found = self._leader.many(run)
-        found.cancelling = True
-        self._leader.cancel(found.tasks)
+        self._leader.cancel_run(run)
 
     def progress(self, run: bytes) -> tuple[str, RunCounters]:
         return self._leader.standing(run)
 
     def ends(self, run: bytes) -> Iterator[Ended]:
         return (_ended(task) for task in self._leader.many(run).tasks)
+
+    def outputs(self, run: bytes, steps: Sequence[str] | None = None) -> dict[str, Any]:
+        dag = self._leader.dags.runs[run]
+        ended = [step for step in dag.run.compiled.graph.steps if steps is None or step.name in steps]
+        skipped = {place for place, state in dag.step_states() if state == StepState.SKIPPED}
+        index = dag.run.compiled.graph.index
+        return {step.name: dag.output(step.name) for step in ended if steps or index[step.name] not in skipped}
 
     def wait(self, run: bytes, limit: TimeLimit) -> Steps[Ended | None]:  # noqa: ARG002
         while (state := self._leader.standing(run)[0]) not in ENDED_RUN_STATES:
@@ -164,7 +183,54 @@ class _Runs(_Part):
         return Ended(run, state)
 
 
-class _Steps(_Part):
+class _Workflows(_Part):
+    def apply(self, definition: Definition, condition: object = None) -> Application:  # noqa: ARG002
+        is_new = self._leader.dags.definitions.get(definition.name) != definition
+        self._leader.dags.definitions[definition.name] = definition
+        return Application(1, is_new)
+
+    def start(self, name: str, params: Mapping[str, Any], run_id: bytes, *, key: str | None = None, **_: Any) -> bytes:
+        self._leader.start_dag(run_id, name, params, key)
+        self._leader.settle()
+        return run_id
+
+    def compose(
+        self, definitions: Sequence[Definition], args: str, run_id: bytes, *, name: str, key: str | None, **_: Any
+    ) -> bytes:
+        last = definitions[-1].name
+        self._leader.start_dag(run_id, last, {ARGS: args}, key, called=name, definitions=definitions)
+        self._leader.settle()
+        return run_id
+
+
+class _Insights(_Part):
+    def definition_of_run(self, run: UUID) -> Definition | None:
+        dag = self._leader.dags.runs.get(run.bytes)
+        return None if dag is None else dag.definition
+
+    def list_steps(self, run: UUID) -> list[StepView]:
+        dag = self._leader.dags.runs[run.bytes]
+        plan, steps = dag.run.plan.state(), dag.definition.steps
+        errors = {place: msgspec.structs.asdict(error) for place, error in dag.errors.items() if error is not None}
+        return [
+            view_of(
+                *(steps[place], state, plan.fans.get(place), plan.reasons.get(place)),
+                StepTimes(error=errors.get(place)),
+            )
+            for place, state in dag.step_states()
+        ]
+
+    def page_of_runs(self, wanted: RunFilter, **_: Any) -> SimpleNamespace:
+        below = [
+            SimpleNamespace(id=UUID(bytes=run))
+            for run, dag in self._leader.dags.runs.items()
+            if dag.parent is not None and dag.parent[0].run.id == (wanted.parent and wanted.parent.bytes)
+            if dag.state in (wanted.statuses or (dag.state,))
+        ]
+        return SimpleNamespace(runs=below)
+
+
+class _Flows(_Part):
     def start(self, name: str, params: Mapping[str, Any], run_id: bytes, *, key: str | None = None, **_: Any) -> bytes:
         self._leader.start(run_id, name, params, key)
         return run_id

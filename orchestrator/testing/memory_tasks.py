@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.buckets import Buckets, Rate
@@ -55,6 +56,7 @@ from orchestrator.sdk.schedule_declarations import CodeDeclaration, TaskDeclarat
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.store.tasks.unique import same_payload
+from orchestrator.testing.memory_dags import MemoryDags
 from orchestrator.transport.codec import LogLine, ProgressMark
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running.job import Bundle, Job
@@ -186,6 +188,7 @@ class MemoryTasks:
         self._lock = threading.RLock()
         self.is_draining = False
         """Tasks are run, by this thread or another."""
+        self.dags = MemoryDags(self.create, lambda: app.settings.max_payload)
         self._runner = Runner(app, self, Allowed(app, ()))
         for place, declared in enumerate(app.schedules._declared.values()):
             self._plan(declared, place, now)
@@ -330,6 +333,8 @@ class MemoryTasks:
     ) -> None:
         task.state, task.encoded, task.error = state, result, error
         self._free_key(task, "pending", "running")
+        if task.new.step is not None:
+            self.dags.ended(task.new, state, result, error, self.now)
         if task.new.callbacks is None:
             return
         callbacks = msgspec.json.decode(task.new.callbacks, type=Callbacks)
@@ -413,6 +418,23 @@ class MemoryTasks:
         """Record the start of a workflow."""
         self.started.append(StartedRun(id=to_text(run), name=name, params=params, key=key))
 
+    def start_dag(
+        self,
+        run: bytes,
+        workflow: str,
+        params: Mapping[str, Any],
+        key: str | None = None,
+        *,
+        called: str | None = None,
+        definitions: Sequence[Definition] = (),
+    ) -> None:
+        """Record the start of a workflow of steps, and play it if its definition is known here."""
+        with self._lock:
+            self.dags.definitions.update((one.name, one) for one in definitions)
+            self.start(run, called or workflow, {} if definitions else params, key)
+            if workflow in self.dags.definitions:
+                self.dags.start(run, self.dags.definitions[workflow], params, self.now)
+
     def start_code(self, run: bytes, workflow: str, payload: bytes, key: str | None = None) -> None:
         """Record the start of a workflow as code."""
         signature = self._app.code_workflows.find(workflow, None)._signature
@@ -441,6 +463,16 @@ class MemoryTasks:
                 if task.state not in ENDED_TASK_STATES:
                     self._end(task, TaskState.CANCELLED, error=TaskError("Cancelled", "Cancelled by request."))
 
+    def cancel_run(self, run: bytes) -> None:
+        """Cancel a run, with what is open in it."""
+        if (dag := self.dags.runs.get(run)) is None:
+            self.many(run).cancelling = True
+            self.cancel(self.many(run).tasks)
+            return
+        self.dags.cancel(dag)
+        cancelled = {id for id, one in self.dags.runs.items() if one.state == RunState.CANCELLED}
+        self.cancel([task for task in self.tasks.values() if task.new.run_id in cancelled])
+
     def many(self, run: bytes) -> _ManyTasks:
         """Return a run of many tasks by its id."""
         found = self._runs.get(run)
@@ -450,14 +482,17 @@ class MemoryTasks:
 
     def standing(self, run: bytes) -> tuple[RunState, RunCounters]:
         """Return the state of a run, and how many of its tasks stand where."""
-        found = self.many(run)
-        states = [task.state for task in found.tasks]
+        dag = self.dags.runs.get(run)
+        tasks = self.many(run).tasks if dag is None else [one for one in self.tasks.values() if one.new.run_id == run]
+        states = [task.state for task in tasks]
         ended = {
             state.value: states.count(state) for state in (TaskState.SUCCESS, TaskState.FAILED, TaskState.CANCELLED)
         }
         still = sum(state not in ENDED_TASK_STATES for state in states)
         counters = RunCounters(total=len(states), open=still, **ended)
-        return verdict(counters, found.cancelling) or RunState.RUNNING, counters
+        if dag is not None:
+            return dag.state, counters
+        return verdict(counters, self.many(run).cancelling) or RunState.RUNNING, counters
 
     # -- the outbox of running tasks
 
@@ -474,8 +509,14 @@ class MemoryTasks:
         match of_task(new):
             case StartMany(name=name, tasks=tasks):
                 self.start_many(new.id, name, [msgspec.structs.replace(one, parent=new.parent) for one in tasks])
-            case StartSteps(workflow=workflow, params=params, key=key):
-                self.start(new.id, workflow, msgspec.json.decode(params), key)
+            case StartSteps(flow=True) as start:
+                self.start(new.id, start.workflow, msgspec.json.decode(start.params), start.key)
+            case StartSteps() as start:
+                self.start_dag(
+                    *(new.id, start.workflow, msgspec.json.decode(start.params), start.key),
+                    called=start.name,
+                    definitions=[msgspec.json.decode(one, type=Definition) for one in start.definitions],
+                )
             case StartCode(started=started, key=key):
                 own = key and key.removeprefix(scoped(started.workflow, ""))
                 self.start_code(new.id, started.workflow, started.payload, own)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from orchestrator import (
+    Composition,
     Duplicate,
     GiveUp,
     Handle,
@@ -28,6 +29,8 @@ from orchestrator import (
     TaskContext,
     TaskFailure,
     WrongState,
+    chain,
+    chord,
 )
 from orchestrator.domain.tasks.task import Enqueued, KeyHolder, NewTask, Noted
 from orchestrator.sdk.tasks.task import Task
@@ -40,7 +43,7 @@ from orchestrator.workers.running.runner import Runner
 from tests.integration.stage import System, Worker, fresh_system
 
 MANY = int(os.environ.get("TASK_PROGRAMS", "4000"))
-FEW = 40
+FEW = 25
 BATCH = 200
 """Programs that are played at once."""
 MOVE = 1_000.0
@@ -64,7 +67,7 @@ def script(random: random.Random, label: str, count: Any, keyed: Mapping[str, Sc
     children = random.randint(0, 3) if depth and keyed else 0
     return {
         "label": label if number is None else f"{label}.{number}",
-        "how": random.choice(["enqueue", "enqueue", "many", "on success", "together"]),
+        "how": random.choice(["enqueue", "enqueue", "many", "on success", "together", "chain", "chord"]),
         "key": None,
         "delay": random.choice([0, 0, 2, 4]),
         "retries": [2 * random.randint(0, 2) for _ in range(retries)],
@@ -95,6 +98,7 @@ class Program:
         self.app = app
         self.done = app.task(name="done")(done)
         self.failed = app.task(name="failed")(failed)
+        self.echo = app.task(name="echo")(echo)
 
         @app.task(name="act")
         def act(ctx: TaskContext, script: Script) -> str:
@@ -121,6 +125,9 @@ class Program:
                 return [task.enqueue(script)]
             return []
         match script["how"]:
+            case "chain" | "chord":
+                self.compose(script).start()
+                return []
             case "many":
                 self.app.start_many(task, [(script,)])
                 return []
@@ -129,6 +136,15 @@ class Program:
             case "on success" if inside:
                 return [task.options(on_success=True).enqueue(script)] if not script["follow"] else []
         return [task.enqueue(script)]
+
+    def compose(self, script: Script) -> Composition[Any]:
+        """Return calls that follow each other, of which the first does what the script says."""
+        plain = script | {"expires": None, "follow": False, "delay": 0, "keep": True}
+        first = self.optioned(plain, {}).si(script)
+        second = self.act.si(script | {"label": f"{script['label']}.second", "first": [], "then": [], "fails": 1})
+        if script["how"] == "chain":
+            return chain(first, self.done.s(), second)
+        return chord([first, second, self.echo.s(1) | self.echo.s()], self.done.s())
 
     def optioned(self, script: Script, more: Mapping[str, Any]) -> Task[..., Any]:
         options: dict[str, Any] = {
@@ -149,10 +165,14 @@ class Program:
         return self.act.options(**{**options, **more})
 
 
-def done(label: str) -> None: ...
+def done(label: Any) -> None: ...
 
 
 def failed(failure: TaskFailure) -> None: ...
+
+
+def echo(number: int) -> int:
+    return number
 
 
 Became = Counter[tuple[Any, ...]]
@@ -161,7 +181,7 @@ Became = Counter[tuple[Any, ...]]
 
 def became(name: str, payload: bytes, state: str, attempt: int, failures: int, result: Any, error: Any) -> Any:
     (given,), *_ = decode_call(payload)
-    label = given["label"] if name == "act" else given
+    label = given["label"] if name == "act" else str(given)
     if name == "failed":  # how long it has waited is not the same
         label = given["kind"] if given["kind"] == "TaskExpired" else given["message"]
     return name, label, state, attempt, failures, result, error
@@ -198,7 +218,7 @@ class Real:
     def __init__(self, system: System) -> None:
         self.system = system
         self.program = Program(system.app)
-        self.worker: Worker = system.worker(knows=("act", "done", "failed"), slots=10_000)
+        self.worker: Worker = system.worker(knows=("act", "done", "failed", "echo"), slots=10_000)
         self.runner = Runner(system.app, self, Allowed(system.app, ()))
 
     # -- the outbox of running tasks

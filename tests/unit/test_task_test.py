@@ -17,14 +17,20 @@ from orchestrator import (
     OrchestratorError,
     Retry,
     RetryLater,
+    RunFailed,
     Settings,
     TaskContext,
     TaskFailed,
     TaskFailure,
+    Workflow,
     WorkflowContext,
     WrongState,
+    chain,
+    chord,
     gather,
+    group,
 )
+from orchestrator.domain.dag.definition import Param
 from orchestrator.executors import Process
 from orchestrator.testing import TaskTest, eager, recording
 
@@ -345,3 +351,90 @@ def test_schedules_of_the_code_fire(shop: Shop) -> None:
         assert len(test.skip(days=2)) == 2
         assert len(test.started(report)) == 4
     assert shop.log == ["2026-03-02T02:00:00+00:00", "2026-03-03T02:00:00+00:00"]
+
+
+# -- compositions and workflows of steps
+
+
+class Pages:
+    def __init__(self) -> None:
+        self.app = app = Orchestrator(Settings())
+
+        @app.task(name="fetch")
+        def fetch(url: str) -> str:
+            return f"text of {url}"
+
+        @app.task(name="count", retries=1)
+        def count(ctx: TaskContext, text: str, letter: str) -> int:
+            if letter == "!" or ctx.attempt == 1:
+                raise ValueError(f"no {letter}")
+            return text.count(letter)
+
+        @app.task(name="total")
+        def total(numbers: list[int]) -> int:
+            return sum(numbers)
+
+        self.fetch, self.count, self.total = fetch, count, total
+
+
+def test_compositions_run_at_once() -> None:
+    pages = Pages()
+    fetch, count, total = pages.fetch, pages.count, pages.total
+    with eager(pages.app) as test:
+        assert chain(fetch.s("example.com"), count.s("e")).start().result() == 3
+        assert group(fetch.s("a.org"), fetch.s("b.org")).start().results() == ["text of a.org", "text of b.org"]
+        assert chord([count.s("banana", "a"), count.s("apple", "p")], total.s()).start().result() == 5
+        assert (fetch.s("example.com") | group(count.s("e"), count.s("t")) | total.s()).start().result() == 5
+        run = group(fetch.s(url) | count.s("o") for url in ("a.org", "b.org")).start()
+        assert (run.results(), run.status()) == ([2, 2], "success")
+        assert fetch.map(["a.org", "b.org"]).start().results() == ["text of a.org", "text of b.org"]
+        assert test.enqueued(count)[0].attempt == 2
+
+
+def test_a_composition_that_fails_says_where() -> None:
+    pages = Pages()
+    with eager(pages.app):
+        run = (pages.fetch.s("a.org") | pages.count.s("!") | pages.total.s()).start()
+        with pytest.raises(RunFailed, match=r"step 2 of 3, count: ValueError: no !\. Not run: total\."):
+            run.result()
+        nested = group(pages.fetch.s(url) | pages.count.s("!") for url in ("a.org", "b.org")).start()
+        with pytest.raises(RunFailed, match="step 2 of 2, count: ValueError: no !"):
+            nested.result()
+
+
+def test_a_composition_is_recorded_and_runs_part_by_part() -> None:
+    pages = Pages()
+    with recording(pages.app) as test:
+        run = chain(pages.fetch.s("a.org"), pages.count.s("o")).start(name="letters")
+        assert [one.name for one in test.started()] == ["letters"]
+        test.assert_enqueued(pages.fetch, url="a.org")
+        assert [one.name for one in test.drain()] == ["fetch", "count"]  # which fails, and is tried again in a second
+        assert (run.status(), test.enqueued(pages.count)[0].state) == ("running", "pending")
+        test.skip(2)
+        assert run.result() == 2
+        again = chain(pages.fetch.s("a.org"), pages.count.s("o")).start()
+        again.cancel()
+        assert (test.drain(), again.status()) == ([], "cancelled")
+
+
+def test_a_task_starts_a_composition_and_an_applied_workflow() -> None:
+    pages = Pages()
+    flow = Workflow("nightly", params={"urls": Param(default=["a.org"])})
+    fetched = flow.task("fetch", pages.fetch, foreach=flow.params.urls, input={"url": flow.item})
+    flow.task("size", "size", depends_on=[fetched], input={"texts": fetched})
+
+    @pages.app.task(name="size")
+    def size(texts: list[str]) -> int:
+        return sum(map(len, texts))
+
+    @pages.app.task(name="starter")
+    def starter() -> None:
+        chain(pages.fetch.s("a.org"), pages.count.s("o")).start()
+        pages.app.workflows["nightly"].start(urls=["b.org", "c.org"])
+
+    with eager(pages.app) as test:
+        pages.app.workflows.apply(flow)
+        starter.enqueue()
+        assert pages.app.workflows["nightly"].start().outputs()["size"] == len("text of a.org")
+        assert [one.result for one in test.enqueued(size)] == [2 * len("text of a.org"), len("text of a.org")]
+        assert [one.result for one in test.enqueued(pages.count)] == [2]

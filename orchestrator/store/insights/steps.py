@@ -54,7 +54,7 @@ class StepView:
     """How the first of its tasks that failed did so."""
 
 
-class _Times(NamedTuple):
+class StepTimes(NamedTuple):
     started_at: datetime | None = None
     ended_at: datetime | None = None
     error: Mapping[str, str] | None = None
@@ -103,13 +103,13 @@ def list_steps(connection: Connection, run: UUID, *, definition: Definition | No
     if definition is None:
         return []
     whole, *rows = _STEPS(connection, run=run.hex)
-    times = {row.step: _Times(row.started_at, row.ended_at, row.error) for row in rows}
+    times = {row.step: StepTimes(row.started_at, row.ended_at, row.error) for row in rows}
     try:
         plan = _plan(definition, whole.status, whole.state)
     except msgspec.DecodeError:
         return []
     return [
-        _view(step, StepState(plan.steps[place]), plan.fans.get(place), plan.reasons.get(place), times.get(step.name))
+        view_of(step, StepState(plan.steps[place]), plan.fans.get(place), plan.reasons.get(place), times.get(step.name))
         for place, step in enumerate(definition.steps)
     ]
 
@@ -139,11 +139,11 @@ def _plan(definition: Definition, status: str, state: Any) -> DagState:
     return plan.state()
 
 
-def _view(step: Step, state: StepState, fan: Fan | None, reason: str | None, times: _Times | None) -> StepView:
+def view_of(step: Step, state: StepState, fan: Fan | None, reason: str | None, times: StepTimes | None) -> StepView:
     fan_out = step.foreach is not None or step.parallel is not None
     has_ended = state in ENDED
     total = fan.total if fan else (None if fan_out else 1)
-    times = times or _Times()
+    times = times or StepTimes()
     return StepView(
         name=step.name,
         kind="workflow" if step.workflow is not None else "task",

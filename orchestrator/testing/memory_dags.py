@@ -1,0 +1,182 @@
+"""Runs of DAGs in memory: compositions, and workflows that a test has applied. The planner is that of the leader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from orchestrator.domain import timezones
+from orchestrator.domain.dag import composed
+from orchestrator.domain.dag.definition import Definition, resolve_params
+from orchestrator.domain.dag.plan import Plan
+from orchestrator.domain.dag.scope import Scope
+from orchestrator.domain.dag.state import ENDED, STATE_OF_TASK, StepState, step_output
+from orchestrator.domain.dag.steps import FanOut, Skip
+from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.plain import REFUSALS
+from orchestrator.domain.states import RunState
+from orchestrator.domain.tasks.task import NewTask, TaskError
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.scheduler.dag.creation import task_of
+from orchestrator.scheduler.dag.planned import Compiled, DagRun
+
+_SLICE = 1_000
+"""Tasks of a fan-out that are created at once."""
+
+
+class MemoryDag:
+    """One run, and what has come of its steps."""
+
+    def __init__(self, run: DagRun, parent: tuple[MemoryDag, int, int] | None) -> None:
+        self.run = run
+        self.parent = parent
+        """The run that this one is a child of, the step, and the position in it."""
+        self.results: dict[int, dict[int, bytes | None]] = {}
+        """Encoded results of tasks and child runs, by step and position; None for what did not succeed."""
+        self.errors: dict[int, TaskError | None] = {}
+        """By step, how one of its tasks failed."""
+        self.state = RunState.RUNNING
+
+    @property
+    def definition(self) -> Definition:
+        """What it is a run of."""
+        return self.run.compiled.definition
+
+    def output(self, step: str) -> Any:
+        """Return what a step has come to."""
+        place = self.run.compiled.graph.index[step]
+        results = self.results.get(place, {}).items()
+        return step_output(self.run.plan.step_state(place), self.run.plan.fan(place), results, timezones.decode)
+
+    def names(self, places: Sequence[int]) -> Scope:
+        """Return what expressions may name that need these steps."""
+        steps = self.run.compiled.graph.steps
+        outputs = {steps[place].name: self.output(steps[place].name) for place in places}
+        return Scope({"params": self.run.params, "run": self.run.info, **outputs})
+
+    def step_states(self) -> list[tuple[int, StepState]]:
+        """Return where its steps stand."""
+        return [(place, self.run.plan.step_state(place)) for place in range(len(self.run.compiled.graph.steps))]
+
+
+class MemoryDags:
+    """Plays runs: creates the tasks of steps that start, and hears how they end."""
+
+    def __init__(self, create: Callable[[NewTask], object], limit: Callable[[], int]) -> None:
+        self._create = create
+        self._limit = limit
+        self.definitions: dict[str, Definition] = {}
+        self.runs: dict[bytes, MemoryDag] = {}
+
+    def start(
+        self,
+        run_id: bytes,
+        definition: Definition,
+        given: Mapping[str, Any],
+        now: float,
+        parent: tuple[MemoryDag, int, int] | None = None,
+    ) -> None:
+        """Begin a run."""
+        moment = datetime.fromtimestamp(now, UTC)
+        params = resolve_params(definition, given, moment)
+        info = {
+            "id": to_text(run_id),
+            "workflow": definition.name,
+            "version": definition.version or 1,
+            "fire_time": moment.isoformat(),
+        }
+        compiled = Compiled(definition)
+        if compiled.result is not None:
+            params = composed.opened(params)
+        dag = MemoryDag(DagRun(run_id, compiled, params, info, Plan(compiled.graph)), parent)
+        self.runs[run_id] = dag
+        dag.run.plan.begin()
+        self._advance(dag, now)
+
+    def ended(self, task: NewTask, state: str, result: bytes | None, error: TaskError | None, now: float) -> None:
+        """Take how a task of a run has ended, and start what follows."""
+        dag = self.runs.get(task.run_id or b"")
+        if dag is None or task.step is None:
+            return
+        place = dag.run.compiled.graph.index[task.step]
+        if error is not None:
+            dag.errors.setdefault(place, error)
+        self._note(dag, place, task.position or 0, state, result, now)
+
+    def cancel(self, dag: MemoryDag) -> None:
+        """Start nothing more of a run, and of those below it."""
+        dag.run.plan.stop()
+        for child in [one for one in self.runs.values() if one.parent is not None and one.parent[0] is dag]:
+            self.cancel(child)
+        if dag.state == RunState.RUNNING:
+            dag.state = RunState.CANCELLED
+
+    def _note(self, dag: MemoryDag, place: int, position: int, state: str, result: bytes | None, now: float) -> None:
+        dag.results.setdefault(place, {})[position] = result
+        dag.run.plan.task_ended(place, STATE_OF_TASK[state])
+        self._advance(dag, now)
+
+    def _advance(self, dag: MemoryDag, now: float) -> None:
+        run, plan = dag.run, dag.run.plan
+        while plan.has_more:
+            while (place := plan.next_candidate()) is not None:
+                program = run.compiled.programs[place]
+                try:
+                    decision = program.decide(dag.names(program.decision_needs))
+                except InvalidWorkflow as error:
+                    plan.fail(place, str(error))
+                    continue
+                if isinstance(decision, Skip):
+                    plan.skip(place, decision.reason)
+                elif isinstance(decision, FanOut):
+                    plan.open_fan(place, decision.total)
+                else:
+                    plan.open_single(place)
+                    self._instantiate(dag, place, range(1), None, now)
+            for place in list(plan.fans_with_room):
+                fan = plan.fan(place)
+                if fan is not None and (positions := plan.create(place, _SLICE)):
+                    self._instantiate(dag, place, positions, fan.total, now)
+        states = [state for _, state in dag.step_states()]
+        if dag.state == RunState.RUNNING and all(state in ENDED for state in states):
+            is_failed = StepState.FAILED in states or StepState.CANCELLED in states
+            self._end(dag, RunState.FAILED if is_failed else RunState.SUCCESS, now)
+
+    def _instantiate(self, dag: MemoryDag, place: int, positions: range, count: int | None, now: float) -> None:
+        """Create what stands at some positions of a step, all or nothing."""
+        run = dag.run
+        step, program = run.compiled.graph.steps[place], run.compiled.programs[place]
+        tasks: list[NewTask] = []
+        children: list[tuple[int, Definition, Mapping[str, Any]]] = []
+        try:
+            instances = program.instances(dag.names(program.creation_needs), positions, count)
+            for position, (given, key) in zip(positions, instances, strict=False):
+                if step.workflow is None:
+                    tasks.append(task_of(run, place, position, count, given, key, self._limit()))
+                    continue
+                if step.workflow not in self.definitions:
+                    raise InvalidWorkflow(f"There is no workflow {step.workflow!r}.")
+                if composed.is_composed(step.workflow):
+                    given = composed.given_to_child(given)
+                children.append((position, self.definitions[step.workflow], given))
+        except (InvalidWorkflow, *REFUSALS) as error:
+            run.plan.abandon(place, len(positions), str(error))
+            return
+        if left := len(positions) - len(tasks) - len(children):
+            run.plan.give_back(place, left)
+        for task in tasks:
+            self._create(task)
+        for position, definition, child in children:
+            self.start(derived_id(run.id, "run", step.name, position), definition, child, now, (dag, place, position))
+
+    def _end(self, dag: MemoryDag, state: RunState, now: float) -> None:
+        dag.state = state
+        if dag.parent is None:
+            return
+        parent, place, position = dag.parent
+        compiled = dag.run.compiled
+        ends = {name: dag.output(name) for name in (compiled.graph.steps[last].name for last in compiled.last)}
+        output = ends if compiled.result is None else compiled.result.render(ends)
+        is_done = state == RunState.SUCCESS
+        self._note(parent, place, position, state, timezones.encode(output) if is_done else None, now)
