@@ -1,6 +1,6 @@
 """What Celery's own integration tests of its canvas ask for, asked of ours.
 
-`SAME` has an entry for each of its tests (`t/integration/test_canvas.py` of Celery 5.5) about what a composition
+`SAME` has an entry for each of its tests (in Celery 5.5, of its canvas) about what a composition
 does: a composition of the same shape, and its result. `ONCE` are those that look whether every task ran once, and
 `FAILING` those in which one fails. `NOT_APPLICABLE` names all others, and why. `test_none_is_left_out` counts them.
 """
@@ -473,4 +473,4 @@ def test_none_is_left_out_and_none_counted_twice() -> None:
 
 
 CELERY_HAS = 163
-"""Tests in Celery 5.5's `t/integration/test_canvas.py`."""
+"""Tests in Celery 5.5's integration tests of the canvas."""
