@@ -81,7 +81,12 @@ async def watched_to_the_end(executor: Any, asked: Execution, timeout: float) ->
         return report
 
     reports = Reports()
-    runner = SimpleNamespace(kept=kept, finished=lambda _, output: output, failure=lambda _, error: error)
+    runner = SimpleNamespace(
+        kept=kept,
+        finished=lambda _, output: output,
+        failure=lambda _, error: error,
+        client=SimpleNamespace(middleware=None),
+    )
     outbox, task_log = SimpleNamespace(log_lines=lambda *_: None), SimpleNamespace(ended=lambda *_: None)
     setup: Any = SimpleNamespace(settings=load_settings(environ={}))
     given: Any = runner, outbox, reports, task_log, setup, 1
