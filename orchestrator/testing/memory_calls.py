@@ -17,6 +17,7 @@ from orchestrator.domain.dag.state import StepState
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.runs.verdict import RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, TaskState
+from orchestrator.domain.tasks.headers import of_start
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import OrchestratorError, WrongState
 from orchestrator.sdk.tasks.logs import LogEntry, LogPage
@@ -190,7 +191,7 @@ class _Workflows(_Part):
         return Application(1, is_new)
 
     def start(self, name: str, params: Mapping[str, Any], run_id: bytes, *, key: str | None = None, **_: Any) -> bytes:
-        self._leader.start_dag(run_id, name, params, key)
+        self._leader.start_dag(run_id, name, params, key, headers=of_start.get())
         self._leader.settle()
         return run_id
 
@@ -198,7 +199,9 @@ class _Workflows(_Part):
         self, definitions: Sequence[Definition], args: str, run_id: bytes, *, name: str, key: str | None, **_: Any
     ) -> bytes:
         last = definitions[-1].name
-        self._leader.start_dag(run_id, last, {ARGS: args}, key, called=name, definitions=definitions)
+        self._leader.start_dag(
+            *(run_id, last, {ARGS: args}, key), headers=of_start.get(), called=name, definitions=definitions
+        )
         self._leader.settle()
         return run_id
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from orchestrator.domain import timezones
 from orchestrator.domain.dag import composed
 from orchestrator.domain.dag.definition import Definition, resolve_params
@@ -16,6 +18,7 @@ from orchestrator.domain.dag.steps import FanOut, Skip
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.states import RunState
+from orchestrator.domain.tasks.headers import inheriting
 from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.dag.creation import task_of
@@ -28,8 +31,10 @@ _SLICE = 1_000
 class MemoryDag:
     """One run, and what has come of its steps."""
 
-    def __init__(self, run: DagRun, parent: tuple[MemoryDag, int, int] | None) -> None:
+    def __init__(self, run: DagRun, headers: Mapping[str, str], parent: tuple[MemoryDag, int, int] | None) -> None:
         self.run = run
+        self.headers = headers
+        """What its tasks have beside their own headers."""
         self.parent = parent
         """The run that this one is a child of, the step, and the position in it."""
         self.results: dict[int, dict[int, bytes | None]] = {}
@@ -74,6 +79,7 @@ class MemoryDags:
         run_id: bytes,
         definition: Definition,
         given: Mapping[str, Any],
+        headers: Mapping[str, str],
         now: float,
         parent: tuple[MemoryDag, int, int] | None = None,
     ) -> None:
@@ -89,7 +95,7 @@ class MemoryDags:
         compiled = Compiled(definition)
         if compiled.result is not None:
             params = composed.opened(params)
-        dag = MemoryDag(DagRun(run_id, compiled, params, info, Plan(compiled.graph)), parent)
+        dag = MemoryDag(DagRun(run_id, compiled, params, info, Plan(compiled.graph)), headers, parent)
         self.runs[run_id] = dag
         dag.run.plan.begin()
         self._advance(dag, now)
@@ -166,9 +172,10 @@ class MemoryDags:
         if left := len(positions) - len(tasks) - len(children):
             run.plan.give_back(place, left)
         for task in tasks:
-            self._create(task)
+            self._create(msgspec.structs.replace(task, options=inheriting(task.options, dag.headers)))
         for position, definition, child in children:
-            self.start(derived_id(run.id, "run", step.name, position), definition, child, now, (dag, place, position))
+            identifier = derived_id(run.id, "run", step.name, position)
+            self.start(identifier, definition, child, dag.headers, now, (dag, place, position))
 
     def _end(self, dag: MemoryDag, state: RunState, now: float) -> None:
         dag.state = state

@@ -15,7 +15,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,6 +32,7 @@ from orchestrator.domain.runs.verdict import RunCounters, verdict
 from orchestrator.domain.schedules.schedule import delay_of, fire_text, from_data, next_fire
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, TaskState
 from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
+from orchestrator.domain.tasks.headers import headers_of, inheriting
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.starts import StartCode, StartMany, StartSteps, is_start, of_task
 from orchestrator.domain.tasks.task import (
@@ -52,9 +53,11 @@ from orchestrator.domain.tasks.task import (
 from orchestrator.errors import Duplicate, NotFound, OrchestratorError, WrongState
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.dag.schedule_fields import checked_schedule
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.schedule_declarations import CodeDeclaration, TaskDeclaration, plain_times
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_call, decode_value
+from orchestrator.sdk.values.sealing import outgoing_task
 from orchestrator.store.tasks.unique import same_payload
 from orchestrator.testing.memory_dags import MemoryDags
 from orchestrator.transport.codec import LogLine, ProgressMark
@@ -188,12 +191,19 @@ class MemoryTasks:
         self._lock = threading.RLock()
         self.is_draining = False
         """Tasks are run, by this thread or another."""
+        self._is_open = False
+        """The application's resources are open, as in a worker process that has started."""
         self.dags = MemoryDags(self.create, lambda: app.settings.max_payload)
         self._runner = Runner(app, self, Allowed(app, ()))
         for place, declared in enumerate(app.schedules._declared.values()):
             self._plan(declared, place, now)
 
     # -- running
+
+    def close(self) -> None:
+        """Close the resources of the application, as a worker process that ends."""
+        if self._is_open:
+            self._app._resources.close()
 
     def settle(self) -> None:
         """Run what was enqueued to its end, with all that follows, if this is eager."""
@@ -282,10 +292,15 @@ class MemoryTasks:
             new.id, task.attempt, new.name, new.payload, new.queue, new.options, new.run_id, new.position,
             failures=task.failures, details=task.details, trace=new.trace,
         )  # fmt: skip
+        if not self._is_open:
+            self._is_open = True
+            self._app._resources.start()
         job = Job(dispatch, Bundle("", new.queue, "", 1), 0, time.monotonic())
         job.begin(time.monotonic())
         report = self._run(job)
         job.finish()
+        if self._app._client.middleware is not None:
+            self._runner.ended(job, report)
         with self._lock:
             task.details = job.noted or task.details
             if task.state == TaskState.RUNNING:  # and was not cancelled meanwhile
@@ -338,10 +353,13 @@ class MemoryTasks:
         if task.new.callbacks is None:
             return
         callbacks = msgspec.json.decode(task.new.callbacks, type=Callbacks)
+        found: Iterable[NewTask] = ()
         if state == TaskState.SUCCESS:
-            self.hand_over(list(after_success(task.new.id, task.attempt, callbacks, result, task.new.trace)))
+            found = after_success(task.new.id, task.attempt, callbacks, result, task.new.trace)
         elif state == TaskState.FAILED:
-            self.hand_over(list(after_end(task.new.id, task.attempt, callbacks, error, task.new.trace)))
+            found = after_end(task.new.id, task.attempt, callbacks, error, task.new.trace)
+        headers = headers_of(task.new.options)
+        self.hand_over([msgspec.structs.replace(new, options=inheriting(new.options, headers)) for new in found])
 
     # -- schedules
 
@@ -358,9 +376,9 @@ class MemoryTasks:
         about = {"workflow": declared.target_name, "fire_time": fire_text(datetime.fromtimestamp(due, UTC))}
         params = parse_template(dict(declared.params)).render({"run": about})
         if isinstance(target, Task):
-            target.enqueue(**params)
+            self.create(outgoing_task(target._new((), params), self._app.settings))
         else:
-            target.start(**params)
+            self.start(new_id(), target.name, params)
 
     # -- what calls and running tasks ask for
 
@@ -425,6 +443,7 @@ class MemoryTasks:
         params: Mapping[str, Any],
         key: str | None = None,
         *,
+        headers: Mapping[str, str] | None = None,
         called: str | None = None,
         definitions: Sequence[Definition] = (),
     ) -> None:
@@ -433,7 +452,7 @@ class MemoryTasks:
             self.dags.definitions.update((one.name, one) for one in definitions)
             self.start(run, called or workflow, {} if definitions else params, key)
             if workflow in self.dags.definitions:
-                self.dags.start(run, self.dags.definitions[workflow], params, self.now)
+                self.dags.start(run, self.dags.definitions[workflow], params, headers or {}, self.now)
 
     def start_code(self, run: bytes, workflow: str, payload: bytes, key: str | None = None) -> None:
         """Record the start of a workflow as code."""
@@ -514,6 +533,7 @@ class MemoryTasks:
             case StartSteps() as start:
                 self.start_dag(
                     *(new.id, start.workflow, msgspec.json.decode(start.params), start.key),
+                    headers=headers_of(new.options),
                     called=start.name,
                     definitions=[msgspec.json.decode(one, type=Definition) for one in start.definitions],
                 )

@@ -46,6 +46,7 @@ class TaskTest:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._leader.close()
         client = self._app._client
         made, client._backend, vars(task_options)["time"] = self._saved
         vars(client).pop("_make_backend")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,8 +12,12 @@ import msgspec
 import pytest
 
 from orchestrator import (
+    AttemptEnd,
+    Depends,
     Duplicate,
+    EnqueueCall,
     InvalidTask,
+    Middleware,
     Orchestrator,
     OrchestratorError,
     Retry,
@@ -438,3 +443,73 @@ def test_a_task_starts_a_composition_and_an_applied_workflow() -> None:
         assert pages.app.workflows["nightly"].start().outputs()["size"] == len("text of a.org")
         assert [one.result for one in test.enqueued(size)] == [2 * len("text of a.org"), len("text of a.org")]
         assert [one.result for one in test.enqueued(pages.count)] == [2]
+
+
+# -- middleware and dependencies
+
+
+class Watching(Middleware):
+    def __init__(self, seen: list[Any]) -> None:
+        self.seen = seen
+
+    def enqueue(self, call: EnqueueCall) -> None:
+        call.headers.setdefault("tenant", "acme")
+
+    def execute(self, ctx: TaskContext) -> Iterator[None]:
+        self.seen.append(("begins", ctx.task_name, ctx.headers))
+        yield
+
+    def ended(self, ctx: TaskContext, end: AttemptEnd) -> None:
+        self.seen.append((end.outcome, ctx.task_name))
+
+
+def test_middleware_runs_and_headers_travel() -> None:
+    seen: list[Any] = []
+    app = Orchestrator(Settings(), middleware=[Watching(seen)])
+    note = app.task(name="note")(lambda what: what)
+    first = app.task(name="first", on_success=note)(lambda: 1)
+    failing = app.task(name="failing")(lambda: 1 / 0)
+    headers = {"tenant": "acme"}
+    with eager(app):
+        first.enqueue()
+        assert seen == [
+            *(("begins", "first", headers), ("success", "first")),
+            *(("begins", "note", headers), ("success", "note")),
+        ]
+        seen.clear()
+        chain(first.s(), note.s()).start()
+        assert {one[2]["tenant"] for one in seen if one[0] == "begins"} == {"acme"}
+        seen.clear()
+        failing.options(headers={"tenant": "globex"}).enqueue()
+        assert seen == [("begins", "failing", {"tenant": "globex"}), ("failure", "failing")]
+
+
+def test_resources_are_open_from_the_first_task_to_the_end() -> None:
+    seen: list[str] = []
+    app = Orchestrator(Settings())
+
+    @app.lifespan
+    def life() -> Iterator[None]:
+        seen.append("starts")
+        yield
+        seen.append("ends")
+
+    def session() -> Iterator[str]:
+        seen.append("opens")
+        yield "session"
+        seen.append("closes")
+
+    @app.task(name="job")
+    def job(number: int, db: str = Depends(session)) -> str:
+        seen.append(db)
+        return f"{db} {number}"
+
+    with recording(app) as test:
+        handle = job.enqueue(1)
+        assert seen == []
+        test.drain()
+        assert (handle.result(), seen) == ("session 1", ["starts", "opens", "session", "closes"])
+        with app.override(session, "fake"):
+            job.enqueue(2)
+            test.drain()
+    assert seen[4:] == ["fake", "ends"]
