@@ -1,4 +1,4 @@
-"""The guide names everything public of workflows as code."""
+"""The guides name everything public of workflows as code, and of the tools for tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from orchestrator import CodeWorkflow, RunInfo, Signals, WorkflowContext, Workfl
 from orchestrator.sdk.code.starting import Starting
 from orchestrator.sdk.code.workflow import CodeOptions
 
-GUIDE = (Path(__file__).parents[3] / "docs" / "code-workflows.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+GUIDE = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("code-workflows.md", "testing.md"))
 CLASSES = (CodeWorkflow, Starting, WorkflowContext, WorkflowHandle, Signals)
 TESTING = (testing.WorkflowTest, testing.TestedRun, testing.Recording)
 
