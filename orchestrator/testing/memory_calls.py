@@ -108,7 +108,7 @@ class _Tasks(_Part):
         return self.enqueue(task)
 
     def enqueue_many(self, tasks: Sequence[NewTask]) -> list[bytes]:
-        created = [self._leader.create(task) for task in tasks]
+        created = self._leader.create_all(tasks)
         self._leader.settle()
         return created
 

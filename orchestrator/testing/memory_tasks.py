@@ -407,6 +407,18 @@ class MemoryTasks:
                 raise Duplicate.other_call(key, holder.id, "other arguments")
             return holder.new.id
 
+    def create_all(self, tasks: Sequence[NewTask]) -> list[bytes]:
+        """Create tasks, all or, if one is refused, none."""
+        with self._lock:
+            before = set(self.tasks)
+            try:
+                return [self.create(new) for new in tasks]
+            except Duplicate:
+                for task in [self.tasks.pop(id) for id in self.tasks.keys() - before]:
+                    task.state = TaskState.CANCELLED
+                    self._free_key(task, "pending", "running", "period")
+                raise
+
     def _add(self, new: NewTask) -> TestedTask:
         task = self.tasks[new.id] = TestedTask(new, self._app.tasks.get(new.name), self.now)
         if new.unique is not None:

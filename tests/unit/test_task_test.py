@@ -284,6 +284,20 @@ def test_a_unique_key_is_held_as_long_as_it_says(shop: Shop) -> None:
     assert shop.log == [4, 5, 7]
 
 
+def test_many_are_enqueued_all_or_none(shop: Shop) -> None:
+    keyed = shop.app.task(name="keyed", unique_key=lambda what: what, on_duplicate="raise")(
+        lambda what: shop.log.append(what)
+    )
+    with recording(shop.app) as test:
+        keyed.enqueue(2)
+        with pytest.raises(Duplicate):
+            shop.app.enqueue_many(keyed, [(1,), (2,), (3,)])
+        assert [one.arguments["what"] for one in test.enqueued()] == [2]
+        keyed.enqueue(1)
+        test.drain()
+    assert shop.log == [2, 1]
+
+
 def test_an_idempotency_key_belongs_to_one_call(shop: Shop) -> None:
     once = shop.note.options(idempotency_key="k")
     with eager(shop.app):
