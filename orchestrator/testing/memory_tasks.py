@@ -66,7 +66,7 @@ from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
 
 _MOST_ATTEMPTS = 10_000
-"""Attempts of one `drain`, `skip` or eager call, after which something goes on for ever."""
+"""Attempts at one moment, or of one eager call, after which something goes on for ever."""
 
 
 class TestedTask:
@@ -153,7 +153,7 @@ class TestedTask:
 
 @dataclass(frozen=True, kw_only=True)
 class StartedRun:
-    """A run that was started in a test: of many tasks, or of a workflow, which is not played here."""
+    """A run that was started in a test: of many tasks, of a composition, or of a workflow."""
 
     id: str
     """The id that its handle has."""
@@ -213,6 +213,8 @@ class MemoryTasks:
     def run_until(self, until: float | None) -> list[TestedTask]:
         """Run what is due up to a time; without one, all that there is, but for schedules, which never end."""
         ran: list[TestedTask] = []
+        most = _MOST_ATTEMPTS + 10 * len(self.tasks)
+        moment, before = self.now, 0
         self.is_draining = True
         try:
             while True:
@@ -222,10 +224,12 @@ class MemoryTasks:
                     self._attempt(task)
                 elif not self._advance(until):
                     return ran
-                if len(ran) > _MOST_ATTEMPTS:
+                if until is not None and self.now > moment:  # time comes to its end, and what is due in it, too
+                    moment, before = self.now, len(ran)
+                if len(ran) - before > most:
                     raise OrchestratorError(
-                        f"{_MOST_ATTEMPTS:,} attempts have run, {ran[-1]!r} last, and there is always one more. Does "
-                        f"a task enqueue itself? Use recording(app), and run it step by step with drain() and skip(…)."
+                        f"{most:,} attempts have run, {ran[-1]!r} last, and there is always one more. Does a task "
+                        f"enqueue itself? Use recording(app), and run it step by step with drain() and skip(…)."
                     )
         finally:
             self.is_draining = False
