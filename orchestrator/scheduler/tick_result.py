@@ -21,7 +21,6 @@ from orchestrator.domain.flow.definition import is_node
 from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
-from orchestrator.domain.tasks.headers import inheriting
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.fleet.capabilities import CapacityHold
 from orchestrator.store.code.turns import Unshown
@@ -350,14 +349,11 @@ class TickResult(_Mergeable):
 
 def _follow_ups(task: Moved, result: bytes | None, error: TaskError | None) -> Iterable[NewTask]:
     callbacks = msgspec.convert(task.callbacks, Callbacks)
-    found: Iterable[NewTask] = ()
     if task.state == TaskState.SUCCESS:
-        found = after_success(task.id, task.attempt, callbacks, result, task.trace)
-    elif task.state == TaskState.FAILED:
-        found = after_end(task.id, task.attempt, callbacks, error, task.trace)
-    if task.headers:
-        return [msgspec.structs.replace(new, options=inheriting(new.options, task.headers)) for new in found]
-    return found
+        return after_success(task.id, task.attempt, callbacks, result, task.trace, task.headers)
+    if task.state == TaskState.FAILED:
+        return after_end(task.id, task.attempt, callbacks, error, task.trace, task.headers)
+    return ()
 
 
 class CommitHooks:

@@ -32,7 +32,7 @@ from orchestrator.domain.runs.verdict import RunCounters, verdict
 from orchestrator.domain.schedules.schedule import delay_of, fire_text, from_data, next_fire
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, TaskState
 from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
-from orchestrator.domain.tasks.headers import headers_of, inheriting
+from orchestrator.domain.tasks.headers import headers_of
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.starts import StartCode, StartMany, StartSteps, is_start, of_task
 from orchestrator.domain.tasks.task import (
@@ -359,11 +359,10 @@ class MemoryTasks:
         callbacks = msgspec.json.decode(task.new.callbacks, type=Callbacks)
         found: Iterable[NewTask] = ()
         if state == TaskState.SUCCESS:
-            found = after_success(task.new.id, task.attempt, callbacks, result, task.new.trace)
+            found = after_success(task.new.id, task.attempt, callbacks, result, task.new.trace, task.options.headers)
         elif state == TaskState.FAILED:
-            found = after_end(task.new.id, task.attempt, callbacks, error, task.new.trace)
-        headers = headers_of(task.new.options)
-        self.hand_over([msgspec.structs.replace(new, options=inheriting(new.options, headers)) for new in found])
+            found = after_end(task.new.id, task.attempt, callbacks, error, task.new.trace, task.options.headers)
+        self.hand_over(list(found))
 
     # -- schedules
 

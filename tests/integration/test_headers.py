@@ -22,6 +22,8 @@ from orchestrator import (
     Task,
     Workflow,
     WorkflowContext,
+    chain,
+    group,
 )
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, NewTask, parse_options
 from orchestrator.sdk.code.engine import Engine
@@ -164,6 +166,17 @@ def run_that_is_started_over(stage: Stage) -> None:
     stage.app.run(handle.id).rerun()
 
 
+def composition(stage: Stage) -> None:
+    with_tenant(chain(stage.app.tasks["job"].s(), stage.mail.s()).start)
+    stage.worker.succeed(stage.take())
+
+
+def composition_that_a_task_starts(stage: Stage) -> None:
+    with_tenant(stage.app.tasks["job"].enqueue)
+    with stage.inside(stage.take()):
+        group(stage.mail.s()).start()
+
+
 def node(stage: Stage) -> None:
     graph = {"start": "a", "nodes": {"a": {"kind": "executor", "exec_type": "local_func", "func": "mail"}}}
     stage.app.flows.publish("graph", graph)
@@ -215,7 +228,8 @@ def with_tenant(call: Callable[[], Any]) -> Any:
 
 ORIGINS = [
     enqueued, many, run_of_many, follower, follower_of_failure, child, step, hook, step_of_a_run_that_a_task_starts,
-    run_of_many_that_a_task_starts, run_that_is_started_over, node, code, child_of_code_that_goes_on,
+    run_of_many_that_a_task_starts, run_that_is_started_over, composition,
+    composition_that_a_task_starts, node, code, child_of_code_that_goes_on,
     code_that_a_task_starts,
 ]  # fmt: skip
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.tasks.headers import inheriting
 from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.sealing import as_data, is_sealed_text
 
@@ -55,15 +56,25 @@ class TaskFailure(msgspec.Struct, frozen=True):
 
 
 def after_success(
-    task: bytes, attempt: int, callbacks: Callbacks, result: bytes | None, trace: str | None = None
+    task: bytes,
+    attempt: int,
+    callbacks: Callbacks,
+    result: bytes | None,
+    trace: str | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Iterable[NewTask]:
-    """Return the tasks that follow a success. They belong to the span that the task came of, as it does."""
+    """Return the tasks that follow a success. They belong to the span that the task came of, and have its headers."""
     payload = b"\x92\x91" + (result or _NO_RESULT) + b"\x80"  # [[result], {}]
-    return _tasks(task, attempt, "success", callbacks.success, payload, trace)
+    return _tasks(task, attempt, "success", callbacks.success, payload, trace, headers)
 
 
 def after_end(
-    task: bytes, attempt: int, callbacks: Callbacks, error: TaskError | None, trace: str | None = None
+    task: bytes,
+    attempt: int,
+    callbacks: Callbacks,
+    error: TaskError | None,
+    trace: str | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Iterable[NewTask]:
     """Return the tasks that follow a failure."""
     what = error or TaskError("", "")
@@ -73,11 +84,17 @@ def after_end(
         parts = {name: msgspec.Raw(as_data(text)) for name, text in texts.items() if is_sealed_text(text)}
         failure = msgspec.structs.asdict(failure) | parts
     payload = msgspec.msgpack.encode(((failure,), {}))
-    return _tasks(task, attempt, "failure", callbacks.failure, payload, trace)
+    return _tasks(task, attempt, "failure", callbacks.failure, payload, trace, headers)
 
 
 def _tasks(
-    task: bytes, attempt: int, when: str, callbacks: Iterable[Callback], payload: bytes, trace: str | None
+    task: bytes,
+    attempt: int,
+    when: str,
+    callbacks: Iterable[Callback],
+    payload: bytes,
+    trace: str | None,
+    headers: Mapping[str, str] | None,
 ) -> Iterable[NewTask]:
     for place, callback in enumerate(callbacks):
         yield NewTask(
@@ -87,7 +104,7 @@ def _tasks(
             payload=payload,
             priority=callback.priority,
             delay=callback.delay,
-            options=callback.options,
+            options=inheriting(callback.options, headers) if headers else callback.options,
             lane=callback.lane,
             expires=callback.expires,
             callbacks=callback.callbacks,
