@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, event
 
 from orchestrator import (
     Composition,
@@ -49,6 +50,7 @@ from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.sdk.values.payload import decode_call, encode_value
 from orchestrator.sealing import key_name
 from orchestrator.settings import load_settings
+from orchestrator.store.dag import plans as dags
 from tests.integration.serving import serving
 from tests.integration.stage import System, fresh_system
 
@@ -329,6 +331,23 @@ def test_a_task_starts_a_composition_once(tasks: Tasks, start: str) -> None:
     tasks.until_ended(run)
     assert tasks.system.count("runs") == 3
     assert run.result() == [0, 4]
+
+
+def test_the_leader_reads_small_runs_once(tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: Counter[bytes] = Counter()
+    load = dags.load
+
+    def note(connection: Connection, ids: Sequence[bytes]) -> Any:
+        loaded.update(ids)
+        return load(connection, ids)
+
+    monkeypatch.setattr(dags, "load", note)
+    run = group(chain(tasks.double.s(n), tasks.double.s()) for n in range(700)).start()
+    tasks.until_ended(run)
+    monkeypatch.undo()
+    assert run.result() == [4 * n for n in range(700)]
+    assert len(loaded) == 701
+    assert max(loaded.values()) == 1
 
 
 # -- over HTTP, sealed, large and hidden

@@ -11,6 +11,7 @@ import pytest
 from orchestrator import Duplicate, Orchestrator, RunHandle
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.sdk.dag.definitions import loads
+from orchestrator.store.dag import plans
 from orchestrator.store.insights import list_steps
 from tests.integration.stage import System, Worker
 
@@ -285,3 +286,22 @@ def test_steps_that_had_to_wait_for_the_next_tick_start_whoever_plans_that(syste
     finish(system, worker)
     assert run.status() == "success"
     assert row(system, run)["success"] == 8
+
+
+@pytest.mark.parametrize(
+    ("hooks", "reads"), [("", 1), ("on_failure: [{task: job}]", 1), ("on_success: [{task: job}]", 2)]
+)
+def test_the_leader_reads_a_run_once_more_only_for_its_hooks(
+    system: System, monkeypatch: pytest.MonkeyPatch, hooks: str, reads: int
+) -> None:
+    worker = system.worker()
+    loaded: list[bytes] = []
+    load = plans.load
+    monkeypatch.setattr(plans, "load", lambda connection, ids: loaded.extend(ids) or load(connection, ids))
+    run = begin(system, f"name: once\n{hooks}\ntasks: {{a: {{task: job}}, b: {{task: job, depends_on: [a]}}}}")
+    for _ in range(2):
+        worker.succeed(*worker.take())
+        system.tick()
+    assert run.status() == "success"
+    assert loaded == [UUID(run.id).bytes] * reads
+    assert len(worker.take()) == reads - 1

@@ -40,8 +40,10 @@ from orchestrator.store.dag.plans import Version
 
 _PLANNED_STEPS = 200_000
 """Of the plans that are kept in memory; a step takes a quarter of a kilobyte there."""
-_RUN_WEIGHT = 400
-"""The weight of a run beside its steps: its parameters and names."""
+_RUN_WEIGHT = 15
+"""What a run weighs beside its steps and parameters, in steps."""
+_BYTES_IN_MEMORY = 16
+"""Of stored parameters: read into memory, so many weigh as much as a step."""
 _COMPILED_STEPS = 30_000
 """Of the definitions that are kept in memory; a step takes some kilobytes there."""
 _BYTES_OF_A_STEP = 2_000
@@ -134,6 +136,11 @@ class Dags(PlannedRuns[DagRun]):
             return 0, 0
         return len(hooks_of(kept.compiled.definition, state)), kept.params_size
 
+    def may_have_hooks(self, run: bytes, state: str) -> bool:
+        """Say whether hooks may follow this end of a run: of one that is not in memory, that is not known."""
+        kept = self._runs.get(run)
+        return kept is None or bool(hooks_of(kept.compiled.definition, state))
+
     def outputs(self, tx: Transaction, ids: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return what runs give to their parents: a composition its result, others the outputs of their last steps."""
         runs = self._load(tx, ids)
@@ -161,7 +168,8 @@ class Dags(PlannedRuns[DagRun]):
             if compiled.result is not None and isinstance(params, dict):
                 params = composed.opened(params)
             run = DagRun(row.id, compiled, params, info, plan, row.depth, row.root, row.params_size)
-            found[row.id] = self._runs.put(row.id, run, _RUN_WEIGHT + len(compiled.graph.steps))
+            weight = _RUN_WEIGHT + len(compiled.graph.steps) + row.params_size // _BYTES_IN_MEMORY
+            found[row.id] = self._runs.put(row.id, run, weight)
         return [run for run in found.values() if run is not None]
 
     def compiled(self, tx: Transaction, name: str, version: int) -> Compiled:

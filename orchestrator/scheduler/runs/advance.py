@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from orchestrator.domain.code.ends import child_outcome, run_error
 from orchestrator.domain.code.history import Fact, Outcome
+from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.ids import is_derived, to_text
 from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd, total
 from orchestrator.domain.runs.verdict import TIMED_OUT, verdict
@@ -333,8 +334,10 @@ class Runs:
         if lanes:
             runs.unpark(tx.connection, lanes)
             tx.result.wake.runs_to_begin = True
-        if hooks and any(row.workflow is not None for row in over):
-            self.triggers.runs_ended(tx, [(self._kinds[row.kind], row) for row in over])
+        # Compositions have no hooks, and no other workflow can wait for their ends.
+        heard = [(self._kinds[row.kind], row) for row in over if row.workflow and not is_composed(row.workflow)]
+        if hooks and heard:
+            self.triggers.runs_ended(tx, heard)
         for kind in self._workflows:
             if rows := [row for row in ended if row.kind == kind.name]:
                 kind.drop([row.id for row in rows])

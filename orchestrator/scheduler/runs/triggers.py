@@ -80,7 +80,8 @@ class Triggers:
     def _run_hooks(self, tx: Transaction, ended: Mapping[bytes, RunRow]) -> None:
         hooks: list[NewTask] = []
         size = 0
-        for run in dags.load(tx.connection, list(ended)) if ended else ():
+        wanted = [run for run, row in ended.items() if self._dags.may_have_hooks(run, row.status)]
+        for run in dags.load(tx.connection, wanted) if wanted else ():
             state = ended[run.id].status
             definition = self._dags.compiled(tx, run.workflow, run.version).definition
             trace = _trace(tx, ended[run.id])

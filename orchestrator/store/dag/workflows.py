@@ -100,13 +100,14 @@ def list_triggered(connection: Connection) -> list[Triggered]:
     return _TRIGGERED(connection)
 
 
-_STAMP = Statement[tuple[object, ...]](
-    "SELECT /* workflows.stamp */ count(*), max(created_at), count(deleted_at) FROM orchestrator.workflows"
-)
+_STAMP = Statement[tuple[object, ...]](f"""
+SELECT /* workflows.stamp */ count(*), max(created_at), count(deleted_at) FROM orchestrator.workflows
+ WHERE NOT starts_with(name, '{PREFIX}')
+""")
 
 
 def stamp(connection: Connection) -> tuple[object, ...]:
-    """Return something that changes whenever a definition is added or deleted."""
+    """Return something that changes whenever a definition is added or deleted that is no shape of a composition."""
     return _STAMP.one(connection)
 
 
