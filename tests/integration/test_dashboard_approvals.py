@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import logging
 import re
 from collections.abc import Iterator
@@ -119,6 +120,16 @@ def test_a_promise_is_not_resolved_by_a_value_that_nobody_meant(house: House, va
     before = changes(house)
     visitor.post(f"/ui/runs/{run}/promises/approval%201/resolve", value=value, back="/ui/approvals")
     assert said in visitor.said()
+    assert changes(house) == before
+
+
+def test_a_promise_is_not_resolved_by_a_value_of_another_type(house: House) -> None:
+    run = code_that_asks(house, "mail", of=bool)
+    visitor = Visitor(house.app)
+    visitor.get("/ui/approvals")
+    before = changes(house)
+    visitor.post(f"/ui/runs/{run}/promises/approval%201/resolve", value='"yes"', back="/ui/approvals")
+    assert "expected true or false, found 'yes'" in html.unescape(visitor.said())
     assert changes(house) == before
 
 

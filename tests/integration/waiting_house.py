@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 from uuid import UUID
 
 from orchestrator.domain import timezones
@@ -11,6 +12,7 @@ from orchestrator.domain.flow.state import FlowState, Frame, Wait
 from orchestrator.sdk.backend import Backend
 from orchestrator.sdk.flow import reading
 from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.values.conversion import schema_of
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.store.code.histories import event_rows
 from tests.integration.api_house import House
@@ -55,8 +57,8 @@ def flow_that_asks(house: House, name: str, at: str = "ask") -> UUID:
     return UUID(bytes=run)
 
 
-def code_that_asks(house: House, name: str, promises: int = 1) -> UUID:
-    """Have a run of the workflow `NAME-code` wait for promises."""
+def code_that_asks(house: House, name: str, promises: int = 1, of: Any = Any) -> UUID:
+    """Have a run of the workflow `NAME-code` wait for promises of a type."""
     run = UUID(bytes=new_id())
     with house.engine.connect() as connection:
         connection.exec_driver_sql(
@@ -71,13 +73,15 @@ def code_that_asks(house: House, name: str, promises: int = 1) -> UUID:
             (run.hex, number, kind, data),
         )
         for place in range(1, promises + 1):
+            promise = history.PromiseCreated(place, new_id(), f"approval {place}", schema_of(of))
             connection.exec_driver_sql(
                 "INSERT INTO orchestrator.promises (run_id, id, name, ordinal) VALUES (%s, %s, %s, %s)",
-                (run.hex, UUID(bytes=new_id()).hex, f"approval {place}", place),
+                (run.hex, UUID(bytes=promise.id).hex, promise.name, place),
             )
+            ((_, _, kind, data),) = event_rows(run.bytes, [promise])
             connection.exec_driver_sql(
                 "INSERT INTO orchestrator.histories (run_id, number, at, kind, data)"
-                " VALUES (%s, %s, now() - interval '1 hour' * %s, 'promise_created', '')",
-                (run.hex, place + 1, place),
+                " VALUES (%s, %s, now() - interval '1 hour' * %s, %s, %s)",
+                (run.hex, place + 1, place, kind, data),
             )
     return run
