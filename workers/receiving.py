@@ -136,7 +136,9 @@ class Receiver:
                 return []
             fits = self._held.room // LARGEST_BUNDLE
             count = max(1, min(_MOST_MESSAGES, fits, int(room / self._bundle)))
-            is_last = self._pool.should_be_last  # a read that waits in Redis has what comes before this process looks
+            is_last = (
+                self._pool.standstill.sends_away
+            )  # a read that waits in Redis has what comes before this process looks
             received = self._streams.take(generation, self._worker, self._queues, count, 0.0 if is_last else _WAIT)
             self._redis.worked()
             if is_last and not received:

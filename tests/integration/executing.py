@@ -85,7 +85,7 @@ async def watched_to_the_end(executor: Any, asked: Execution, timeout: float) ->
         kept=kept,
         finished=lambda _, output: output,
         failure=lambda _, error: error,
-        client=SimpleNamespace(middleware=None),
+        ended=lambda *_: None,
     )
     outbox, task_log = SimpleNamespace(log_lines=lambda *_: None), SimpleNamespace(ended=lambda *_: None)
     setup: Any = SimpleNamespace(settings=load_settings(environ={}))

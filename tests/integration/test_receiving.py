@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -34,7 +35,7 @@ class KeepingPool:
         self.driver = self
         self.slots = 0
         self.asked = 0
-        self.should_be_last = False
+        self.standstill = SimpleNamespace(sends_away=False)
 
     def wait_for_room(self, timeout: float) -> int:
         if threading.current_thread().name == "executions":
@@ -153,7 +154,7 @@ def test_what_was_read_in_a_generation_drops_nothing_of_the_next(harness: Harnes
 
 def test_where_tasks_cannot_run_others_have_them_first(harness: Harness) -> None:
     """Redis gives a message to who has waited longest for it, so such a process does not wait there."""
-    harness.pool.slots, harness.pool.should_be_last = 5, True
+    harness.pool.slots, harness.pool.standstill.sends_away = 5, True
     harness.begin("first")
     other = WorkerStreams(connect(harness.settings.require_redis(), timeout=120), harness.keys)
     for letter in (b"a", b"b", b"c"):

@@ -49,8 +49,9 @@ from orchestrator.errors import RetryLater, TaskAborted
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.transport.codec import encode
 from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.running.hooks import attempt_end
 from orchestrator.workers.running.job import Bundle, Job
-from orchestrator.workers.running.runner import Runner, attempt_end
+from orchestrator.workers.running.runner import Runner
 from tests.outbox import ClosedOutbox
 
 TASK = b"t" * 16

@@ -134,7 +134,7 @@ def test_what_waits_for_a_blocked_event_loop_is_handed_back_and_threads_go_on(mo
     eventually(lambda: len(reports) == 2, "they are handed back")
     assert reports == [Returned(name.ljust(16), 1, why) for name in (b"soon", b"late")]
     reports.clear()
-    assert pool.should_be_last
+    assert pool.standstill.sends_away
     stays = job("soon", time.monotonic(), attempt=2)
     pool.submit([stays, job("late", time.monotonic(), attempt=2)])
     eventually(lambda: reports, "one comes back, and stays away for longer")
@@ -148,7 +148,7 @@ def test_what_waits_for_a_blocked_event_loop_is_handed_back_and_threads_go_on(mo
     assert reports[0].id == blocker.dispatch.id
     eventually(lambda: len(reports) == 2, "so has what stayed, or it is handed back after all")
     reports.clear()
-    eventually(lambda: not pool.should_be_last, "that was noticed")
+    eventually(lambda: not pool.standstill.sends_away, "that was noticed")
     pool.submit([job("soon", attempt=3)])
     eventually(lambda: reports, "it runs here")
     assert isinstance(reports.pop(), Succeeded)

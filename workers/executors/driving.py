@@ -8,8 +8,7 @@
              the end is reported, and applied
              release
 
-All of it runs on the event loop of the worker process; an execution is a coroutine and a row in the table of what is
-held, and no thread. A worker that stops hands its executions back at once, and does not end them.
+All of it runs on the event loop of the worker process. A worker that stops hands its executions back, and ends none.
 """
 
 from __future__ import annotations
@@ -370,8 +369,7 @@ class Driver:
                 _call_soon(loop, lambda: self._in_background(self._release(watched, after, doubts)))
 
         self._reporter.report(report, job, applied)
-        if self._runner.client.middleware is not None:
-            self._runner.ended(job, report)
+        self._runner.ended(job, report)
 
     def _in_background(self, going: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(going)

@@ -30,6 +30,7 @@ from orchestrator.workers.running.standstill import BLOCKED_FOR, Standstill
 from orchestrator.workers.running.task_runtime import interruption
 from orchestrator.workers.running.threads import Threads
 from orchestrator.workers.running.turns import Turns
+from orchestrator.workers.running.verdicts import retries_timeouts
 
 log = get_logger("worker")
 
@@ -210,8 +211,7 @@ class Pool:
 
     def _limit(self, job: Job) -> None:
         if job.deadline is not None and job.options.timeout is not None:
-            retryable = self._runner.retries_timeouts(job)
-            self._held.limit(job.slot, job.deadline, job.options.timeout, retryable=retryable)
+            self._held.limit(job.slot, job.deadline, job.options.timeout, retryable=retries_timeouts(job))
 
     def _end(self, job: Job, report: AttemptReport) -> None:
         report = self._turns.verdict(job) or report
@@ -377,22 +377,14 @@ class Pool:
     def wait_until_idle(self, timeout: float) -> bool:
         """Wait until nothing is left here but code that does not end."""
         deadline = time.monotonic() + timeout
-        while self._is_working():
+        while any(not job.lingers for job in self.jobs()):
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
             self._freed.clear()
-            if self._is_working():
+            if any(not job.lingers for job in self.jobs()):
                 self._freed.wait(min(left, 1.0))
         return True
-
-    def _is_working(self) -> bool:
-        return any(not job.lingers for job in self.jobs())
-
-    @property
-    def should_be_last(self) -> bool:
-        """Say whether tasks are better received by others: there are some that cannot run here at the moment."""
-        return self.standstill.sends_away
 
     @property
     def used(self) -> int:

@@ -5,30 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Literal
-from uuid import UUID
+from typing import Any
 
 import msgspec
 
 from orchestrator.domain import redaction
 from orchestrator.domain.code.activation import Activated, Activation
-from orchestrator.domain.code.history import Event, Fact
+from orchestrator.domain.code.history import Event
 from orchestrator.domain.executors.call import ExecutorCall
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.sealed import open_activation
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.retry import is_worth_retrying
-from orchestrator.domain.tasks.task import Failed, Lost, RetryTask, Returned, Succeeded, TaskError, after_failure
+from orchestrator.domain.tasks.task import Failed, Returned, Succeeded, TaskError
 from orchestrator.errors import (
-    GiveUp,
-    InvalidTask,
     PayloadError,
     RetryLater,
     SoftTimeout,
-    TaskAborted,
     TaskTimeout,
     Unavailable,
 )
@@ -36,9 +32,7 @@ from orchestrator.payloads.keeping import MEANS, NoStore
 from orchestrator.references import is_reference, may_hold_references
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.code.engine import Engine, Running
-from orchestrator.sdk.middleware import AttemptEnd, Chain, TurnContext
-from orchestrator.sdk.names import also_called, type_names
-from orchestrator.sdk.tasks.context import TaskContext, enter_task
+from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.sdk.tasks.failure import describe, without_secrets
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.task import Task
@@ -50,17 +44,24 @@ from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.reporting.task_output import end_lines
 from orchestrator.workers.running.delivery import DELIVERY
 from orchestrator.workers.running.forks import end_fork
+from orchestrator.workers.running.hooks import around, around_turn, async_around, attempt_end
 from orchestrator.workers.running.interrupt import Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.running.job import Job
 from orchestrator.workers.running.large_results import LargeResults, finished_output, in_thread, read_events
 from orchestrator.workers.running.task_runtime import NOTHING, JobRuntime, NoDatabase, Outbox, interruption
+from orchestrator.workers.running.verdicts import (
+    RETURN_DELAY,
+    completed,
+    in_own_code,
+    may_be_retried,
+    timed_out,
+    unknown,
+)
 
 log = get_logger("worker")
 
-_UNKNOWN_DELAY = 0.5
 _STORE_DELAY = 2.0
 """Seconds before a task is tried again whose payload store did not answer."""
-_KINDS_OF_TIMEOUT = type_names(TaskTimeout())
 
 
 class Runner:
@@ -111,7 +112,7 @@ class Runner:
                 value = task.function(*arguments, **keywords)
             else:  # in a context of its own, so that no variable which a hook sets is there for the next task
                 call = partial(task.function, *arguments, **keywords)
-                value = copy_context().run(_around, hooks, runtime.context(), call)
+                value = copy_context().run(around, hooks, runtime.context(), call)
             end_fork()
             report = self._success(job, task, value)
             return self._large.left(job, report) if self._large.has_store else report
@@ -156,7 +157,7 @@ class Runner:
             if (hooks := self.client.middleware) is None:
                 report = self._engine.activate(activation, dispatch.id, dispatch.attempt)
             else:
-                report = copy_context().run(self._hooked_turn, hooks, job, activation)
+                report = copy_context().run(around_turn, self._engine, hooks, job, activation)
             return self._large.left_turn(job, report)
         except BaseException as error:  # noqa: BLE001  # no fault of the code: that would be in the report
             return self.failure(job, error)
@@ -164,24 +165,6 @@ class Runner:
             job.uninterruptible()
             if job.interrupted_by is not None:
                 uninterrupted()
-
-    def _hooked_turn(self, hooks: Chain, job: Job, activation: Activation) -> Activated:
-        """Take a turn inside its hooks. What they raise after it is logged: the turn has been taken."""
-        dispatch, report = job.dispatch, None
-        turn = TurnContext(
-            workflow=activation.workflow,
-            run_id=UUID(bytes=dispatch.id),
-            headers={**job.options.headers},
-            is_replay=not activation.after and not all(isinstance(event.what, Fact) for event in activation.events),
-        )
-        try:
-            with hooks.turning(turn):
-                report = self._engine.activate(activation, dispatch.id, dispatch.attempt)
-        except Exception:
-            if report is None:
-                raise
-            log.exception("middleware.failed hook=turn: the turn counts", extra=job.fields)
-        return report
 
     def ended(self, job: Job, report: AttemptReport) -> None:
         """Tell the middleware of the end of an attempt that is being reported. Turns have a hook of their own."""
@@ -223,7 +206,7 @@ class Runner:
             enter_task(runtime)
             call = task.function(*arguments, **keywords)
             if (hooks := self.client.middleware) is not None:
-                call = _async_around(hooks, runtime.context(), call)
+                call = async_around(hooks, runtime.context(), call)
             if job.options.soft_timeout is not None:
                 call = Interruptible(call, lambda: job.interrupted_by is SoftTimeout)
             value = await call
@@ -277,7 +260,7 @@ class Runner:
                     extra=job.fields,
                 )
             return completed(job, job.completion)
-        if job.interrupted_by is not None and _timed_out(job, ended_at):  # and returned all the same
+        if job.interrupted_by is not None and timed_out(job, ended_at):  # and returned all the same
             return self._failed(job, interruption(job, TaskTimeout))
         if job.options.store_result and job.output is None:
             task._signature.check_result(value, data)
@@ -298,14 +281,14 @@ class Runner:
         reason = job.interrupted_by
         if reason is not None and isinstance(error, (reason, asyncio.CancelledError)):
             error = interruption(job, reason).with_traceback(error.__traceback__)
-        elif _timed_out(job, time.monotonic()):
+        elif timed_out(job, time.monotonic()):
             late, error = error, interruption(job, TaskTimeout)
             error.__cause__ = late
-        elif isinstance(error, Sealed) and error.is_missing and not _frames(error):
+        elif isinstance(error, Sealed) and error.is_missing and not in_own_code(error):
             if self._is_new("key", error.key):
                 log.error("task.returned error=%s: the task waits for a worker with that key", error, extra=job.fields)
-            return Returned(job.dispatch.id, job.dispatch.attempt, "no data key", _UNKNOWN_DELAY, data_key=error.key)
-        elif isinstance(error, (NoStore, Unavailable)) and (error is job.store_failure or not _frames(error)):
+            return Returned(job.dispatch.id, job.dispatch.attempt, "no data key", RETURN_DELAY, data_key=error.key)
+        elif isinstance(error, (NoStore, Unavailable)) and (error is job.store_failure or not in_own_code(error)):
             return self._handed_back(job, error)
         elif isinstance(error, NoDatabase):
             if self._is_new("task", job.dispatch.name):
@@ -327,11 +310,11 @@ class Runner:
         if self._is_new("store", kind):
             log.error("task.returned error=%s: it is tried again", error, extra=job.fields)
         if isinstance(error, NoStore):
-            return Returned(task.id, task.attempt, "no payload store", _UNKNOWN_DELAY, data_key=MEANS)
+            return Returned(task.id, task.attempt, "no payload store", RETURN_DELAY, data_key=MEANS)
         return Returned(task.id, task.attempt, "payload store away", _STORE_DELAY)
 
     def _failed(self, job: Job, error: BaseException) -> Failed:
-        failed = self._as_failed(job, describe(error), retryable=_is_worth_retrying(job, error))
+        failed = self._as_failed(job, describe(error), retryable=may_be_retried(job, error))
         if isinstance(error, RetryLater):
             return msgspec.structs.replace(failed, delay=error.seconds, charged=False)
         return failed
@@ -355,7 +338,7 @@ class Runner:
             log.info(
                 "task.redirected executor=%s: the task was enqueued by its name alone", call.name, extra=job.fields
             )
-        return Returned(task.id, task.attempt, "an executor does it", _UNKNOWN_DELAY, executor=call)
+        return Returned(task.id, task.attempt, "an executor does it", RETURN_DELAY, executor=call)
 
     def call(self, job: Job) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return the arguments of a job as plain data, for an executor: by name, where this worker knows the task."""
@@ -397,11 +380,6 @@ class Runner:
         worth = retryable and is_worth_retrying(job.options.retry, frozenset({error.kind}))
         return self._as_failed(job, error, retryable=worth)
 
-    @staticmethod
-    def retries_timeouts(job: Job) -> bool:
-        """Say whether a job may be tried again after its timeout, for its parent, which knows no policy."""
-        return is_worth_retrying(job.options.retry, _KINDS_OF_TIMEOUT)
-
     def _backoff(self, job: Job) -> float | None:
         """Return the wait that the task's own function gives; if it fails too, the scheduler decides."""
         if job.options.retry.backoff != "computed":
@@ -415,84 +393,3 @@ class Runner:
         except Exception:
             log.exception("task.backoff_failed: the task waits for the default time", extra=job.fields)
             return None
-
-
-def attempt_end(job: Job, report: AttemptReport) -> AttemptEnd | None:
-    """Return how an attempt has ended, as middleware is told; None where it has not, or where it is none of a task's.
-
-    One that was handed back has not ended; turns and the tasks that end cancelled executions are our own.
-    """
-    executor = job.options.executor
-    if job.dispatch.is_turn_task or (executor is not None and executor.ends is not None):
-        return None
-    if isinstance(report, Lost):
-        return AttemptEnd(outcome="lost", error=TaskError("WorkerLost", report.reason))
-    if not isinstance(report, (Succeeded, Failed)):
-        return None
-    error = report.error if isinstance(report, Failed) else None
-    outcome: Literal["success", "retry", "failure", "cancelled"] = "success"
-    if job.interrupted_by is TaskAborted and job.completion is None:
-        outcome = "cancelled"
-    elif isinstance(report, Failed):
-        decision = after_failure(report, job.options.retry, job.dispatch.failures, 0.0)
-        outcome = "retry" if isinstance(decision, RetryTask) else "failure"
-    return AttemptEnd(outcome=outcome, error=error, seconds=report.duration)
-
-
-def _around(hooks: Chain, ctx: TaskContext, call: Callable[[], Any]) -> Any:
-    """Call a function inside the hooks of middleware; a fork of it ends before they go on."""
-    with hooks.executing(ctx):
-        try:
-            value = call()
-        except BaseException as error:
-            end_fork(error)
-            raise
-        end_fork()
-        return value
-
-
-async def _async_around(hooks: Chain, ctx: TaskContext, call: Coroutine[Any, Any, Any]) -> Any:
-    try:
-        async with hooks.aexecuting(ctx):
-            try:
-                value = await call
-            except BaseException as error:
-                end_fork(error)
-                raise
-            end_fork()
-            return value
-    finally:
-        call.close()  # a hook may have refused to begin it
-
-
-def _is_worth_retrying(job: Job, error: BaseException) -> bool:
-    if isinstance(error, (InvalidTask, PayloadError)) and not _frames(error):
-        return False  # the same arguments will not fit next time either
-    if isinstance(error, GiveUp):
-        return False
-    policy = job.options.retry
-    named = also_called(error, (*policy.on, *policy.give_up_on))
-    return is_worth_retrying(policy, type_names(error) | named)
-
-
-def _timed_out(job: Job, ended_at: float) -> bool:
-    """Say whether an attempt timed out before its code ended."""
-    return job.interrupted_by is TaskTimeout and job.deadline is not None and ended_at >= job.deadline
-
-
-def completed(job: Job, result: bytes) -> Succeeded:
-    """Return the report of an attempt that has completed in its transaction; Postgres knows it already."""
-    return Succeeded(job.dispatch.id, job.dispatch.attempt, time.monotonic() - job.started_at, result)
-
-
-def unknown(job: Job, reason: str = "unknown task") -> Returned:
-    """Return the report for a task that this process does not know, or cannot run: another worker may."""
-    return Returned(job.dispatch.id, job.dispatch.attempt, reason, _UNKNOWN_DELAY, job.dispatch.name)
-
-
-def _frames(error: BaseException) -> object:
-    """Return the first frame of the user's own code, or None if the error never reached any."""
-    frame = error.__traceback__
-    while frame is not None and "/orchestrator/" in frame.tb_frame.f_code.co_filename.replace("\\", "/"):
-        frame = frame.tb_next
-    return frame

@@ -36,7 +36,7 @@ from orchestrator.transport.worker import Received, StreamsGone
 from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.reporting.reporter import _ASK_AGAIN, PendingReport, Reporter, _split
 from orchestrator.workers.running.job import Bundle, Job, Stage
-from orchestrator.workers.running.runner import unknown
+from orchestrator.workers.running.verdicts import unknown
 from tests.chaos.simulator.memory import MemoryWorkerStreams
 from tests.unit.flows.made import SERVICES, service
 
