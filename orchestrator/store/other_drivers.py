@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy.util import await_only, greenlet_spawn
 
@@ -19,6 +19,13 @@ from orchestrator.store.namespaces import in_namespace
 
 PARAMETER = re.compile(r"%\((\w+)\)s((?:::[a-z]+(?: precision)?(?:\[\])?)?)")
 """A parameter of a statement: its name and its cast."""
+
+
+class HasCursor(Protocol):
+    """A connection of psycopg2, psycopg 3, asyncpg or Django."""
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a cursor."""
 
 
 class DriverConnection:

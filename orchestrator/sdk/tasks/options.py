@@ -329,3 +329,24 @@ def with_options(base: CallOptions, given: Mapping[str, Any]) -> CallOptions:
 
 def _compute(value: Any, arguments: Mapping[str, Any]) -> Any:
     return value(**arguments) if callable(value) else value
+
+
+def check_unique(task: str, unique: UniqueKey, *, in_run: bool, in_task: bool) -> None:
+    """Refuse a unique key where it cannot be kept."""
+    if in_run:
+        raise InvalidTask(f"Task {task!r} has a unique key, and a run needs all its tasks. Enqueue it instead.")
+    if in_task and unique.on_duplicate != "return":
+        raise InvalidTask(
+            f"Option on_duplicate: inside a task only 'return' is possible, because the scheduler decides later; "
+            f"found {unique.on_duplicate!r} for task {task!r}."
+        )
+
+
+OF_CELERY = {
+    "apply_async": "Write {task}.options(delay=60, queue='mail').enqueue(…): countdown=60 is delay=60, eta, expires, "
+    "queue and priority have the same names, link and link_error are on_success and on_failure.",
+    "apply": "Call the task to run it here: {task}(…).",
+    "retry": "Raise RetryLater(30) inside the task.",
+    "signature": "Write {task}.options(…) for a task with other options, and {task}.s(…) for a part of a composition.",
+}
+"""By methods of Celery's tasks, what to write here."""

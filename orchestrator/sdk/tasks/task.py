@@ -8,16 +8,14 @@ from asyncio import Future
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
 from orchestrator.domain import redaction
 from orchestrator.domain.code.commands import CancelTask, ScheduleTask
-from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.headers import check_headers, with_headers
-from orchestrator.domain.tasks.task import NewTask, UniqueKey, with_inherited
+from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, NotDeterministic, OrchestratorError
 from orchestrator.sdk.checks import shown
 from orchestrator.sdk.client import Client
@@ -28,9 +26,10 @@ from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.middleware import EnqueueCall, headers_here
 from orchestrator.sdk.tasks.compositions import Parts
 from orchestrator.sdk.tasks.context import current_runtime
+from orchestrator.sdk.tasks.followers import callbacks_of, check_followers
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.tasks.option_types import OptionTypes
-from orchestrator.sdk.tasks.options import CallOptions, Placed, with_options
+from orchestrator.sdk.tasks.options import OF_CELERY, CallOptions, Placed, check_unique, with_options
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.signature import Signature, is_empty
 from orchestrator.sdk.values.payload import digest_call, encode_call
@@ -43,27 +42,12 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
 
+    from orchestrator.store.other_drivers import HasCursor
+
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class HasCursor(Protocol):
-    """A connection of psycopg2, psycopg 3, asyncpg or Django."""
-
-    def cursor(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a cursor."""
-
-
 _SCHEDULED_RETRIES = 3
 """Retries of a task that a workflow schedules; one that is enqueued has none unless it says so."""
-_OF_CELERY = {
-    "apply_async": "Write {task}.options(delay=60, queue='mail').enqueue(…): countdown=60 is delay=60, eta, expires, "
-    "queue and priority have the same names, link and link_error are on_success and on_failure.",
-    "apply": "Call the task to run it here: {task}(…).",
-    "retry": "Raise RetryLater(30) inside the task.",
-    "signature": "Write {task}.options(…) for a task with other options, and {task}.s(…) for a part of a composition.",
-}
-"""By methods of Celery's tasks, what to write here."""
 
 
 class Task(Parts[P, R]):
@@ -102,7 +86,7 @@ class Task(Parts[P, R]):
         self._after_success = _followers("on_success", options.on_success)
         self._after_failure = _followers("on_failure", options.on_failure)
         if self._after_success and not options.store_result:
-            self._check_followers()
+            check_followers(self)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function right here, in this process; inside a workflow, where that cannot be, say so."""
@@ -123,12 +107,10 @@ class Task(Parts[P, R]):
 
         def __getattr__(self, name: str) -> Any:
             """Say what to use in the place of a method that Celery's tasks have."""
-            if name not in _OF_CELERY:
+            if name not in OF_CELERY:
                 return object.__getattribute__(self, name)  # which raises what it has raised before
-            task = self.__dict__.get("__name__", "task")
-            raise AttributeError(
-                f"Task {self.name!r} has no {name}, which is Celery's. {_OF_CELERY[name].format(task=task)}"
-            )
+            instead = OF_CELERY[name].format(task=self.__dict__.get("__name__", "task"))
+            raise AttributeError(f"Task {self.name!r} has no {name}, which is Celery's. {instead}")
 
     def options(self, **options: Unpack[OptionTypes]) -> Task[P, R]:
         """Return this task with other options, for the calls that follow: `resize.options(delay=60).enqueue(…)`."""
@@ -308,7 +290,7 @@ class Task(Parts[P, R]):
         if options.executor_call is not None:
             args, kwargs = self._signature.by_name(args, kwargs)
         if placed.unique is not None:
-            self._check_unique(placed.unique, in_run=run_id is not None, in_task=in_task)
+            check_unique(self.name, placed.unique, in_run=run_id is not None, in_task=in_task)
             if placed.unique.same_call and options.executor_call is None:
                 args, kwargs = self._signature.normal(args, kwargs)
         stays = placed.unique is not None and placed.unique.same_call
@@ -382,58 +364,10 @@ class Task(Parts[P, R]):
         """The same, but None where it goes to whatever queue is the default."""
         return self._call_options.queue or self._client.route(self.name, "") or None
 
-    def _callback(self, inherited: tuple[str, ...]) -> Callback:
-        """Return this task as one that follows another, whose result it is given, with what that one hides."""
-        options = self._call_options
-        if options.is_computed or options.unique_key is not None or options.idempotency_key is not None:
-            raise InvalidTask(
-                f"Task {self.name!r} cannot follow another: its keys are unique or depend on its arguments, which only "
-                f"the end of the other gives."
-            )
-        if options.eta is not None or isinstance(options.expires, datetime):
-            raise InvalidTask(
-                f"Task {self.name!r} cannot follow another: its eta or expires is a moment, and the other may end at "
-                f"any time. Give seconds."
-            )
-        placed = self._place((), {})
-        return Callback(
-            name=self.name,
-            queue=self.queue,
-            priority=options.priority,
-            delay=options.delay_seconds,
-            options=with_inherited(placed.options, inherited),
-            lane=placed.lane,
-            expires=options.expiry_seconds,
-            callbacks=self._followers(inherited),
-        )
-
     @functools.cached_property
     def _callbacks(self) -> str | None:
         """Its callbacks, as JSON."""
-        return self._followers(())
-
-    def _followers(self, inherited: tuple[str, ...]) -> str | None:
-        success, failure = self._after_success, self._after_failure
-        if not success and not failure:
-            return None
-        hidden = tuple(dict.fromkeys((*inherited, *redaction.handed_on(self._call_options.redact))))
-        callbacks = Callbacks(
-            self.name,
-            tuple(task._callback(hidden) for task in success),
-            tuple(task._callback(hidden) for task in failure),
-        )
-        return msgspec.json.encode(callbacks).decode()
-
-    def _check_followers(self) -> None:
-        """Refuse to keep no result where one that follows the success needs it."""
-        for follower in self._after_success:
-            try:
-                follower._signature.restore([None], {})
-            except InvalidTask as error:
-                raise InvalidTask(
-                    f"Task {self.name!r} keeps no result (store_result=False), so {follower.name!r}, which follows its "
-                    f"success, would be given None: {error} Keep the result, or let the follower take None."
-                ) from error
+        return callbacks_of(self, ())
 
     @functools.cached_property
     def _redacting_options(self) -> CallOptions:
@@ -448,17 +382,6 @@ class Task(Parts[P, R]):
             return options.placed(self.name, self._signature.named(args, kwargs), period)
         self._placed = options.placed(self.name, {}, period)
         return self._placed
-
-    def _check_unique(self, unique: UniqueKey, *, in_run: bool, in_task: bool) -> None:
-        if in_run:
-            raise InvalidTask(
-                f"Task {self.name!r} has a unique key, and a run needs all its tasks. Enqueue it instead."
-            )
-        if in_task and unique.on_duplicate != "return":
-            raise InvalidTask(
-                f"Option on_duplicate: inside a task only 'return' is possible, because the scheduler decides later; "
-                f"found {unique.on_duplicate!r} for task {self.name!r}."
-            )
 
 
 def _stored(call: EnqueueCall, handle: Handle[R]) -> Handle[R]:

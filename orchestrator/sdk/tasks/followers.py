@@ -1,0 +1,68 @@
+"""Tasks that follow the end of another: the options `on_success` and `on_failure`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from orchestrator.domain import redaction
+from orchestrator.domain.tasks.callbacks import Callback, Callbacks
+from orchestrator.domain.tasks.task import with_inherited
+from orchestrator.errors import InvalidTask
+
+if TYPE_CHECKING:
+    from orchestrator.sdk.tasks.task import Task
+
+
+def callbacks_of(task: Task[..., Any], inherited: tuple[str, ...]) -> str | None:
+    """Return the tasks that follow a task, as JSON, with what those before it hide."""
+    success, failure = task._after_success, task._after_failure
+    if not success and not failure:
+        return None
+    hidden = tuple(dict.fromkeys((*inherited, *redaction.handed_on(task._call_options.redact))))
+    callbacks = Callbacks(
+        task.name,
+        tuple(_callback(follower, hidden) for follower in success),
+        tuple(_callback(follower, hidden) for follower in failure),
+    )
+    return msgspec.json.encode(callbacks).decode()
+
+
+def _callback(task: Task[..., Any], inherited: tuple[str, ...]) -> Callback:
+    """Return a task as one that follows another, whose result it is given, with what that one hides."""
+    options = task._call_options
+    if options.is_computed or options.unique_key is not None or options.idempotency_key is not None:
+        raise InvalidTask(
+            f"Task {task.name!r} cannot follow another: its keys are unique or depend on its arguments, which only "
+            f"the end of the other gives."
+        )
+    if options.eta is not None or isinstance(options.expires, datetime):
+        raise InvalidTask(
+            f"Task {task.name!r} cannot follow another: its eta or expires is a moment, and the other may end at "
+            f"any time. Give seconds."
+        )
+    placed = task._place((), {})
+    return Callback(
+        name=task.name,
+        queue=task.queue,
+        priority=options.priority,
+        delay=options.delay_seconds,
+        options=with_inherited(placed.options, inherited),
+        lane=placed.lane,
+        expires=options.expiry_seconds,
+        callbacks=callbacks_of(task, inherited),
+    )
+
+
+def check_followers(task: Task[..., Any]) -> None:
+    """Refuse to keep no result where one that follows the success needs it."""
+    for follower in task._after_success:
+        try:
+            follower._signature.restore([None], {})
+        except InvalidTask as error:
+            raise InvalidTask(
+                f"Task {task.name!r} keeps no result (store_result=False), so {follower.name!r}, which follows its "
+                f"success, would be given None: {error} Keep the result, or let the follower take None."
+            ) from error
