@@ -242,6 +242,35 @@ def test_a_retry_runs_what_failed_and_what_follows(tasks: Tasks) -> None:
     assert tasks.calls == [("shop.fail", [2]), ("shop.total", [[2, 4]])]
 
 
+def test_a_retry_goes_on_in_child_runs(tasks: Tasks) -> None:
+    run = chord(group(chain(tasks.double.s(n), tasks.fail.s()) for n in range(2)), tasks.total.s()).start()
+    tasks.until_ended(run)
+    tasks.broken = False
+    tasks.calls.clear()
+    run.retry()
+    tasks.system.pass_seconds(2)
+    tasks.until_ended(run)
+    assert run.result() == 2
+    assert sorted(tasks.calls[:2]) == [("shop.fail", [0]), ("shop.fail", [2])]
+    assert tasks.calls[2:] == [("shop.total", [[0, 2]])]
+
+
+def test_a_cancel_ends_child_runs(tasks: Tasks) -> None:
+    run = chord(group(chain(tasks.double.s(n), tasks.double.s()) for n in range(2)), tasks.total.s()).start()
+    tasks.system.pass_seconds(2)
+    run.cancel()
+    tasks.until_ended(run)
+    assert {row["status"] for row in tasks.system.sql("SELECT status FROM orchestrator.runs")} == {"cancelled"}
+    assert tasks.calls == []
+
+
+def test_a_run_of_many_names_the_first_that_failed(tasks: Tasks) -> None:
+    run = tasks.fail.map([1, 2]).start()
+    tasks.until_ended(run)
+    with pytest.raises(RunFailed, match="2 failed and 0 were cancelled, first shop.fail at place 0: ValueError: no 1"):
+        run.result()
+
+
 def test_a_cancel_ends_the_rest(tasks: Tasks) -> None:
     run = chain(tasks.double.s(1), tasks.double.s(), tasks.double.s()).start()
     tasks.system.pass_seconds()

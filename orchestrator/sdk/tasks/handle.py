@@ -299,7 +299,7 @@ class RunHandle(Generic[R]):
             counters = self.progress().counters
             raise RunFailed(
                 f"{self!r} ended as {state}: of {counters.total} tasks, {counters.failed} failed and "
-                f"{counters.cancelled} were cancelled. See `orchestrator runs show {self.id}`; "
+                f"{counters.cancelled} were cancelled{self._first_failure()}. See `orchestrator runs show {self.id}`; "
                 f"`results(return_exceptions=True)` returns what there is."
             )
         for ended in self._client.backend.runs.ends(self._id):
@@ -311,6 +311,18 @@ class RunHandle(Generic[R]):
                     raise
                 result = error
             yield result
+
+    def _first_failure(self) -> str:
+        """Say which of its tasks failed first, and how."""
+        from orchestrator.store.insights import TaskFilter  # loads SQLAlchemy, which workers do without
+
+        insights = self._client.backend.insights
+        wanted = TaskFilter(run=UUID(bytes=self._id), statuses=(TaskState.FAILED,))
+        for task in insights.page_of_tasks(wanted, limit=1, before=None).tasks:
+            if (detail := insights.show_task(task.id)) is not None and detail.error is not None:
+                how = error_text(detail.error.kind, detail.error.message).rstrip(".")
+                return f", first {task.name} at place {task.position}: {how}"
+        return ""
 
     @blocking
     def outputs(self, timeout: float | None = None) -> Steps[dict[str, Any]]:
