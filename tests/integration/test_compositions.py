@@ -505,6 +505,14 @@ def test_results_have_the_types_of_their_tasks(system: System) -> None:
         (lambda t: t.double.s(), r"Task 'shop.double': missing a required argument: 'number'"),
         (lambda t: t.add.s(1, 2) | t.add.s(1, 2), "Task 'shop.add': too many positional arguments"),
         (lambda t: t.double.s(1) | t.double.s(nmber=1), "unexpected keyword argument 'nmber'"),
+        (
+            lambda t: group(t.double.options(store_result=False).s(1), t.add.s(1, 2)) | t.total.s(),
+            "'shop.double' keeps no result",
+        ),
+        (
+            lambda t: group(t.double.s(n) | t.double.options(store_result=False).s() for n in "12") | t.total.s(),
+            "'shop.double' keeps no result",
+        ),
         (lambda t: t.double.s(object()), "Argument 1 of task 'shop.double' cannot be serialised"),
         (lambda _: group([]), "A composition of nothing"),
         (lambda _: chain([]), "A composition of nothing"),

@@ -12,6 +12,7 @@ A composition becomes one DAG of flat steps (`domain/dag/composed.py`):
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -108,6 +109,8 @@ class _Value(NamedTuple):
     """In the input of another step."""
     steps: tuple[str, ...]
     """Those it is made of: what follows waits for them."""
+    lost: str | None = None
+    """The task that keeps no result, if there is one among them."""
 
 
 class _Shape:
@@ -117,6 +120,7 @@ class _Shape:
         self._client = client
         self._label = label
         self._steps: dict[str, Step] = {}
+        self._names: Counter[str] = Counter()
         self._places = 0
         self.children: dict[str, Definition] = {}
         """Definitions of the compositions in it that become child runs."""
@@ -151,7 +155,8 @@ class _Shape:
         if first is None or not part._is_uniform:
             values = [self.add(one, before) for one in part.parts]
             steps = dict.fromkeys(step for value in values for step in value.steps)
-            return _Value([value.template for value in values], tuple(steps) or (before.steps if before else ()))
+            lost = next((value.lost for value in values if value.lost), None)
+            return _Value([value.template for value in values], tuple(steps) or (before.steps if before else ()), lost)
         return (
             self._add_call(first, before, is_fan_out=True) if isinstance(first, Call) else self._add_runs(first, before)
         )
@@ -164,7 +169,14 @@ class _Shape:
         given = [f"${{{of_call}[{place}]}}" for place in range(number)]
         if is_fan_out and number == 1:
             given = ["${item}"]
-        by_place = [before.template] if before is not None and not call.immutable else []
+        by_place = []
+        if before is not None and not call.immutable:
+            if before.lost is not None:
+                raise InvalidTask(
+                    f"Task {before.lost!r} keeps no result (store_result=False), so {task.name!r}, which follows it, "
+                    f"would be given None. Keep the result, or write .si(…)."
+                )
+            by_place = [before.template]
         by_place += given[: len(call.args)]
         depends_on = before.steps if before is not None else ()
         registered = _registered.get(task)
@@ -179,7 +191,7 @@ class _Shape:
             foreach=items if is_fan_out else None,
             concurrency_key=given[-1] if _has_key(task) else None,
             registered=msgspec.structs.replace(registered, ignored=(*depends_on, "item")),
-        )
+        )._replace(lost=None if task._call_options.store_result else task.name)
 
     def _add_runs(self, first: Part, before: _Value | None) -> _Value:
         """Add a fan-out over runs of compositions that are like the first of them."""
@@ -195,7 +207,7 @@ class _Shape:
             depends_on=before.steps if before is not None else (),
             input={ARGS: "${item}"} | ({PREVIOUS: before.template} if before is not None else {}),
             foreach=self._next_arguments(),
-        )
+        )._replace(lost=value.lost)
 
     def _next_arguments(self) -> str:
         """Return where the arguments of the next part stand, as `_Arguments` has them."""
@@ -204,10 +216,10 @@ class _Shape:
 
     def _add_step(self, called: str, **fields: Any) -> _Value:
         base = re.sub(r"[^A-Za-z0-9_-]|^(?![A-Za-z_])", "_", called)[:_LONGEST_NAME]
-        name, number = base, 1
+        name = base
         while name in self._steps or name in RESERVED or name in KEYWORDS:
-            number += 1
-            name = f"{base}-{number}"
+            self._names[base] += 1
+            name = f"{base}-{self._names[base] + 1}"
         self._steps[name] = Step(name=name, **fields)
         return _Value(f"${{`{name}`}}", (name,))
 

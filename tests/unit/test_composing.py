@@ -1,0 +1,101 @@
+"""The definitions that compositions become: one shape for all arguments, and as few steps as there can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator import Composition, InvalidWorkflow, Orchestrator, chain, chord, group
+from orchestrator.domain.dag import composed
+from orchestrator.domain.dag.definition import Definition
+from orchestrator.sdk.dag.composing import _Shape
+from orchestrator.sdk.dag.definitions import checked
+
+app = Orchestrator()
+
+
+@app.task(name="shop.add")
+def add(one: int, two: int = 0) -> int:
+    return one + two
+
+
+@app.task(name="shop.total")
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@app.task(name="shop.run")
+def run(value: Any = None) -> Any:
+    return value
+
+
+def definitions(part: Composition[Any]) -> list[Definition]:
+    """Return what is stored of a composition: itself last."""
+    shape = _Shape(app._client, "it")
+    found = shape.definition(shape.add(part, None), is_fed=False)
+    return [*shape.children.values(), found]
+
+
+def shape(part: Composition[Any]) -> str:
+    return definitions(part)[-1].name
+
+
+def test_the_shape_has_no_arguments_and_no_number_of_items() -> None:
+    assert shape(chain(add.s(1), add.s(2))) == shape(chain(add.s(3), add.s(4)))
+    assert shape(group(add.s(n) for n in range(2))) == shape(group(add.s(n) for n in range(9)))
+    nested = [shape(group(chain(add.s(n), add.s(1)) for n in range(size))) for size in (1, 5)]
+    assert nested[0] == nested[1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        chain(add.s(1), add.s()),
+        chain(add.s(1), add.s(two=2)),
+        chain(add.s(1), add.si(2)),
+        chain(add.s(1), add.options(priority=1).s(2)),
+        chain(add.s(1), add.s(2), add.s(3)),
+        chain(add.s(1), group(add.s(2))),
+    ],
+)
+def test_what_differs_in_more_has_another_shape(other: Composition[Any]) -> None:
+    assert shape(other) != shape(chain(add.s(1), add.s(2)))
+
+
+@pytest.mark.parametrize(
+    ("part", "steps", "children"),
+    [
+        (add.s(1), 1, 0),
+        (chain(add.s(1), add.s(2), chain(add.s(3), add.s(4))), 4, 0),
+        (group(add.s(n) for n in range(100)), 1, 0),
+        (group(add.s(1), add.s(two=1)), 2, 0),
+        (chord(add.map(range(9)), total.s()), 2, 0),
+        (group(group(add.s(n) for n in range(3)) for _ in range(3)), 1, 1),
+        (group(chain(add.s(n), group(chain(add.s(m), add.s()) for m in range(2))) for n in range(3)), 1, 2),
+        (chain(run.s(), run.s(), run.s()), 3, 0),  # whose name has another meaning in expressions
+    ],
+)
+def test_steps_are_as_few_as_they_can_be(part: Composition[Any], steps: int, children: int) -> None:
+    found = definitions(part)
+    assert len(found[-1].steps) == steps
+    assert len(found) == children + 1
+    for definition in found:
+        checked(definition)
+        composed.check_composed(definition)
+
+
+def test_a_definition_names_what_each_step_is_given() -> None:
+    found = definitions(chain(add.s(1), group(add.s(2), run.s()), total.s()))[-1]
+    assert [(step.name, step.depends_on, step.input) for step in found.steps] == [
+        ("add", (), {"*": ["${params.args[0][0]}"]}),
+        ("add-2", ("add",), {"*": ["${`add`}", "${params.args[1][0]}"]}),
+        ("run-2", ("add",), {"*": ["${`add`}"]}),
+        ("total", ("add-2", "run-2"), {"*": [["${`add-2`}", "${`run-2`}"]]}),
+    ]
+    assert found.params[composed.RESULT].default == "${`total`}"
+
+
+def test_too_many_steps_are_refused() -> None:
+    with pytest.raises(InvalidWorkflow, match=r"has 10,001 steps, and at most 10,000 are allowed"):
+        definitions(chain([add.s(1)] * 10_001))
