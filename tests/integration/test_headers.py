@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -25,6 +26,8 @@ from orchestrator import (
     chain,
     group,
 )
+from orchestrator.domain.code.activation import Activated
+from orchestrator.domain.code.commands import CompleteRun
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, NewTask, parse_options
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.tasks.context import enter_task
@@ -32,8 +35,9 @@ from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.task_runtime import JobRuntime
 from tests.integration.code_stage import act, rest
 from tests.integration.serving import Way, serving
-from tests.integration.stage import System, Worker, fresh_system
+from tests.integration.stage import ONE, System, Worker, fresh_system
 from tests.outbox import KeptOutbox
+from tests.waiting import eventually
 
 tenant: ContextVar[str] = ContextVar("tenant")
 ACME = {"context.tenant": '"acme"'}
@@ -192,6 +196,18 @@ def code(stage: Stage) -> None:
     stage.rest()
 
 
+def code_that_is_started_over(stage: Stage) -> None:
+    @stage.app.workflow(name="coded")
+    async def coded(ctx: WorkflowContext, number: int = 0) -> None:
+        await stage.mail.schedule()
+
+    handle = with_tenant(coded.start)
+    stage.rest()
+    stage.system.sql("DELETE FROM orchestrator.tasks WHERE name = 'mail'")
+    handle.rerun()
+    stage.rest()
+
+
 def child_of_code_that_goes_on(stage: Stage) -> None:
     @stage.app.workflow(name="coded")
     async def coded(ctx: WorkflowContext) -> None:
@@ -229,7 +245,7 @@ def with_tenant(call: Callable[[], Any]) -> Any:
 ORIGINS = [
     enqueued, many, run_of_many, follower, follower_of_failure, child, step, hook, step_of_a_run_that_a_task_starts,
     run_of_many_that_a_task_starts, run_that_is_started_over, composition,
-    composition_that_a_task_starts, node, code, child_of_code_that_goes_on,
+    composition_that_a_task_starts, node, code, code_that_is_started_over, child_of_code_that_goes_on,
     code_that_a_task_starts,
 ]  # fmt: skip
 
@@ -251,6 +267,29 @@ def test_the_turns_of_code_have_the_headers_of_its_run(stage: Stage) -> None:
     turn = stage.take()
     assert parse_options(turn.options).headers == ACME
     act(stage.engine, turn)
+
+
+def test_a_run_that_is_reset_or_begins_with_a_signal_has_the_headers(stage: Stage) -> None:
+    @stage.app.workflow(name="coded")
+    async def coded(ctx: WorkflowContext) -> None:
+        await ctx.signals("go").get()
+
+    first = coded.starting(id="k").start()
+    stage.system.pass_seconds()
+    with_tenant(coded.starting(id="k", signal=("go", 1)).start)
+    (turn,) = stage.worker.take()  # which ends without a look at the signal
+    stage.worker.report(Activated(turn.id, turn.attempt, 0.1, through=1, commands=[CompleteRun(ONE)]))
+    stage.system.tick()
+    runs = stage.system.sql("SELECT id, headers FROM orchestrator.runs WHERE headers IS NOT NULL")
+    assert [run["headers"] for run in runs] == [ACME]
+    assert str(runs[0]["id"]) != first.id
+    stage.rest()
+    with ThreadPoolExecutor(1) as pool:
+        reset = pool.submit(stage.app.workflow_run(str(runs[0]["id"])).reset, to=1)
+        eventually(lambda: stage.system.pass_seconds(after=0.1) or reset.done(), "the leader answers")
+    runs = stage.system.sql("SELECT id, headers FROM orchestrator.runs WHERE headers IS NOT NULL")
+    assert [run["headers"] for run in runs] == [ACME] * 2
+    assert reset.result().id in [str(run["id"]) for run in runs]
 
 
 def test_a_child_keeps_its_own_headers_and_inherits_the_others(stage: Stage) -> None:

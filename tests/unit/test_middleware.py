@@ -46,13 +46,15 @@ from orchestrator.domain.tasks.task import (
     parse_options,
 )
 from orchestrator.errors import RetryLater, TaskAborted
+from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.transport.codec import encode
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running.hooks import attempt_end
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
-from tests.outbox import ClosedOutbox
+from orchestrator.workers.running.task_runtime import JobRuntime
+from tests.outbox import ClosedOutbox, KeptOutbox
 
 TASK = b"t" * 16
 tenant: ContextVar[Any] = ContextVar("tenant")
@@ -226,17 +228,44 @@ def test_an_exception_that_a_hook_swallows_is_raised_all_the_same() -> None:
     class Swallowing(Middleware):
         def enqueue(self, call: EnqueueCall) -> Iterator[None]:
             del call
-            with suppress(OSError):
+            with suppress(PermissionError):
                 yield
 
-    app, stored = application(Swallowing())
-    stored.fails = True
-    with pytest.raises(OSError, match="away"):
-        app.enqueue("plain")
-    with pytest.raises(OSError, match="away"):
-        asyncio.run(app.aenqueue("plain"))
-    with pytest.raises(OSError, match="away"):
-        app.enqueue_many(app.tasks["plain"], [()])
+        def execute(self, ctx: TaskContext) -> Iterator[None]:
+            del ctx
+            with suppress(ValueError):
+                yield
+
+    class Refusing(Middleware):
+        def enqueue(self, call: EnqueueCall) -> None:
+            raise PermissionError(call.name)
+
+    app, stored = application(Swallowing(), Refusing())
+    for call in (
+        lambda: app.enqueue("plain"),
+        lambda: asyncio.run(app.aenqueue("plain")),
+        lambda: app.enqueue_many(app.tasks["plain"], [()]),
+    ):
+        with pytest.raises(PermissionError, match="plain"):
+            call()
+    assert stored.new == []
+    for name in ("plain", "later"):
+        assert isinstance(run(app, name, "fail"), Failed)
+
+
+def test_children_inherit_headers_without_any_middleware() -> None:
+    app, _ = application()
+    outbox, job = KeptOutbox(), new_job("plain", options='{"headers": {"a": "1", "b": "1"}}')
+    runtime = JobRuntime(job, outbox)
+    enter_task(runtime)
+    try:
+        app.tasks["plain"].options(headers={"b": "2"}).enqueue()
+        app.start_many(app.tasks["plain"], [()])
+        app.tasks["plain"].options(on_success=True).enqueue()
+    finally:
+        enter_task(None)
+    found = [parse_options(task.options).headers for task in (*outbox.tasks, *job.children)]
+    assert found == [{"a": "1", "b": "2"}, {"a": "1", "b": "1"}, {"a": "1", "b": "1"}]
 
 
 def test_an_asynchronous_hook_is_awaited_where_there_is_a_loop() -> None:
