@@ -262,6 +262,8 @@ def test_children_inherit_headers_without_any_middleware() -> None:
         app.tasks["plain"].options(headers={"b": "2"}).enqueue()
         app.start_many(app.tasks["plain"], [()])
         app.tasks["plain"].options(on_success=True).enqueue()
+        with pytest.raises(InvalidTask, match=r"4,1\d\d bytes as JSON, and at most 4,096 are allowed"):
+            app.tasks["plain"].options(headers={"c": "x" * 4_080}).enqueue()
     finally:
         enter_task(None)
     found = [parse_options(task.options).headers for task in (*outbox.tasks, *job.children)]

@@ -15,7 +15,7 @@ import msgspec
 
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.redaction import handed_on, scrub
-from orchestrator.domain.tasks.headers import inheriting
+from orchestrator.domain.tasks.headers import check_headers, headers_of, inheriting
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, with_inherited
 from orchestrator.errors import (
     AttemptOver,
@@ -182,8 +182,9 @@ class JobRuntime:
     def enqueue_on_success(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:
         if self.job.completion is not None:
             return self.enqueue(tasks)  # it has succeeded already
+        tasks = self._own(tasks)
         _check_size([*self.job.children, *tasks])
-        self.job.children.extend(self._own(tasks))
+        self.job.children.extend(tasks)
         return {}
 
     def _own(self, tasks: Sequence[NewTask]) -> list[NewTask]:
@@ -193,7 +194,9 @@ class JobRuntime:
             msgspec.structs.replace(task, parent=parent, options=with_inherited(task.options, hidden)) for task in tasks
         ]
         if headers := self.job.options.headers:
-            return [msgspec.structs.replace(task, options=inheriting(task.options, headers)) for task in own]
+            own = [msgspec.structs.replace(task, options=inheriting(task.options, headers)) for task in own]
+            for task in own:
+                check_headers(headers_of(task.options))  # else they would grow from each child to the next
         return own
 
     # -- what it says and hears
