@@ -82,7 +82,7 @@ def test_every_call_ends(app: Orchestrator, line: Cutting) -> None:
 
 def test_a_key_and_a_request_end_too(app: Orchestrator, line: Cutting) -> None:
     task = app.task(name="job")(lambda: None)
-    handle = task.enqueue()
+    handle = task.options(unique_key="b").enqueue()  # on the connection that the next one uses
     with hanging(app, line), pytest.raises(Uncertain, match="no answer within"):
         task.options(unique_key="a").enqueue()
     handle.cancel()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -11,12 +12,25 @@ from orchestrator.domain import redaction
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.task import with_inherited
 from orchestrator.errors import InvalidTask
+from orchestrator.sdk.tasks.options import CallOptions, Placed
+from orchestrator.sdk.tasks.signature import Signature
 
-if TYPE_CHECKING:
-    from orchestrator.sdk.tasks.task import Task
+
+class Followed(Protocol):
+    """A task, as far as it matters to those that follow it."""
+
+    name: str
+    _call_options: CallOptions
+    _signature: Signature
+    _after_success: tuple[Any, ...]
+    _after_failure: tuple[Any, ...]
+
+    @property
+    def queue(self) -> str: ...
+    def _place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Placed: ...
 
 
-def callbacks_of(task: Task[..., Any], inherited: tuple[str, ...]) -> str | None:
+def callbacks_of(task: Followed, inherited: tuple[str, ...]) -> str | None:
     """Return the tasks that follow a task, as JSON, with what those before it hide."""
     success, failure = task._after_success, task._after_failure
     if not success and not failure:
@@ -30,7 +44,7 @@ def callbacks_of(task: Task[..., Any], inherited: tuple[str, ...]) -> str | None
     return msgspec.json.encode(callbacks).decode()
 
 
-def _callback(task: Task[..., Any], inherited: tuple[str, ...]) -> Callback:
+def _callback(task: Followed, inherited: tuple[str, ...]) -> Callback:
     """Return a task as one that follows another, whose result it is given, with what that one hides."""
     options = task._call_options
     if options.is_computed or options.unique_key is not None or options.idempotency_key is not None:
@@ -56,7 +70,7 @@ def _callback(task: Task[..., Any], inherited: tuple[str, ...]) -> Callback:
     )
 
 
-def check_followers(task: Task[..., Any]) -> None:
+def check_followers(task: Followed) -> None:
     """Refuse to keep no result where one that follows the success needs it."""
     for follower in task._after_success:
         try:
