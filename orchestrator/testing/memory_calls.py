@@ -26,7 +26,8 @@ from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
 from orchestrator.store.dag.workflows import Application
 from orchestrator.store.insights.runs import RunFilter
 from orchestrator.store.insights.steps import StepTimes, StepView, view_of
-from orchestrator.testing.memory_tasks import MemoryTasks, TestedTask
+from orchestrator.testing.memory_tasks import MemoryTasks
+from orchestrator.testing.records import TestedTask
 from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 

@@ -2,8 +2,8 @@
 
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.replaying import replay
-from orchestrator.testing.memory_tasks import StartedRun, TestedTask
 from orchestrator.testing.mocks import After
+from orchestrator.testing.records import StartedRun, TestedTask
 from orchestrator.testing.runs import TestedRun
 from orchestrator.testing.tasks import TaskTest, eager, recording
 from orchestrator.testing.workflows import WorkflowTest

@@ -16,7 +16,8 @@ from orchestrator.sdk.tasks import options as task_options
 from orchestrator.sdk.tasks.options import OPTION_NAMES
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.testing.memory_calls import MemoryCalls
-from orchestrator.testing.memory_tasks import MemoryTasks, StartedRun, TestedTask
+from orchestrator.testing.memory_tasks import MemoryTasks
+from orchestrator.testing.records import StartedRun, TestedTask
 
 _LISTED = 20
 """Calls that the message of a failed assertion lists."""
