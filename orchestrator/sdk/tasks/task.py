@@ -321,6 +321,9 @@ class Task(Parts[P, R]):
         changed = {
             name: value for name, value in call.options.items() if value is not getattr(self._call_options, name, ...)
         }
+        if self._placed is None and not changed and not self._call_options.is_computed:  # else each copy looks it up
+            self._place(call.args, call.kwargs)
+            _ = self.queue, self._callbacks
         hooked = self.options(**changed) if changed else copy(self)
         hooked._headers, hooked._is_hooked = check_headers(call.headers), True
         return hooked
