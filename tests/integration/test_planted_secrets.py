@@ -162,7 +162,7 @@ SHOWN_AS_THEY_ARE = {
     # ids
     *("CodeStartAnswer.result", "WorkflowsStartAnswer.result", "FlowsStartAnswer.result", "TasksEnqueueAnswer.result"),
     *("TasksEnqueueManyAnswer.result", "CodeReachedAnswer.result", "CodeFindAnswer.result", "OpenRun.id"),
-    *("Sent.run", "Sent.otherwise", "Subject.key"),
+    *("Sent.run", "Sent.otherwise", "Subject.key", "WorkflowsComposeAnswer.result"),
     # definitions, options, what workers have looked through, and what is for operators: as docs/security.md says
     *("WorkflowAnswer.definition", "FlowAnswer.definition", "Definition.schedule", "Param.default", "Step.input"),
     *("Step.with_", "EventTrigger.params", "Flow.schedule", "Node.params", "Node.options", "Exec.params"),
