@@ -446,6 +446,8 @@ def test_sealed_compositions(engine: Engine, database_url: str, redis_url: str, 
         assert tasks.result(make(tasks)) == expected
         (row, *_) = system.sql("SELECT params FROM orchestrator.runs")
         assert "sealed:" in row["params"]
+        first = make(tasks).start(key="once")
+        assert make(tasks).start(key="once").id == first.id
 
 
 def test_large_arguments_go_to_the_payload_store(
@@ -462,6 +464,7 @@ def test_large_arguments_go_to_the_payload_store(
         )
         fans = [[1_500_000, large, 0], [1_500_000, large, 1]]
         assert tasks.result(composition) == [[fans, large], 2]
+        assert composition.start(key="once").id == composition.start(key="once").id
         run = chord(tasks.double.map(range(1_000)), tasks.total.s()).start()
         again = run.rerun()
         tasks.until_ended(run, again)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +15,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import read_json, stored_json, unstorable
 from orchestrator.domain.tasks.headers import headers_of_start
 from orchestrator.errors import NotFound, PayloadError, did_you_mean
+from orchestrator.references import may_hold_references
 from orchestrator.sdk.backend.part import Part, Shared, reading
 from orchestrator.sdk.calls.workflows import WorkflowCalls
 from orchestrator.store import inbox, insights
@@ -132,13 +134,15 @@ class WorkflowBackend(Part, WorkflowCalls):
             name=name, key=key, trace=current_trace(), headers=headers_of_start()
         )
         check_size(run.params or "", f"The arguments of composition {name!r}", self._limit)
-        run, found = dags.sealed(run, self._vault), None
+        sealed, found = dags.sealed(run, self._vault), None
         with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
             is_known = self._composed.issuperset(one.name for one in definitions)
-            if not (is_known and creation.create_defined(connection, run)):
+            if not (is_known and creation.create_defined(connection, sealed)):
                 workflows.compose(connection, definitions)
-                if not creation.create_defined(connection, run) and key is not None:
-                    found = dags.find_same(connection, run, () if self._vault else params)
+                if not creation.create_defined(connection, sealed) and key is not None:
+                    # What is stored elsewhere has another name each time, so it cannot be compared.
+                    is_stored = may_hold_references(base64.b64decode(args))
+                    found = dags.find_same(connection, run, () if is_stored else params)
         self._composed.update(one.name for one in definitions)
         self._connections.nudge()
         return found or run_id
