@@ -33,7 +33,6 @@ from orchestrator import (
     OrchestratorError,
     PayloadError,
     RunFailed,
-    RunHandle,
     Task,
     TaskFailed,
     chain,
@@ -321,7 +320,8 @@ def test_parents_and_children_are_found(tasks: Tasks) -> None:
     names = tasks.system.sql("SELECT name FROM orchestrator.runs ORDER BY name")
     assert [row["name"] for row in names] == ["chain:double", "chain:double", "group:double"]
     one, two = run.children()
-    assert isinstance(one, RunHandle)
+    assert isinstance(one, CompositionHandle)
+    assert one.result() in (0, 4)
     assert one.parent() is not None
     assert one.parent().id == run.id  # type: ignore[union-attr]
     first, second = two.children()

@@ -341,6 +341,9 @@ class RunHandle(Generic[R]):
             raise NotFound.by_id("run", self.id)
         return _relative(self._client, found.parent_run, found.parent_task)
 
+    def _child(self, identifier: bytes) -> RunHandle[Any]:
+        return RunHandle(self._client, identifier)
+
     def children(self, limit: int = 1_000) -> list[Handle[Any] | RunHandle[Any]]:
         """Return its child runs, newest first, and its tasks, from the first; of each at most so many."""
         from orchestrator.sdk.calls.insights import list_runs, list_tasks  # loads SQLAlchemy, which workers do without
@@ -350,7 +353,7 @@ class RunHandle(Generic[R]):
         runs = list_runs(insights, RunFilter(parent=run), limit=limit).runs
         tasks = list_tasks(insights, TaskFilter(run=run), limit=limit).tasks
         return [
-            *(RunHandle(self._client, one.id.bytes) for one in runs),
+            *(self._child(one.id.bytes) for one in runs),
             *(Handle(self._client, one.id.bytes) for one in tasks),
         ]
 
