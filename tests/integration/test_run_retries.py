@@ -110,6 +110,23 @@ def test_what_is_below_waits_for_what_is_above_and_sees_what_that_came_to(system
     assert system.count("attempts") == 2
 
 
+@pytest.mark.parametrize("when", ["at once", "begun"])
+def test_two_people_who_retry_a_run_retry_it_once(system: System, when: str) -> None:
+    worker = system.worker()
+    run = begin(system, "name: twice\ntasks:\n  a: {task: job}\n  b: {task: job, depends_on: [a]}\n")
+    worker.fail(*worker.take(), retryable=False)
+    system.pass_seconds(2)
+    assert run.status() == "failed"
+    run.retry()
+    if when == "begun":
+        system.pass_seconds()
+    # Somebody else had seen that it failed, too, and asks a moment later.
+    system.sql("INSERT INTO orchestrator.inbox (kind, target) VALUES ('retry run', CAST(:run AS uuid))", run=run.id)
+    system.pass_seconds(2)
+    assert finish(system, worker) == ["a", "b"]
+    assert counts(run) == ("success", 2, 2, 0, 0, 0)
+
+
 def test_a_retried_run_waits_for_its_turn(system: System) -> None:
     worker = system.worker()
     text = "name: one-at-a-time\nconcurrency: 1\ntasks: {a: {task: job}}"

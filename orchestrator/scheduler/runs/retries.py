@@ -18,6 +18,8 @@ def retry_run(tx: Transaction, runs: Runs, item: inbox.Request, limit: int) -> b
     if run_retries.requeue(tx.connection, [item.target]):
         tx.result.wake.runs_to_begin = True
         return True
+    if run_retries.has_workflow(tx.connection, item.target):
+        return True  # somebody else has retried it
     return _retry_plain(tx, runs, item, limit)
 
 

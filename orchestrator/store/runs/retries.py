@@ -33,6 +33,16 @@ def requeue(connection: Connection, ids: Sequence[bytes]) -> set[bytes]:
     return set(_REQUEUE(connection, ids=ids))
 
 
+_HAS_WORKFLOW = Prepared[bool](
+    "SELECT /* run_retries.has_workflow */ workflow IS NOT NULL FROM orchestrator.runs WHERE id = %(run)s::uuid"
+)
+
+
+def has_workflow(connection: Connection, run: bytes) -> bool:
+    """Say whether a run is one of a workflow, whose state follows from its plan and not from its tasks alone."""
+    return _HAS_WORKFLOW.first(connection, run=run) is True
+
+
 _REQUEUE_CHILDREN = Prepared[bytes](f"""
 UPDATE /* run_retries.requeue_children */ orchestrator.runs SET {_BACK}
  WHERE ctid = ANY (ARRAY(
