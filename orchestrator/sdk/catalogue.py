@@ -17,6 +17,7 @@ from orchestrator.errors import PayloadError
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.workflow import Registry
 from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.middleware import EnqueueCall
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sealing import vault_of
 from orchestrator.trace_context import current_trace
@@ -53,14 +54,16 @@ def start_run(
     create: Callable[[bytes], bytes],
     run_id: bytes | None = None,
     hand_over: Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None = None,
+    parts: Callable[[], Sequence[EnqueueCall]] | None = None,
 ) -> bytes:
     """Start a run, and return which one it is: `create` makes it under a new id, or the leader if a task asks.
 
-    `hand_over` is how the task asks, if not at once.
+    `hand_over` is how the task asks, if not at once. `parts` are the calls of a composition, for middleware.
     """
     if client.middleware is not None and of_start.get() is None:
         called = start.name or start.workflow
-        with client.middleware.starting("flow" if start.flow else "workflow", called, (), params):
+        seen, calls = (params, ()) if parts is None else ({}, parts())
+        with client.middleware.starting("flow" if start.flow else "workflow", called, (), seen, calls):
             return start_run(client, start, params, create, run_id, hand_over)
     runtime = current_runtime()
     if run_id is None:

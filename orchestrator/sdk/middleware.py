@@ -53,6 +53,8 @@ class EnqueueCall:
     """Texts that travel with it, with those of the task around this code; a hook may add to them."""
     id: str | None = None
     """The id of the task, once it is stored; None where many are stored together."""
+    parts: Sequence[EnqueueCall] = ()
+    """The calls of tasks in a composition, which a hook may read; a map in it is one, without its items."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +133,15 @@ class Chain:
 
     @contextmanager
     def starting(
-        self, kind: Literal["workflow", "flow"], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        kind: Literal["workflow", "flow"],
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        parts: Sequence[EnqueueCall] = (),
     ) -> Iterator[EnqueueCall]:
         """Stand around the start of a run, which has the headers of the call."""
-        call = EnqueueCall(kind=kind, name=name, args=args, kwargs=kwargs, headers=headers_here())
+        call = EnqueueCall(kind=kind, name=name, args=args, kwargs=kwargs, headers=headers_here(), parts=parts)
         with _around(self._enqueue, call):
             if call.options:
                 raise InvalidWorkflow(

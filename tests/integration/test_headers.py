@@ -368,3 +368,25 @@ def test_the_server_checks_the_headers_of_clients(engine: Database, database_url
         new: NewTask = msgspec.structs.replace(task._new((), {}), options=options)
         with pytest.raises(InvalidTask, match="at most 4,096 are allowed"):
             app._client.backend.tasks.enqueue(new)
+
+
+def test_middleware_sees_the_calls_in_a_composition(stage: Stage) -> None:
+    seen: list[EnqueueCall] = []
+
+    class Gate(Middleware):
+        def enqueue(self, call: EnqueueCall) -> None:
+            seen.append(call)
+            if any(part.name == "mail" for part in call.parts):
+                raise PermissionError("mail")
+
+    stage.app.middleware.add(Gate())
+    job = stage.app.tasks["job"]
+    (job.si(1) | job.si(number=2)).start()
+    with pytest.raises(PermissionError, match="mail"):
+        (job.si(1) | stage.mail.si()).start()
+    assert [(part.name, part.args, dict(part.kwargs)) for part in seen[0].parts] == [
+        ("job", (1,), {}),
+        ("job", (), {"number": 2}),
+    ]
+    assert (seen[0].kind, seen[0].kwargs) == ("workflow", {})
+    assert len(stage.system.sql("SELECT id FROM orchestrator.runs")) == 1

@@ -34,6 +34,7 @@ from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.dag.registered import inheriting, of_part
 from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.middleware import EnqueueCall
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
 from orchestrator.sdk.tasks.compositions import Call, Chain, Composition, Group, Map
 from orchestrator.sdk.tasks.context import current_runtime
@@ -81,8 +82,14 @@ class Composer:
         start = StartSteps(
             definition.name, key=key, tags=tags, name=called, definitions=tuple(map(_encoded, definitions))
         )
-        run_id = start_run(self._client, start, {ARGS: args}, create, run_id, hand_over)
+        run_id = start_run(self._client, start, {ARGS: args}, create, run_id, hand_over, lambda: _seen(part))
         return CompositionHandle(self._client, run_id, lambda: definition, part._restored, first.task._signature)
+
+
+def _seen(part: Part) -> list[EnqueueCall]:
+    """Return the calls in a composition as middleware sees them."""
+    calls = part._calls()
+    return [EnqueueCall(kind="task", name=one.task.name, args=one.args, kwargs=one.kwargs) for one in calls]
 
 
 def _encoded(definition: Definition) -> str:
