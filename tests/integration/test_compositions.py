@@ -546,6 +546,29 @@ def test_mistakes_are_refused_before_anything_is_stored(
     assert tasks.system.count("runs") == 0
 
 
+@pytest.mark.parametrize("key", [None, "once"])
+def test_items_that_come_only_once_start_one_run(tasks: Tasks, key: str | None) -> None:
+    """A second start would find no items, or those that the first had not read when it was refused."""
+    maps = [
+        lambda: tasks.double.map(iter([1, 2])),
+        lambda: tasks.total.chunks(iter([1, 2]), 1),
+        lambda: tasks.add.starmap(zip([1], [2], strict=True)),
+        lambda: tasks.add.starmap(iter([(1, 2), 3, (4, 5)])),
+    ]
+    for one in (make() for make in maps[:3]):
+        one.start()
+        with pytest.raises(InvalidWorkflow, match="come from an iterator, and a start has read it already. Give it a"):
+            one.start()
+    broken = maps[3]()
+    for words in (r"calls\[1\]", "come from an iterator"):
+        with pytest.raises(OrchestratorError, match=words):
+            broken.start(key=key)
+    twice = chord(tasks.double.map(iter([1, 2])), tasks.total.s())
+    assert [tasks.result(twice), tasks.result(twice)] == [6, 6]
+    again = tasks.double.map([1, 2])
+    assert [tasks.result(again), tasks.result(again)] == [[2, 4], [2, 4]]
+
+
 def test_types_are_checked_whatever_the_part_before_gives(tasks: Tasks) -> None:
     @tasks.app.task(name="shop.typed")
     def typed(one: int, day: date, *rest: int) -> int: ...

@@ -257,7 +257,24 @@ def _chunks(items: Iterable[T], size: int) -> Iterator[tuple[list[T]]]:
 def _items(name: str, items: Iterable[T]) -> Iterable[T]:
     if not isinstance(items, Iterable) or isinstance(items, _TEXTS):
         raise InvalidWorkflow(f"Task {name!r}: expected items to go through, found {shown(items)}.")
-    return items
+    return _Once(name, items) if isinstance(items, Iterator) else items
+
+
+class _Once(Generic[T]):
+    """Items that can be read only once, such as those of a generator: a second read would find none, or the rest."""
+
+    def __init__(self, task: str, items: Iterator[T]) -> None:
+        self._task = task
+        self._items: Iterator[T] | None = items
+
+    def __iter__(self) -> Iterator[T]:
+        items, self._items = self._items, None
+        if items is None:
+            raise InvalidWorkflow(
+                f"Task {self._task!r}: the items of this map come from an iterator, and a start has read it already. "
+                f"Give it a list to start it more than once, or make a new map for each start."
+            )
+        return items
 
 
 def arguments_of(task: str, position: int, call: Arguments) -> tuple[Sequence[Any], Mapping[str, Any]]:
