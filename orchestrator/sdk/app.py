@@ -94,6 +94,7 @@ class Orchestrator:
         self._resources = Resources()
         self._registry = Registry({}, CodeWorkflows(modules), modules)
         self._client.composer = Composer(self._client)
+        self._client.run_handle = partial(CompositionHandle, self._client)
         self.tasks = self._registry.tasks
         """The registered tasks, by name."""
         self.workflows = Workflows(self._client, self._registry)
@@ -319,7 +320,8 @@ class Orchestrator:
 
     def run(self, run_id: str | UUID) -> CompositionHandle[Any]:
         """Return a handle to a run that was started elsewhere."""
-        return CompositionHandle(self._client, parse_id("run", run_id))
+        found: CompositionHandle[Any] = self._client.run_handle(parse_id("run", run_id))
+        return found
 
     def workflow_run(self, run_id: str | UUID) -> WorkflowHandle[Any]:
         """Return a handle to a run of a workflow as code that was started elsewhere."""

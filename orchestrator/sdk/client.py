@@ -51,6 +51,8 @@ class Client:
         """The hooks around calls, attempts and turns; None where the application has none."""
         self.composer: Callable[..., Any]
         """Starts compositions; the application provides it."""
+        self.run_handle: Callable[[bytes], Any]
+        """Makes the handle of a run that is found by its id; the application provides it."""
 
     @property
     def settings(self) -> Settings:

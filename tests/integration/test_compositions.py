@@ -41,6 +41,7 @@ from orchestrator import (
 )
 from orchestrator.domain.dag import composed
 from orchestrator.domain.dag.definition import Definition, Hook, Step
+from orchestrator.domain.ids import derived_id
 from orchestrator.domain.tasks.obstacles import PAYLOAD_STORE
 from orchestrator.domain.tasks.reports import Report
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, NewTask, Succeeded, TaskError
@@ -330,6 +331,27 @@ def test_parents_and_children_are_found(tasks: Tasks) -> None:
     assert second.children() == []
 
 
+def test_children_of_a_task_have_the_result_of_a_composition(tasks: Tasks) -> None:
+    spawn = tasks.app.task(name="shop.spawn")(lambda: None)
+    parent = spawn.enqueue()
+    tasks.worker.learn("shop.spawn")
+    tasks.system.pass_seconds(2)
+    (dispatch,) = tasks.worker.take()
+    inside = StartedInside(tasks)
+    inside.next_id = lambda: derived_id(dispatch.id, dispatch.attempt, 1)  # type: ignore[method-assign]
+    enter_task(inside)
+    try:
+        run = chord([tasks.double.s(1), tasks.add.s(1, 2)], tasks.total.s()).start()
+    finally:
+        enter_task(None)
+    tasks.until_ended(run)
+    (found,) = parent.children()
+    assert isinstance(found, CompositionHandle)
+    assert (found.id, found.result(), found.results()) == (run.id, 5, [5])
+    (part, *_) = (one for one in run.children() if isinstance(one, Handle))
+    assert part.parent().result() == 5  # type: ignore[union-attr]
+
+
 def test_a_handle_made_from_an_id_has_the_result(tasks: Tasks) -> None:
     run = chain(group(tasks.double.s(1), tasks.add.s(1, 2)), tasks.join.s("x")).start()
     tasks.until_ended(run)
@@ -549,17 +571,17 @@ def test_mistakes_are_refused_before_anything_is_stored(
 @pytest.mark.parametrize("key", [None, "once"])
 def test_items_that_come_only_once_start_one_run(tasks: Tasks, key: str | None) -> None:
     """A second start would find no items, or those that the first had not read when it was refused."""
-    maps = [
-        lambda: tasks.double.map(iter([1, 2])),
-        lambda: tasks.total.chunks(iter([1, 2]), 1),
-        lambda: tasks.add.starmap(zip([1], [2], strict=True)),
-        lambda: tasks.add.starmap(iter([(1, 2), 3, (4, 5)])),
+    maps: list[Composition[Any]] = [
+        tasks.double.map(iter([1, 2])),
+        tasks.total.chunks(iter([1, 2]), 1),
+        tasks.add.starmap(zip([1], [2], strict=True)),
     ]
-    for one in (make() for make in maps[:3]):
+    for one in maps:
         one.start()
         with pytest.raises(InvalidWorkflow, match="come from an iterator, and a start has read it already. Give it a"):
             one.start()
-    broken = maps[3]()
+    calls: Any = iter([(1, 2), 3, (4, 5)])
+    broken = tasks.add.starmap(calls)
     for words in (r"calls\[1\]", "come from an iterator"):
         with pytest.raises(OrchestratorError, match=words):
             broken.start(key=key)

@@ -499,6 +499,9 @@ def test_middleware_runs_and_headers_travel() -> None:
         chain(first.s(), note.s()).start()
         assert {one[2]["tenant"] for one in seen if one[0] == "begins"} == {"acme"}
         seen.clear()
+        chain(note.s(1), note.s()).start()
+        assert [one[1] for one in seen] == ["note"] * 4  # not the names of the steps
+        seen.clear()
         failing.options(headers={"tenant": "globex"}).enqueue()
         assert seen == [("begins", "failing", {"tenant": "globex"}), ("failure", "failing")]
 

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import msgspec
 
+from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.redaction import handed_on, scrub
 from orchestrator.domain.tasks.headers import check_headers, headers_of, inheriting
@@ -141,7 +142,7 @@ class JobRuntime:
         left = None if job.deadline is None else timedelta(seconds=job.deadline - time.monotonic())
         return TaskContext(
             task_id=UUID(bytes=dispatch.id),
-            task_name=step.get("step", dispatch.name),
+            task_name=dispatch.name if not step or is_composed(step["workflow"]) else step["step"],
             attempt=dispatch.attempt,
             queue=dispatch.queue,
             run_id=UUID(bytes=dispatch.run_id) if dispatch.run_id else None,

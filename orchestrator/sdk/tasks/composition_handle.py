@@ -115,9 +115,6 @@ class CompositionHandle(RunHandle[Any], Generic[O_co]):
         steps = self._client.backend.insights.list_steps(found[0].id)
         return f" In run {child.id}: {_where(steps, child._below)}"
 
-    def _child(self, identifier: bytes) -> RunHandle[Any]:
-        return CompositionHandle(self._client, identifier)
-
     aresult = async_variant(result)
 
 

@@ -53,7 +53,7 @@ class TaskContext:
     position: int | None = None
     """Place among the tasks of its run."""
     workflow_name: str | None = None
-    """The workflow that it is a step of; `task_name` is then the step's name."""
+    """The workflow that it is a step of; `task_name` is then the step's name, unless that is a composition."""
     parallel_index: int | None = None
     """Place in its fan-out."""
     parallel_count: int | None = None

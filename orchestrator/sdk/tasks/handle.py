@@ -118,8 +118,10 @@ class Handle(Generic[R]):
     def children(self) -> list[Handle[Any] | RunHandle[Any]]:
         """Return the tasks that it enqueued, and the runs that it started, as far as the lineage has them."""
         found = self._client.backend.insights.lineage(UUID(bytes=self._id)).children
-        kinds: dict[str, type[Handle[Any] | RunHandle[Any]]] = {"task": Handle, "run": RunHandle}
-        return [kinds[one.kind](self._client, one.id.bytes) for one in found]
+        return [
+            self._client.run_handle(one.id.bytes) if one.kind == "run" else Handle(self._client, one.id.bytes)
+            for one in found
+        ]
 
     def cancel(self) -> None:
         """Cancel it, wherever it stands; this is durable even while no scheduler runs."""
@@ -341,9 +343,6 @@ class RunHandle(Generic[R]):
             raise NotFound.by_id("run", self.id)
         return _relative(self._client, found.parent_run, found.parent_task)
 
-    def _child(self, identifier: bytes) -> RunHandle[Any]:
-        return RunHandle(self._client, identifier)
-
     def children(self, limit: int = 1_000) -> list[Handle[Any] | RunHandle[Any]]:
         """Return its child runs, newest first, and its tasks, from the first; of each at most so many."""
         from orchestrator.sdk.calls.insights import list_runs, list_tasks  # loads SQLAlchemy, which workers do without
@@ -353,7 +352,7 @@ class RunHandle(Generic[R]):
         runs = list_runs(insights, RunFilter(parent=run), limit=limit).runs
         tasks = list_tasks(insights, TaskFilter(run=run), limit=limit).tasks
         return [
-            *(self._child(one.id.bytes) for one in runs),
+            *(self._client.run_handle(one.id.bytes) for one in runs),
             *(Handle(self._client, one.id.bytes) for one in tasks),
         ]
 
@@ -389,5 +388,6 @@ class RunHandle(Generic[R]):
 
 def _relative(client: Client, run: UUID | None, task: UUID | None) -> Handle[Any] | RunHandle[Any] | None:
     if run is not None:
-        return RunHandle(client, run.bytes)
+        found: RunHandle[Any] = client.run_handle(run.bytes)
+        return found
     return None if task is None else Handle(client, task.bytes)
