@@ -38,6 +38,8 @@ _PAUSE = 0.01
 class MemoryCalls:
     """Everything that a client can ask, by subject; what needs services says so."""
 
+    is_in_memory = True
+
     def __init__(self, tasks: MemoryTasks) -> None:
         self._leader = tasks
 

@@ -13,13 +13,16 @@ import asyncio
 import heapq
 import itertools
 import random
+import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import msgspec
 
@@ -64,6 +67,8 @@ from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _MOST_ATTEMPTS = 10_000
 """Attempts at one moment, or of one eager call, after which something goes on for ever."""
 
@@ -96,6 +101,8 @@ class MemoryTasks:
         """Tasks are run, by this thread or another."""
         self._is_open = False
         """The application's resources are open, as in a worker process that has started."""
+        self._loop: asyncio.Runner | None = None
+        """Of asynchronous tasks, with what they keep open in a process."""
         self.dags = MemoryDags(self.create, lambda: app.settings.max_payload)
         self._runner = Runner(app, self, Allowed(app, ()))
         for place, declared in enumerate(app.schedules._declared.values()):
@@ -106,7 +113,14 @@ class MemoryTasks:
     def close(self) -> None:
         """Close the resources of the application, as a worker process that ends."""
         if self._is_open:
+            _off_event_loop(self._close_loop)
             self._app._resources.close()
+
+    def _close_loop(self) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # a task has closed it
+                self._loop.run(self._app._resources.close_on_loop())
+            self._loop.close()
 
     def settle(self) -> None:
         """Run what was enqueued to its end, with all that follows, if this is eager."""
@@ -216,10 +230,24 @@ class MemoryTasks:
     def _run(self, job: Job) -> AttemptReport:
         """Run a job in this thread; a coroutine beside an event loop that runs here, in another."""
         task = self._runner.find(job)
-        if task is not None and task._is_async and _on_event_loop():
-            with ThreadPoolExecutor(1) as pool:
-                return pool.submit(self._runner.run, job).result()
-        return self._runner.run(job)
+        if task is None or not task._is_async:
+            return self._runner.run(job)
+        return _off_event_loop(self._run_async, job)
+
+    def _run_async(self, job: Job) -> AttemptReport:
+        """Run a coroutine on the loop of this test; where Django is, so that its queries are those of this thread."""
+        if (asgiref := sys.modules.get("asgiref.sync")) is not None:
+            call = asgiref.async_to_sync(self._run_and_close)  # which leaves its variables in the context of the caller
+            return cast("AttemptReport", copy_context().run(call, job))
+        if self._loop is None or self._loop.get_loop().is_closed():
+            self._loop = asyncio.Runner()
+        return self._runner.run_on(self._loop, job)
+
+    async def _run_and_close(self, job: Job) -> AttemptReport:
+        try:
+            return await self._runner.run_async(job)
+        finally:
+            await self._app._resources.close_on_loop()
 
     def _apply(self, task: TestedTask, report: AttemptReport) -> None:
         match report:
@@ -479,9 +507,11 @@ class MemoryTasks:
         return None
 
 
-def _on_event_loop() -> bool:
+def _off_event_loop(function: Callable[P, R], *args: P.args, **keywords: P.kwargs) -> R:
+    """Call a function that runs an event loop: in this thread, or in another if one runs here."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return function(*args, **keywords)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, *args, **keywords).result()

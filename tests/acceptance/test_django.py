@@ -70,6 +70,11 @@ def count(context, customer: str) -> int:
 async def shout(word: str) -> str:
     return word.upper() if await Order.objects.aexists() else word
 
+@app.task
+async def note(customer: str) -> int:
+    await Order.objects.acreate(customer=customer)
+    return await Order.objects.acount()
+
 @task
 def connected() -> bool:
     before = connection.connection is not None
@@ -79,14 +84,16 @@ def connected() -> bool:
 TESTS = """
 from datetime import timedelta
 
+from asgiref.sync import sync_to_async
 from django.db import connection, transaction
-from django.test import TestCase
+from django.test import TestCase, TransactionTestCase
 from django.utils import timezone
 from django_tasks import TaskResultStatus, default_task_backend
 from django_tasks.exceptions import TaskResultDoesNotExist
 
 from orchestrator import NotFound
 from orchestrator.contrib.django import app
+from orchestrator.testing import eager, recording
 from orders import tasks
 from orders.models import Order
 
@@ -96,6 +103,22 @@ def uses_the_test_database(case):
     handle = tasks.send_invoice.enqueue(7)
     case.assertEqual(handle.status(), "pending")
     handle.cancel()
+
+
+def invoices_in_memory(case):
+    with eager(app), transaction.atomic():
+        order = Order.objects.create(customer="Ann")
+        tasks.send_invoice.enqueue_in(connection, order.pk).result()
+    with recording(app) as test, transaction.atomic():
+        order = Order.objects.create(customer="Bob")
+        tasks.send_invoice.enqueue_in(connection, order.pk)
+        test.drain()
+    case.assertEqual(Order.objects.filter(is_invoiced=True).count(), 2)
+
+
+class Committed(TransactionTestCase):
+    def test_tasks_in_memory_take_part_in_the_open_transaction(self):
+        invoices_in_memory(self)
 
 
 class Others(TestCase):
@@ -129,6 +152,21 @@ class Orders(TestCase):
 
     def test_the_test_database_is_used(self):
         uses_the_test_database(self)
+
+    def test_tasks_in_memory_take_part_in_the_transaction_of_the_test(self):
+        invoices_in_memory(self)
+        with eager(app):
+            self.assertEqual(tasks.note.enqueue("Eve").result(), 3)
+        self.assertEqual(Order.objects.count(), 3)
+
+    async def test_the_same_in_an_async_test(self):
+        with recording(app) as test:
+            await tasks.note.aenqueue("Eve")
+            await sync_to_async(test.drain)()
+        self.assertEqual(await Order.objects.acount(), 1)
+
+    def test_what_they_write_is_rolled_back(self):
+        self.assertEqual(Order.objects.count(), 0)
 
     def test_the_admin_links_to_the_dashboard(self):
         from django.contrib.auth.models import User

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -535,3 +535,32 @@ def test_resources_are_open_from_the_first_task_to_the_end() -> None:
             job.enqueue(2)
             test.drain()
     assert seen[4:] == ["fake", "ends"]
+
+
+def test_an_asynchronous_resource_is_opened_once_and_closed() -> None:
+    seen: list[str] = []
+    app = Orchestrator(Settings())
+
+    @app.resource(scope="process")
+    async def pool() -> AsyncIterator[str]:
+        seen.append("opens")
+        yield "pool"
+        await asyncio.sleep(0)
+        seen.append("closes")
+
+    @app.task(name="fetch")
+    async def fetch(db: str = Depends(pool)) -> None:
+        seen.append(db)
+
+    def twice() -> None:
+        with eager(app):
+            fetch.enqueue().result()
+            fetch.enqueue().result()
+        assert seen == ["opens", "pool", "pool", "closes"]
+        seen.clear()
+
+    async def on_a_loop() -> None:
+        twice()
+
+    twice()
+    asyncio.run(on_a_loop())

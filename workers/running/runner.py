@@ -101,7 +101,8 @@ class Runner:
         if (executor := task._call_options.executor_call) is not None:
             return self._for_executor(job, executor)
         if task._is_async:
-            return self._run_loop(job)
+            with asyncio.Runner() as loop:
+                return self.run_on(loop, job)
         thread = threading.get_ident()
         try:
             job.interruptible(lambda reason: interrupt_thread(thread, reason))
@@ -126,18 +127,17 @@ class Runner:
             end_lines(job)
             enter_task(None)
 
-    def _run_loop(self, job: Job) -> AttemptReport:
-        """Run an asynchronous task on an event loop of its own, which goes on if the task stops it."""
+    def run_on(self, runner: asyncio.Runner, job: Job) -> AttemptReport:
+        """Run an asynchronous task on an event loop, which goes on if the task stops it."""
         try:
-            with asyncio.Runner() as runner:
-                loop = runner.get_loop()
-                task = loop.create_task(self.run_async(job))
-                while True:
-                    try:
-                        return loop.run_until_complete(task)
-                    except RuntimeError:
-                        if task.done() or loop.is_closed():
-                            raise
+            loop = runner.get_loop()
+            task = loop.create_task(self.run_async(job))
+            while True:
+                try:
+                    return loop.run_until_complete(task)
+                except RuntimeError:
+                    if task.done() or loop.is_closed():
+                        raise
         except BaseException as error:  # noqa: BLE001  # the task ended its loop, not only itself
             end_fork(error)
             return self.failure(job, error)

@@ -228,14 +228,15 @@ class Resources:
         """Close what is open in this process, and on an event loop that runs; the last that was opened first."""
         try:
             if loop is not None and loop.is_running():
-                asyncio.run_coroutine_threadsafe(self._close_on_loop(), loop).result(_CLOSING)
+                asyncio.run_coroutine_threadsafe(self.close_on_loop(), loop).result(_CLOSING)
         except TimeoutError:
             log.warning("resource.close_timeout seconds=%g: asynchronous resources are left open", _CLOSING)
         if (opened := self._process.take()) is not None:
             atexit.unregister(self.close)
             _completed(opened.close())
 
-    async def _close_on_loop(self) -> None:
+    async def close_on_loop(self) -> None:
+        """Close what is open on the running event loop."""
         await self._loop().close()
 
     def _begin(self) -> _Kept:
