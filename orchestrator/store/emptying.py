@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sqlalchemy import Connection
 
+from orchestrator.domain.states import IN_FLIGHT_STATES
 from orchestrator.store.sql import Statement
 from orchestrator.store.tables import metadata
+from orchestrator.store.tasks.transitions import among
 
 TABLES = [table.name for table in metadata.sorted_tables]
 """All that a release has."""
@@ -38,20 +42,27 @@ _IS_OPEN = Statement[bool](
     + " OR ".join(f"EXISTS (SELECT FROM orchestrator.{name})" for name in _OPEN)
     + " OR EXISTS (SELECT FROM orchestrator.runs WHERE ended_at IS NULL)"
 )
+_IS_IN_FLIGHT = Statement[bool](
+    "SELECT /* emptying.is_in_flight */ EXISTS ("
+    f"SELECT FROM orchestrator.tasks WHERE status IN {among(IN_FLIGHT_STATES)})"
+)
 _DEPOSE = Statement[None](
     "UPDATE /* emptying.depose */ orchestrator.leases SET term = term + 1, expires_at = now() - interval '1 second'"
 )
 
 
-def empty_beside_leader(connection: Connection) -> bool:
+def empty_beside_leader(connection: Connection, end_attempts: Callable[[], None]) -> bool:
     """Delete all rows between two ticks of a leader that goes on; say whether something was open or defined.
 
     A leader remembers that, and workers may have it, so the leader's term ends, and the next begins with nothing. Then
-    Redis is to be emptied, too, with the messages of tasks that are gone.
+    Redis is to be emptied, too, with the messages of tasks that are gone. `end_attempts` is called if workers have any:
+    it kills them, so that nothing runs on, or enqueues, when this returns.
     """
     _LOCK(connection)
     is_open = _IS_OPEN.one(connection)
     if is_open:
+        if _IS_IN_FLIGHT.one(connection):
+            end_attempts()
         _DEPOSE(connection)
     empty(connection, *(name for name in TABLES if name not in _OF_THE_FLEET))
     return is_open

@@ -180,9 +180,14 @@ class LocalProgram:
         """Say whether its log has these words."""
         return words in self._log.read_text(encoding="utf-8", errors="replace")
 
+    @property
+    def is_alive(self) -> bool:
+        """Say whether it runs."""
+        return self._process.poll() is None
+
     def stop(self) -> int:
         """Have it end, and return its exit code."""
-        if self._process.poll() is None:
+        if self.is_alive:
             self._process.terminate()
         return self._process.wait(60)
 

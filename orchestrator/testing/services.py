@@ -44,10 +44,12 @@ class TestServices:
         return self._programs.worker("--app", self._where)
 
     def empty(self) -> None:
-        """Forget all tasks, runs, schedules and definitions."""
+        """Forget all tasks, runs, schedules and definitions. A worker that still has tasks is killed and replaced."""
         with self._engine.begin() as connection:
-            if empty_beside_leader(connection):
+            if empty_beside_leader(connection, self._worker.kill):
                 self._redis.flushall()
+        if not self._worker.is_alive:
+            self._worker = self._start_worker()
 
     def lose_worker(self) -> None:
         """Kill the worker with all that it runs, as if its machine had died, and start another."""

@@ -32,6 +32,22 @@ def hold(ctx: TaskContext, path: str) -> int:
     while ctx.attempt == 1:
         time.sleep(0.01)
     return ctx.attempt
+
+
+@app.task
+def again(path: str) -> None:
+    with Path(path).open("a") as file:
+        file.write("x")
+    time.sleep(0.2)
+    again.enqueue(path)
+
+
+@app.task
+def write_late(begun: str, path: str, go: str) -> None:
+    Path(begun).touch()
+    while not Path(go).exists():
+        time.sleep(0.01)
+    Path(path).touch()
 """
 
 TESTS = """
@@ -69,6 +85,20 @@ def test_what_runs_and_waits_is_forgotten_too(orchestrator_services, tmp_path):
     started = time.monotonic()
     assert shop.add.enqueue(2, 3).result(timeout=30) == 5
     assert time.monotonic() - started < 20
+
+
+def test_tasks_of_the_test_before_have_ended(orchestrator_services, tmp_path):
+    chain, begun, late, go = (tmp_path / name for name in ("chain", "begun", "late", "go"))
+    shop.again.enqueue(str(chain))
+    shop.write_late.enqueue(str(begun), str(late), str(go))
+    wait_for(chain)
+    wait_for(begun)
+    orchestrator_services.empty()
+    links = chain.stat().st_size
+    go.touch()
+    for number in range(10):
+        assert shop.add.options(delay=0.1).enqueue(number, 1).result(timeout=30) == number + 1
+    assert (chain.stat().st_size, late.exists()) == (links, False)
 
 
 def test_a_lost_worker_costs_an_attempt(orchestrator_services, tmp_path):
@@ -111,7 +141,7 @@ def test_services_for_a_session_clean_for_each_test(folder: Path) -> None:
     (folder / "test_shop.py").write_text(TESTS)
     (folder / "pyproject.toml").write_text('[tool.orchestrator]\napp = "shop:app"\n')
     said = run(folder, sys.executable, "-m", "pytest", "-q", *PLUGIN, ".")
-    assert "6 passed" in said
+    assert "7 passed" in said
     assert float((folder / "took").read_text()) < 0.05  # some 3 ms where nothing else runs
 
 
