@@ -24,7 +24,7 @@ from orchestrator.sdk.tasks.logs import LogEntry, LogPage
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
 from orchestrator.store.dag.workflows import Application
-from orchestrator.store.insights.runs import RunFilter
+from orchestrator.store.insights.runs import RunFilter, RunPage
 from orchestrator.store.insights.steps import StepTimes, StepView, view_of
 from orchestrator.testing.memory_tasks import MemoryTasks
 from orchestrator.testing.records import TestedTask
@@ -226,14 +226,14 @@ class _Insights(_Part):
             for place, state in dag.step_states()
         ]
 
-    def page_of_runs(self, wanted: RunFilter, **_: Any) -> SimpleNamespace:
-        below = [
-            SimpleNamespace(id=UUID(bytes=run))
+    def page_of_runs(self, wanted: RunFilter, **_: Any) -> RunPage:
+        below: list[Any] = [
+            SimpleNamespace(id=UUID(bytes=run), status=dag.state)
             for run, dag in self._leader.dags.runs.items()
             if dag.parent is not None and dag.parent[0].run.id == (wanted.parent and wanted.parent.bytes)
             if dag.state in (wanted.statuses or (dag.state,))
         ]
-        return SimpleNamespace(runs=below)
+        return RunPage(below, None)
 
 
 class _Flows(_Part):

@@ -15,7 +15,7 @@ from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.scope import Scope
 from orchestrator.domain.dag.state import ENDED, STATE_OF_TASK, StepState, step_output
 from orchestrator.domain.dag.steps import FanOut, Skip
-from orchestrator.domain.ids import derived_id, to_text
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.headers import inheriting
@@ -174,7 +174,7 @@ class MemoryDags:
         for task in tasks:
             self._create(msgspec.structs.replace(task, options=inheriting(task.options, dag.headers)))
         for position, definition, child in children:
-            identifier = derived_id(run.id, "run", step.name, position)
+            identifier = composed.child_id(run.id, step.name, position)
             self.start(identifier, definition, child, dag.headers, now, (dag, place, position))
 
     def _end(self, dag: MemoryDag, state: RunState, now: float) -> None:

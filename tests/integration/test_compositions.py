@@ -71,6 +71,8 @@ class Tasks:
             lambda *parts, **named: [*parts, *sorted(named.items())]
         )
         self.fail: Task[..., None] = task(name="shop.fail", retries=0)(self._fail)
+        self.odd: Task[..., Any]
+        self.nothing: Task[..., None]
         self.calls: list[tuple[str, Any]] = []
         self.broken = True
         self.worker = system.worker(knows=[*self.app.tasks, key_name(PAYLOAD_STORE)], slots=1_000)
@@ -368,6 +370,67 @@ def test_results_may_hold_errors(tasks: Tasks) -> None:
         run.results()
 
 
+WITH_ERRORS: dict[str, tuple[Callable[[Tasks], Composition[Any]], list[Any]]] = {
+    "unlike": (lambda t: group(t.fail.s(1), t.double.s(2)), ["shop.fail|Task .* failed: ValueError: no 1", 4]),
+    "nested": (lambda t: group(t.add.s(1, 2), group(t.fail.s(1), t.double.s(2))), [3, ["no 1", 4]]),
+    "unlike chains": (
+        lambda t: group(t.fail.s(1) | t.double.s(), t.double.s(3), t.fail.s(2) | t.total.s()),
+        ["shop.double was not run: step 1 of 5, shop.fail: ValueError: no 1", 6, "not run: step 4 of 5, .* no 2"],
+    ),
+    "chains": (
+        lambda t: group(t.join.s(n) | t.odd.s() for n in range(2)), [0, "step 2 of 2, shop.odd: .* no 1"],
+    ),
+    "at the end": (lambda t: t.double.s(1) | group(t.fail.s(), t.double.s()), ["no 2", 4]),
+    "alike at the end": (lambda t: t.double.s(1) | group(t.fail.s(), t.fail.s()), ["no 2", "no 2"]),
+    "not begun": (lambda t: t.fail.s(1) | group(t.total.s(), t.double.s()), ["total was not run: .* no 1", "double"]),
+    "not begun within": (
+        lambda t: group(t.double.s(1), t.fail.s(2) | group(t.double.s(), t.double.s())), [2, "double was not run: "],
+    ),
+    "None": (lambda t: group(t.fail.s(1), t.nothing.s()), ["no 1", None]),
+}  # fmt: skip
+
+
+def check_errors(tasks: Tasks, case: str) -> None:
+    def odd(given: list[int]) -> int:
+        if given[0] % 2:
+            raise ValueError(f"no {given[0]}")
+        return given[0]
+
+    tasks.odd = tasks.app.task(name="shop.odd", retries=0)(odd)
+    nothing: Callable[[], None] = lambda: None  # noqa: E731
+    tasks.nothing = tasks.app.task(name="shop.nothing")(nothing)
+    tasks.worker.learn("shop.odd", "shop.nothing")
+    make, expected = WITH_ERRORS[case]
+    run = make(tasks).start()
+    tasks.until_ended(run)
+    for handle in (run, tasks.app.run(run.id)):
+        compare(handle.results(return_exceptions=True), expected)
+
+
+def compare(found: Any, expected: Any) -> None:
+    if isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, two in zip(found, expected, strict=True):
+            compare(one, two)
+    elif isinstance(expected, str):
+        assert isinstance(found, OrchestratorError)
+        assert re.search(expected, str(found))
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("case", WITH_ERRORS)
+def test_errors_stand_in_the_place_of_missing_results(tasks: Tasks, case: str) -> None:
+    check_errors(tasks, case)
+
+
+def test_a_group_of_calls_of_one_task_that_has_not_begun_has_no_places(tasks: Tasks) -> None:
+    run = (tasks.fail.s(1) | group(tasks.double.s(), tasks.double.s())).start()
+    tasks.until_ended(run)
+    with pytest.raises(RunFailed, match="step 1 of 2, shop.fail: ValueError: no 1. Not run: shop.double"):
+        run.results(return_exceptions=True)
+
+
 @pytest.mark.parametrize("start", ["start", "again"])
 def test_a_task_starts_a_composition_once(tasks: Tasks, start: str) -> None:
     composition = group(chain(tasks.double.s(n), tasks.double.s()) for n in range(2))
@@ -423,6 +486,8 @@ def test_compositions_over_http(system: System) -> None:
             run.result()
         assert len(run.children()) == 2
         assert run.parent() is None
+        for case in ("unlike", "unlike chains", "chains", "alike at the end"):
+            check_errors(tasks, case)
 
 
 def test_who_may_enqueue_stores_nothing_but_calls(system: System) -> None:

@@ -464,6 +464,25 @@ def test_a_task_starts_a_composition_and_an_applied_workflow() -> None:
         assert [one.result for one in test.enqueued(pages.count)] == [2]
 
 
+def test_results_of_compositions_hold_errors() -> None:
+    app = Orchestrator(Settings())
+    note = app.task(name="note")(lambda what: what)
+    fail = app.task(name="fail")(lambda what: 1 / what)
+    with eager(app):
+        for part in (
+            group(fail.s(0), fail.s(1)),
+            group(fail.s(0), note.s(1)),
+            group(note.s(n) | fail.s() for n in range(2)),
+            group(fail.s(0) | note.s(), note.s(1)),
+            note.s(0) | group(fail.s(), note.si(1)),
+            fail.map([0, 1]),
+        ):
+            error, value = part.start().results(return_exceptions=True)
+            assert value == 1
+            assert isinstance(error, OrchestratorError)
+            assert "ZeroDivisionError" in str(error)
+
+
 # -- middleware and dependencies
 
 

@@ -17,6 +17,7 @@ import msgspec
 from orchestrator.domain import timezones
 from orchestrator.domain.dag.definition import Definition, Param, content_hash
 from orchestrator.domain.dag.expression import Template, parse_template
+from orchestrator.domain.ids import derived_id
 from orchestrator.errors import InvalidWorkflow
 
 PREFIX = "composed:"
@@ -53,6 +54,11 @@ def result_template(definition: Definition) -> Template | None:
     if not is_composed(definition.name):
         return None
     return parse_template(definition.params.get(RESULT, Param(default=None)).default)
+
+
+def child_id(run: bytes, step: str, position: int, retried: int = 0) -> bytes:
+    """Return the id of the run at a position of a step; one that is created after retries has another."""
+    return derived_id(run, "run", step, position, *((retried,) if retried else ()))
 
 
 def packed(encoded: bytes) -> str:

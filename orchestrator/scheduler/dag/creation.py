@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from orchestrator.domain import timezones
-from orchestrator.domain.dag.composed import BY_PLACE, given_to_child, is_composed
+from orchestrator.domain.dag.composed import BY_PLACE, child_id, given_to_child, is_composed
 from orchestrator.domain.dag.definition import check_size, resolve_params
 from orchestrator.domain.dag.placement import Origin
 from orchestrator.domain.dag.scope import EvaluationBudget, Scope
@@ -165,8 +165,7 @@ class StepCreation:
         params = resolve_params(stored.definition, given, tx.now)
         if run.depth >= self._nesting.depth:
             raise InvalidWorkflow(self._nesting.too_deep(workflow, run.depth + 1))
-        turn = (run.plan.retried,) if run.plan.retried else ()
-        identifier = derived_id(run.id, "run", step.name, position, *turn)
+        identifier = child_id(run.id, step.name, position, run.plan.retried)
         new = dags.new_run(stored.definition, stored.version, identifier, params, budget=budget)
         check_size(new.params or "", f"The parameters of workflow {workflow!r}", self._max_payload)
         return new._replace(

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from orchestrator.errors import InvalidTask, InvalidWorkflow
+from orchestrator.errors import InvalidTask, InvalidWorkflow, OrchestratorError
 from orchestrator.sdk.checks import shown
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
@@ -44,7 +44,7 @@ class Composition(Generic[O_co]):
         raise NotImplementedError
 
     def _restored(self, value: Any) -> Any:
-        """Return a result in the types that its tasks say."""
+        """Return a result in the types that its tasks say; an error in the place of one stays."""
         raise NotImplementedError
 
     def _like(self, other: Composition[Any]) -> bool:
@@ -100,7 +100,7 @@ class Call(Composition[O_co]):
         yield self
 
     def _restored(self, value: Any) -> Any:
-        return self.task._signature.restore_kept(value)
+        return value if isinstance(value, OrchestratorError) else self.task._signature.restore_kept(value)
 
     def _like(self, other: Composition[Any]) -> bool:
         if not isinstance(other, Call) or (self.immutable, len(self.args)) != (other.immutable, len(other.args)):
@@ -162,6 +162,8 @@ class Group(Composition[list[T]]):
             yield from part._calls()
 
     def _restored(self, value: Any) -> Any:
+        if isinstance(value, OrchestratorError):
+            return value
         return [part._restored(one) for part, one in zip(self.parts, value, strict=True)]
 
     def _like(self, other: Composition[Any]) -> bool:
