@@ -180,8 +180,7 @@ def test_with_data_keys_only_the_audit_log_has_the_why_in_clear(
         stage.run(run, 2)
         assert run.cursor() == "yes"
         assert (found("xyzzy-why"), found("xyzzy-value")) == ({"audit"}, set())
-    plain = [line.split("|")[2] for line in GUIDE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    assert any("the audit log, with the `why` of decisions" in cell for cell in plain)
+    assert "the audit log, with the `why` of decisions" in GUIDE.read_text(encoding="utf-8")
 
 
 def test_a_decision_that_the_run_has_not_been_told_yet_counts(stage: Stage) -> None:

@@ -63,12 +63,12 @@ class DramatiqQueue:
 
     def run_chain(self, count: int) -> None:
         messages = [noop.message_with_options(pipe_ignore=True) for _ in range(count)]
-        found = dramatiq.pipeline(messages).run().get_result(backend=results, block=True, timeout=300_000)
+        found = dramatiq.pipeline(messages).run().get_result(block=True, timeout=300_000)
         expect("result", found, 1)
 
     def run_group(self, count: int) -> None:
         group = dramatiq.group([noop.message() for _ in range(count)]).run()
-        expect("results", sum(group.get_results(backend=results, block=True, timeout=300_000)), count)
+        expect("results", sum(group.get_results(block=True, timeout=300_000)), count)
 
     def run_chord(self, count: int) -> None:
         """Its callback is not given the results."""
