@@ -378,3 +378,82 @@ def test_a_lifespan_is_opened_at_the_start() -> None:
     assert task() == "alive"
     own._resources.close()
     assert events == ["begins", "ends"]
+
+
+# -- what stands in for a dependency
+
+
+@app.resource(scope="process")
+def url() -> str:
+    return "real"
+
+
+@app.resource(scope="process")
+def connection(url: str = Depends(url)) -> Iterator[str]:
+    events.append(f"{url} opened")
+    yield f"connection to {url}"
+    events.append(f"{url} closed")
+
+
+@app.resource(scope="process")
+async def channel(url: str = Depends(url)) -> AsyncIterator[str]:
+    events.append(f"{url} opened")
+    yield f"channel to {url}"
+    events.append(f"{url} closed")
+
+
+@app.task
+def ask(db: str = Depends(connection)) -> str:
+    return db
+
+
+@app.task
+async def listen(db: str = Depends(channel)) -> str:
+    return db
+
+
+def test_resources_of_the_process_follow_an_override() -> None:
+    with app.override(url, "first"):
+        assert ask() == ask() == "connection to first"
+        assert events == ["first opened"]
+    assert events == ["first opened", "first closed"]
+    assert ask() == "connection to real"
+    with app.override(url, "outer"):
+        with app.override(url, "inner"):
+            assert ask() == "connection to inner"
+        with app.override(connection, "fake"):
+            assert ask() == "fake"
+        assert ask() == "connection to outer"
+    assert ask() == "connection to real"
+    assert events[2:] == ["real opened", "inner opened", "inner closed", "outer opened", "outer closed"]
+
+
+def test_asynchronous_ones_follow_it_and_are_closed_with_the_loop() -> None:
+    call: Any = listen
+
+    async def main() -> None:
+        with app.override(url, "fake"):
+            assert [await call() for _ in range(2)] == ["channel to fake"] * 2
+        assert await call() == "channel to real"
+        await app._resources.close_on_loop()
+
+    asyncio.run(main())
+    assert events == ["fake opened", "real opened", "real closed", "fake closed"]
+
+
+def test_overrides_that_overlap_leave_nothing_behind() -> None:
+    first, second = app.override(connection, "first"), app.override(connection, "second")
+    with first:
+        second.__enter__()
+        assert ask() == "second"
+    assert ask() == "second"
+    second.__exit__(None, None, None)
+    assert ask() == "connection to real"
+
+
+def test_an_override_that_nobody_would_see_is_refused() -> None:
+    def other() -> str:
+        return "other"
+
+    with pytest.raises(InvalidTask, match=r"no task depends on .*other"), app.override(other, "fake"):
+        pass

@@ -100,7 +100,7 @@ class _Opened:
         self.may_wait = may_wait
         """It is opened on an event loop."""
 
-    def entering(self) -> AsyncExitStack:
+    def entering(self, function: Function) -> AsyncExitStack:  # noqa: ARG002
         """Return what closes the next one."""
         return self.stack
 
@@ -111,21 +111,34 @@ class _Kept(_Opened):
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         super().__init__(may_wait=loop is not None)
         self.lock = asyncio.Lock()
-        self._stacks: list[AsyncExitStack] = []
+        self.stacks: list[tuple[Function, AsyncExitStack]] = []
 
-    def entering(self) -> AsyncExitStack:
+    def entering(self, function: Function) -> AsyncExitStack:
         stack = AsyncExitStack()
-        self._stacks.append(stack)
+        self.stacks.append((function, stack))
         return stack
 
-    async def close(self) -> None:
-        """Close all, the last that was opened first."""
+    async def close(self, closing: list[str]) -> None:
+        """Close all, the last that was opened first; `closing` names the one that is being closed."""
         self.values.clear()
-        while self._stacks:
+        while self.stacks:
+            function, stack = self.stacks.pop()
+            closing.append(_name(function))
             try:
-                await self._stacks.pop().aclose()
+                await stack.aclose()
             except Exception:
                 log.exception("resource.close_failed: the others are closed all the same")
+            closing.remove(_name(function))
+
+
+class _Override:
+    """What stands in for a dependency, and resources of the process that depend on it, opened for this time only."""
+
+    def __init__(self, function: Function, value: Any, on_loop: Callable[[asyncio.AbstractEventLoop], _Kept]) -> None:
+        self.function = function
+        self.value = value
+        self.process: PerProcess[_Kept] = PerProcess(_Kept)
+        self.loop = PerLoop(on_loop)
 
 
 class Resources:
@@ -133,12 +146,17 @@ class Resources:
 
     def __init__(self) -> None:
         self._scopes: dict[Function, Scope] = {}
-        self._overrides: dict[Function, Any] = {}
+        self._overrides: list[_Override] = []
+        """The last one counts. Of two coroutines, the first may also be the first to end."""
+        self._known: set[Function] = set()
+        """Dependencies of tasks, and all that is declared."""
+        self.closing: list[str] = []
+        """The names of those that are being closed."""
         self._lifespans: list[Function] = []
         self._locks: dict[Function, ProcessLock] = {}
         """Of resources of the process: while one is opened, tasks that need another one do not wait."""
-        self._process = PerProcess(self._begin)
-        self._loop = PerLoop(_Kept)
+        self.process = PerProcess(self._begin)
+        self.loop = PerLoop(_Kept)
 
     def declare(self, function: Function, scope: Scope) -> None:
         """Say how long what a function yields is open."""
@@ -153,6 +171,7 @@ class Resources:
                     f"task. Declare {_name(other)} with @app.resource(scope='process'), too."
                 )
         _check(function)
+        self._known |= {function, *_all_needed(function)}
 
     def declare_lifespan(self, function: Function) -> None:
         """Open a resource when a worker process starts."""
@@ -166,13 +185,30 @@ class Resources:
 
     @contextmanager
     def override(self, function: Function, value: Any) -> Iterator[None]:
-        """Let a value stand in for what a function yields."""
-        before = dict(self._overrides)
-        self._overrides[function] = value
+        """Let a value stand in for what a function yields.
+
+        Resources of the process that depend on it are opened anew, and closed at the end. Asynchronous ones are closed
+        with those of their event loop.
+        """
+        if function not in self._known:
+            raise InvalidTask(
+                f"app.override: no task depends on {_name(function)}. Give the function that Depends(…) names, and "
+                f"import the tasks first."
+            )
+        override = _Override(function, value, self._beside)
+        self._overrides.append(override)
         try:
             yield
         finally:
-            self._overrides = before
+            self._overrides.remove(override)
+            if (opened := override.process.take()) is not None:
+                _completed(opened.close(self.closing))
+
+    def _beside(self, loop: asyncio.AbstractEventLoop) -> _Kept:
+        """Return what an override has open on the running loop, to be closed with all that is open there."""
+        kept = _Kept(loop)
+        kept.stacks = self.loop().stacks
+        return kept
 
     def injected(self, function: Function) -> Function:
         """Return a function that opens what another depends on, calls it, and closes that; without any, the same."""
@@ -180,6 +216,7 @@ class Resources:
         if not needed or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             return function
         _check(function)
+        self._known |= _all_needed(function)
         signature = inspect.signature(function)
         by_place = [one for one in signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
         places = [(place, one.name) for place, one in enumerate(by_place) if one.name in needed]
@@ -222,7 +259,7 @@ class Resources:
     def start(self) -> None:
         """Open what a worker process has from its start to its end."""
         for function in self._lifespans:
-            _completed(self._value(function, self._process()))
+            _completed(self._value(function, self.process()))
 
     def close(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Close what is open in this process, and on an event loop that runs; the last that was opened first."""
@@ -231,13 +268,13 @@ class Resources:
                 asyncio.run_coroutine_threadsafe(self.close_on_loop(), loop).result(_CLOSING)
         except TimeoutError:
             log.warning("resource.close_timeout seconds=%g: asynchronous resources are left open", _CLOSING)
-        if (opened := self._process.take()) is not None:
+        if (opened := self.process.take()) is not None:
             atexit.unregister(self.close)
-            _completed(opened.close())
+            _completed(opened.close(self.closing))
 
     async def close_on_loop(self) -> None:
         """Close what is open on the running event loop."""
-        await self._loop().close()
+        await self.loop().close(self.closing)
 
     def _begin(self) -> _Kept:
         atexit.register(self.close)  # for programs that are no workers; a fork finds nothing of its own to close
@@ -245,26 +282,31 @@ class Resources:
 
     async def _value(self, function: Function, opened: _Opened) -> Any:
         """Return what a function yields: what stands in for it, what is open, or what is opened now."""
-        if function in self._overrides:
-            return self._overrides[function]
+        held: Resources | _Override = self
+        for override in self._overrides[::-1]:
+            if override.function == function:
+                return override.value
+            if held is self and override.function in _all_needed(function):
+                held = override
         if self._scopes.get(function) != "process":
             return await self._open(function, opened)
         if _is_async(function):
-            on_loop = self._loop()
+            on_loop = held.loop()
             if function in on_loop.values or opened is on_loop:
                 return await self._open(function, on_loop)
             async with on_loop.lock:
                 return await self._open(function, on_loop)
-        found = self._process().values.get(function, self)
+        kept = held.process()
+        found = kept.values.get(function, self)
         if found is not self:
             return found
         if opened.may_wait:  # the loop goes on meanwhile
-            return await asyncio.to_thread(self._open_in_process, function)
-        return self._open_in_process(function)
+            return await asyncio.to_thread(self._open_in_process, function, kept)
+        return self._open_in_process(function, kept)
 
-    def _open_in_process(self, function: Function) -> Any:
+    def _open_in_process(self, function: Function, kept: _Kept) -> Any:
         with self._locks[function]:
-            return _completed(self._open(function, self._process()))
+            return _completed(self._open(function, kept))
 
     async def _open(self, function: Function, opened: _Opened) -> Any:
         if function in opened.values:
@@ -274,11 +316,18 @@ class Resources:
         if inspect.iscoroutinefunction(function):
             made = await made
         if _is_async(function) and isinstance(made, AbstractAsyncContextManager):
-            made = await opened.entering().enter_async_context(made)
+            made = await opened.entering(function).enter_async_context(made)
         elif isinstance(made, AbstractContextManager):
-            made = opened.entering().enter_context(made)
+            made = opened.entering(function).enter_context(made)
         opened.values[function] = made
         return made
+
+
+@cache
+def _all_needed(function: Function) -> frozenset[Function]:
+    """Return all functions on which one depends, and those on which they do."""
+    needed = dependencies_of(function).values()
+    return frozenset(needed).union(*map(_all_needed, needed))
 
 
 def _context(function: Function) -> Function:
