@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 from orchestrator.domain.fleet.announced import redacting
 from orchestrator.environment import forbid_inspection
@@ -19,7 +19,7 @@ from orchestrator.sdk.modules import ImportFailed
 from orchestrator.sdk.values.stores import means as store_means
 from orchestrator.sealing import key_names, vault_of
 from orchestrator.settings import Settings
-from orchestrator.telemetry import get_logger
+from orchestrator.telemetry import close_output, get_logger
 from orchestrator.tracing.entry import LAST_SPANS, begin_tracing
 from orchestrator.transport.codec import Malformed, decode, encode
 from orchestrator.transport.connection import UNAVAILABLE, connect
@@ -108,6 +108,13 @@ def main(
     return Farewell.FINISHED if process.run() else Farewell.UNFINISHED
 
 
+def end_process(held: HeldAttempts, farewell: Farewell) -> NoReturn:
+    """Leave the last word of this process, and end it whatever its threads do."""
+    close_output()
+    held.say(farewell)
+    os._exit(0 if farewell is Farewell.FINISHED else 1)
+
+
 class WorkerProcess:
     """Everything that receives, runs and reports tasks, from its start until it has drained."""
 
@@ -183,12 +190,26 @@ class WorkerProcess:
         left = min(self._settings.drain_timeout, self._give_up_at - time.monotonic())
         self._await_applied(max(_LAST_REPORTS, left))
         self._pool.release(_LAST_RELEASES)
+        timer = threading.Timer(max(_LAST_REPORTS, self._settings.drain_timeout), self._leave_open, (finished,))
+        timer.daemon = True
+        timer.start()
         self._app._resources.close(self._pool.loop)
+        timer.cancel()
+        self._leave()
+        return finished
+
+    def _leave(self) -> None:
         self._journal.flush()
         self._isolation.close()
         if self._spans is not None:
             self._spans.flush(LAST_SPANS)
-        return finished
+
+    def _leave_open(self, finished: bool) -> None:
+        """End the process although a resource, or a lifespan, does not close."""
+        name = ", ".join(self._app._resources.closing)
+        log.error("resource.close_hangs resource=%s: the process ends without it", name)
+        self._leave()
+        end_process(self._held, Farewell.FINISHED if finished else Farewell.UNFINISHED)
 
     def _finish(self) -> bool:
         """Wait until running tasks have ended, as long as that takes; when the worker stops, up to its drain timeout.

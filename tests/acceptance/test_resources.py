@@ -111,3 +111,15 @@ def test_a_lifespan_that_fails_keeps_the_process_from_starting(stack: Stack, tmp
     eventually(lambda: worker.logged("no model"), "it says why")
     assert worker.logged("app.not_loaded")
     worker.stop()
+
+
+def test_one_that_never_closes_does_not_keep_the_process(stack: Stack, tmp_path: Path) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    code = "\n@app.lifespan\ndef hanging():\n    yield\n    say('hangs')\n    time.sleep(1000)\n"
+    (folder / "endless.py").write_text(MODULE + code)
+    stack.scheduler()
+    stack.environment["ORCHESTRATOR_DRAIN_TIMEOUT"] = "0.1"
+    worker = stack.worker("--app", "endless:app", folder=folder)
+    assert worker.stop() == 0
+    assert worker.logged("resource.close_hangs resource=hanging")

@@ -20,13 +20,14 @@ from orchestrator.errors import TaskTimeout
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.settings import Settings
-from orchestrator.telemetry import close_output, get_logger
+from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Attempt, Heartbeat, Malformed, decode, encode, names_digest
 from orchestrator.workers.parent.held import Farewell, HeldAttempts, Limit
 from orchestrator.workers.parent.memory import thread_time
 from orchestrator.workers.parent.messages import Command, FirstToReport, Hello, Leaving
 from orchestrator.workers.parent.parent_death import die_with
 from orchestrator.workers.parent.scaling import ChildState
+from orchestrator.workers.process import end_process
 from orchestrator.workers.process import main as run_process
 from orchestrator.workers.running.forks import watch_forks
 from orchestrator.workers.spec import WorkerSpec
@@ -278,8 +279,6 @@ def start_child(
         except BaseException:
             log.exception("process.failed")
         finally:
-            close_output()
-            held.say(farewell)
-            os._exit(0 if farewell is Farewell.FINISHED else 1)
+            end_process(held, farewell)
     theirs.close()
     return Child(worker, pid, ours, held)
