@@ -32,6 +32,7 @@ from orchestrator import (
     Orchestrator,
     OrchestratorError,
     PayloadError,
+    ResultTimeout,
     RunFailed,
     Task,
     TaskFailed,
@@ -243,6 +244,25 @@ def test_a_retry_runs_what_failed_and_what_follows(tasks: Tasks) -> None:
     tasks.until_ended(run)
     assert run.result() == 6
     assert tasks.calls == [("shop.fail", [2]), ("shop.total", [[2, 4]])]
+
+
+@pytest.mark.parametrize("is_map", [False, True])
+def test_a_retry_of_a_part_opens_the_run_at_once(tasks: Tasks, is_map: bool) -> None:
+    """Whoever waits for the result must not be shown the old failure before the leader has seen the request."""
+    run = (tasks.fail.map([1, 2]) if is_map else tasks.double.s(1) | tasks.fail.s()).start()
+    tasks.until_ended(run)
+    failed = next(one for one in run.children() if one.status() == "failed")
+    tasks.broken = False
+    failed.retry()
+    assert run.status() == "running"
+    with pytest.raises(ResultTimeout):
+        run.result(timeout=0)
+    tasks.system.pass_seconds()
+    assert run.status() == "running"
+    with pytest.raises(ResultTimeout):
+        run.result(timeout=0)
+    tasks.until_ended(run)
+    assert run.status() == ("failed" if is_map else "success")
 
 
 def test_a_retry_goes_on_in_child_runs(tasks: Tasks) -> None:

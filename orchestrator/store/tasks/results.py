@@ -101,11 +101,16 @@ def named(connection: Connection, tasks: Sequence[bytes]) -> dict[bytes, tuple[s
     return {id.bytes: (name, queue) for id, name, queue in _NAMED(connection, ids=tasks)}
 
 
-_PROGRESS = Statement[Row]("""
-SELECT /* results.progress */
-       CASE WHEN EXISTS (SELECT FROM orchestrator.inbox WHERE target = %(id)s::uuid AND kind = 'retry run')
-            THEN 'running' ELSE status END AS status, total, open, success, failed, cancelled, skipped
-  FROM orchestrator.runs WHERE id = %(id)s::uuid
+# A run is open again as soon as its retry is asked for, or that of one of its tasks.
+_STATUS = """
+       CASE WHEN EXISTS (SELECT FROM orchestrator.inbox i WHERE i.target = r.id AND i.kind = 'retry run')
+              OR (r.status = 'failed' AND EXISTS (
+                     SELECT FROM orchestrator.inbox i JOIN orchestrator.ended_tasks e ON e.id = i.target
+                      WHERE i.kind = 'retry task' AND e.run_id = r.id))
+            THEN 'running' ELSE r.status END AS status"""
+_PROGRESS = Statement[Row](f"""
+SELECT /* results.progress */ {_STATUS}, total, open, success, failed, cancelled, skipped
+  FROM orchestrator.runs r WHERE id = %(id)s::uuid
 """)
 
 
@@ -118,10 +123,8 @@ def progress(connection: Connection, run: bytes) -> tuple[str, RunCounters] | No
     return columns.pop("status"), RunCounters(**columns)
 
 
-_RUN_STATES = Statement[tuple[UUID, str]]("""
-SELECT /* results.run_states */ r.id,
-       CASE WHEN EXISTS (SELECT FROM orchestrator.inbox i WHERE i.target = r.id AND i.kind = 'retry run')
-            THEN 'running' ELSE r.status END
+_RUN_STATES = Statement[tuple[UUID, str]](f"""
+SELECT /* results.run_states */ r.id, {_STATUS}
   FROM orchestrator.runs r WHERE r.id = ANY (%(ids)s::uuid[])
 """)
 
