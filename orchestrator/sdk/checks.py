@@ -42,8 +42,8 @@ def check_name(what: str, name: object) -> str:
 
 def check_tags(tags: object) -> tuple[str, ...]:
     """Refuse tags that could not be stored and looked for."""
-    if not isinstance(tags, (list, tuple)) or len(tags) > _MOST_TAGS:
-        found = f"{len(tags):,}" if isinstance(tags, (list, tuple)) else shown(tags)
+    if isinstance(tags, (str, bytes)) or not isinstance(tags, Sequence) or len(tags) > _MOST_TAGS:
+        found = shown(tags) if isinstance(tags, (str, bytes)) or not isinstance(tags, Sequence) else f"{len(tags):,}"
         raise InvalidWorkflow(f"Option tags: expected a list of at most {_MOST_TAGS} texts, found {found}.")
     return tuple(check_label("tag", tag) for tag in tags)
 

@@ -300,7 +300,20 @@ def test_a_cancel_ends_the_rest(tasks: Tasks) -> None:
     run.cancel()
     tasks.until_ended(run)
     assert run.status() == "cancelled"
-    with pytest.raises(RunFailed, match="ended as cancelled. Not run: shop.double, shop.double, shop.double"):
+    with pytest.raises(
+        RunFailed, match=r"ended as cancelled. Not run: (.*double){3}. `rerun\(\)` starts"
+    ):
+        run.result()
+
+
+def test_a_part_that_was_cancelled_as_it_ran_was_run(tasks: Tasks) -> None:
+    run = chain(tasks.double.s(1), tasks.total.s()).start()
+    tasks.system.pass_seconds(2)
+    tasks.worker.start(*tasks.worker.take())
+    tasks.system.pass_seconds()
+    run.cancel()
+    tasks.until_ended(run)
+    with pytest.raises(RunFailed, match=r"ended as cancelled. Not run: shop.total. "):
         run.result()
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from orchestrator import Composition, InvalidWorkflow, Orchestrator, chain, chord, group
+from orchestrator import Composition, InvalidWorkflow, Orchestrator, Settings, chain, chord, group
 from orchestrator.domain.dag import composed
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.sdk.dag.composing import _Shape
@@ -94,6 +95,43 @@ def test_a_definition_names_what_each_step_is_given() -> None:
         ("total", ("add-2", "run-2"), {"*": [["${`add-2`}", "${`run-2`}"]]}),
     ]
     assert found.params[composed.RESULT].default == "${`total`}"
+
+
+def nested(levels: int, around: Callable[[Composition[Any]], Composition[Any]]) -> Composition[Any]:
+    part: Composition[Any] = add.s(1)
+    for _ in range(levels):
+        part = around(part)
+    return part
+
+
+@pytest.mark.parametrize("levels", [101, 5_000])
+def test_what_is_nested_too_deeply_is_refused(levels: int) -> None:
+    for around in (group, lambda part: group(part, add.s(1)), lambda part: chord(group(part), run.s())):
+        part = nested(levels, around)
+        with pytest.raises(InvalidWorkflow, match=r"chains and groups within each other, and at most 100 are allowed"):
+            part.start()
+
+
+def test_what_is_nested_as_deeply_as_it_may_be_is_not_refused() -> None:
+    assert len(definitions(nested(100, group))) == 100
+    assert len(definitions(nested(100, lambda part: group(part, add.s(1))))) == 1
+    assert len(definitions(nested(50, lambda part: group(chain(add.s(1), part))))) == 51
+
+
+def test_tasks_of_two_applications_are_refused() -> None:
+    other = Orchestrator(Settings()).task(name="other.add")(lambda one: one)
+    for part in (chain(add.s(1), other.s()), group(add.s(1), other.map([1]))):
+        with pytest.raises(InvalidWorkflow, match=r"'other.add' is of another than '\S*add'"):
+            part.start()
+
+
+def test_a_text_is_no_list_of_tags() -> None:
+    for wrong in ("abc", {"a": 1}):
+        tags: Any = wrong
+        with pytest.raises(InvalidWorkflow, match="Option tags: expected a list"):
+            add.s(1).start(tags=tags)
+        with pytest.raises(InvalidWorkflow, match="Option tags: expected a list"):
+            app.workflows["nightly"].options(tags=tags)
 
 
 def test_too_many_steps_are_refused() -> None:

@@ -61,7 +61,7 @@ class Starting(Generic[P, R]):
         self._timeout = timeout
         self._id = None if id is None else check_label("run id", id)
         self._on_conflict = on_conflict
-        self._tags = check_tags(list(tags))
+        self._tags = check_tags(tags)
         self._signal = signal
         self._pinned = pinned
 

@@ -64,9 +64,14 @@ class Composer:
             run_id = start_many(task, part.calls(), name)
             return CompositionHandle(self._client, run_id, lambda: None, signature=_task(part)._signature)
         first = next(part._calls())
+        if other := next((call for call in part._calls() if call.task._client is not self._client), None):
+            raise InvalidWorkflow(
+                f"A composition has tasks of one application, and {other.task.name!r} is of another than "
+                f"{first.task.name!r}. Register both with the same Orchestrator."
+            )
         _task(first)._refuse_in_workflow("started in a composition")
         hand_over = _task(first).options(on_success=on_success)._enqueue_path()
-        key, tags = None if key is None else check_label("key", key), check_tags(list(tags))
+        key, tags = None if key is None else check_label("key", key), check_tags(tags)
         called = check_name("run", name or _label(part))
         shape = _Shape(self._client, called if name is None else _label(part))
         definition = shape.definition(shape.add(part, None), is_fed=False)

@@ -179,16 +179,26 @@ class CompositionHandle(RunHandle[Any], Generic[O_co]):
     aresult = async_variant(result)
 
 
+_AGAIN: dict[str, str] = {
+    RunState.FAILED: "`retry()` tries again what did not succeed. ",
+    RunState.CANCELLED: "`rerun()` starts it over. ",
+}
+
+
 def _failure(run: CompositionHandle[Any], state: str, steps: Sequence[StepView], below: Callable[[], str]) -> RunFailed:
     """Return the error of a run that did not succeed: which part failed, and what was not run."""
-    not_run = [_called(step) for step in steps if step.state in ("skipped", "cancelled", "waiting")]
+    not_run = [
+        _called(step)
+        for step in steps
+        if step.state in ("skipped", "waiting") or (step.state == "cancelled" and step.started_at is None)
+    ]
     named = ", ".join(not_run[:_MOST_NAMED]) + (
         f" and {len(not_run) - _MOST_NAMED:,} more" * (len(not_run) > _MOST_NAMED)
     )
     failed = next((step for step in steps if step.state == "failed"), None)
     return RunFailed(
         f"{run!r} ended as {state}{': ' if failed else '.'}{_where(steps, below)}"
-        f"{f' Not run: {named}.' if not_run else ''} `retry()` tries again what did not succeed; see "
+        f"{f' Not run: {named}.' if not_run else ''} {_AGAIN.get(state, '')}See "
         f"`orchestrator runs show {run.id}`.",
         kind=failed.error.kind if failed and failed.error else "",
         data={"step": failed.name, "task": _called(failed), "not_run": not_run} if failed else {"not_run": not_run},

@@ -27,12 +27,17 @@ T = TypeVar("T")
 A = TypeVar("A")
 O_co = TypeVar("O_co", covariant=True)
 
+MOST_NESTED = 100
+"""Chains and groups within each other: each group may be a level of child runs, and each takes a part of the stack."""
 Arguments = tuple[Any, ...] | list[Any] | Mapping[str, Any]
 """The arguments of one call: all by place, or all by name."""
 
 
 class Composition(Generic[O_co]):
     """Calls that are put together: it takes the result of what comes before it, and comes to a result itself."""
+
+    _depth = 0
+    """Chains and groups within each other, itself included."""
 
     @property
     def _client(self) -> Client:
@@ -59,9 +64,17 @@ class Composition(Generic[O_co]):
         `name` is what the run is called. A second start with the same `key` returns the first run. Runs are found by
         their `tags`. Inside a task, `on_success` lets it exist only if that succeeds, and so exactly once.
         """
+        if self._depth > MOST_NESTED:
+            raise InvalidWorkflow(
+                f"The composition has {self._depth:,} chains and groups within each other, and at most {MOST_NESTED} "
+                f"are allowed. Start the inner ones from a task, or write a workflow as code."
+            )
         first = next(self._calls(), None)
         if first is None:
-            raise InvalidWorkflow("A composition of nothing cannot be started: give it a task, such as fetch.s(url).")
+            raise InvalidWorkflow(
+                "A composition of nothing cannot be started: it names no task, and so no application. Give it a task, "
+                "such as fetch.s(url); fetch.map([]) comes to an empty list."
+            )
         run: CompositionHandle[O_co] = first.task._client.composer(self, name, key, tags, on_success)
         return run
 
@@ -118,6 +131,7 @@ class Chain(Composition[O_co]):
         self.parts: list[Composition[Any]] = []
         for part in _checked("chain", parts):
             self.parts += part.parts if isinstance(part, Chain) else [part]
+        self._depth = _deeper(self.parts)
 
     def __repr__(self) -> str:
         return f"chain({', '.join(map(repr, self.parts))})"
@@ -142,6 +156,7 @@ class Group(Composition[list[T]]):
 
     def __init__(self, parts: Iterable[Composition[T]]) -> None:
         self.parts: Sequence[Composition[T]] = list(_checked("group", parts))
+        self._depth = _deeper(self.parts)
 
     def __repr__(self) -> str:
         return f"group({', '.join(map(repr, self.parts[:10]))}{', …' if len(self.parts) > 10 else ''})"
@@ -183,6 +198,8 @@ class Map(Group[T]):
     group.
     """
 
+    _depth = 1
+
     def __init__(self, task: Composable, calls: Callable[[], Iterable[Arguments]]) -> None:
         self.task = task
         self.calls = calls
@@ -202,6 +219,10 @@ class Map(Group[T]):
 
     def _calls(self) -> Iterator[Call[Any]]:
         yield Call(self.task, (), {})  # the items may come only once, so they are not read to see which task it is
+
+
+def _deeper(parts: Iterable[Composition[Any]]) -> int:
+    return 1 + max((part._depth for part in parts), default=0)
 
 
 def _checked(what: str, parts: Iterable[Any]) -> Iterator[Composition[Any]]:
