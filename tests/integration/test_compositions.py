@@ -300,9 +300,7 @@ def test_a_cancel_ends_the_rest(tasks: Tasks) -> None:
     run.cancel()
     tasks.until_ended(run)
     assert run.status() == "cancelled"
-    with pytest.raises(
-        RunFailed, match=r"ended as cancelled. Not run: (.*double){3}. `rerun\(\)` starts"
-    ):
+    with pytest.raises(RunFailed, match=r"ended as cancelled. Not run: (.*double){3}. `rerun\(\)` starts"):
         run.result()
 
 

@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, event
 
+from orchestrator import Orchestrator
 from orchestrator.api import access, login_limits
 from orchestrator.api.app import create_app
 from orchestrator.api.dashboard.paths import PAGES
@@ -244,6 +245,20 @@ def test_the_page_of_a_run_says_what_started_it(house: House, anyone: Visitor) -
     bound.log_in(make_key(house, Scope.READ, "mail.", "mail-"))
     assert "Started by" not in bound.get(path).text, "it is started by a task of others"
     page(parent_task=None)
+
+
+def test_a_composition_is_called_like_its_run(house: House, anyone: Visitor) -> None:
+    with Orchestrator(house.settings) as app:
+        task = app.task(name="t.a")(lambda one=1: one)
+        run = (task.s() | task.s()).start(name="order-42")
+    try:
+        for path in ("/ui/runs", f"/ui/runs/{run.id}"):
+            text = anyone.get(path).text
+            assert "order-42" in text
+            assert "composed:" not in text
+    finally:
+        with house.engine.connect() as connection:
+            connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE id = %s", (run.id,))
 
 
 def test_the_last_runs_of_all_schedules_are_read_at_once(house: House) -> None:

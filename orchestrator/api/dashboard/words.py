@@ -10,13 +10,14 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.fleet.announced import count_known
 from orchestrator.monitoring.times import ago, counted, duration, present
-from orchestrator.store.insights import QueueCounts
+from orchestrator.store.insights import QueueCounts, RunView
 from orchestrator.terminal_safe import terminal_safe
 from orchestrator.workers.parent.memory import format_memory
 
-__all__ = ["FILTERS", "present"]
+__all__ = ["FILTERS", "is_composed", "present"]
 
 _SIGNS = {
     "success": "✓",
@@ -125,6 +126,11 @@ def _inline(value: Any) -> str:
 def address(*parts: object) -> str:
     """Return the path of a page; every part is one word of it."""
     return "/".join(("/ui", *(quote(str(part), safe="") for part in parts)))
+
+
+def run_name(run: RunView) -> str:
+    """Return what a run is called: like its workflow; the workflow of a composition has no name for people."""
+    return run.name if is_composed(run.workflow) else run.workflow or run.name
 
 
 def series(text: str) -> tuple[str, str]:

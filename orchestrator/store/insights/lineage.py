@@ -13,6 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from orchestrator.domain.dag.composed import PREFIX
 from orchestrator.domain.ids import derived_id
 from orchestrator.store.sql import Statement
 
@@ -32,7 +33,7 @@ class Relative:
     kind: str
     """`task` or `run`."""
     name: str
-    """Of a run, that of its workflow."""
+    """Of a run, that of its workflow; a composition has a name of its own."""
     queue: str | None
     """Of a task."""
     workflow: str | None
@@ -57,7 +58,7 @@ class Lineage:
     """It may have enqueued more: only so many are looked for."""
 
 
-_FIND = Statement[Relative]("""
+_FIND = Statement[Relative](f"""
 SELECT /* insights.lineage.find */ id, 'task' AS kind, name, queue, NULL AS workflow, status, created_at,
        NULL::timestamptz AS ended_at
   FROM orchestrator.tasks WHERE id = ANY(%(ids)s::uuid[]) AND (%(in_runs)s OR run_id IS NULL)
@@ -65,7 +66,8 @@ SELECT /* insights.lineage.find */ id, 'task' AS kind, name, queue, NULL AS work
 SELECT id, 'task', name, queue, NULL, status, created_at, ended_at
   FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[]) AND (%(in_runs)s OR run_id IS NULL)
  UNION ALL
-SELECT id, 'run', coalesce(workflow, name), NULL, workflow, status, created_at, ended_at
+SELECT id, 'run', CASE WHEN starts_with(workflow, '{PREFIX}') THEN name ELSE coalesce(workflow, name) END, NULL,
+       workflow, status, created_at, ended_at
   FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[]) AND NOT %(in_runs)s
 """)
 
