@@ -36,6 +36,7 @@ from orchestrator import (
     RunFailed,
     Task,
     TaskFailed,
+    WrongState,
     chain,
     chord,
     group,
@@ -302,6 +303,11 @@ def test_a_cancel_ends_the_rest(tasks: Tasks) -> None:
     assert run.status() == "cancelled"
     with pytest.raises(RunFailed, match=r"ended as cancelled. Not run: (.*double){3}. `rerun\(\)` starts"):
         run.result()
+    with pytest.raises(WrongState):
+        run.retry()
+    again = run.rerun()
+    tasks.until_ended(again)
+    assert again.result() == 8
 
 
 def test_a_part_that_was_cancelled_as_it_ran_was_run(tasks: Tasks) -> None:
