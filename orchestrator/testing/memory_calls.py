@@ -20,6 +20,7 @@ from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, Task
 from orchestrator.domain.tasks.headers import of_start
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import OrchestratorError, WrongState
+from orchestrator.sdk.backend.tasks import no_connection, refuse_replacing
 from orchestrator.sdk.tasks.logs import LogEntry, LogPage
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
@@ -107,7 +108,10 @@ class _Tasks(_Part):
     async def aenqueue(self, task: NewTask) -> bytes:
         return self.enqueue(task)
 
-    def enqueue_in(self, given: object, task: NewTask) -> bytes:  # noqa: ARG002
+    def enqueue_in(self, given: object, task: NewTask) -> bytes:
+        if given is None:
+            raise no_connection(given)
+        refuse_replacing(task)
         return self.enqueue(task)
 
     def enqueue_many(self, tasks: Sequence[NewTask]) -> list[bytes]:

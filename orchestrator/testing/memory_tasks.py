@@ -32,7 +32,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.buckets import Buckets, Rate
 from orchestrator.domain.limits.names import gate_bucket, gate_of, lane_bucket, scoped
 from orchestrator.domain.runs.verdict import RunCounters, verdict
-from orchestrator.domain.schedules.schedule import delay_of, fire_text, from_data, next_fire
+from orchestrator.domain.schedules.schedule import Schedule, delay_of, fire_text, from_data, next_fire
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, TaskState
 from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
 from orchestrator.domain.tasks.headers import headers_of
@@ -70,7 +70,9 @@ from orchestrator.workers.running.runner import Runner
 P = ParamSpec("P")
 R = TypeVar("R")
 _MOST_ATTEMPTS = 10_000
-"""Attempts at one moment, or of one eager call, after which something goes on for ever."""
+"""Attempts at one moment, or of one eager call, of which each follows from the one before: that goes on for ever."""
+_MOST_BESIDE = 100
+"""How many times as many may run in all."""
 
 
 @dataclass
@@ -89,6 +91,8 @@ class MemoryTasks:
         self.tasks: dict[bytes, TestedTask] = {}
         self.started: list[StartedRun] = []
         self._schedules: list[tuple[float, int, TaskDeclaration | CodeDeclaration]] = []
+        self._fired: dict[int, list[TestedTask]] = {}
+        """Of each schedule, by its place: tasks that had not ended when it fired last."""
         self._runs: dict[bytes, _ManyTasks] = {}
         self._keys: dict[str, tuple[TestedTask, UniqueKey, float | None]] = {}
         self._waiting: list[tuple[float, int, TestedTask]] = []
@@ -130,24 +134,26 @@ class MemoryTasks:
     def run_until(self, until: float | None) -> list[TestedTask]:
         """Run what is due up to a time; without one, all that there is, but for schedules, which never end."""
         ran: list[TestedTask] = []
-        most = _MOST_ATTEMPTS + 10 * len(self.tasks)
         moment, before = self.now, 0
+        depths: dict[bytes | None, int] = {}
         self.is_draining = True
         try:
             while True:
                 task = self._claim()
                 if task is not None:
                     ran.append(task)
+                    depth = depths[task.new.id] = 1 + (depths.get(task.new.id) or depths.get(task.new.parent, 0))
+                    if depth > _MOST_ATTEMPTS or len(ran) - before > _MOST_ATTEMPTS * _MOST_BESIDE:
+                        raise OrchestratorError(
+                            f"{len(ran) - before:,} attempts have run, {task!r} last, and there is always one more. "
+                            f"Does a task enqueue itself? Use recording(app), and run it step by step with skip(…)."
+                        )
                     self._attempt(task)
                 elif not self._advance(until):
                     return ran
                 if until is not None and self.now > moment:  # time comes to its end, and what is due in it, too
                     moment, before = self.now, len(ran)
-                if len(ran) - before > most:
-                    raise OrchestratorError(
-                        f"{most:,} attempts have run, {ran[-1]!r} last, and there is always one more. Does a task "
-                        f"enqueue itself? Use recording(app), and run it step by step with drain() and skip(…)."
-                    )
+                    depths.clear()
         finally:
             self.is_draining = False
 
@@ -297,20 +303,27 @@ class MemoryTasks:
 
     # -- schedules
 
-    def _plan(self, declared: TaskDeclaration | CodeDeclaration, place: int, after: float) -> None:
+    def _plan(self, declared: TaskDeclaration | CodeDeclaration, place: int, after: float) -> Schedule:
         schedule = from_data(checked_schedule(plain_times(declared.times)))
         fire = None if schedule.paused else next_fire(schedule, datetime.fromtimestamp(after, UTC))
         if fire is not None:
             due = (fire + delay_of(schedule, declared.key)).timestamp()
             heapq.heappush(self._schedules, (due, place, declared))
+        return schedule
 
     def _fire(self, due: float, place: int, declared: TaskDeclaration | CodeDeclaration) -> None:
-        self._plan(declared, place, due)
+        overlap = self._plan(declared, place, due).overlap
+        previous = [one for one in self._fired.get(place, ()) if one.state not in ENDED_TASK_STATES]
+        if previous and overlap == "skip":
+            return
+        if overlap == "cancel_previous":
+            self.cancel(previous)
         target = declared.task if isinstance(declared, TaskDeclaration) else declared.workflow
         about = {"workflow": declared.target_name, "fire_time": fire_text(datetime.fromtimestamp(due, UTC))}
         params = parse_template(dict(declared.params)).render({"run": about})
         if isinstance(target, Task):
-            self.create(outgoing_task(target._new((), params), self._app.settings))
+            created = self.create(outgoing_task(target._new((), params), self._app.settings))
+            self._fired[place] = [*previous, self.tasks[created]]
         else:
             self.start(new_id(), target.name, params)
 

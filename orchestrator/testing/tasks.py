@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from math import inf
 from types import SimpleNamespace
 from typing import Any, Self
 
 from orchestrator.errors import InvalidTask, did_you_mean
 from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.checks import check_timezone
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.tasks import options as task_options
 from orchestrator.sdk.tasks.options import OPTION_NAMES
@@ -35,6 +37,8 @@ class TaskTest:
 
     def __init__(self, app: Orchestrator, *, eager: bool = False, start: datetime | None = None) -> None:
         """`eager` runs each task to its end as it is enqueued. `start` is the time at which the clock begins."""
+        if start is not None:
+            check_timezone("start", start)
         self._app = app
         self._leader = MemoryTasks(app, time.time() if start is None else start.timestamp(), eager=eager)
 
@@ -109,7 +113,10 @@ class TaskTest:
 
         Delays, retries, rates and the schedules of the code are due by this clock. Return what ran, in order.
         """
-        until = self._leader.now + seconds + timedelta(**parts).total_seconds()
+        seconds += timedelta(**parts).total_seconds()
+        if not 0 <= seconds < inf:
+            raise InvalidTask(f"skip(…): expected seconds, 0 or more, found {seconds:g}. Time does not go back.")
+        until = self._leader.now + seconds
         ran = self._leader.run_until(until)
         self._leader.now = until
         return ran

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
@@ -249,13 +250,29 @@ def test_a_task_that_enqueues_itself_for_ever_is_stopped(shop: Shop, monkeypatch
     def again() -> None:
         again.options(delay=60).enqueue()
 
-    with eager(shop.app), pytest.raises(OrchestratorError, match=r"110 attempts .*again\(\).* enqueue itself\?"):
+    with eager(shop.app), pytest.raises(OrchestratorError, match=r"101 attempts .*again\(\).* enqueue itself\?"):
         again.enqueue()
     with recording(shop.app) as test:
         again.enqueue()
         assert len(test.skip(hours=4)) == 241
     with eager(shop.app):
         assert shop.app.start_many(shop.note, range(500)).status() == "success"
+
+    @shop.app.task(name="split")
+    def split(count: int) -> None:
+        shop.app.enqueue_many(shop.note, [(number,) for number in range(count)])
+
+    @shop.app.task(name="twice")
+    def twice() -> None:
+        twice.enqueue()
+        twice.enqueue()
+
+    with recording(shop.app) as test:
+        split.enqueue(5_000)
+        assert len(test.drain()) == 5_001
+        twice.enqueue()
+        with pytest.raises(OrchestratorError, match=r"10,001 attempts .*twice\(\)"):
+            test.drain()
 
 
 def test_what_an_executor_does_is_not_run(shop: Shop) -> None:
@@ -375,6 +392,45 @@ def test_schedules_of_the_code_fire(shop: Shop) -> None:
         assert len(test.skip(days=2)) == 2
         assert len(test.started(report)) == 4
     assert shop.log == ["2026-03-02T02:00:00+00:00", "2026-03-03T02:00:00+00:00"]
+
+
+@pytest.mark.parametrize(
+    ("overlap", "expected"),
+    [("skip", "1 2 3 4 1"), ("cancel_previous", "1 2 1 2 1 2 1"), ("allow", "1 2 1 3 2 4 1 3 2 4 1")],
+)
+def test_a_schedule_fires_while_its_last_task_is_open(shop: Shop, overlap: Any, expected: str) -> None:
+    attempts: list[str] = []
+
+    @shop.app.schedule(every="3s", overlap=overlap)
+    @shop.app.task(name="slow")
+    def slow(ctx: TaskContext) -> None:
+        attempts.append(str(ctx.attempt))
+        if ctx.attempt < 4:
+            raise RetryLater(2)
+
+    with TaskTest(shop.app, start=datetime(2026, 1, 1, 0, 0, 1, tzinfo=UTC)) as test:
+        test.skip(11)
+    assert " ".join(attempts) == expected
+
+
+def test_times_that_cannot_be(shop: Shop) -> None:
+    with pytest.raises(InvalidTask, match="start: expected a datetime with a time zone"):
+        TaskTest(shop.app, start=datetime(2026, 1, 1))
+    with recording(shop.app) as test:
+        for seconds in (-1, math.nan, math.inf):
+            with pytest.raises(InvalidTask, match=r"skip\(…\): expected seconds, 0 or more"):
+                test.skip(seconds)
+
+
+def test_a_transaction_is_wanted_where_one_is_named(shop: Shop) -> None:
+    nothing: Any = None
+    anything: Any = object()
+    with recording(shop.app) as test:
+        with pytest.raises(InvalidTask, match="enqueue_in: expected a connection"):
+            shop.note.enqueue_in(nothing, "a")
+        with pytest.raises(InvalidTask, match="does not go with enqueue_in"):
+            shop.note.options(unique_key="k", on_duplicate="replace").enqueue_in(anything, "a")
+        assert test.enqueued() == []
 
 
 # -- compositions and workflows of steps

@@ -125,11 +125,7 @@ class TaskBackend(Part, TaskWork):
         """Create one task in the caller's transaction, whose commit wakes the scheduler."""
         namespace = self._connections.namespace
         connection = _connection(given, namespace)
-        if task.unique is not None and task.unique.on_duplicate == "replace":
-            raise InvalidTask(
-                "Option on_duplicate: 'replace' does not go with enqueue_in, because the scheduler would have to wait "
-                "for your transaction. Use 'return' or 'raise'."
-            )
+        refuse_replacing(task)
         try:
             with nullcontext() if isinstance(connection, DriverConnection) else borrowed(connection, namespace):
                 created = _insert_in(connection, task)
@@ -331,10 +327,24 @@ def _connection(given: object, namespace: str) -> Connection:
         return given
     if hasattr(given, "run_sync"):
         raise _asynchronous(given)
-    raise InvalidTask(
+    raise no_connection(given)
+
+
+def no_connection(given: object) -> InvalidTask:
+    """Return the error of a call in a transaction without one."""
+    return InvalidTask(
         f"enqueue_in: expected a connection or a session of SQLAlchemy, or a connection of psycopg2, psycopg, asyncpg "
         f"or Django to Postgres, found {shown(given)}."
     )
+
+
+def refuse_replacing(task: NewTask) -> None:
+    """Refuse a task in the caller's transaction that would replace another."""
+    if task.unique is not None and task.unique.on_duplicate == "replace":
+        raise InvalidTask(
+            "Option on_duplicate: 'replace' does not go with enqueue_in, because the scheduler would have to wait "
+            "for your transaction. Use 'return' or 'raise'."
+        )
 
 
 def _asynchronous(given: object) -> InvalidTask:
