@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -124,7 +124,7 @@ class MemoryTasks:
         if self._loop is not None:
             with suppress(RuntimeError):  # a task has closed it
                 self._loop.run(self._app._resources.close_on_loop())
-            self._loop.close()
+                self._loop.close()
 
     def settle(self) -> None:
         """Run what was enqueued to its end, with all that follows, if this is eager."""
@@ -247,7 +247,7 @@ class MemoryTasks:
             return cast("AttemptReport", copy_context().run(call, job))
         if self._loop is None or self._loop.get_loop().is_closed():
             self._loop = asyncio.Runner()
-        return self._runner.run_on(self._loop, job)
+        return self._runner.run_on(nullcontext(self._loop), job)
 
     async def _run_and_close(self, job: Job) -> AttemptReport:
         try:

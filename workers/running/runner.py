@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -101,8 +102,7 @@ class Runner:
         if (executor := task._call_options.executor_call) is not None:
             return self._for_executor(job, executor)
         if task._is_async:
-            with asyncio.Runner() as loop:
-                return self.run_on(loop, job)
+            return self.run_on(asyncio.Runner(), job)
         thread = threading.get_ident()
         try:
             job.interruptible(lambda reason: interrupt_thread(thread, reason))
@@ -127,17 +127,18 @@ class Runner:
             end_lines(job)
             enter_task(None)
 
-    def run_on(self, runner: asyncio.Runner, job: Job) -> AttemptReport:
+    def run_on(self, entered: AbstractContextManager[asyncio.Runner], job: Job) -> AttemptReport:
         """Run an asynchronous task on an event loop, which goes on if the task stops it."""
         try:
-            loop = runner.get_loop()
-            task = loop.create_task(self.run_async(job))
-            while True:
-                try:
-                    return loop.run_until_complete(task)
-                except RuntimeError:
-                    if task.done() or loop.is_closed():
-                        raise
+            with entered as runner:
+                loop = runner.get_loop()
+                task = loop.create_task(self.run_async(job))
+                while True:
+                    try:
+                        return loop.run_until_complete(task)
+                    except RuntimeError:
+                        if task.done() or loop.is_closed():
+                            raise
         except BaseException as error:  # noqa: BLE001  # the task ended its loop, not only itself
             end_fork(error)
             return self.failure(job, error)
