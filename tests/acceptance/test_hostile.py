@@ -113,8 +113,7 @@ def test_a_taken_key_is_named_by_the_log_and_by_status_until_it_is_free(stack: S
     scheduler = stack.scheduler()
     worker = stack.worker()
     assert project.add.enqueue(1, 1).result(60) == 2
-    stack.redis.delete(KEYS.workers)
-    stack.redis.lpush(KEYS.workers, "mine")
+    stack.redis.pipeline().delete(KEYS.workers).lpush(KEYS.workers, "mine").execute()  # before the worker beats again
     for process in (scheduler, worker):
         eventually(
             partial(lambda process: process.logged("Somebody has taken a key of ours"), process), "the log says so"
