@@ -242,7 +242,8 @@ class MemoryTasks:
 
     def _run_async(self, job: Job) -> AttemptReport:
         """Run a coroutine on the loop of this test; where Django is, so that its queries are those of this thread."""
-        if (asgiref := sys.modules.get("asgiref.sync")) is not None:
+        if "django.db" in sys.modules:
+            asgiref = sys.modules["asgiref.sync"]
             call = asgiref.async_to_sync(self._run_and_close)  # which leaves its variables in the context of the caller
             return cast("AttemptReport", copy_context().run(call, job))
         if self._loop is None or self._loop.get_loop().is_closed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
@@ -612,7 +613,8 @@ def test_resources_are_open_from_the_first_task_to_the_end() -> None:
     assert seen[4:] == ["fake", "ends"]
 
 
-def test_an_asynchronous_resource_is_opened_once_and_closed() -> None:
+def test_an_asynchronous_resource_is_opened_once_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "django.db", raising=False)  # with Django, each task has a loop of its own
     seen: list[str] = []
     app = Orchestrator(Settings())
 
