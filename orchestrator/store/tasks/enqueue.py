@@ -88,7 +88,9 @@ def notify_on_commit(connection: Connection, namespace: str) -> None:
 
 _APART = ("id", "payload", "delay", "expires", "run_id", "position")
 """The columns in which tasks of a batch differ; the others are mostly the same."""
-_ALIKE = tuple(name for name in NEW if name not in _APART)
+_UNUSED = ("unique_key", "parent")
+"""Those that no copied task has."""
+_ALIKE = tuple(name for name in NEW if name not in _APART and name not in _UNUSED)
 _alike = attrgetter(*_ALIKE)
 _COPY = Statement[None](f"""
 COPY /* enqueue.copy */ orchestrator.tasks ({", ".join(NEW[name].column for name in (*_APART, *_ALIKE))}) FROM STDIN
@@ -138,11 +140,12 @@ def _copy_lines(tasks: Iterable[NewTask], clock: Callable[[], datetime]) -> Iter
     """Yield tasks as lines of a COPY. What tasks have in common is written out once; the clock is asked if need be."""
     written: dict[tuple[Any, ...], str] = {}
     now: datetime | None = None
+    last: tuple[Any, ...] | None = None
+    common = ""
     for task in tasks:
         kind = _alike(task)
-        common = written.get(kind)
-        if common is None:
-            common = written[kind] = "\t".join(map(driver.copied, kind))
+        if kind != last:
+            last, common = kind, written.get(kind) or written.setdefault(kind, "\t".join(map(driver.copied, kind)))
         if task.delay > 0 or task.expires is not None:
             now = now or clock()
             times = f"{_time_after(now, task.delay if task.delay > 0 else None)}\t{_time_after(now, task.expires)}"
