@@ -113,7 +113,10 @@ def test_a_taken_key_is_named_by_the_log_and_by_status_until_it_is_free(stack: S
     scheduler = stack.scheduler()
     worker = stack.worker()
     assert project.add.enqueue(1, 1).result(60) == 2
-    stack.redis.pipeline().delete(KEYS.workers).lpush(KEYS.workers, "mine").execute()  # before the worker beats again
+    with stack.redis.pipeline() as at_once:  # before the worker writes it again
+        at_once.delete(KEYS.workers)
+        at_once.lpush(KEYS.workers, "mine")
+        at_once.execute()
     for process in (scheduler, worker):
         eventually(
             partial(lambda process: process.logged("Somebody has taken a key of ours"), process), "the log says so"
