@@ -100,6 +100,8 @@ def test_exported_names() -> None:
         if not name.startswith("_") and not isinstance(value, ModuleType)
     }
     assert present == set(PUBLIC)
+    assert set(PUBLIC) < set(dir(orchestrator))  # for completion
+    assert set(orchestrator.testing.__all__) < set(dir(orchestrator.testing))
 
 
 def test_who_imports_a_part_does_not_load_the_rest() -> None:
@@ -108,7 +110,8 @@ def test_who_imports_a_part_does_not_load_the_rest() -> None:
         "print(sorted(set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == str(["orchestrator", "orchestrator.testing", "orchestrator.testing.pytest_plugin"])
+    parts = ["orchestrator", "orchestrator.lazy_names", "orchestrator.testing", "orchestrator.testing.pytest_plugin"]
+    assert done.stdout.strip() == str(parts)
 
 
 def test_every_error_is_exported_and_has_one_root() -> None:
