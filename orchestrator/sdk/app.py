@@ -28,7 +28,7 @@ from orchestrator.sdk.dag.composing import Composer
 from orchestrator.sdk.dag.workflows import Workflows
 from orchestrator.sdk.flow.flows import Flows
 from orchestrator.sdk.ids import new_id, parse_id
-from orchestrator.sdk.middleware import CarriedContext, Middleware, MiddlewareList, unswallowed
+from orchestrator.sdk.middleware import CarriedContext, HookStack, Middleware, MiddlewareList, each_of
 from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.names import registered_name
 from orchestrator.sdk.queue import Queue
@@ -108,7 +108,7 @@ class Orchestrator:
         self.middleware = MiddlewareList(partial(setattr, self._client, "middleware"))
         """Hooks around enqueues, attempts and turns, the outermost first."""
         carried = CarriedContext(context)
-        self.middleware.add(*([carried] if carried.variables else []), *middleware)
+        self.middleware.add(*([carried] if carried.variables else []), *each_of("middleware", middleware))
 
     # -- tasks
 
@@ -258,7 +258,7 @@ class Orchestrator:
         `app.enqueue_many(resize, [("a.png", 50), ("c.png",), {"path": "b.png"}])`.
         """
         if self._client.middleware is not None and not task._is_hooked:
-            with unswallowed() as afterwards:
+            with HookStack() as afterwards:
                 return self.enqueue_many(task._for_many(afterwards), calls)
         with sending("enqueue", task.name, task.queue):
             trace = current_trace()

@@ -6,6 +6,7 @@ middleware that was added first stands outermost. Without any, `client.middlewar
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -105,7 +106,10 @@ class Middleware:
         """Act around a turn of a workflow, outside of its code: it cannot change what the code decides."""
 
     def ended(self, ctx: TaskContext, end: AttemptEnd) -> None:
-        """Act after the end of an attempt was reported, whoever ran it: a thread, a child process, or an executor."""
+        """Act after the end of an attempt was reported, whether a thread, a child process or an executor ran it."""
+
+
+_HOOKS = [name for name in vars(Middleware) if not name.startswith("_")]
 
 
 class Chain:
@@ -212,7 +216,7 @@ class CarriedContext(Middleware):
 
     def __init__(self, variables: Iterable[ContextVar[Any]]) -> None:
         self.variables: dict[str, ContextVar[Any]] = {}
-        for variable in variables:
+        for variable in each_of("context", variables):
             if not isinstance(variable, ContextVar) or self.variables.setdefault(variable.name, variable) != variable:
                 raise ConfigurationError(
                     f"Orchestrator(context=…): expected context variables, each with a name of its own, found "
@@ -257,10 +261,24 @@ def _has(member: Middleware, name: str) -> bool:
     return getattr(type(member), name) is not getattr(Middleware, name)
 
 
+def each_of(option: str, values: Iterable[Any]) -> Iterable[Any]:
+    """Return the values of an option of `Orchestrator`; refuse one that is no list."""
+    if not isinstance(values, Iterable):
+        raise ConfigurationError(f"Orchestrator({option}=…): expected a list, found {shown(values)}.")
+    return values
+
+
 def _check(member: object) -> None:
     if not isinstance(member, Middleware):
         raise ConfigurationError(f"Middleware: expected an object of a class below Middleware, found {shown(member)}.")
     whose = type(member).__name__
+    for name, _ in inspect.getmembers(type(member), inspect.isroutine):
+        nearest = [] if name.startswith("_") else difflib.get_close_matches(name, _HOOKS, n=1, cutoff=0.82)
+        if nearest and name not in _HOOKS:
+            raise ConfigurationError(
+                f"Middleware {whose}.{name} is never called. Did you mean {nearest[0]!r}? If it is a method of your own, "
+                f"begin its name with an underscore."
+            )
     for name in ("enqueue", "execute", "turn", "ended"):
         hook = getattr(member, name)
         if inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook):
@@ -280,26 +298,25 @@ def headers_here() -> dict[str, str]:
     return {} if task is None else dict(task.headers)
 
 
-@contextmanager
-def unswallowed() -> Iterator[ExitStack]:
-    """Give a stack for what hooks do afterwards: they may replace an exception, and do not swallow it."""
-    failed: BaseException | None = None
-    try:
-        with ExitStack() as stack:
-            try:
-                yield stack
-            except BaseException as error:
-                failed = error
-                raise
-        if failed is not None:
-            raise failed
-    finally:
-        failed = None  # which holds this frame
+class HookStack(ExitStack):
+    """What hooks do afterwards: they may replace an exception, and do not swallow it."""
+
+    def __exit__(self, *raised: Any) -> Literal[False]:
+        super().__exit__(*raised)
+        return False
+
+
+class _AsyncHookStack(AsyncExitStack):
+    """The async variant of `HookStack`."""
+
+    async def __aexit__(self, *raised: Any) -> Literal[False]:
+        await super().__aexit__(*raised)
+        return False
 
 
 @contextmanager
 def _around(hooks: Iterable[_Hook], about: object) -> Iterator[None]:
-    with unswallowed() as stack:
+    with HookStack() as stack:
         _enter(stack, hooks, about)
         yield
 
@@ -312,26 +329,16 @@ def _enter(stack: ExitStack, hooks: Iterable[_Hook], about: object) -> None:
 
 @asynccontextmanager
 async def _async_around(hooks: Iterable[_Hook], about: object) -> AsyncIterator[None]:
-    failed: BaseException | None = None
-    try:
-        async with AsyncExitStack() as stack:
-            try:
-                for hook in hooks:
-                    entered = hook(about)
-                    if inspect.iscoroutine(entered):
-                        entered = await entered
-                    if inspect.isasyncgen(entered):
-                        await stack.enter_async_context(asynccontextmanager(lambda made=entered: made)())
-                    elif entered is not None:
-                        stack.enter_context(_manager(entered))
-                yield
-            except BaseException as error:
-                failed = error
-                raise
-        if failed is not None:
-            raise failed
-    finally:
-        failed = None
+    async with _AsyncHookStack() as stack:
+        for hook in hooks:
+            entered = hook(about)
+            if inspect.iscoroutine(entered):
+                entered = await entered
+            if inspect.isasyncgen(entered):
+                await stack.enter_async_context(asynccontextmanager(lambda made=entered: made)())
+            elif entered is not None:
+                stack.enter_context(_manager(entered))
+        yield
 
 
 def _manager(entered: Any) -> Any:

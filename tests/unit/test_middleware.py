@@ -556,9 +556,18 @@ class Awaiting(Middleware):
         pass
 
 
+class Misspelt(Middleware):
+    def exceute(self, ctx: TaskContext) -> None:
+        pass
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        ({"middleware": None}, r"middleware=…\): expected a list, found None"),
+        ({"middleware": Middleware()}, r"middleware=…\): expected a list, found"),
+        ({"middleware": [Misspelt()]}, "Misspelt.exceute is never called. Did you mean 'execute'"),
+        ({"context": None}, r"context=…\): expected a list, found None"),
         ({"middleware": [OnlyAsync()]}, "OnlyAsync has aexecute and no execute"),
         ({"middleware": [Awaiting()]}, "Awaiting.enqueue is called where nothing can be awaited"),
         ({"middleware": [Middleware]}, "expected an object of a class below Middleware"),

@@ -1,6 +1,6 @@
-# Keeps one command: starts it once, and writes down how it ended, whoever watches meanwhile or nobody.
+# Keeps one command: starts it once, and writes down how it ended, with or without a watcher.
 # Arguments: the folder of the execution, where to run, limits (CPU seconds, memory in kB, open files; or -), the command.
-# Whoever starts it waits for the end of descriptor 3, which comes when it is known who keeps the command.
+# The caller waits for the end of descriptor 3, which comes when it is known which process keeps the command.
 folder=$1 place=$2 cpu=$3 memory=$4 files=$5
 shift 5
 trap : TERM INT HUP

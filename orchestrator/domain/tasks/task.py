@@ -54,7 +54,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     inherited: tuple[str, ...] = ()
     """`redact` patterns of tasks that it may have values from."""
     headers: dict[str, str] = {}
-    """Texts for middleware and for whoever reads `ctx.headers`; `domain/tasks/headers.py` has their bounds."""
+    """Texts that middleware and the task read (`ctx.headers`); `domain/tasks/headers.py` has their bounds."""
 
     @property
     def hidden(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.checks import check_name, shown
 from orchestrator.sdk.ids import new_id, new_ids
-from orchestrator.sdk.middleware import unswallowed
+from orchestrator.sdk.middleware import HookStack
 from orchestrator.sdk.tasks.compositions import Arguments, arguments_of
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.task import Task
@@ -26,7 +26,7 @@ from orchestrator.tracing.entry import sending
 def start_many(task: Task[..., Any], calls: Iterable[Arguments], name: str | None) -> bytes:
     """Start a run of many calls of a task, and return its id; inside a task, all of it travels in one message."""
     if task._client.middleware is not None and not task._is_hooked:
-        with unswallowed() as afterwards:
+        with HookStack() as afterwards:
             return start_many(task._for_many(afterwards), calls, name)
     hand_over, runtime = task._enqueue_path(), current_runtime()
     run_id = new_id() if runtime is None else runtime.next_id()
