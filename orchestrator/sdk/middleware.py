@@ -276,8 +276,8 @@ def _check(member: object) -> None:
         nearest = [] if name.startswith("_") else difflib.get_close_matches(name, _HOOKS, n=1, cutoff=0.82)
         if nearest and name not in _HOOKS:
             raise ConfigurationError(
-                f"Middleware {whose}.{name} is never called. Did you mean {nearest[0]!r}? If it is a method of your own, "
-                f"begin its name with an underscore."
+                f"Middleware {whose}.{name} is never called. Did you mean {nearest[0]!r}? "
+                f"If it is a method of your own, begin its name with an underscore."
             )
     for name in ("enqueue", "execute", "turn", "ended"):
         hook = getattr(member, name)

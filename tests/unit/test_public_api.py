@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 import orchestrator
+import orchestrator.testing
 
 PUBLIC = [
     "AttemptEnd",
