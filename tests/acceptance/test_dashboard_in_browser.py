@@ -381,6 +381,26 @@ def test_an_open_page_says_that_nobody_leads(served: tuple[Stack, str], browser:
         window.page.locator(".trouble", has_text="No leader").wait_for(state="detached", timeout=30_000)
 
 
+def test_a_page_stays_live_until_what_was_done_shows(served: tuple[Stack, str], browser: Any) -> None:
+    stack, base = served
+    task = enqueue(f"{base}/api/v1", "broken", "by somebody")
+    eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
+    with watched(browser, base) as window:
+        window.go(f"/ui/tasks/{task}")
+        window.sees("h1 .s-failed")
+        assert not window.page.locator("main[data-live]").count()
+        stack.leader().kill()
+        try:
+            window.page.get_by_role("button", name="Retry").click()
+            window.sees(".said", "tried again")
+            window.sees(".said", "has not changed yet")
+        finally:
+            stack.scheduler()
+        window.sees("tr[data-key=attempt-2] .s-failed")
+        window.sees("h1 .s-failed")
+        assert window.page.locator(".said", has_text="has not changed").count() == 0
+
+
 def test_an_open_page_says_that_it_cannot_be_read(base: str, browser: Any) -> None:
     context = browser.new_context(base_url=base)
     context.add_init_script(HURRIES)

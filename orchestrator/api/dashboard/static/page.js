@@ -107,6 +107,7 @@
       countChosen();
       knownAt = Date.now();
       if (!stream && wire === "lost") wire = "off";
+      listen(); // what had ended may have been begun again
       answered(true);
     } catch (error) { answered(false); } finally {
       isReading = false;
@@ -217,6 +218,40 @@
     if (isAgain) { isAgain = false; soon(); }
   });
 
+  // -- actions: the leader applies them a moment later, so the page is read again until it shows another state
+
+  const ACTED = "orchestrator-acted";
+  const PATIENCE = 8000; // milliseconds after which the page says that nothing has changed
+
+  function awaitChange() {
+    let acted = null;
+    try {
+      acted = JSON.parse(sessionStorage.getItem(ACTED));
+      sessionStorage.removeItem(ACTED);
+    } catch (error) { /* not kept */ }
+    const said = main.querySelector(".said:not(.bad)");
+    if (!said || acted?.path !== location.pathname || acted.shows !== main.dataset.shows) return;
+    const note = document.createElement("span");
+    note.id = "unchanged";
+    said.append(note);
+    say("on");
+    const until = Date.now() + PATIENCE;
+    const looking = setInterval(() => {
+      if (main.dataset.shows !== acted.shows) {
+        clearInterval(looking);
+        document.getElementById("unchanged")?.remove();
+        if (!stream) say("off");
+        return;
+      }
+      soon();
+      const text = ` The state has not changed yet${outage ? `: ${outage}` : ""}. This page goes on looking.`;
+      const shown = document.getElementById("unchanged");
+      if (Date.now() > until && shown && shown.textContent !== text) { shown.textContent = text; announce(text); }
+    }, 500);
+  }
+
+  awaitChange();
+
   // -- marked rows
 
   function countChosen() {
@@ -275,6 +310,10 @@
     const form = event.target;
     if (form.dataset.nameInPath) {
       form.action = form.dataset.nameInPath.replace("%", encodeURIComponent(form.querySelector("[data-name]").value));
+    }
+    if (form.matches(".act") && main.dataset.shows) {
+      const acted = JSON.stringify({ path: location.pathname, shows: main.dataset.shows });
+      try { sessionStorage.setItem(ACTED, acted); } catch (error) { /* not kept */ }
     }
     if (form.method === "post") setTimeout(() => { for (const button of form.querySelectorAll("button")) button.disabled = true; });
   });
