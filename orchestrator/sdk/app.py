@@ -37,6 +37,7 @@ from orchestrator.sdk.schedules import Schedules
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
 from orchestrator.sdk.tasks.compositions import Arguments
 from orchestrator.sdk.tasks.context import TaskContext
+from orchestrator.sdk.tasks.followers import queues_of
 from orchestrator.sdk.tasks.handle import Handle, RunHandle
 from orchestrator.sdk.tasks.many import new_tasks, start_many
 from orchestrator.sdk.tasks.option_types import OptionTypes, WorkflowOptionTypes
@@ -330,7 +331,7 @@ class Orchestrator:
     def queues(self) -> list[str]:
         """Return every queue that the code names: for tasks, what follows them, workflows as code, and by routes."""
         self.load_modules()
-        tasks = {queue for task in self.tasks.values() for queue in task._queues()}
+        tasks = {queue for task in self.tasks.values() for queue in queues_of(task)}
         code = {workflow._queue for workflow in self.code_workflows.values()}
         return [DEFAULT_QUEUE, *sorted({*tasks, *code, *self._client.routes.values()} - {DEFAULT_QUEUE})]
 

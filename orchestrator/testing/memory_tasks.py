@@ -9,37 +9,26 @@ rows, streams, timeouts and other processes are left out.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import itertools
 import random
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
-from contextvars import copy_context
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
 from orchestrator.domain.dag.definition import Definition
-from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.limits.buckets import Buckets, Rate
-from orchestrator.domain.limits.names import gate_bucket, gate_of, lane_bucket, scoped
+from orchestrator.domain.limits.buckets import Buckets
+from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.runs.verdict import RunCounters, verdict
-from orchestrator.domain.schedules.schedule import Schedule, delay_of, fire_text, from_data, next_fire
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, TaskState
 from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
 from orchestrator.domain.tasks.headers import headers_of
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.starts import StartCode, StartMany, StartSteps, is_start, of_task
 from orchestrator.domain.tasks.task import (
-    Dispatch,
     Failed,
     KeyHolder,
     NewTask,
@@ -53,19 +42,15 @@ from orchestrator.domain.tasks.task import (
 )
 from orchestrator.errors import Duplicate, NotFound, OrchestratorError, WrongState
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.sdk.dag.schedule_fields import checked_schedule
 from orchestrator.sdk.ids import new_id
-from orchestrator.sdk.schedule_declarations import CodeDeclaration, TaskDeclaration, plain_times
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_call
 from orchestrator.sdk.values.sealing import outgoing_task
 from orchestrator.store.tasks.unique import same_payload
 from orchestrator.testing.memory_dags import MemoryDags
-from orchestrator.testing.records import StartedRun, TestedTask
-from orchestrator.transport.codec import LogLine, ProgressMark
-from orchestrator.workers.functions.allowed import Allowed
-from orchestrator.workers.running.job import Bundle, Job
-from orchestrator.workers.running.runner import Runner
+from orchestrator.testing.memory_schedules import Fire, MemorySchedules
+from orchestrator.testing.memory_worker import MemoryWorker
+from orchestrator.testing.records import ManyTasks, StartedRun, TestedTask
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,12 +58,6 @@ _MOST_ATTEMPTS = 10_000
 """Attempts at one moment, or of one eager call, of which each follows from the one before: that goes on for ever."""
 _MOST_BESIDE = 100
 """How many times as many may run in all."""
-
-
-@dataclass
-class _ManyTasks:
-    tasks: list[TestedTask]
-    cancelling: bool = False
 
 
 class MemoryTasks:
@@ -90,10 +69,8 @@ class MemoryTasks:
         self.now = now
         self.tasks: dict[bytes, TestedTask] = {}
         self.started: list[StartedRun] = []
-        self._schedules: list[tuple[float, int, TaskDeclaration | CodeDeclaration]] = []
-        self._fired: dict[int, list[TestedTask]] = {}
-        """Of each schedule, by its place: tasks that had not ended when it fired last."""
-        self._runs: dict[bytes, _ManyTasks] = {}
+        self._schedules = MemorySchedules(app.schedules._declared.values(), now)
+        self._runs: dict[bytes, ManyTasks] = {}
         self._keys: dict[str, tuple[TestedTask, UniqueKey, float | None]] = {}
         self._waiting: list[tuple[float, int, TestedTask]] = []
         self._ready: list[tuple[int, int, TestedTask]] = []
@@ -103,28 +80,11 @@ class MemoryTasks:
         self._lock = threading.RLock()
         self.is_draining = False
         """Tasks are run, by this thread or another."""
-        self._is_open = False
-        """The application's resources are open, as in a worker process that has started."""
-        self._loop: asyncio.Runner | None = None
-        """Of asynchronous tasks, with what they keep open in a process."""
         self.dags = MemoryDags(self.create, lambda: app.settings.max_payload)
-        self._runner = Runner(app, self, Allowed(app, ()))
-        for place, declared in enumerate(app.schedules._declared.values()):
-            self._plan(declared, place, now)
+        self._worker = MemoryWorker(app, self.tasks, self.hand_over)
+        self.close = self._worker.close
 
     # -- running
-
-    def close(self) -> None:
-        """Close the resources of the application, as a worker process that ends."""
-        if self._is_open:
-            _off_event_loop(self._close_loop)
-            self._app._resources.close()
-
-    def _close_loop(self) -> None:
-        if self._loop is not None:
-            with suppress(RuntimeError):  # a task has closed it
-                self._loop.run(self._app._resources.close_on_loop())
-                self._loop.close()
 
     def settle(self) -> None:
         """Run what was enqueued to its end, with all that follows, if this is eager."""
@@ -148,7 +108,7 @@ class MemoryTasks:
                             f"{len(ran) - before:,} attempts have run, {task!r} last, and there is always one more. "
                             f"Does a task enqueue itself? Use recording(app), and run it step by step with skip(…)."
                         )
-                    self._attempt(task)
+                    self._apply(task, self._worker.attempt(task))
                 elif not self._advance(until):
                     return ran
                 if until is not None and self.now > moment:  # time comes to its end, and what is due in it, too
@@ -160,7 +120,7 @@ class MemoryTasks:
     def _advance(self, until: float | None) -> bool:
         """Move the clock to the next thing that is due, and make it ready; False if there is none in that time."""
         with self._lock:
-            fire = self._schedules[0][0] if self._schedules and until is not None else None
+            fire = None if until is None else self._schedules.next_fire
             due = self._waiting[0][0] if self._waiting else None
             first = min((moment for moment in (fire, due) if moment is not None), default=None)
             if first is None or (until is not None and first > until):
@@ -169,8 +129,8 @@ class MemoryTasks:
             while self._waiting and self._waiting[0][0] <= self.now:
                 _, serial, task = heapq.heappop(self._waiting)
                 heapq.heappush(self._ready, (-task.new.priority, serial, task))
-        if fire == first:
-            self._fire(*heapq.heappop(self._schedules))
+        if fire == first and (due_now := self._schedules.take()) is not None:
+            self._fire(due_now)
         return True
 
     def _claim(self) -> TestedTask | None:
@@ -199,12 +159,7 @@ class MemoryTasks:
 
     def _spend(self, task: TestedTask) -> float:
         """Take a token of each rate that a task has; return when it could, if it cannot now."""
-        options, lane = task.options, task.new.lane or ""
-        rates: list[tuple[str, Rate]] = []
-        if options.rate is not None:
-            rates.append((lane_bucket(lane), options.rate))
-        if options.total_rate is not None:
-            rates.append((gate_bucket(gate_of(lane)), options.total_rate))
+        rates = task.rates
         for name, rate in rates:
             if not self._buckets.admits(name, rate, self.now):
                 return max(self._buckets.next_admission(name, rate, self.now), self.now + 1e-6)
@@ -212,69 +167,28 @@ class MemoryTasks:
             self._buckets.spend(name, rate, self.now)
         return self.now
 
-    def _attempt(self, task: TestedTask) -> None:
-        """Run an attempt as a worker does, and do what follows from its report."""
-        new = task.new
-        dispatch = Dispatch(
-            new.id, task.attempt, new.name, new.payload, new.queue, new.options, new.run_id, new.position,
-            failures=task.failures, details=task.details, trace=new.trace,
-        )  # fmt: skip
-        if not self._is_open:
-            self._is_open = True
-            self._app._resources.start()
-        job = Job(dispatch, Bundle("", new.queue, "", 1), 0, time.monotonic())
-        job.begin(time.monotonic())
-        report = self._run(job)
-        job.finish()
-        if self._app._client.middleware is not None:
-            self._runner.ended(job, report)
-        with self._lock:
-            task.details = job.noted or task.details
-            if task.state == TaskState.RUNNING:  # and was not cancelled meanwhile
-                self._apply(task, report)
-
-    def _run(self, job: Job) -> AttemptReport:
-        """Run a job in this thread; a coroutine beside an event loop that runs here, in another."""
-        task = self._runner.find(job)
-        if task is None or not task._is_async:
-            return self._runner.run(job)
-        return _off_event_loop(self._run_async, job)
-
-    def _run_async(self, job: Job) -> AttemptReport:
-        """Run a coroutine on the loop of this test; where Django is, so that its queries are those of this thread."""
-        if "django.db" in sys.modules:
-            asgiref = sys.modules["asgiref.sync"]
-            call = asgiref.async_to_sync(self._run_and_close)  # which leaves its variables in the context of the caller
-            return cast("AttemptReport", copy_context().run(call, job))
-        if self._loop is None or self._loop.get_loop().is_closed():
-            self._loop = asyncio.Runner()
-        return self._runner.run_on(nullcontext(self._loop), job)
-
-    async def _run_and_close(self, job: Job) -> AttemptReport:
-        try:
-            return await self._runner.run_async(job)
-        finally:
-            await self._app._resources.close_on_loop()
-
     def _apply(self, task: TestedTask, report: AttemptReport) -> None:
-        match report:
-            case Succeeded():
-                self._end(task, TaskState.SUCCESS, result=report.result)
-                self.hand_over(report.children)
-            case Failed():
-                task.error = report.error
-                decision = after_failure(report, task.options.retry, task.failures, self._random.random())
-                task.failures += decision.failures
-                if isinstance(decision, RetryTask):
-                    self._wait(task, decision.delay)
-                else:
-                    self._end(task, TaskState.FAILED, error=report.error)
-                if report.error.kind == "KeyboardInterrupt":
-                    raise KeyboardInterrupt
-            case Returned():
-                what = f"is done by the executor {report.executor.name!r}" if report.executor else report.reason
-                why = f"Task {task.name!r} cannot run in memory ({what}). Use the fixture orchestrator_app."
-                self._end(task, TaskState.FAILED, error=TaskError("ConfigurationError", why))
+        with self._lock:
+            if task.state != TaskState.RUNNING:
+                return  # it was cancelled meanwhile
+            match report:
+                case Succeeded():
+                    self._end(task, TaskState.SUCCESS, result=report.result)
+                    self.hand_over(report.children)
+                case Failed():
+                    task.error = report.error
+                    decision = after_failure(report, task.options.retry, task.failures, self._random.random())
+                    task.failures += decision.failures
+                    if isinstance(decision, RetryTask):
+                        self._wait(task, decision.delay)
+                    else:
+                        self._end(task, TaskState.FAILED, error=report.error)
+                    if report.error.kind == "KeyboardInterrupt":
+                        raise KeyboardInterrupt
+                case Returned():
+                    what = f"is done by the executor {report.executor.name!r}" if report.executor else report.reason
+                    why = f"Task {task.name!r} cannot run in memory ({what}). Use the fixture orchestrator_app."
+                    self._end(task, TaskState.FAILED, error=TaskError("ConfigurationError", why))
 
     def _wait(self, task: TestedTask, delay: float) -> None:
         task.state, task.due = TaskState.PENDING, self.now + delay
@@ -302,31 +216,14 @@ class MemoryTasks:
             found = after_end(task.new.id, task.attempt, callbacks, error, task.new.trace, task.options.headers)
         self.hand_over(list(found))
 
-    # -- schedules
-
-    def _plan(self, declared: TaskDeclaration | CodeDeclaration, place: int, after: float) -> Schedule:
-        schedule = from_data(checked_schedule(plain_times(declared.times)))
-        fire = None if schedule.paused else next_fire(schedule, datetime.fromtimestamp(after, UTC))
-        if fire is not None:
-            due = (fire + delay_of(schedule, declared.key)).timestamp()
-            heapq.heappush(self._schedules, (due, place, declared))
-        return schedule
-
-    def _fire(self, due: float, place: int, declared: TaskDeclaration | CodeDeclaration) -> None:
-        overlap = self._plan(declared, place, due).overlap
-        previous = [one for one in self._fired.get(place, ()) if one.state not in ENDED_TASK_STATES]
-        if previous and overlap == "skip":
-            return
-        if overlap == "cancel_previous":
-            self.cancel(previous)
-        target = declared.task if isinstance(declared, TaskDeclaration) else declared.workflow
-        about = {"workflow": declared.target_name, "fire_time": fire_text(datetime.fromtimestamp(due, UTC))}
-        params = parse_template(dict(declared.params)).render({"run": about})
-        if isinstance(target, Task):
-            created = self.create(outgoing_task(target._new((), params), self._app.settings))
-            self._fired[place] = [*previous, self.tasks[created]]
+    def _fire(self, fire: Fire) -> None:
+        if fire.cancels:
+            self.cancel(fire.still_open)
+        if isinstance(fire.target, Task):
+            created = self.create(outgoing_task(fire.target._new((), fire.params), self._app.settings))
+            fire.still_open.append(self.tasks[created])
         else:
-            self.start(new_id(), target.name, params)
+            self.start(new_id(), fire.target.name, fire.params)
 
     # -- what calls and running tasks ask for
 
@@ -389,7 +286,7 @@ class MemoryTasks:
     def start_many(self, run: bytes, name: str, tasks: Sequence[NewTask]) -> None:
         """Create a run and its tasks."""
         with self._lock:
-            self._runs[run] = _ManyTasks([self._add(new) for new in tasks])
+            self._runs[run] = ManyTasks([self._add(new) for new in tasks])
             self.started.append(StartedRun(id=to_text(run), name=name, params={}))
 
     def start(self, run: bytes, name: str, params: Mapping[str, Any], key: str | None = None) -> None:
@@ -452,7 +349,7 @@ class MemoryTasks:
         cancelled = {id for id, one in self.dags.runs.items() if one.state == RunState.CANCELLED}
         self.cancel([task for task in self.tasks.values() if task.new.run_id in cancelled])
 
-    def many(self, run: bytes) -> _ManyTasks:
+    def many(self, run: bytes) -> ManyTasks:
         """Return a run of many tasks by its id."""
         found = self._runs.get(run)
         if found is None:
@@ -464,16 +361,12 @@ class MemoryTasks:
         dag = self.dags.runs.get(run)
         tasks = self.many(run).tasks if dag is None else [one for one in self.tasks.values() if one.new.run_id == run]
         states = [task.state for task in tasks]
-        ended = {
-            state.value: states.count(state) for state in (TaskState.SUCCESS, TaskState.FAILED, TaskState.CANCELLED)
-        }
+        ended = {one.value: states.count(one) for one in (TaskState.SUCCESS, TaskState.FAILED, TaskState.CANCELLED)}
         still = sum(state not in ENDED_TASK_STATES for state in states)
         counters = RunCounters(total=len(states), open=still, **ended)
         if dag is not None:
             return dag.state, counters
         return verdict(counters, self.many(run).cancelling) or RunState.RUNNING, counters
-
-    # -- the outbox of running tasks
 
     def hand_over(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder]:
         """Create what running tasks enqueue, and start what they start."""
@@ -501,31 +394,3 @@ class MemoryTasks:
                 own = key and key.removeprefix(scoped(started.workflow, ""))
                 self.start_code(new.id, started.workflow, started.payload, own)
         return KeyHolder(new.id)
-
-    def mark(self, task: bytes, mark: ProgressMark) -> None:
-        """Note how far a task has come."""
-        self.tasks[task].progress = mark
-
-    def log(self, job: Job, line: LogLine) -> None:
-        """Note what a task says."""
-        self.tasks[job.dispatch.id].lines.append(line)
-
-    log_lines = log
-
-    def leave(self, job: Job, details: bytes) -> None:
-        """Note what an attempt leaves for the next."""
-        job.noted = details
-
-    def page(self, job: Job, number: int) -> bytes | None:  # noqa: ARG002
-        """Return nothing: no turns of workflows are run here."""
-        return None
-
-
-def _off_event_loop(function: Callable[P, R], *args: P.args, **keywords: P.kwargs) -> R:
-    """Call a function that runs an event loop: in this thread, or in another if one runs here."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return function(*args, **keywords)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function, *args, **keywords).result()

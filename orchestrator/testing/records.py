@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.limits.buckets import Rate
+from orchestrator.domain.limits.names import gate_bucket, gate_of, lane_bucket
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import NewTask, TaskError, TaskOptions, given_key, parse_options
 from orchestrator.sdk.tasks.task import Task
@@ -59,6 +61,13 @@ class TestedTask:
         return self._task._signature.named(*self._task._signature.restore(arguments, keywords))
 
     @property
+    def rates(self) -> list[tuple[str, Rate]]:
+        """The rates that it counts against, each with its bucket."""
+        lane = self.new.lane or ""
+        found = (lane_bucket(lane), self.options.rate), (gate_bucket(gate_of(lane)), self.options.total_rate)
+        return [(bucket, rate) for bucket, rate in found if rate is not None]
+
+    @property
     def options(self) -> TaskOptions:
         """Its options that travel with it."""
         return parse_options(self.new.options)
@@ -94,6 +103,14 @@ class TestedTask:
             if value != usual
         )
         return f"{self.name}({given}){placed} {self.state}"
+
+
+@dataclass
+class ManyTasks:
+    """A run of many tasks."""
+
+    tasks: list[TestedTask]
+    cancelling: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from functools import partial
-from typing import cast
 
 import msgspec
 from sqlalchemy import Connection
@@ -20,12 +19,12 @@ from orchestrator.errors import Duplicate, InvalidTask, NotFound, PayloadError, 
 from orchestrator.payloads.objects import Reading
 from orchestrator.references import is_reference, whole_reference
 from orchestrator.sdk.backend.asking import ask, check_state, obstacles, overdue
+from orchestrator.sdk.backend.callers_connection import asynchronous, callers_connection, refuse_replacing
 from orchestrator.sdk.backend.logs import read_task
 from orchestrator.sdk.backend.part import Part, Shared
 from orchestrator.sdk.backend.shared_commits import SharedCommits
 from orchestrator.sdk.calls.tasks import PayloadPart, TaskWork
 from orchestrator.sdk.calls.waits import MISSING
-from orchestrator.sdk.checks import shown
 from orchestrator.sdk.tasks.logs import LogPage
 from orchestrator.sdk.tasks.progress import TaskProgress, read_progress
 from orchestrator.sdk.values.sealing import left_task, seal_task
@@ -33,7 +32,7 @@ from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.sealing import reveal
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.namespaces import borrowed
-from orchestrator.store.other_drivers import DriverConnection, other_driver
+from orchestrator.store.other_drivers import DriverConnection
 from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.runs.retries import EndedIn
 from orchestrator.store.tasks import enqueue, redrive, results, revival, shared, unique
@@ -124,13 +123,13 @@ class TaskBackend(Part, TaskWork):
     def enqueue_in(self, given: object, task: NewTask) -> bytes:
         """Create one task in the caller's transaction, whose commit wakes the scheduler."""
         namespace = self._connections.namespace
-        connection = _connection(given, namespace)
+        connection = callers_connection(given, namespace)
         refuse_replacing(task)
         try:
             with nullcontext() if isinstance(connection, DriverConnection) else borrowed(connection, namespace):
                 created = _insert_in(connection, task)
         except MissingGreenlet:
-            raise _asynchronous(given) from None
+            raise asynchronous(given) from None
         enqueue.notify_on_commit(connection, namespace)
         return created
 
@@ -307,51 +306,6 @@ def _said(wanted: FailedFilter) -> dict[str, str]:
     given = {name: getattr(wanted, name) for name in wanted.__struct_fields__}
     given["type"] = given.pop("kind")  # a line of the audit log has a kind of its own
     return {name: str(value) for name, value in given.items() if value is not None}
-
-
-def _connection(given: object, namespace: str) -> Connection:
-    """Return the connection of a caller's transaction, however that is given."""
-    if (other := other_driver(given, namespace)) is not None:
-        return cast(Connection, other)
-    if not isinstance(given, Connection):
-        from sqlalchemy.orm import Session, scoped_session  # a caller with a session has loaded it
-
-        if isinstance(given, (Session, scoped_session)):
-            given = given.connection()
-    if isinstance(given, Connection):
-        if given.dialect.name != "postgresql":
-            raise InvalidTask(
-                f"enqueue_in: expected a connection to the Postgres that holds the orchestrator's tables, found one to "
-                f"{given.dialect.name}. Elsewhere, call `task.enqueue(…)` after your commit."
-            )
-        return given
-    if hasattr(given, "run_sync"):
-        raise _asynchronous(given)
-    raise no_connection(given)
-
-
-def no_connection(given: object) -> InvalidTask:
-    """Return the error of a call in a transaction without one."""
-    return InvalidTask(
-        f"enqueue_in: expected a connection or a session of SQLAlchemy, or a connection of psycopg2, psycopg, asyncpg "
-        f"or Django to Postgres, found {shown(given)}."
-    )
-
-
-def refuse_replacing(task: NewTask) -> None:
-    """Refuse a task in the caller's transaction that would replace another."""
-    if task.unique is not None and task.unique.on_duplicate == "replace":
-        raise InvalidTask(
-            "Option on_duplicate: 'replace' does not go with enqueue_in, because the scheduler would have to wait "
-            "for your transaction. Use 'return' or 'raise'."
-        )
-
-
-def _asynchronous(given: object) -> InvalidTask:
-    return InvalidTask(
-        f"enqueue_in: {shown(given)} is asynchronous, and nothing was enqueued. Call "
-        f"`await task.aenqueue_in(session, …)`."
-    )
 
 
 def _insert_all(connection: Connection, tasks: Sequence[NewTask], within: str) -> dict[bytes, bytes]:

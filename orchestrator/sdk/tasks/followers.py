@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -28,6 +28,13 @@ class Followed(Protocol):
     @property
     def queue(self) -> str: ...
     def _place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Placed: ...
+
+
+def queues_of(task: Followed) -> Iterator[str]:
+    """Yield the queues that a task and all that follows it wait in."""
+    yield task.queue
+    for follower in (*task._after_success, *task._after_failure):
+        yield from queues_of(follower)
 
 
 def callbacks_of(task: Followed, inherited: tuple[str, ...]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from asyncio import Future
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
@@ -355,12 +355,6 @@ class Task(Parts[P, R]):
     def queue(self) -> str:
         """The queue it waits in: its own, or where the application's routes send it."""
         return self._call_options.queue or self._client.route(self.name)
-
-    def _queues(self) -> Iterator[str]:
-        """Yield the queues that it and all that follows it wait in."""
-        yield self.queue
-        for follower in (*self._after_success, *self._after_failure):
-            yield from follower._queues()
 
     @property
     def _own_queue(self) -> str | None:
