@@ -52,12 +52,12 @@ def steps(random: random.Random, depth: int = 2) -> list[Any]:
 
 def step(random: random.Random, depth: int) -> list[Any]:
     leaves = ["task", "sleep", "timer", "promise", "shield", "operation", "state", "tell", "signal", "put"]
-    leaves += ["drop", "open", "open", "fail", "again"]
+    leaves += ["drop", "open", "open", "fail", "again", "condition", "finished"]
     branches = ["gather", "group", "first", "as completed", "wait for", "timeout", "cancel", "child", "start", "start"]
     kind = random.choice(leaves + branches * 2 if depth else leaves)
     seconds = random.choice([2, 4, 6]) * MOVE
     match kind:
-        case "sleep" | "timer" | "promise" | "shield":
+        case "sleep" | "timer" | "promise" | "shield" | "condition" | "finished":
             return [kind, seconds]
         case "task" | "operation" | "state" | "tell":
             return [kind, random.randint(0, 9)]
@@ -136,10 +136,11 @@ class Program:
                 self.leader.settle(owner, task, fact)
                 real.end_task(task, result if is_done else None)
             case "signal":
-                value = encode_value("hello", "signal", LIMIT)
+                value = encode_value(self.random.choice(["hello", "hard"]), "signal", LIMIT)
                 for _ in range(self.random.randint(1, 3)):
-                    self.leader.append(run, history.SignalReceived("signal", value))
-                    real.ask(RequestKind.SIGNAL, run, name="signal", value=value)
+                    name = self.random.choice(["signal", "note"])
+                    self.leader.append(run, history.SignalReceived(name, value))
+                    real.ask(RequestKind.SIGNAL, run, name=name, value=value)
             case "promise":
                 value = encode_value(1, "promise", LIMIT)
                 self.asked[request] = run, self.leader.settle_promise(run, Resolution("promise", value))

@@ -228,7 +228,10 @@ class Commander:
 
     def signal(self, fact: history.SignalReceived) -> None:
         """Put a signal into its mailbox."""
-        self.mailbox(fact.name).waiting.put_nowait(fact.value)
+        box = self.mailbox(fact.name)
+        box.waiting.put_nowait(fact.value)
+        if box.deliver is not None:
+            box.deliver()
 
     def waiting_for(self) -> str:
         """Say what the code waits for."""

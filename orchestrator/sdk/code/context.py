@@ -22,7 +22,7 @@ from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.endings import Compensations, ContinueAsNew
 from orchestrator.sdk.code.futures import DurableFuture, SleepFuture
 from orchestrator.sdk.code.handlers import Handlers
-from orchestrator.sdk.code.read_only import RunRandom
+from orchestrator.sdk.code.read_only import RunRandom, read_only
 from orchestrator.sdk.code.scope import outside
 from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.code.workflow import CodeWorkflow
@@ -127,6 +127,21 @@ class WorkflowContext:
         """Return the signals of a name, first come, first served; those that came before are waiting."""
         return Signals(self._commander.mailbox(check_name("signal", name)), type)
 
+    async def wait_condition(
+        self, predicate: Callable[[], object], *, timeout: float | timedelta | None = None
+    ) -> None:
+        """Wait until `predicate()` is true; after `timeout`, raise TimeoutError.
+
+        It is asked whenever the code has seen something new and has nothing left to do. It looks, and changes nothing.
+        """
+
+        def is_met() -> bool:
+            with read_only(self._commander, "condition of ctx.wait_condition"):
+                return bool(predicate())
+
+        async with asyncio.timeout(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout):
+            await self._commander.loop.wait_until(is_met)
+
     # -- answering others
 
     def query(self, function: Callable[..., Any] | str | None = None) -> Any:
@@ -138,6 +153,18 @@ class WorkflowContext:
     ) -> Any:
         """Let a function answer updates; `validate` gets the same arguments first and refuses by raising."""
         return _decorated(function, lambda name, given: self._handlers.add_update(name, given, validate))
+
+    def signal(self, function: Callable[..., Any] | str | None = None) -> Any:
+        """Let a function take the signals of its name, one value each, also those that came before.
+
+        If it raises, the run fails.
+        """
+        return _decorated(function, self._handlers.add_signal)
+
+    @property
+    def all_handlers_finished(self) -> bool:
+        """Say whether no handler of an update or a signal is running: wait for it before the code returns."""
+        return self._handlers.are_finished
 
     # -- what replay gives again
 

@@ -1,4 +1,4 @@
-"""Query and update handlers: functions inside a workflow that answer people outside."""
+"""Query, update and signal handlers: functions inside a workflow that answer people outside."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from orchestrator.domain.code.activation import NO_HANDLER, Query, QueryResult
 from orchestrator.domain.code.commands import AnswerUpdate
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
+from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.code.commander import Commander
-from orchestrator.sdk.code.endings import UNSTOPPABLE, ContinueAsNew, EndTurn, continuation
+from orchestrator.sdk.code.endings import UNSTOPPABLE, EndTurn, continuation
 from orchestrator.sdk.code.read_only import read_only
+from orchestrator.sdk.code.signals import Mailbox
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.tasks.signature import Signature
-from orchestrator.sdk.values.payload import decode_call, encode_value
+from orchestrator.sdk.values.payload import decode_call, decode_value, encode_value
 
 _UNKNOWN = "The workflow answers no"
 
@@ -41,15 +43,57 @@ class Handler:
 class Handlers:
     """The handlers that a workflow's code has registered so far."""
 
-    def __init__(self, commander: Commander, continue_as_new: Callable[[ContinueAsNew], None]) -> None:
+    def __init__(self, commander: Commander, interrupt: Callable[[BaseException], None]) -> None:
+        """`interrupt` ends the workflow's function, to go on in a new run or to fail."""
         self._commander = commander
-        self._continue_as_new = continue_as_new
+        self._interrupt = interrupt
         self._queries: dict[str, Handler] = {}
         self._updates: dict[str, Handler] = {}
         self._running: dict[bytes, str] = {}
         """Updates that have no answer yet, with their names, in order."""
         self._early: dict[bytes, history.UpdateRequested] = {}
         """Updates that wait for a handler, in order."""
+        self._signalled = 0
+        """Signals whose handlers run."""
+
+    @property
+    def are_finished(self) -> bool:
+        """Say whether no handler of an update or a signal is running."""
+        return not self._running and not self._signalled
+
+    def add_signal(self, name: str, function: Callable[..., Any]) -> None:
+        """Let a function take the signals of a name, also those that came before."""
+        self._commander.check_unseen("registering a signal")
+        handler = Handler(function, signal_signature(name, function))
+        box = self._commander.mailbox(check_name("signal", name))
+        box.deliver = lambda: self._deliver(box, handler)
+        self._commander.loop.call_soon(box.deliver)  # what it uses may be defined below the handler
+
+    def _deliver(self, box: Mailbox, handler: Handler) -> None:
+        while box.waiting.qsize():
+            value = decode_value(box.waiting.get_nowait())
+            box.taken += 1
+            given = [] if value is None and not handler.signature.names else [value]
+            try:
+                arguments, _ = handler.signature.restore(given, {})
+            except InvalidTask as error:  # it has no sender that could be told
+                self._commander.report(f"signal {box.name!r} was dropped: {error}", None)
+                continue
+            self._signalled += 1
+            self._commander.loop.create_task(self._take_signal(handler, arguments))
+
+    async def _take_signal(self, handler: Handler, arguments: list[Any]) -> None:
+        try:
+            value = handler.function(*arguments)
+            if inspect.isawaitable(value):
+                await value
+        except UNSTOPPABLE:
+            raise
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:  # noqa: BLE001  # nobody hears of it but the run itself
+            self._interrupt(continuation(error) or error)
+        self._signalled -= 1
 
     def add_query(self, name: str, function: Callable[..., Any]) -> None:
         """Let a function answer queries."""
@@ -156,11 +200,21 @@ class Handlers:
         except BaseException as error:  # noqa: BLE001  # an update that fails does not fail the workflow
             new = continuation(error)
             if new is not None:
-                self._continue_as_new(new)
+                self._interrupt(new)
             failed = None if new is not None else _failed(error, "failed")
             answer = AnswerUpdate(request.id, error=failed)
         self._commander.issue_once(answer, request.id)
         self._running.pop(request.id, None)
+
+
+def signal_signature(name: str, function: Callable[..., Any], leading: int = 0) -> Signature:
+    """Return the signature of a signal's handler, which takes one value or none."""
+    signature = Signature(name, function, what="Signal", leading=leading)
+    try:
+        signature.check([None][: len(signature.names)], {})
+    except InvalidTask as error:
+        raise InvalidWorkflow(f"{error} A signal carries one value or none; that may be a dataclass.") from None
+    return signature
 
 
 def _failed(error: BaseException, phase: str) -> TaskError:

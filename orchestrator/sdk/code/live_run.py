@@ -13,7 +13,7 @@ from orchestrator.domain.code.history import Event
 from orchestrator.errors import InvalidTask, NotDeterministic
 from orchestrator.sdk.code.commander import Commander, Settled
 from orchestrator.sdk.code.context import WorkflowContext
-from orchestrator.sdk.code.endings import UNSTOPPABLE, Compensations, ContinueAsNew, continuation, end_coroutines
+from orchestrator.sdk.code.endings import UNSTOPPABLE, Compensations, continuation, end_coroutines
 from orchestrator.sdk.code.handlers import Handlers
 from orchestrator.sdk.code.scope import inside
 from orchestrator.sdk.code.workflow import CodeWorkflow
@@ -27,13 +27,13 @@ class LiveRun:
     def __init__(self, workflow: CodeWorkflow[..., Any], run_id: bytes, limit: int, largest: int | None = None) -> None:
         self.workflow = workflow
         self.commander = Commander(workflow.name, run_id, limit, largest or limit)
-        self.handlers = Handlers(self.commander, self._continue_as_new)
+        self.handlers = Handlers(self.commander, self._interrupt)
         self._compensations = Compensations(self.commander.report)
         self._cancel_requested = False
         self._tidying = False
         """The function has ended, and what it leaves is closed and undone."""
-        self._continuation: ContinueAsNew | None = None
-        """How the run goes on, if a handler has decided so."""
+        self._interruption: BaseException | None = None
+        """How the run goes on or fails, if a handler has decided so."""
         self._main: asyncio.Task[Any] | None = None
 
     # -- from outside
@@ -90,6 +90,10 @@ class LiveRun:
         try:
             try:
                 value = await self.workflow.function(context, *arguments, **keywords)
+            except asyncio.CancelledError:
+                if self._interruption is None or self._cancel_requested:
+                    raise
+                raise self._interruption from None
             finally:
                 await self._tidy()
             result = encode_value(value, f"The result of workflow {self.workflow.name!r}", commander.largest)
@@ -98,7 +102,7 @@ class LiveRun:
         except UNSTOPPABLE:
             raise
         except BaseException as error:
-            if self._continued(error) is None:
+            if continuation(error) is None:
                 if commander.number <= commander.ledger.went_on and not isinstance(error, asyncio.CancelledError):
                     commander.raised = describe(error)
                 await self._compensations.run()
@@ -129,10 +133,10 @@ class LiveRun:
 
     # -- its end
 
-    def _continue_as_new(self, how: ContinueAsNew) -> None:
-        """End the function, and go on in a new run: a handler has decided so."""
-        if self._main is not None and self._continuation is None:
-            self._continuation = how
+    def _interrupt(self, error: BaseException) -> None:
+        """End the function with this: a handler has decided to go on in a new run, or has failed."""
+        if self._main is not None and self._interruption is None and not self._tidying:
+            self._interruption = error
             self._main.cancel()
 
     def _is_stopped(self) -> bool:
@@ -156,19 +160,13 @@ class LiveRun:
             commander.stop(error)
             return commands.FailRun(describe(error))  # never leaves: the run is stuck
         except BaseException as error:  # noqa: BLE001  # whatever the code raises fails its run, SystemExit too
-            new = self._continued(error)
+            new = continuation(error)
             if new is not None:
                 taken = {box.name: box.taken for box in commander.mailboxes.values()}
                 return commands.ContinueRun(new.payload, taken, commander.number)
             if isinstance(error, asyncio.CancelledError) and self._cancel_requested:
                 return commands.CancelRun()
             return commands.FailRun(describe(error))
-
-    def _continued(self, error: BaseException) -> ContinueAsNew | None:
-        """Return how a run goes on whose function has raised this, if it does."""
-        if isinstance(error, asyncio.CancelledError):
-            return None if self._cancel_requested else self._continuation
-        return continuation(error)
 
 
 _SHOW: dict[type, Callable[[LiveRun, Any], None]] = {

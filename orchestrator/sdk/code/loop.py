@@ -87,6 +87,8 @@ class Loop(asyncio.AbstractEventLoop):
         self._places = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._generators: list[Any] = []
+        self._conditions: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        """Tasks that wait until something is true, in the order in which they began to."""
         self._now = 0.0
         self._closed = False
         self.sealed = False
@@ -98,7 +100,7 @@ class Loop(asyncio.AbstractEventLoop):
         """Run what is ready, and what becomes ready by that, at this time; `stop` ends it early."""
         self._now = max(self._now, now)
         ready, places, idle = self._ready, self._places, 0
-        while ready and not stop():
+        while (ready or (self._conditions and not stop() and self._meet_condition())) and not stop():
             handle = ready.popleft()
             if not handle.cancelled():
                 # The task that raised one of these has it as its exception.
@@ -111,6 +113,28 @@ class Loop(asyncio.AbstractEventLoop):
                     f"The code ran {idle:,} callbacks without beginning to wait for anything new. A loop around "
                     f"`asyncio.sleep(0)` never ends here, for time stands still; wait for a task, a timer or a signal."
                 )
+
+    async def wait_until(self, check: Callable[[], bool]) -> None:
+        """Wait until `check` is true when nothing else is left to run; also the first time."""
+        is_met = False
+        while not is_met:
+            future = self.create_future()
+            self._conditions[future] = check
+            try:
+                await future
+            finally:
+                del self._conditions[future]
+            is_met = check()  # a check that raises does so here
+
+    def _meet_condition(self) -> bool:
+        """Wake the first task whose condition is met: one at a time, so that it is still met when the task resumes."""
+        for future, check in self._conditions.items():
+            with contextlib.suppress(Exception):
+                if not check():
+                    continue
+            future.set_result(None)
+            return True
+        return False
 
     def next_place(self) -> int:
         """Return the place of the next task or future."""

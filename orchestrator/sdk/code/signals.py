@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -20,6 +21,8 @@ class Mailbox:
         self.name = name
         self.waiting: asyncio.Queue[bytes] = asyncio.Queue()
         self.taken = 0
+        self.deliver: Callable[[], None] | None = None
+        """Hands what waits to the handler, if there is one."""
 
     @property
     def is_awaited(self) -> bool:

@@ -71,11 +71,22 @@ class Played:
         self.queue: asyncio.Queue[str] = asyncio.Queue()
         self.children: list[asyncio.Future[Any]] = []
         """Those that nobody waits for."""
+        self.notes = 0
 
 
 async def play(ctx: WorkflowContext, steps: list[Step]) -> list[str]:
     """Play a program and return its diary."""
     played = Played()
+
+    @ctx.signal
+    async def note(label: str) -> None:
+        played.notes += 1
+        try:
+            played.diary.append(await work.schedule(f"noted {label}"))
+        except OrchestratorError:
+            if label == "hard":  # fails the run
+                raise
+
     for step in steps:
         await _step(ctx, step, played)
     return played.diary
@@ -109,6 +120,12 @@ async def _step(ctx: WorkflowContext, step: Step, played: Played) -> None:
                 diary.append(str(await ctx.run("operation", lambda: given[0])))
             case "signal":
                 diary.append(str(await ctx.signals("signal").get()))
+            case "condition":
+                await ctx.wait_condition(lambda: played.notes, timeout=given[0] or None)
+                played.notes -= 1  # those that wait are woken one by one
+                diary.append(f"{played.notes} left")
+            case "finished":
+                await ctx.wait_condition(lambda: ctx.all_handlers_finished, timeout=given[0] or None)
             case "promise":
                 diary.append(str(await ctx.promise("promise", timeout=given[0])))
             case "state":
@@ -182,7 +199,7 @@ async def _step(ctx: WorkflowContext, step: Step, played: Played) -> None:
 SECONDS = st.sampled_from([0, 0.5, 1, 5, 60])
 LEAVES = st.one_of(
     st.tuples(st.just("task"), st.integers(0, 9)),
-    st.tuples(st.sampled_from(["sleep", "timer", "promise", "shield"]), SECONDS),
+    st.tuples(st.sampled_from(["sleep", "timer", "promise", "shield", "condition", "finished"]), SECONDS),
     st.tuples(st.sampled_from(["operation", "state", "tell"]), st.integers(0, 9)),
     st.tuples(st.sampled_from(["signal", "put", "get"])),
 )
@@ -263,7 +280,8 @@ class World:
                 assert answer.error is not None
                 assert self.run.history == before
             case "signal":
-                self._tell(history.SignalReceived("signal", encode_value("hello", "signal", LIMIT)))
+                name = self._random.choice(["signal", "note"])
+                self._tell(history.SignalReceived(name, encode_value("hello", "signal", LIMIT)))
             case "promise":
                 run = self._random.choice(runs)
                 if run.promises and run.end is None:
@@ -298,4 +316,5 @@ class World:
 
 def _is_leaders(event: Event) -> bool:
     """Say whether the leader itself appended an event while it applied a batch."""
-    return isinstance(event.what, history.TaskCancelled | history.ChildFailed | history.SignalReceived)
+    answered = history.PromiseResolved  # one that came as the code gave up a promise goes to the next of the name
+    return isinstance(event.what, history.TaskCancelled | history.ChildFailed | history.SignalReceived | answered)
