@@ -31,7 +31,7 @@ COMMANDS = {
     "schedules": ("schedules.commands", "Set when workflows start by themselves; pause, trigger and backfill."),
     "events": ("dag.events", "Post events that workflows wait for."),
     "queues": ("limits.queues", "Show what stands in each queue."),
-    "rq": ("tasks.rq", "Take over what an RQ fleet has to do."),
+    "rq": ("tasks.rq", "Run programs written for RQ, and take over what an RQ fleet has to do."),
     "workers": ("fleet.workers", "Show the fleet."),
     "status": ("system.status", "Show how the system is doing."),
     "top": ("top.command", "Watch what happens now: queues, tasks, workers, failures, runs."),

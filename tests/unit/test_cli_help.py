@@ -98,6 +98,7 @@ def test_the_commands_are_these() -> None:
         *(f"flows {verb}" for verb in ("validate", "publish", "list", "start", "show", "watch", "runs")),
         *(f"flows {verb}" for verb in ("signal", "approve", "reject")),
         "rq import",
+        "rq worker",
         *(f"quarantine {verb}" for verb in ("list", "show", "clear")),
     }
 

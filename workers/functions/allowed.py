@@ -65,6 +65,13 @@ class Allowed:
         return self._found[name]
 
     def _load(self, name: str) -> Task[..., Any] | None:
+        found = self._function(name)
+        if found is None or isinstance(found, Task):
+            return found
+        return _as_task(self._app, name, self._app._adapted(found, self._function))
+
+    def _function(self, name: str) -> Any:
+        """Return the function or task of that name, if it is allowed and there."""
         place, _, attribute = name.partition(":")
         if not attribute.isidentifier() or attribute.startswith("_"):
             return None
@@ -73,7 +80,7 @@ class Allowed:
         function = found.function if isinstance(found, Task) else found
         if module is None or not inspect.isfunction(function) or function.__module__ != module.__name__:
             return None
-        return found if isinstance(found, Task) else _as_task(self._app, name, function)
+        return found
 
     def _load_file(self, place: str) -> ModuleType | None:
         candidates = [folder / place for folder in self._folders]

@@ -32,12 +32,43 @@ _MOST_SHOWN = 20
 
 @click.group("rq")
 def command() -> None:
-    """Take over what an RQ fleet has to do.
+    """Run programs written for RQ, and take over what an RQ fleet has to do.
 
     \b
     Example:
+      orchestrator rq worker --allow shop high default
       orchestrator rq import --queue mail --dry-run
     """
+
+
+@command.command("worker")
+@click.argument("queues", nargs=-1)
+@click.option(
+    "--allow",
+    multiple=True,
+    required=True,
+    metavar="MODULE|FOLDER",
+    help="Where the functions of jobs are defined; nothing else is imported because a job names it. May be repeated.",
+)
+@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="How many jobs run at once.")
+@click.option("--burst", is_flag=True, help="Work until the queues are empty, then exit.")
+@click.pass_context
+def worker(
+    context: click.Context, queues: tuple[str, ...], allow: tuple[str, ...], processes: int, burst: bool
+) -> None:
+    """Run jobs of orchestrator.compat.rq, one at a time in each process.
+
+    The same as `orchestrator worker --app orchestrator.compat.rq:app --concurrency 1`, which has further options.
+
+    \b
+    Example:
+      orchestrator rq worker --allow shop high default
+    """
+    from orchestrator.cli.fleet.worker import command as run_worker
+
+    given = [word for one in allow for word in ("--allow", one)] + (["--burst"] if burst else [])
+    given += ["--queues", ",".join(queues or ("default",)), "--processes", str(processes), "--concurrency", "1"]
+    run_worker.main(["--app", "orchestrator.compat.rq:app", *given], parent=context, standalone_mode=False)
 
 
 @command.command("import")

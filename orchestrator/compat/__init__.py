@@ -1,0 +1,1 @@
+"""The APIs of other task queues on this one: a program moves by changing its imports."""

@@ -1,0 +1,200 @@
+"""One call of a job as a task: what RQ keeps beside a job's arguments travels in one header of the task.
+
+The task is called `module:function`, so that a worker runs it if its operator has allowed the module (`--allow`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from uuid import NAMESPACE_OID, UUID, uuid5
+
+import msgspec
+
+from orchestrator.compat.rq.exceptions import TimeoutFormatError
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import InvalidTask
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.by_name import call_by_name
+from orchestrator.sdk.tasks.context import current_runtime
+from orchestrator.sdk.tasks.retry import Retry as NativeRetry
+
+HEADER = "rq"
+DEFAULT_TIMEOUT = 180
+"""Seconds that a job may run, as in RQ."""
+_CALLBACK_TIMEOUT = 60
+_FRONT = 1
+"""The priority of a job that was put at the front of its queue."""
+_UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+
+
+class Retry:
+    """How often a failed job is tried again, and after how many seconds each time."""
+
+    def __init__(self, max: int, interval: int | Iterable[int] = 0, enqueue_at_front: bool = False) -> None:
+        if max < 1:
+            raise ValueError("max: please enter a value greater than 0")
+        self.max = max
+        self.intervals = _intervals(interval)
+        self.enqueue_at_front = enqueue_at_front
+
+
+class Repeat:
+    """How often a job that succeeded runs again, and after how many seconds each time."""
+
+    def __init__(self, times: int, interval: int | Iterable[int] = 0) -> None:
+        if times < 1:
+            raise ValueError("times: please enter a value greater than 0")
+        self.times = times
+        self.intervals = _intervals(interval)
+
+
+class Callback:
+    """A function, or its import path, that is called after a job."""
+
+    def __init__(self, func: str | Callable[..., Any], timeout: Any = None) -> None:
+        self.func = func
+        self.timeout = parse_timeout(timeout) if timeout else _CALLBACK_TIMEOUT
+
+    @property
+    def name(self) -> str:
+        """Its import path."""
+        return self.func if isinstance(self.func, str) else f"{self.func.__module__}.{self.func.__qualname__}"
+
+
+class JobInfo(msgspec.Struct, omit_defaults=True, frozen=True):
+    """What RQ knows of a job beside its function and arguments."""
+
+    id: str | None = None
+    """The id that the program chose; without one, the task's."""
+    description: str | None = None
+    meta: dict[str, Any] = {}
+    timeout: int = DEFAULT_TIMEOUT
+    """Seconds; -1 for no limit."""
+    ttl: int | None = None
+    result_ttl: int | None = None
+    at_front: bool = False
+    waits: tuple[int, ...] = ()
+    """Seconds before each retry."""
+    repeats: tuple[int, ...] = ()
+    """Seconds before each repetition that is left."""
+    success: str | None = None
+    failure: str | None = None
+    stopped: str | None = None
+    """Callbacks, as `module:function`."""
+    after: tuple[str, ...] = ()
+    """The ids of the jobs that it depends on."""
+    allow_failure: bool = False
+
+
+def read_info(headers: Mapping[str, str]) -> JobInfo:
+    """Return what the headers of a task say; one that did not come from here has nothing to say."""
+    return msgspec.json.decode(headers[HEADER], type=JobInfo) if HEADER in headers else JobInfo()
+
+
+def task_id(job_id: str) -> UUID:
+    """Return the id of the task that a job is; an id that is no UUID has one derived from it."""
+    try:
+        return UUID(job_id)
+    except ValueError:
+        return uuid5(NAMESPACE_OID, f"rq:{job_id}")
+
+
+def new_task_id(info: JobInfo) -> UUID:
+    """Return the id of the task that a new job is."""
+    if info.id is not None:
+        return task_id(info.id)
+    runtime = current_runtime()
+    return UUID(bytes=new_id() if runtime is None else runtime.next_id())
+
+
+def function_name(function: str | Callable[..., Any] | Callback) -> str:
+    """Return the name of the task that calls a function, `module:function`; only those of modules can be named."""
+    if isinstance(function, Callback):
+        function = function.func
+    if isinstance(function, str):
+        module, _, name = function.replace(":", ".").rpartition(".")
+    elif inspect.isfunction(function):
+        module, name = function.__module__, function.__qualname__
+    else:
+        raise InvalidTask(
+            f"Job {function!r:.100}: expected a function of a module, or its import path. A worker imports it by name, "
+            f"and does not unpickle objects: write a function that makes the object."
+        )
+    if module == "__main__":
+        raise ValueError("Functions from the __main__ module cannot be processed by workers")
+    if not module or not name.isidentifier() or name.startswith("_"):
+        raise InvalidTask(
+            f"Job {module}.{name}: expected a public function at the top of a module, because a worker finds it by "
+            f"its name. Methods, lambdas and inner functions cannot be found so."
+        )
+    return f"{module}:{name}"
+
+
+def new_task(
+    app: Orchestrator,
+    identifier: UUID,
+    name: str,
+    queue: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    info: JobInfo,
+    delay: float = 0.0,
+) -> NewTask:
+    """Return a job as a task that can be stored."""
+    options: dict[str, Any] = {"queue": queue, "headers": {HEADER: msgspec.json.encode(info).decode()}}
+    if info.timeout > 0:
+        options["timeout"] = info.timeout
+    if info.waits:
+        options["retries"] = NativeRetry(backoff=info.waits, jitter=0)
+    if info.ttl is not None:
+        options["expires"] = info.ttl + max(0.0, delay)
+    if info.at_front:
+        options["priority"] = _FRONT
+    if info.result_ttl == 0:
+        options["store_result"] = False
+    if delay > 0:
+        options["delay"] = delay
+    task = call_by_name(app.settings, name, args, kwargs, options=options, queue=queue)
+    return msgspec.structs.replace(task, id=identifier.bytes)
+
+
+def store(app: Orchestrator, tasks: Sequence[NewTask], *, chosen: bool = False) -> None:
+    """Store tasks, all or none; inside a job, the scheduler does. Some may have `chosen` ids, and exist already."""
+    runtime = current_runtime()
+    if runtime is not None:
+        runtime.enqueue(tasks)
+    elif tasks:
+        app._client.backend.tasks.enqueue_many(tasks, repeated=chosen)
+
+
+def waits_of(policy: Retry | Repeat | int | None) -> tuple[int, ...]:
+    """Return the seconds before each retry or repetition; the last interval holds for all that follow."""
+    if policy is None:
+        return ()
+    if isinstance(policy, int):
+        return (0,) * policy
+    count = policy.max if isinstance(policy, Retry) else policy.times
+    return (*policy.intervals, *[policy.intervals[-1]] * count)[:count]
+
+
+def parse_timeout(timeout: float | str | None) -> int | None:
+    """Return a timeout in seconds: a number, or a text such as `1h`."""
+    try:
+        return None if timeout is None else int(timeout)
+    except ValueError:
+        text = str(timeout)
+        if text[:-1].isdigit() and text[-1].lower() in _UNITS:
+            return int(text[:-1]) * _UNITS[text[-1].lower()]
+        raise TimeoutFormatError(
+            f"Timeout: expected seconds, or digits and a unit, d, h, m or s, such as 1h; found {timeout!r}."
+        ) from None
+
+
+def _intervals(given: int | Iterable[int]) -> list[int]:
+    intervals = [given] if isinstance(given, int) else list(given)
+    if any(interval < 0 for interval in intervals):
+        raise ValueError("interval: negative numbers are not allowed")
+    return intervals or [0]

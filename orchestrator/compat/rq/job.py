@@ -1,0 +1,469 @@
+"""RQ's Job: a task, read and acted on by RQ's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum, StrEnum
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import msgspec
+
+from orchestrator.compat.rq.application import app
+from orchestrator.compat.rq.call import (
+    Callback,
+    JobInfo,
+    Repeat,
+    Retry,
+    function_name,
+    new_task,
+    new_task_id,
+    parse_timeout,
+    read_info,
+    store,
+    task_id,
+    waits_of,
+)
+from orchestrator.compat.rq.exceptions import DuplicateJobError, InvalidJobOperation, NoSuchJobError
+from orchestrator.domain.states import ENDED_TASK_STATES
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import InvalidTask, NotFound, OrchestratorError, ResultTimeout, TaskEnded, WrongState
+from orchestrator.sdk.tasks.context import TaskContext, current_runtime
+from orchestrator.sdk.tasks.handle import Handle
+from orchestrator.sdk.values.payload import decode_call, decode_value
+
+if TYPE_CHECKING:
+    from orchestrator.store.insights import TaskDetail
+
+__all__ = ["Callback", "Dependency", "Job", "JobStatus", "Repeat", "Result", "Retry", "cancel_job", "get_current_job"]
+
+Followed = Callback | Callable[..., Any] | str | None
+_LONGEST_META = 1_000
+"""Characters of the meta that a running job saves, as JSON."""
+
+
+class JobStatus(StrEnum):
+    """Where a job stands."""
+
+    CREATED = "created"
+    QUEUED = "queued"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STARTED = "started"
+    DEFERRED = "deferred"
+    SCHEDULED = "scheduled"
+    STOPPED = "stopped"
+    CANCELED = "canceled"
+
+
+_STATUSES = {
+    "dispatched": JobStatus.QUEUED,
+    "running": JobStatus.STARTED,
+    "success": JobStatus.FINISHED,
+    "failed": JobStatus.FAILED,
+    "cancelled": JobStatus.CANCELED,
+    "skipped": JobStatus.CANCELED,
+}
+
+
+class Dependency:
+    """Jobs that must have ended before another starts."""
+
+    def __init__(
+        self, jobs: Job | str | Sequence[Job | str], allow_failure: bool = False, enqueue_at_front: bool = False
+    ) -> None:
+        self.dependencies = [jobs] if isinstance(jobs, (Job, str)) else list(jobs)
+        if not self.dependencies:
+            raise ValueError("jobs: cannot be empty.")
+        self.allow_failure = allow_failure
+        self.enqueue_at_front = enqueue_at_front
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How a job has ended."""
+
+    class Type(Enum):
+        """Whether it succeeded."""
+
+        SUCCESSFUL = 1
+        FAILED = 2
+        STOPPED = 3
+
+    type: Type
+    job_id: str
+    return_value: Any = None
+    exc_string: str | None = None
+    created_at: datetime | None = None
+
+
+def job_info(
+    default_timeout: int,
+    *,
+    timeout: float | str | None = None,
+    result_ttl: float | str | None = None,
+    ttl: float | str | None = None,
+    failure_ttl: Any = None,  # the retention of the queue decides
+    description: str | None = None,
+    depends_on: Dependency | Job | str | Sequence[Job | str] | None = None,
+    job_id: str | None = None,
+    at_front: bool = False,
+    meta: Mapping[str, Any] | None = None,
+    retry: Retry | int | None = None,
+    repeat: Repeat | int | None = None,
+    on_success: Followed = None,
+    on_failure: Followed = None,
+    on_stopped: Followed = None,
+) -> JobInfo:
+    """Return what travels with a job that has these options of `enqueue_call`."""
+    needed = depends_on if isinstance(depends_on, Dependency | None) else Dependency(depends_on)
+    seconds = parse_timeout(timeout)
+    return JobInfo(
+        id=job_id,
+        description=description,
+        meta=dict(meta or {}),
+        timeout=default_timeout if seconds is None else seconds,
+        ttl=parse_timeout(ttl),
+        result_ttl=parse_timeout(result_ttl),
+        at_front=at_front or (needed is not None and needed.enqueue_at_front),
+        waits=waits_of(retry),
+        repeats=waits_of(repeat),
+        success=None if on_success is None else function_name(on_success),
+        failure=None if on_failure is None else function_name(on_failure),
+        stopped=None if on_stopped is None else function_name(on_stopped),
+        after=tuple(one if isinstance(one, str) else one.id for one in needed.dependencies) if needed else (),
+        allow_failure=needed is not None and needed.allow_failure,
+    )
+
+
+OPTIONS = (*(job_info.__kwdefaults__ or ()),)
+"""The names of these options."""
+
+
+class Job:
+    """One job. It is read when it is asked for something, and again by `refresh()`."""
+
+    def __init__(
+        self,
+        task: UUID,
+        name: str,
+        origin: str,
+        info: JobInfo,
+        call: tuple[Sequence[Any], Mapping[str, Any]] | None = None,
+        detail: TaskDetail | None = None,
+    ) -> None:
+        self._task, self._name, self._info, self._call, self._detail = task, name, info, call, detail
+        self._context: TaskContext | None = None
+        """Inside the job: the attempt that runs."""
+        self._status: JobStatus | None = None
+        """What need not be asked: a job that is not stored, was run here, or was cancelled here."""
+        self._here: Result | None = None
+        self._meta: dict[str, Any] | None = None
+        self.origin = origin
+        """The queue."""
+        self.id = info.id or str(task)
+        self.description = info.description or self.func_name
+        self.timeout = info.timeout
+        self.ttl = info.ttl
+        self.result_ttl = info.result_ttl
+        self.dependency_ids = list(info.after)
+        self.allow_dependency_failures = info.allow_failure
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id}: {self.func_name}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and other._task == self._task
+
+    def __hash__(self) -> int:
+        return hash(self._task)
+
+    # -- making and finding jobs
+
+    @classmethod
+    def create(
+        cls,
+        func: str | Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        connection: Any = None,
+        id: str | None = None,
+        origin: str = "default",
+        default_timeout: int = 180,
+        **options: Any,
+    ) -> Job:
+        """Return a job that is not stored yet: `queue.enqueue_job(job)` stores it."""
+        info = job_info(default_timeout, job_id=id, **options)
+        job = cls(new_task_id(info), function_name(func), origin, info, (args or (), kwargs or {}))
+        job._status = JobStatus.CREATED
+        return job
+
+    @classmethod
+    def fetch(cls, id: str, connection: Any = None, serializer: Any = None) -> Job:
+        """Return the job of that id."""
+        found = cls._find(id)
+        if found is None:
+            raise NoSuchJobError(f"No such job: {id}")
+        return found
+
+    @classmethod
+    def fetch_many(cls, job_ids: Iterable[str], connection: Any = None, serializer: Any = None) -> list[Job | None]:
+        """Return the jobs of these ids, and None for those that are not there."""
+        return [cls._find(id) for id in job_ids]
+
+    @classmethod
+    def _find(cls, id: str) -> Job | None:
+        detail = app._client.backend.insights.show_task(task_id(id))
+        if detail is None:
+            return None
+        return cls(detail.id, detail.name, detail.queue, read_info(detail.options.get("headers", {})), detail=detail)
+
+    def _store(self, delay: float = 0.0, *, unique: bool = False) -> Job:
+        """Store it; return it, or the open job that has its id."""
+        chosen = self._info.id is not None
+        if chosen and current_runtime() is None and (other := self._find(self.id)) is not None:
+            if unique or other._ended:
+                raise DuplicateJobError(
+                    f"Job ID {self.id!r}: a job of that id {'has ended and is kept' if other._ended else 'is open'}. "
+                    f"Give each job its own id, or call requeue() of one that failed."
+                )
+            return other
+        store(app, [self._as_task(delay)], chosen=chosen)
+        self._status = None
+        return self
+
+    def _as_task(self, delay: float = 0.0) -> NewTask:
+        return new_task(app, self._task, self._name, self.origin, *self._arguments(), self._info, delay)
+
+    # -- what it is
+
+    @property
+    def func_name(self) -> str:
+        """The import path of its function."""
+        return self._name.replace(":", ".")
+
+    @property
+    def func(self) -> Any:
+        """Its function, imported here."""
+        return resolve_name(self._name)
+
+    def _arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        if self._call is None:
+            args, kwargs, *_ = decode_call(self._read().payload)
+            self._call = tuple(args), kwargs
+        return self._call
+
+    @property
+    def args(self) -> Sequence[Any]:
+        """Its arguments by place, as data."""
+        return self._arguments()[0]
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """Its arguments by name, as data."""
+        return self._arguments()[1]
+
+    # -- where it stands
+
+    def _read(self, refresh: bool = False) -> TaskDetail:
+        if self._detail is None or (refresh and not self._ended):
+            self._detail = app._client.backend.insights.show_task(self._task)
+        if self._detail is None:
+            raise NoSuchJobError(f"No such job: {self.id}")
+        return self._detail
+
+    @property
+    def _ended(self) -> bool:
+        return self._detail is not None and self._detail.status in ENDED_TASK_STATES
+
+    def refresh(self) -> None:
+        """Read it again."""
+        self._meta = self._detail = None
+        self._read()
+
+    def get_status(self, refresh: bool = True) -> JobStatus:
+        """Return where it stands."""
+        if self._status is not None:
+            return self._status
+        if self._context is not None:
+            return JobStatus.STARTED
+        detail = self._read(refresh)
+        if not self._ended and any(state not in ENDED_TASK_STATES for state in self._dependency_states()):
+            return JobStatus.DEFERRED
+        if detail.status != "pending":
+            return _STATUSES[detail.status]
+        is_later = detail.hold is None and detail.wake_at is not None and detail.wake_at > datetime.now(UTC)
+        return JobStatus.SCHEDULED if is_later else JobStatus.QUEUED
+
+    is_finished = property(lambda self: self.get_status() is JobStatus.FINISHED)
+    is_failed = property(lambda self: self.get_status() is JobStatus.FAILED)
+    is_queued = property(lambda self: self.get_status() is JobStatus.QUEUED)
+    is_started = property(lambda self: self.get_status() is JobStatus.STARTED)
+    is_deferred = property(lambda self: self.get_status() is JobStatus.DEFERRED)
+    is_canceled = property(lambda self: self.get_status() is JobStatus.CANCELED)
+    is_scheduled = property(lambda self: self.get_status() is JobStatus.SCHEDULED)
+    is_stopped = property(lambda self: self.get_status() is JobStatus.STOPPED)
+    created_at = enqueued_at = property(lambda self: self._read().created_at)
+    started_at = property(lambda self: self._read(refresh=True).started_at)
+    ended_at = property(lambda self: self._read(refresh=True).ended_at)
+    worker_name = property(lambda self: self._read(refresh=True).worker)
+    retries_left = property(lambda self: max(0, len(self._info.waits) - self._read(refresh=True).failures))
+
+    # -- what came of it
+
+    def return_value(self, refresh: bool = False) -> Any:
+        """Return what it returned; None while it has not, or if it failed."""
+        if self._here is not None:
+            return self._here.return_value
+        detail = self._read(refresh=True)
+        return decode_value(detail.result) if detail.status == "success" and detail.result is not None else None
+
+    result = property(return_value)
+
+    @property
+    def exc_info(self) -> str | None:
+        """The traceback of its failure."""
+        if self._here is not None:
+            return self._here.exc_string
+        error = self._read(refresh=True).error
+        return None if error is None else error.traceback or f"{error.kind}: {error.message}"
+
+    def latest_result(self, timeout: float = 0) -> Result | None:
+        """Return how it ended, waiting up to `timeout` seconds for that; None if it has not."""
+        if self._here is not None:
+            return self._here
+        if timeout and not self._ended:
+            with suppress(TaskEnded, ResultTimeout):
+                Handle(app._client, self._task.bytes).result(timeout)
+        status = self.get_status()
+        if status not in (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.CANCELED):
+            return None
+        kinds = {JobStatus.FINISHED: Result.Type.SUCCESSFUL, JobStatus.FAILED: Result.Type.FAILED}
+        return Result(
+            type=kinds.get(status, Result.Type.STOPPED),
+            job_id=self.id,
+            return_value=self.return_value(),
+            exc_string=self.exc_info,
+            created_at=self.ended_at,
+        )
+
+    # -- meta
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the program and the running job have noted; `save_meta()` inside the job makes it visible."""
+        if self._meta is None:
+            self._meta = self._saved_meta() or dict(self._info.meta)
+        return self._meta
+
+    def _saved_meta(self) -> dict[str, Any] | None:
+        if self._context is not None:
+            return dict(self._context.details) if isinstance(self._context.details, dict) else None
+        saved = app._client.backend.tasks.progress(self._task.bytes) if self._status is None else None
+        return msgspec.json.decode(saved.text) if saved is not None and saved.text.startswith("{") else None
+
+    def get_meta(self, refresh: bool = True) -> dict[str, Any]:
+        """Return the meta, read again."""
+        if refresh and self._context is None:
+            self._meta = None
+        return self.meta
+
+    def save_meta(self) -> None:
+        """Inside the job: let others see its meta, and its next attempt find it."""
+        if self._context is None:
+            raise InvalidJobOperation(
+                f"Job {self.id}: only the running job can save its meta. Give it with enqueue(…, meta=…)."
+            )
+        text = msgspec.json.encode(self.meta).decode()
+        if len(text) > _LONGEST_META:
+            raise InvalidTask(
+                f"Job {self.id}: its meta has {len(text):,} characters as JSON, and {_LONGEST_META:,} can be saved. "
+                f"Keep large data elsewhere, and a reference here."
+            )
+        self._context.heartbeat(self.meta)
+        share = self.meta.get("progress")
+        fraction = float(share) if isinstance(share, (int, float)) and 0 <= share <= 100 else 0.0
+        self._context.progress(fraction if fraction <= 1 else fraction / 100, text)
+
+    save = save_meta
+
+    # -- dependencies
+
+    def fetch_dependencies(self) -> list[Job]:
+        """Return the jobs that it depends on."""
+        return [job for job in Job.fetch_many(self.dependency_ids) if job is not None]
+
+    @property
+    def dependency(self) -> Job | None:
+        """The first of these."""
+        return next(iter(self.fetch_dependencies()), None)
+
+    def _dependency_states(self) -> list[str]:
+        """Return the states of the jobs that it depends on; those that are no longer kept have ended."""
+        states = []
+        for one in self.dependency_ids:
+            try:
+                states.append(app._client.backend.tasks.status(task_id(one).bytes))
+            except NotFound:
+                states.append("success")
+        return states
+
+    # -- acting on it
+
+    def cancel(self, pipeline: Any = None, enqueue_dependents: bool = False) -> None:
+        """Cancel it; one that runs is stopped."""
+        self._ask(Handle.cancel)
+        self._status = JobStatus.CANCELED
+
+    def requeue(self, at_front: bool = False) -> Job:
+        """Run it again if it has failed."""
+        self._ask(Handle.retry)
+        self._detail = self._status = None
+        return self
+
+    def _ask(self, request: Callable[[Handle[Any]], None]) -> None:
+        try:
+            request(Handle(app._client, self._task.bytes))
+        except (WrongState, NotFound) as error:
+            raise InvalidJobOperation(str(error)) from error
+
+    def delete(self, pipeline: Any = None, remove_from_queue: bool = True, delete_dependents: bool = False) -> None:
+        """Cancel it if it is open. An ended one stays for as long as ended tasks are kept."""
+        if self._read(refresh=True).status not in ENDED_TASK_STATES:
+            self.cancel()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _REFUSED:
+            raise OrchestratorError(f"Job.{name} is not covered. {_REFUSED[name]}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+_REFUSED = {
+    "dependent_ids": "Keep the ids of the jobs that you enqueue with depends_on.",
+    "delete_dependents": "Cancel the dependent jobs by their ids.",
+    "perform": "Call the function.",
+    "set_status": "The scheduler alone changes states: use cancel() and requeue().",
+    "get_position": "See `orchestrator queues`.",
+}
+
+_current: ContextVar[Job | None] = ContextVar("orchestrator_rq_job", default=None)
+
+
+def get_current_job(connection: Any = None, job_class: Any = None) -> Job | None:
+    """Return the job around the current code, or None outside of one."""
+    return _current.get()
+
+
+def cancel_job(job_id: str, connection: Any = None, serializer: Any = None, enqueue_dependents: bool = False) -> None:
+    """Cancel the job of that id."""
+    Job.fetch(job_id).cancel()
+
+
+def requeue_job(job_id: str, connection: Any = None, serializer: Any = None) -> Job:
+    """Run the failed job of that id again."""
+    return Job.fetch(job_id).requeue()

@@ -1,0 +1,111 @@
+"""A program written for RQ, but for its imports: what its workers run."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from orchestrator.compat.rq import Queue, Retry, get_current_job
+from orchestrator.compat.rq.decorators import job
+
+queue = Queue("mail")
+
+
+def send(to: str, at: datetime | None = None, *, copies: int = 1) -> dict[str, Any]:
+    """Return what arrived."""
+    return {"to": to, "is_time": isinstance(at, datetime), "copies": copies}
+
+
+async def later(number: int) -> int:
+    """Return more."""
+    return number + 1
+
+
+def fail(text: str) -> None:
+    """Fail."""
+    raise ValueError(text)
+
+
+def flaky(folder: str, failures: int) -> int:
+    """Fail so many times."""
+    path = Path(folder, "tries")
+    with path.open("a") as file:
+        file.write("x")
+    tries = len(path.read_text())
+    if tries <= failures:
+        raise OSError(f"try {tries}")
+    return tries
+
+
+def again(folder: str) -> int | Retry:
+    """Ask for one more try."""
+    path = Path(folder, "again")
+    if path.exists():
+        return 2
+    path.touch()
+    return Retry(max=1, interval=0)
+
+
+def note(folder: str, word: str) -> None:
+    """Write a word."""
+    with Path(folder, "words").open("a") as file:
+        file.write(f"{word}\n")
+
+
+def step(folder: str, total: int) -> str:
+    """Say how far it has come, and hold."""
+    job = get_current_job()
+    assert job is not None
+    job.meta["done"] = total
+    job.save_meta()
+    return hold(folder)
+
+
+def hold(folder: str) -> str:
+    """Go on when it is let."""
+    Path(folder, "began").touch()
+    while not Path(folder, "go").exists():
+        time.sleep(0.01)
+    return "held"
+
+
+def sum_up() -> list[Any]:
+    """Add what the jobs before it returned."""
+    job = get_current_job()
+    assert job is not None
+    return sorted(one.return_value() for one in job.fetch_dependencies())
+
+
+def spawn(number: int) -> str:
+    """Enqueue another job."""
+    return queue.enqueue(later, number).id
+
+
+@job("mail", timeout=20)
+def decorated(word: str) -> str:
+    """Return it."""
+    return word.upper()
+
+
+def on_success(job: Any, connection: Any, result: Any) -> None:
+    """Note a success."""
+    note(job.kwargs["folder"], f"success {job.id} {result}")
+
+
+def on_failure(job: Any, connection: Any, kind: Any, value: Any, traceback: Any) -> None:
+    """Note a failure."""
+    note(job.kwargs["folder"], f"failure {kind.__name__} {value}")
+
+
+def on_stopped(job: Any, connection: Any) -> None:
+    """Note a stop."""
+    note(job.args[0], "stopped")
+
+
+def with_folder(value: str, folder: str) -> str:
+    """Return a value, or fail."""
+    if value == "bad":
+        raise KeyError(value)
+    return value
