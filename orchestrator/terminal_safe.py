@@ -20,6 +20,8 @@ _COMMANDS = re.compile(
 _BEYOND_ASCII = re.compile("[^\x00-\x7f]")
 _LINES = re.compile("[\n\t]")
 _STYLES = re.compile("(\x1b\\[[0-9;:]{0,30}m)")
+SEQUENCES = re.compile("\x1b(?:\\[([0-9;:]{0,60})m|\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b]*(?:\x07|\x1b\\\\)?)")
+"""Styles, whose codes are the group; movements of the cursor; and titles and links."""
 _INDENT = "\n    "
 
 
@@ -50,6 +52,11 @@ def with_styles(text: str) -> str:
         return terminal_safe(rest)
     kept = "".join(part if place % 2 else terminal_safe(part) for place, part in enumerate(styled))
     return f"{kept}{terminal_safe(rest)}\x1b[0m"
+
+
+def without_styles(text: str) -> str:
+    """Return a line of a program's output without its colours and all else that is meant for a terminal."""
+    return terminal_safe(SEQUENCES.sub("", text))
 
 
 def terminal_safe_json(document: str) -> str:

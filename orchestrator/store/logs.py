@@ -14,6 +14,9 @@ from sqlalchemy import Connection
 
 from orchestrator.store.sql import Batch, Blob, Statement
 
+LAST = 2**63 - 1
+"""No chunk has a larger id."""
+
 
 class NewChunk(NamedTuple):
     """Some lines of one attempt."""
@@ -60,10 +63,15 @@ _OF_RUN = Statement[Chunk](f"""
 SELECT /* logs.of_run */ {_COLUMNS} FROM orchestrator.task_logs
  WHERE run_id = %(target)s::uuid AND id >= %(after)s::bigint ORDER BY id LIMIT %(limit)s
 """)
+_EARLIER = """task_id = %(target)s::uuid AND id + 0 < %(before)s::bigint
+   AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)"""
 _LAST_OF_TASK = Statement[Chunk](f"""
-SELECT /* logs.last_of_task */ {_COLUMNS} FROM orchestrator.task_logs
- WHERE task_id = %(target)s::uuid AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)
+SELECT /* logs.last_of_task */ {_COLUMNS} FROM orchestrator.task_logs WHERE {_EARLIER}
  ORDER BY id + 0 DESC LIMIT %(limit)s
+""")
+# How many lines a chunk has stands in its first bytes; the others are not read.
+_HEADS = Statement[bytes](f"""
+SELECT /* logs.heads */ substring(lines FOR 5) FROM orchestrator.task_logs WHERE {_EARLIER} LIMIT 10000
 """)
 _AFTER = Batch("w", "task_id uuid, after bigint")
 _OF_TASKS = Statement[Chunk](f"""
@@ -80,9 +88,25 @@ def of_task(connection: Connection, task: bytes, after: int, limit: int, attempt
     return _OF_TASK(connection, target=task, after=after, limit=limit, attempt=attempt)
 
 
-def last_of_task(connection: Connection, task: bytes, limit: int, attempt: int | None = None) -> list[Chunk]:
-    """Return the last chunks of a task, the oldest first."""
-    return _LAST_OF_TASK(connection, target=task, limit=limit, attempt=attempt)[::-1]
+def last_of_task(
+    connection: Connection, task: bytes, limit: int, attempt: int | None = None, before: int = LAST
+) -> list[Chunk]:
+    """Return the last chunks of a task before one of them, the oldest first."""
+    return _LAST_OF_TASK(connection, target=task, limit=limit, attempt=attempt, before=before)[::-1]
+
+
+def count_lines(connection: Connection, task: bytes, attempt: int | None = None, before: int = LAST) -> int:
+    """Return how many lines the chunks of a task have before one of them."""
+    heads = _HEADS(connection, target=task, attempt=attempt, before=before)
+    return sum(_length(bytes(head)) for head in heads)
+
+
+def _length(head: bytes) -> int:
+    """Return the length of a list in MessagePack; 0 if this is the beginning of something else."""
+    wide = {0xDC: 2, 0xDD: 4}.get(head[0] if head else 0)
+    if wide is not None:
+        return int.from_bytes(head[1 : 1 + wide])
+    return head[0] & 0x0F if head and head[0] & 0xF0 == 0x90 else 0
 
 
 def of_run(connection: Connection, run: bytes, after: int, limit: int) -> list[Chunk]:

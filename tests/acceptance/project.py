@@ -124,6 +124,21 @@ def says(ctx: TaskContext, text: str) -> None:
 
 
 @app.task
+def rambles(lines: int) -> None:
+    for number in range(lines):
+        print(f"line {number:05} \x1b[1;38;5;208mof many\x1b[0m" + (" an ERROR" if number == 7 else ""))
+
+
+@app.task
+def recites(go: str, verses: int) -> None:
+    for number in range(verses):
+        print(f"verse {number}")
+    while not Path(go).exists():
+        time.sleep(0.05)
+    print("the end")
+
+
+@app.task
 def narrates(ctx: TaskContext, go: str) -> None:
     ctx.log("begins")
     ctx.progress(0.5, "half of it")

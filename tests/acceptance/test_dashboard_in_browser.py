@@ -162,6 +162,52 @@ def test_what_a_task_says_appears_while_it_runs(base: str, window: Watched, tmp_
     assert window.page.locator("#log p").count() == 2
 
 
+def test_a_long_log_says_how_much_of_it_is_shown(base: str, window: Watched) -> None:
+    task = enqueue(f"{base}/api/v1", "rambles", 2_000)
+    eventually(lambda: "success" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has ended")
+    lines = "line 01999"
+    eventually(lambda: lines in httpx.get(f"{base}/ui/tasks/{task}").text, "its last line is stored")
+    window.go(f"/ui/tasks/{task}")
+    rows = window.page.locator("#log p")
+    assert rows.count() == 500
+    assert rows.last.is_visible()
+    window.sees("#log-before", "1,500 lines before these")
+    assert window.page.locator("#log .n208 strong").first.inner_text() == "of many"
+    window.page.get_by_text("Show older lines").click()
+    eventually(lambda: rows.count() == 1_500, "older lines are added")
+    assert window.page.locator("#log-before strong").inner_text() == "500 lines"
+    assert (rows.count(), rows.first.locator("span").first.inner_text()) == (1_500, "line 00500 of many")
+    window.page.get_by_label("Text").fill("an error")
+    window.page.keyboard.press("Enter")
+    eventually(lambda: rows.count() == 1, "one line fits")
+    window.page.get_by_label("Text").fill("")
+    window.page.get_by_label("Level").select_option("warning")
+    eventually(lambda: rows.count() == 1 and "line 00007" in rows.first.inner_text(), "it is the warning")
+    window.page.get_by_label("Wrap lines").uncheck()
+    assert window.page.locator("#log.unwrapped").count() == 1
+    with window.page.expect_download() as found:
+        window.page.get_by_text("Download").click()
+    kept = Path(found.value.path()).read_text().splitlines()
+    assert len(kept) == 2_000
+    assert "\x1b[1;38;5;208m" in kept[0]
+
+
+def test_a_log_follows_its_end_unless_one_reads(base: str, window: Watched, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    task = enqueue(f"{base}/api/v1", "recites", str(go), 100)
+    window.go(f"/ui/tasks/{task}")
+    window.sees("#log p", "verse 99")
+    is_at_end = "log.scrollHeight - log.scrollTop - log.clientHeight < 40"
+    assert window.page.evaluate(is_at_end)
+    window.page.locator("#log").hover()
+    window.page.mouse.wheel(0, -400)
+    window.sees("#log-end", "Jump to the end")
+    go.touch()
+    window.sees("#log-end", "1 new line").click()
+    assert window.page.evaluate(is_at_end)
+    assert window.page.locator("#log p").count() == 101
+
+
 def tab_to(window: Watched, text: str, presses: int = 120) -> None:
     """Press the tab key until what has the focus begins with this, as a text or a label."""
     for _ in range(presses):

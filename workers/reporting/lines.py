@@ -101,6 +101,7 @@ class _Attempt:
         "dropped",
         "dropped_size",
         "has_ended",
+        "is_full",
         "job",
         "last",
         "last_count",
@@ -128,6 +129,8 @@ class _Attempt:
         """How many those stand for that say how many are missing, without themselves."""
         self.why = ""
         self.has_ended = False
+        self.is_full = False
+        """A line has said that the last ones come at the end."""
 
     def drop(self, lines: int, size: int, why: str) -> None:
         """Count lines that are missing."""
@@ -142,11 +145,14 @@ class _Attempt:
         if self.dropped:
             number = "1 line" if self.dropped == 1 else f"{self.dropped:,} lines"
             were = "was" if self.dropped == 1 else "were"
-            text = f"{number} ({self.dropped_size:,} bytes) {were} dropped here: {self.why}"
-            self.lines.append(_Said(LogLine(time.time(), self.job.dispatch.attempt, "warning", text, DROPPED), 0))
+            self.note(f"{number} ({self.dropped_size:,} bytes) {were} dropped here: {self.why}")
             self.told += self.dropped - 1
             self.told_size += self.dropped_size
             self.dropped = self.dropped_size = 0
+
+    def note(self, text: str) -> None:
+        """Say something about lines that are missing."""
+        self.lines.append(_Said(LogLine(time.time(), self.job.dispatch.attempt, "warning", text, DROPPED), 0))
 
 
 class Taken(NamedTuple):
@@ -209,6 +215,7 @@ class Lines:
                 self._pass_on(attempt, first)
             if last is not None:
                 attempt.size = self._limit  # a shorter line that would fit would be out of order
+                self._fresh[id(job)] = attempt
                 self._keep_last(attempt, last)
 
     def _pass_on(self, attempt: _Attempt, said: _Said) -> None:
@@ -277,6 +284,10 @@ class Lines:
                     self._cut_last(attempt)
                 if attempt.has_ended or not attempt.last:
                     attempt.note_dropped()
+                elif not attempt.is_full:
+                    attempt.is_full = True
+                    attempt.told -= 1  # what follows is no line of the task
+                    attempt.note(f"The next lines are kept back, and the last of them follow at the end: {self._why}")
                 if attempt.has_ended:
                     attempt.lines += attempt.last
                     attempt.last.clear()

@@ -12,6 +12,7 @@ from orchestrator.api.dashboard.pages import (
     entry,
     fleet,
     flows,
+    logs,
     overview,
     queues,
     records,
@@ -67,7 +68,7 @@ _LIVE = [
     dataclasses.replace(one, path=one.path.replace("/api/v1", "/ui/live", 1), tag="dashboard") for one in live.routes
 ]
 """Event streams of the API, for pages that are open."""
-_PAGES = (overview, queues, tasks, runs, workflows, flows, approvals, schedules, fleet, search, records)
+_PAGES = (overview, queues, tasks, logs, runs, workflows, flows, approvals, schedules, fleet, search, records)
 PAGES: tuple[Endpoint, ...] = (
     *(route for subject in _PAGES for route in subject.routes),
     *_LIVE,

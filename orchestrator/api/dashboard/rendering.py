@@ -14,14 +14,19 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from orchestrator.api.dashboard import words
+from orchestrator.api.dashboard import ansi, words
 from orchestrator.api.endpoints import Endpoint, Routes
 from orchestrator.api.problems import Problem
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.sealing import describe_json
 
 HTML = "text/html"
-STATIC = Path(__file__).parent / "static"
+TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+FILES = {
+    file.name: file.read_bytes() for file in (Path(__file__).parent / "static").iterdir() if file.suffix[1:] in TYPES
+}
+"""Files that pages are made with."""
+FILES["style.css"] += ansi.rules().encode()
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -38,7 +43,7 @@ _ADDRESSES = re.compile(r'(\b(?:href|src|action|formaction|data-live|data-pulse|
 @cache
 def version_of(name: str) -> str:
     """Return what names the content of a file, so that a browser may keep it for ever."""
-    return hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
+    return hashlib.sha256(FILES[name]).hexdigest()[:12]
 
 
 def _asset(name: str) -> str:
@@ -56,7 +61,7 @@ def _environment() -> Environment:
     )
     found.globals["asset"] = _asset
     found.globals["words"] = words
-    found.filters.update(words.FILTERS)
+    found.filters.update(words.FILTERS, styled=ansi.styled)
     return found
 
 

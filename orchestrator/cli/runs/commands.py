@@ -21,7 +21,7 @@ from orchestrator.cli.runs.reading import MOST_CHILDREN, children_of, find_run, 
 from orchestrator.cli.runs.view import MOST_LINES, draw_lines, to_lines
 from orchestrator.cli.terminal.data import parse_value
 from orchestrator.cli.terminal.ids import Shown
-from orchestrator.cli.terminal.logs import print_logs
+from orchestrator.cli.terminal.logs import color_option, print_logs
 from orchestrator.cli.terminal.options import (
     app_option,
     certain_option,
@@ -242,8 +242,9 @@ def watch(run: UUID, as_json: bool) -> None:
 @run_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends; with --json, one document to a line.")
 @click.option("--last", type=click.IntRange(0), metavar="NUMBER", help="Only so many lines from the end.")
+@color_option
 @json_option
-def logs(run: UUID, follow: bool, last: int | None, as_json: bool) -> None:
+def logs(run: UUID, follow: bool, last: int | None, colour: str, as_json: bool) -> None:
     """Show what the tasks of a run have printed, logged and said with `ctx.log`: each step in its colour.
 
     \b
@@ -260,6 +261,7 @@ def logs(run: UUID, follow: bool, last: int | None, as_json: bool) -> None:
                 follow=follow,
                 as_json=as_json,
                 last=last,
+                colour=colour,
                 with_steps=True,
             )
         except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from orchestrator.cli.tasks.progress import bar, ended_processes, watch_task
 from orchestrator.cli.terminal.data import as_json as data_json
 from orchestrator.cli.terminal.data import call_of, call_text, data_text, short_text, stored_value
 from orchestrator.cli.terminal.ids import TASK, Shown, existing, task_argument
-from orchestrator.cli.terminal.logs import print_logs
+from orchestrator.cli.terminal.logs import color_option, print_logs
 from orchestrator.cli.terminal.options import (
     certain_option,
     json_option,
@@ -173,8 +173,9 @@ def watch(task: UUID, as_json: bool) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Go on until it ends; with --json, one document to a line.")
 @click.option("--attempt", type=click.IntRange(1, 2**31), metavar="NUMBER", help="Only of this attempt.")
 @click.option("--last", type=click.IntRange(0), metavar="NUMBER", help="Only so many lines from the end.")
+@color_option
 @json_option
-def logs(task: UUID, follow: bool, attempt: int | None, last: int | None, as_json: bool) -> None:
+def logs(task: UUID, follow: bool, attempt: int | None, last: int | None, colour: str, as_json: bool) -> None:
     """Show what a task has printed, logged and said with `ctx.log`, attempt by attempt.
 
     \b
@@ -200,6 +201,7 @@ def logs(task: UUID, follow: bool, attempt: int | None, last: int | None, as_jso
                 follow=follow,
                 as_json=as_json,
                 last=last,
+                colour=colour,
                 with_attempts=attempt is None,
             )
         except KeyboardInterrupt:

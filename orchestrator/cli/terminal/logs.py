@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from zlib import crc32
 
-from orchestrator.cli.terminal.output import echo, echo_json, json_text, print_json
+import click
+
+from orchestrator.cli.terminal.output import echo, echo_json, echo_output, json_text, print_json
 from orchestrator.sdk.tasks.logs import LogEntry, LogPage, all_lines
-from orchestrator.terminal_safe import indented, one_line
+from orchestrator.terminal_safe import one_line
 
 Read = Callable[[str, float], LogPage]
 """Returns the lines after an entry, and waits so many seconds for the first of them."""
@@ -32,11 +35,13 @@ def print_logs(
     last: int | None,
     with_steps: bool = False,
     with_attempts: bool = False,
+    colour: str = "auto",
 ) -> None:
     """Print what there is, or the last lines of it, and, if asked, what comes until the end.
 
-    With attempts, each has a heading, unless the first is the only one.
+    With attempts, each has a heading, unless the first is the only one. Colours of tasks are passed on to a terminal.
     """
+    coloured = {"always": True, "never": False}.get(colour, sys.stdout.isatty())
     lines: Iterable[LogEntry]
     attempt = 1
     if follow:
@@ -64,9 +69,20 @@ def print_logs(
             step = one_line(line.step)
             width = max(width, min(len(step), _WIDEST))
             echo(f"{step:<{width}} ", nl=False, colour=_colour(line.step))
-        echo(indented(f"{line.level:<8} {line.text}"))
+        echo(f"{one_line(line.level):<8} ", nl=False)
+        echo_output(line.text, coloured=coloured)
     if is_silent:
         echo(_SILENT, err=True)
+
+
+color_option = click.option(
+    "--color",
+    "colour",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="Pass on the colours of what tasks print; auto: to a terminal only.",
+)
 
 
 def _end_of(lines: list[LogEntry], last: int | None) -> list[LogEntry]:

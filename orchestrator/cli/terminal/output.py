@@ -30,7 +30,14 @@ from rich.text import Text
 
 from orchestrator.monitoring.times import counted as counted
 from orchestrator.sealing import describe_json, legible
-from orchestrator.terminal_safe import ascii_json, one_line, terminal_safe, terminal_safe_json
+from orchestrator.terminal_safe import (
+    ascii_json,
+    one_line,
+    terminal_safe,
+    terminal_safe_json,
+    with_styles,
+    without_styles,
+)
 
 _COLOURS = {
     "success": "green",
@@ -60,6 +67,12 @@ def echo(text: str = "", *, err: bool = False, colour: str | None = None, nl: bo
     """Print text, which may have several lines."""
     shown = terminal_safe(legible(text))
     click.echo(shown if colour is None else click.style(shown, fg=colour), err=err, nl=nl)
+
+
+def echo_output(text: str, *, coloured: bool) -> None:
+    """Print what a program wrote, with its colours or without; no line but the first begins where records begin."""
+    lines = map(with_styles if coloured else without_styles, legible(text).split("\n"))
+    click.echo("\n    ".join(lines), color=coloured)
 
 
 def confirm(question: str, *, yes: bool, err: bool = False) -> None:

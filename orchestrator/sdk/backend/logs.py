@@ -20,6 +20,8 @@ from orchestrator.transport.journal import LOSSES
 
 PAGE = 200
 """Chunks that are read at once."""
+_MOST_PAGES = 10
+"""Of chunks that are looked at for lines that fit."""
 _PAUSE = 0.5
 """Seconds between two looks while Redis is away."""
 
@@ -72,6 +74,53 @@ def read_last(connections: Connections, task: bytes, lines: int, attempt: int | 
     with connections.reading() as connection:
         chunks = logs.last_of_task(connection, task, lines, attempt)
     return list(entries_of(chunks, LogPosition(0, 0)))[-lines:]
+
+
+class LogPart(NamedTuple):
+    """Lines of a task, and how many stand before them."""
+
+    lines: list[LogEntry]
+    first: str
+    """The first line that was looked at: older ones stand before it."""
+    last: str
+    """The last one that was looked at."""
+    earlier: int
+    """How many lines are kept before these."""
+    left_out: list[LogEntry]
+    """Some of those, which were read as well."""
+
+
+def read_before(
+    connections: Connections,
+    task: bytes,
+    before: str,
+    lines: int,
+    attempt: int | None = None,
+    fits: Callable[[LogEntry], bool] = lambda _: True,
+) -> LogPart:
+    """Return the last lines that fit before an entry, or the last of all; it looks at a bounded number of them."""
+    end = LogPosition.of(before) if before else LogPosition(logs.LAST, 0)
+    found: list[LogEntry] = []
+    last = ""
+    with connections.reading() as connection:
+        for _ in range(_MOST_PAGES):
+            chunks = logs.last_of_task(connection, task, PAGE, attempt, _behind(end))
+            read = [one for one in entries_of(chunks, LogPosition(0, 0)) if LogPosition.of(one.entry) < end]
+            found = [*filter(fits, read), *found]
+            last = last or (read[-1].entry if read else "")
+            end = LogPosition(chunks[0].id, 1) if chunks else end
+            if len(found) >= lines or len(chunks) < PAGE:
+                break
+        shown = found[-lines:]
+        if len(found) > lines:
+            end = LogPosition.of(shown[0].entry)
+        earlier = logs.count_lines(connection, task, attempt, end.chunk) + max(0, end.line - 1)
+    return LogPart(shown, f"{end.chunk}-{end.line}", last, earlier, found[:-lines])
+
+
+def _behind(end: LogPosition) -> int:
+    """Return the id that all chunks with lines before a position are below."""
+    return end.chunk + 1 if end.line > 1 else end.chunk
 
 
 def read_many(connections: Connections, after: Mapping[bytes, str]) -> dict[bytes, list[LogEntry]]:

@@ -6,14 +6,12 @@ import msgspec
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.rendering import STATIC, page, pages
+from orchestrator.api.dashboard.rendering import FILES, TYPES, page, pages
 from orchestrator.api.dashboard.session import own_page
 from orchestrator.api.key_scope import NOTHING
 from orchestrator.api.problems import refused
 
 routes = pages("/ui")
-
-_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
 class LogInQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,14 +39,11 @@ def enter_or_leave(api: Api) -> Response:
 def static_file(api: Api, name: str) -> Response:
     """Send a file that pages are made with."""
     del api
-    file = _FILES.get(name)
+    file = FILES.get(name)
     if file is None:
         raise refused(404, "There is no such file", f"There is no file {name!r:.100}.")
     kept = {"Cache-Control": "public, max-age=31536000, immutable"}
-    return Response(file, media_type=_TYPES[name.rpartition(".")[2]], headers=kept)
-
-
-_FILES = {file.name: file.read_bytes() for file in STATIC.iterdir() if file.suffix[1:] in _TYPES}
+    return Response(file, media_type=TYPES[name.rpartition(".")[2]], headers=kept)
 
 
 @routes.get("/{anything}", about=NOTHING)

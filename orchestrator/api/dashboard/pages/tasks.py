@@ -13,12 +13,12 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.gantt import timeline
+from orchestrator.api.dashboard.pages import logs
 from orchestrator.api.dashboard.rendering import Note, key_scope_of_visitor, page, page_actions, pages
 from orchestrator.api.key_scope import TASK, WITHIN, lineage_within
 from orchestrator.api.problems import refused
 from orchestrator.api.routes import bulk
 from orchestrator.api.routes import tasks as task_routes
-from orchestrator.api.routes.tasks import LogQuery
 from orchestrator.api.shapes import filter_fields, made_from
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.states import OPEN_TASK_STATES, TaskState
@@ -32,8 +32,6 @@ routes, actions = pages("/ui/tasks"), page_actions("/ui/tasks")
 
 _MOST_AT_ONCE = 200
 """Tasks that are cancelled or tried again by one form."""
-_MOST_LINES = 1_000
-"""Lines of a log that are shown, from its end."""
 _MOST_CHILDREN = 50
 """Tasks and runs that are listed of those that a task enqueued."""
 
@@ -137,20 +135,12 @@ def show_task(api: Api, id: UUID) -> Response:
         "task.html",
         found=found,
         task=found.task,
-        lines=_lines(api, id),
+        log=logs.last_lines(api, id, logs.LogQuery()),
         obstacles=_obstacles(api, found.task),
         timeline=timeline(found.task, found.attempts),
         lineage=lineage_within(key_scope_of_visitor(), api.backend.insights.lineage(id)),
         most_shown=_MOST_CHILDREN,
     )
-
-
-def _lines(api: Api, id: UUID) -> list[task_routes.LogEntry] | None:
-    """Return what a task said last; None where it cannot be read."""
-    try:
-        return task_routes.log_of(api, id.bytes, LogQuery(last=_MOST_LINES)).lines
-    except OrchestratorError:
-        return None
 
 
 def _obstacles(api: Api, task: TaskView) -> list[str]:

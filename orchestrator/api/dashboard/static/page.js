@@ -138,45 +138,111 @@
     } catch (error) { answered(false); } finally { isAsking = false; }
   }
 
-  function line(said) {
-    const log = document.getElementById("log");
-    if (!log) return;
-    const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-    const row = document.createElement("p");
-    row.className = `l-${said.level}`;
-    const time = document.createElement("time");
-    time.dateTime = said.at;
-    time.dataset.clock = "";
-    const level = document.createElement("b");
-    level.textContent = said.level;
-    const text = document.createElement("span");
-    text.textContent = said.text;
-    row.append(time, level, text);
-    const key = `${said.at} ${said.text}`;
-    if (known.has(key) || said.at < oldest) return;
-    known.add(key);
-    row.dataset.attempt = said.attempt;
-    const before = log.querySelector("p:last-of-type")?.dataset.attempt;
-    if (before && before !== row.dataset.attempt) {
-      const mark = document.createElement("div");
-      mark.textContent = `Attempt ${said.attempt}`;
-      log.append(mark);
-    }
-    log.append(row);
-    while (log.childElementCount > MOST_LINES) log.firstElementChild.remove();
+  // -- the log of a task: new lines are added at its end, older ones at its beginning, as the server renders them
+
+  const logBox = document.getElementById("log");
+  const chip = document.getElementById("log-end");
+  const HEAR = 300; // milliseconds for which new lines are gathered
+  let isFollowing = true, hearing = null, added = 0;
+
+  function toEnd() {
+    logBox.scrollTop = logBox.scrollHeight;
+    isFollowing = true;
+    added = 0;
+    chip.hidden = true;
+  }
+
+  async function readLog(address) {
+    const answer = await fetch(address, { headers: { Accept: "text/html" }, redirect: "manual" });
+    if (!answer.ok) return null;
+    const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+    return { box: found.getElementById("log"), before: found.getElementById("log-before"), silent: found.getElementById("silent") };
+  }
+
+  function wanted(more) {
+    const query = new URLSearchParams(new FormData(document.getElementById("log-filter")));
+    for (const [name, value] of Object.entries(more)) query.set(name, value);
+    return `${logBox.dataset.after}?${query}`;
+  }
+
+  async function addNew() {
+    const part = await readLog(wanted(logBox.dataset.last ? { after: logBox.dataset.last } : {}));
+    hearing = null;
+    if (!part) return;
+    const rows = [...part.box.children];
+    const before = logBox.querySelector("p:last-of-type")?.dataset.attempt;
+    if (before && rows[0]?.nodeName === "DIV" && rows[1]?.dataset.attempt === before) rows.shift();
+    if (part.box.dataset.last !== logBox.dataset.last) logBox.append(...rows);
+    logBox.dataset.last = part.box.dataset.last;
+    const lines = rows.filter((row) => row.nodeName === "P").length;
+    if (!lines) return;
+    document.getElementById("silent")?.remove();
+    let gone = 0;
+    while (isFollowing && logBox.childElementCount > MOST_LINES) { gone += logBox.firstElementChild.nodeName === "P"; logBox.firstElementChild.remove(); }
+    if (gone) sayEarlier(gone);
+    showTimes();
+    if (isFollowing) { toEnd(); return; }
+    added += lines;
+    chip.textContent = `↓ ${added} new ${added === 1 ? "line" : "lines"}`;
+    chip.hidden = false;
+  }
+
+  // Lines have left the page at its beginning: they count among the older ones.
+  function sayEarlier(gone) {
+    const box = document.getElementById("log-before");
+    box.dataset.earlier = Number(box.dataset.earlier) + gone;
+    const older = box.querySelector("[data-older]") ?? Object.assign(document.createElement("a"), { className: "button", textContent: "Show older lines" });
+    older.dataset.older = "";
+    older.href = wanted({ before: logBox.querySelector("[data-entry]").dataset.entry });
+    const text = document.createElement("p");
+    text.append(`${Number(box.dataset.earlier).toLocaleString("en")} lines before these. `, older);
+    box.replaceChildren(text);
+  }
+
+  async function addOlder(link) {
+    const part = await readLog(link.href);
+    if (!part) return;
+    const height = logBox.scrollHeight - logBox.scrollTop;
+    isFollowing = false;
+    logBox.prepend(...part.box.children);
+    document.getElementById("log-before").replaceWith(part.before);
     document.getElementById("silent")?.remove();
     showTimes();
-    if (isAtEnd) log.scrollTop = log.scrollHeight;
+    logBox.scrollTop = logBox.scrollHeight - height;
+    announce("Older lines are shown");
   }
 
-  // The page has the last lines of a log, and the stream begins with the first.
-  const oldest = document.querySelector("#log p time")?.dateTime ?? "";
-  const known = new Set();
-  for (const row of document.querySelectorAll("#log p")) {
-    known.add(`${row.querySelector("time").dateTime} ${row.querySelector("span").textContent}`);
+  async function filterLog() {
+    const part = await readLog(wanted({}));
+    if (!part) return;
+    logBox.replaceChildren(...part.box.children);
+    logBox.dataset.last = part.box.dataset.last;
+    document.getElementById("log-before").replaceWith(part.before);
+    document.getElementById("silent")?.remove();
+    if (part.silent) chip.after(part.silent);
+    showTimes();
+    toEnd();
+    announce(`${logBox.querySelectorAll("p").length} lines`);
   }
 
-  function isKnownLine(said) { return { ...said, at: new Date(said.at).toISOString() }; }
+  if (logBox) {
+    const wrap = document.querySelector("[data-wrap]");
+    try { wrap.checked = localStorage.getItem("orchestrator-wrap") !== "no"; } catch (error) { /* not kept */ }
+    logBox.classList.toggle("unwrapped", !wrap.checked);
+    wrap.addEventListener("change", () => {
+      logBox.classList.toggle("unwrapped", !wrap.checked);
+      try { localStorage.setItem("orchestrator-wrap", wrap.checked ? "yes" : "no"); } catch (error) { /* not kept */ }
+    });
+    const filter = document.getElementById("log-filter");
+    filter.addEventListener("submit", (event) => { event.preventDefault(); filterLog(); });
+    filter.level.addEventListener("change", filterLog);
+    chip.addEventListener("click", toEnd);
+    logBox.addEventListener("scroll", () => {
+      isFollowing = logBox.scrollHeight - logBox.scrollTop - logBox.clientHeight < 40;
+      if (isFollowing) { added = 0; chip.hidden = true; } else if (stream && chip.hidden) { chip.textContent = "↓ Jump to the end"; chip.hidden = false; }
+    });
+    toEnd();
+  }
 
   let stream = null;
   let isFirst = true;
@@ -190,7 +256,7 @@
     // Something may have happened between the page and the stream; those of the system hear of the next thing anyway.
     stream.addEventListener("snapshot", () => { if (!isFirst || !path.includes("/status/")) soon(); isFirst = false; });
     for (const name of ["task", "tasks", "run", "activity", "workers", "progress"]) stream.addEventListener(name, soon);
-    stream.addEventListener("log", (event) => line(isKnownLine(JSON.parse(event.data))));
+    stream.addEventListener("log", () => { if (logBox) hearing ??= setTimeout(addNew, HEAR); });
     stream.addEventListener("end", () => { stream.close(); stream = null; say("off"); soon(); });
   }
 
@@ -289,6 +355,8 @@
   }
 
   document.addEventListener("click", (event) => {
+    const older = event.target.closest("[data-older]");
+    if (older) { event.preventDefault(); addOlder(older); }
     const copied = event.target.closest("[data-copy]");
     if (copied) {
       copy(copied.dataset.copy);
