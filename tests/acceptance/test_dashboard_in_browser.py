@@ -445,6 +445,12 @@ def test_a_page_stays_live_until_what_was_done_shows(served: tuple[Stack, str], 
         window.sees("tr[data-key=attempt-2] .s-failed")
         window.sees("h1 .s-failed")
         assert window.page.locator(".said", has_text="has not changed").count() == 0
+        assert window.page.locator("tr[data-key^=attempt] .error", has_text="by somebody").count() == 2
+        window.sees("details[open] mark", "in broken")
+        window.page.locator("tr[data-key=attempt-1] summary", has_text="Traceback").click()
+        window.sees("tr[data-key=attempt-1] mark", "in broken")
+        window.page.locator("tr[data-key=attempt-2]").get_by_role("link", name="Log").click()
+        window.sees("h2", "Log of attempt 2")
 
 
 def test_an_open_page_says_that_it_cannot_be_read(base: str, browser: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import msgspec
+from markupsafe import Markup, escape
 
 from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.fleet.announced import count_known
@@ -153,6 +154,37 @@ def with_query(path: str, values: Mapping[str, Any]) -> str:
 def plain(text: str | None) -> str:
     """Return a user's text without what a page cannot show."""
     return terminal_safe(text or "")
+
+
+_FRAME = re.compile(
+    r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?\n(?:    .*\n?)*', re.MULTILINE
+)
+_FOREIGN = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3[.\d]*|orchestrator)[/\\]|^<")
+"""In the path of a file of somebody else: a library, Python itself, or this package."""
+
+
+def _last_own(text: str) -> re.Match[str] | None:
+    """Return the last frame of a traceback that is in the user's own code."""
+    return next((one for one in reversed([*_FRAME.finditer(text)]) if not _FOREIGN.search(one["file"])), None)
+
+
+def own_frame(text: str) -> str:
+    """Return where a traceback leaves the user's own code; nothing, if it is not in it."""
+    found = _last_own(text)
+    if found is None:
+        return ""
+    file = found["file"].replace("\\", "/").rpartition("/")[2]
+    return f"{file}:{found['line']} in {found['name']}" if found["name"] else f"{file}:{found['line']}"
+
+
+def traceback(text: str) -> Markup:
+    """Return a traceback in which the last frame of the user's own code is marked."""
+    found = _last_own(text)
+    if found is None:
+        return escape(terminal_safe(text))
+    own = found[0].rstrip("\n")  # the mark is a block, behind which a new line begins
+    before, after = text[: found.start()], text[found.start() + len(own) :].removeprefix("\n")
+    return Markup("{}<mark>{}</mark>{}").format(*map(terminal_safe, (before, own, after)))
 
 
 FILTERS = {

@@ -219,6 +219,10 @@ class Dispatch(msgspec.Struct, frozen=True, array_like=True):
         return self.run_id == self.id
 
 
+LOST = "worker lost"
+"""The reason of a task that failed because the processes that ran it died."""
+
+
 def error_text(kind: str, message: str) -> str:
     """Return an error as Python prints it: one without a message is only its kind."""
     return f"{kind}: {message}" if message else kind
@@ -396,5 +400,5 @@ def after_loss(alone: bool, losses: int, deaths: int, limit: int) -> RetryTask |
     """
     charged = 1 if alone else 0
     if losses + charged >= limit or deaths + 1 >= DEATHS_PER_LOSS * limit:
-        return FailTask(reason="worker lost", losses=charged)
+        return FailTask(reason=LOST, losses=charged)
     return RetryTask(delay=0.0, losses=charged)

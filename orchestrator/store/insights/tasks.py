@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.flow.definition import name_of
 from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, OPEN_TASK_STATES, TaskState
-from orchestrator.domain.tasks.task import TaskError
+from orchestrator.domain.tasks.task import LOST, TaskError
 from orchestrator.sealing import CALL, is_sealed_text, reveal
 from orchestrator.store.sql import Row, Statement, columns_of
 
@@ -83,8 +83,8 @@ class AttemptView:
     attempt: int
     """Its number, the fence."""
     outcome: str
-    """`failed`, `lost`, `postponed` or `returned` where another attempt followed; of the last one, the
-    state of the task."""
+    """`failed`, `lost`, `postponed` or `returned` where another attempt followed; of the last one, `lost` or
+    the state of the task."""
     error: ErrorView | None
     """What went wrong."""
     worker: str | None
@@ -345,7 +345,7 @@ def _attempts(connection: Connection, task: Row, error: ErrorView | None) -> lis
     if task.attempt not in recorded | {0} and task.status != TaskState.PENDING:
         last = AttemptView(
             attempt=task.attempt,
-            outcome=task.status,
+            outcome="lost" if task.reason == LOST else task.status,
             error=error,
             worker=task.worker,
             started_at=task.started_at,

@@ -1,0 +1,33 @@
+"""Tracebacks in the dashboard: the last frame of the user's own code is marked."""
+
+from __future__ import annotations
+
+from orchestrator.api.dashboard.words import own_frame, traceback
+
+TEXT = """Traceback (most recent call last):
+  File "/srv/shop/tasks.py", line 8, in <lambda>
+    helper(n)
+  File "/srv/shop/tasks.py", line 13, in helper
+    json.loads("<" + str(n))
+    ^^^^^^^^^^
+  File "/usr/lib/python3.12/json/__init__.py", line 346, in loads
+    return _default_decoder.decode(s)
+  File "/srv/.venv/lib/python3.12/site-packages/x.py", line 3, in y
+ValueError: no
+"""
+
+
+def test_the_last_own_frame_is_marked() -> None:
+    assert own_frame(TEXT) == "tasks.py:13 in helper"
+    shown = traceback(TEXT)
+    marked = shown.partition("<mark>")[2].partition("</mark>")[0]
+    assert marked.startswith("  File &#34;/srv/shop/tasks.py&#34;, line 13, in helper\n    json.loads(&#34;&lt;&#34;")
+    assert marked.endswith("^^^^^^^^^^")
+    assert shown.striptags().split() == TEXT.split()
+
+
+def test_without_own_code_nothing_is_marked() -> None:
+    text = 'Traceback:\n  File "/usr/lib/python3.12/json/__init__.py", line 346, in loads\n<b>'
+    assert own_frame(text) == ""
+    assert "<mark>" not in traceback(text)
+    assert "&lt;b&gt;" in traceback(text)
