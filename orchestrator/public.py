@@ -43,6 +43,7 @@ from orchestrator.errors import (
     WrongState,
 )
 from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.code import workflow_class as workflow
 from orchestrator.sdk.code.context import RunInfo, WorkflowContext
 from orchestrator.sdk.code.guards import unguarded
 from orchestrator.sdk.code.handle import WorkflowHandle
@@ -142,4 +143,5 @@ __all__ = [
     "gather",
     "group",
     "unguarded",
+    "workflow",
 ]

@@ -24,6 +24,7 @@ from orchestrator.sdk.code.workflow import (
     check_workflow_function,
     with_code_options,
 )
+from orchestrator.sdk.code.workflow_class import function_of, registered
 from orchestrator.sdk.dag.composing import Composer
 from orchestrator.sdk.dag.workflows import Workflows
 from orchestrator.sdk.flow.flows import Flows
@@ -53,6 +54,7 @@ from orchestrator.tracing.entry import sending
 
 P = ParamSpec("P")
 R = TypeVar("R")
+K = TypeVar("K", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 V = TypeVar("V")
 
@@ -214,34 +216,40 @@ class Orchestrator:
     # -- workflows as code
 
     @overload
+    def workflow(self, kind: K, /) -> K: ...
+    @overload
     def workflow(self, function: Callable[Concatenate[WorkflowContext, P], Awaitable[R]], /) -> CodeWorkflow[P, R]: ...
     @overload
     def workflow(
         self, /, *, name: str | None = None, version: int = 1, **options: Unpack[WorkflowOptionTypes]
-    ) -> Callable[[Callable[Concatenate[WorkflowContext, P], Awaitable[R]]], CodeWorkflow[P, R]]: ...
+    ) -> _WorkflowDecorator: ...
 
     def workflow(
         self,
-        function: Callable[..., Any] | None = None,
+        given: Callable[..., Any] | None = None,
         /,
         *,
         name: str | None = None,
         version: int = 1,
         **options: Any,
     ) -> Any:
-        """Register an `async def` function as a workflow: `@app.workflow`, or `@app.workflow(version=2)`."""
+        """Register an `async def` function or a class as a workflow: `@app.workflow`, or `@app.workflow(version=2)`."""
         checked = with_code_options(CodeOptions(), options)
 
-        def register(function: Callable[..., Any]) -> CodeWorkflow[..., Any]:
-            chosen = registered_name(function, name, "workflow")
+        def register(given: Callable[..., Any]) -> Any:
+            chosen = registered_name(given, name, "workflow")
+            function = function_of(given) if isinstance(given, type) else given
             check_workflow_function(chosen, version, function)
             workflow: CodeWorkflow[..., Any] = CodeWorkflow(
                 self._client, self._registry, chosen, version, function, checked
             )
             self.code_workflows._add(workflow)
-            return workflow
+            if not isinstance(given, type):
+                return workflow
+            registered(given, workflow)
+            return given
 
-        return register if function is None else register(function)
+        return register if given is None else register(given)
 
     # -- starting work
 
@@ -381,6 +389,15 @@ class _Decorator(Protocol):
     def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class _WorkflowDecorator(Protocol):
+    """The type of `@app.workflow(...)` with options."""
+
+    @overload
+    def __call__(self, kind: K, /) -> K: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[WorkflowContext, P], Awaitable[R]], /) -> CodeWorkflow[P, R]: ...
 
 
 def _code(function: Callable[..., Any]) -> object:

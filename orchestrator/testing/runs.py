@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Query
@@ -22,6 +22,14 @@ from orchestrator.errors import (
     RunFailed,
     WrongState,
 )
+from orchestrator.sdk.code.messages import (
+    QueryMethod,
+    SignalMethod,
+    UpdateMethod,
+    answer_of,
+    name_of,
+    signal_value,
+)
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.replaying import replay
 from orchestrator.sdk.code.workflow import CodeWorkflow
@@ -29,7 +37,9 @@ from orchestrator.sdk.values.payload import decode_value, encode_call, encode_va
 from orchestrator.testing.leader import MemoryLeader
 from orchestrator.testing.memory_run import Run
 
+P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class World(Protocol):
@@ -109,8 +119,14 @@ class TestedRun(Generic[R]):
             case _:
                 raise RunFailed(f"Workflow {self._workflow.name!r} was cancelled.")
 
-    async def signal(self, name: str, value: Any = None) -> None:
+    @overload
+    async def signal(self, signal: str, /, value: Any = None) -> None: ...
+    @overload
+    async def signal(self, signal: SignalMethod[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+
+    async def signal(self, signal: str | SignalMethod[..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Send a signal."""
+        name, value = signal_value(signal, args, kwargs, self._limit)
         await self._tell(history.SignalReceived(name, encode_value(value, f"Signal {name!r}", self._limit)))
 
     async def resolve(self, promise: str, value: Any = None) -> None:
@@ -142,14 +158,26 @@ class TestedRun(Generic[R]):
         await self._world.settle()
         return TestedRun(self._world, self._workflow, new)
 
-    async def query(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Ask the code something."""
-        query = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, self._limit))
-        answer = (await asyncio.to_thread(self._world.leader.activate, self._run, [query]))[0]
-        return _value(f"Query {name!r}", answer.result, answer.error)
+    @overload
+    async def query(self, query: str, /, *args: Any, **kwargs: Any) -> Any: ...
+    @overload
+    async def query(self, query: QueryMethod[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
-    async def update(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    async def query(self, query: str | QueryMethod[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Ask the code something."""
+        name = name_of(query)
+        asked = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, self._limit))
+        answer = (await asyncio.to_thread(self._world.leader.activate, self._run, [asked]))[0]
+        return answer_of(query, _value(f"Query {name!r}", answer.result, answer.error))
+
+    @overload
+    async def update(self, update: str, /, *args: Any, **kwargs: Any) -> Any: ...
+    @overload
+    async def update(self, update: UpdateMethod[P, Any, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    async def update(self, update: str | UpdateMethod[..., Any, Any], /, *args: Any, **kwargs: Any) -> Any:
         """Ask the code to do something, and return its answer; time does not pass meanwhile."""
+        name = name_of(update)
         self._workflow._signature.check_update(name)
         run = self._run
         identifier = derived_id(run.id, "update", len(run.history))
@@ -162,7 +190,7 @@ class TestedRun(Generic[R]):
                 f"time to pass, or for more."
             )
         answer = run.answers[identifier]
-        return _value(f"Update {name!r}", answer.result, answer.error)
+        return answer_of(update, _value(f"Update {name!r}", answer.result, answer.error))
 
     async def _settle(self, resolution: Resolution) -> None:
         self._check_open()
@@ -196,7 +224,7 @@ def _how(end: commands.EndCommand) -> str:
     return f"has failed: {end.error.kind}: {end.error.message}" if isinstance(end, commands.FailRun) else "has ended"
 
 
-def _value(what: str, result: bytes | None, error: TaskError | None) -> Any:
+def _value(what: str, result: bytes | None, error: TaskError | None) -> bytes:
     if error is not None and error.kind == "WrongState":
         raise WrongState(error.message)
     if error is not None:
@@ -204,4 +232,4 @@ def _value(what: str, result: bytes | None, error: TaskError | None) -> Any:
         failed = kind(f"{what} failed: {error.kind}: {error.message}")
         failed.data = error.attributes
         raise failed
-    return decode_value(result or b"\xc0")
+    return result or b"\xc0"

@@ -21,30 +21,33 @@ from orchestrator.sdk.tasks.options import CallOptions
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
-PROGRAM = Path(__file__).with_name("typed_program.py")
+PROGRAMS = [Path(__file__).with_name(name) for name in ("typed_program.py", "typed_messages.py")]
+every_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
 
 
-def wrong_lines() -> set[int]:
-    lines = PROGRAM.read_text(encoding="utf-8").splitlines()
+def wrong_lines(program: Path) -> set[int]:
+    lines = program.read_text(encoding="utf-8").splitlines()
     return {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
 
 
-def test_mypy_refuses_the_wrong_lines_of_a_program_and_no_other() -> None:
+@every_program
+def test_mypy_refuses_the_wrong_lines_of_a_program_and_no_other(program: Path) -> None:
     # The cache is that of `scripts/check`: without one, all that the program imports is read, which takes a minute.
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(REPOSITORY / ".mypy_cache"), str(PROGRAM)]
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(REPOSITORY / ".mypy_cache"), str(program)]
     said = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
-    found = re.findall(rf"{PROGRAM.name}:(\d+): error", said.stdout)
+    found = re.findall(rf"{program.name}:(\d+): error", said.stdout)
 
-    assert {int(number) for number in found} == wrong_lines(), said.stdout + said.stderr
+    assert {int(number) for number in found} == wrong_lines(program), said.stdout + said.stderr
 
 
 @pytest.mark.skipif(importlib.util.find_spec("basedpyright") is None, reason="pip install basedpyright")
-def test_pyright_refuses_the_wrong_lines_of_a_program_and_no_other() -> None:
-    command = [sys.executable, "-m", "basedpyright", "--level", "error", "--outputjson", str(PROGRAM)]
+@every_program
+def test_pyright_refuses_the_wrong_lines_of_a_program_and_no_other(program: Path) -> None:
+    command = [sys.executable, "-m", "basedpyright", "--level", "error", "--outputjson", str(program)]
     said = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
     found = json.loads(said.stdout)["generalDiagnostics"]
 
-    assert {one["range"]["start"]["line"] + 1 for one in found} == wrong_lines(), said.stdout + said.stderr
+    assert {one["range"]["start"]["line"] + 1 for one in found} == wrong_lines(program), said.stdout + said.stderr
 
 
 def test_what_a_checker_knows_is_what_counts() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from orchestrator.domain.code.commands import SignalRun
 from orchestrator.domain.ids import to_text
@@ -16,10 +16,18 @@ from orchestrator.sdk.checks import check_label, check_name
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.known_updates import WorkflowSignature
+from orchestrator.sdk.code.messages import (
+    QueryMethod,
+    SignalMethod,
+    UpdateMethod,
+    answer_of,
+    name_of,
+    signal_value,
+)
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import refuse_inside_task
 from orchestrator.sdk.values.payload import decode_value, digest_call, encode_call, encode_value
-from orchestrator.sdk.waiting.async_variants import async_variant, blocking
+from orchestrator.sdk.waiting.async_variants import async_variant, async_variant_of, blocking
 from orchestrator.sdk.waiting.steps import Steps, check_timeout, time_limit
 from orchestrator.sealing import legible
 from orchestrator.time_limits import TimeLimit
@@ -29,7 +37,9 @@ if TYPE_CHECKING:
     from orchestrator.sdk.code.recording import Recording
     from orchestrator.store.code.keys import Sent
 
+P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class WorkflowHandle(Generic[R]):
@@ -89,8 +99,17 @@ class WorkflowHandle(Generic[R]):
 
     # -- messages to the run
 
-    def signal(self, name: str, value: Any = None) -> None:
-        """Send a signal; it waits until the code takes it. Inside a workflow this is a command, and is sent once."""
+    @overload
+    def signal(self, signal: str, /, value: Any = None) -> None: ...
+    @overload
+    def signal(self, signal: SignalMethod[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+
+    def signal(self, signal: str | SignalMethod[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        """Send a signal, by its name or its method: `Order.pay`; it waits until the code takes it.
+
+        Inside a workflow this is a command, and is sent once.
+        """
+        name, value = signal_value(signal, args, kwargs, self._client.settings.largest_value)
         commander = current()
         if commander is None:
             data = encode_value(value, f"Signal {name!r}", self._client.settings.largest_value)
@@ -111,21 +130,37 @@ class WorkflowHandle(Generic[R]):
         """Reject the oldest open promise of a name, or the first that there will be; WrongState if it is settled."""
         yield from self._client.backend.code.reject(self._run, promise, reason)
 
-    @blocking
-    def query(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Steps[Any]:
-        """Ask the code something, and return its answer."""
-        run, payload = self._question(name, args, kwargs, timeout)
-        answer = self._client.backend.code.query(run, name, payload, timeout)
-        return decode_value((yield from _legibly(answer)))
+    @overload
+    def query(self, query: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any: ...
+    @overload
+    def query(self, query: QueryMethod[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     @blocking
-    def update(self, name: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Steps[Any]:
-        """Ask the code to do something, and return its answer."""
+    def query(
+        self, query: str | QueryMethod[..., Any], /, *args: Any, timeout: float = 30.0, **kwargs: Any
+    ) -> Steps[Any]:
+        """Ask the code something, by the name of the query or its method (`Order.total`), and return its answer."""
+        name = name_of(query)
+        run, payload = self._question(name, args, kwargs, timeout)
+        answer = self._client.backend.code.query(run, name, payload, timeout)
+        return answer_of(query, (yield from _legibly(answer)))
+
+    @overload
+    def update(self, update: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any: ...
+    @overload
+    def update(self, update: UpdateMethod[P, Any, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+    @blocking
+    def update(
+        self, update: str | UpdateMethod[..., Any, Any], /, *args: Any, timeout: float = 30.0, **kwargs: Any
+    ) -> Steps[Any]:
+        """Ask the code to do something, by the name of the update or its method, and return its answer."""
+        name = name_of(update)
         if self._signature is not None:
             self._signature.check_update(name)
         run, payload = self._question(name, args, kwargs, timeout)
         answer = self._client.backend.code.update(run, name, payload, timeout)
-        return decode_value((yield from _legibly(answer)))
+        return answer_of(update, (yield from _legibly(answer)))
 
     def _question(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
@@ -174,17 +209,35 @@ class WorkflowHandle(Generic[R]):
 
     aresult = async_variant(result)
     astatus = async_variant(status)
-    asignal = async_variant(signal)
     aresolve = async_variant(resolve)
     areject = async_variant(reject)
-    aquery = async_variant(query)
-    aupdate = async_variant(update)
     acancel = async_variant(cancel)
     aterminate = async_variant(terminate)
     areset = async_variant(reset)
     aretry = async_variant(retry)
     arerun = async_variant(rerun)
     ahistory = async_variant(history)
+
+    @overload
+    async def asignal(self, signal: str, /, value: Any = None) -> None: ...
+    @overload
+    async def asignal(self, signal: SignalMethod[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    @async_variant_of(signal)
+    async def asignal(self, *_: Any, **__: Any) -> Any: ...
+
+    @overload
+    async def aquery(self, query: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any: ...
+    @overload
+    async def aquery(self, query: QueryMethod[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @async_variant_of(query)
+    async def aquery(self, *_: Any, **__: Any) -> Any: ...
+
+    @overload
+    async def aupdate(self, update: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any: ...
+    @overload
+    async def aupdate(self, update: UpdateMethod[P, Any, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @async_variant_of(update)
+    async def aupdate(self, *_: Any, **__: Any) -> Any: ...
 
     def _value(self, ended: Ended) -> R:
         name = f"Workflow {self._signature.name!r}" if self._signature else "The workflow"

@@ -16,6 +16,7 @@ from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.known_updates import WorkflowSignature
+from orchestrator.sdk.code.messages import SignalMethod, name_of
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.tasks.context import current_runtime
@@ -46,7 +47,7 @@ class Starting(Generic[P, R]):
         id: str | None,
         on_conflict: OnConflict,
         tags: Sequence[str],
-        signal: tuple[str, Any] | None,
+        signal: tuple[str | SignalMethod[..., Any], Any] | None,
         pinned: bool,
     ) -> None:
         if on_conflict not in get_args(OnConflict):
@@ -113,7 +114,7 @@ class Starting(Generic[P, R]):
     def _encoded_signal(self, run: bytes) -> history.SignalReceived | None:
         if self._signal is None:
             return None
-        name, value = self._signal
+        name, value = name_of(self._signal[0]), self._signal[1]
         settings = self._client.settings
         data = encode_value(value, f"Signal {name!r}", settings.largest_value)
         return history.SignalReceived(check_name("signal", name), outgoing(data, VALUE, run, settings))

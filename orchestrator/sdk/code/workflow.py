@@ -29,6 +29,7 @@ from orchestrator.sdk.code.guards import watch_package_of
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.known_updates import WorkflowSignature
 from orchestrator.sdk.code.loop import LONGEST_WAIT
+from orchestrator.sdk.code.messages import SignalMethod
 from orchestrator.sdk.code.ordering import keep_order
 from orchestrator.sdk.code.starting import Starting
 from orchestrator.sdk.modules import Modules
@@ -150,7 +151,7 @@ class CodeWorkflow(Generic[P, R]):
         id: str | None = None,
         on_conflict: OnConflict = "reject",
         tags: Sequence[str] = (),
-        signal: tuple[str, Any] | None = None,
+        signal: tuple[str | SignalMethod[..., Any], Any] | None = None,
         pinned: bool = False,
     ) -> Starting[P, R]:
         """Return how runs are to be started: `order.starting(id="o-1", on_conflict="return").start(…)`.
@@ -274,7 +275,7 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
         """Register a workflow."""
         versions = self._versions.setdefault(workflow.name, {})
         other = versions.get(workflow.version)
-        if other is not None and other.function.__code__ is not workflow.function.__code__:
+        if other is not None and _code(other) is not _code(workflow):
             raise InvalidWorkflow(
                 f"Two functions want to be version {workflow.version} of the workflow {workflow.name!r}. "
                 f"Give one of them another name= or version=."
@@ -282,6 +283,10 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
         versions[workflow.version] = workflow
         watch_package_of(workflow.function.__module__)
         keep_order()
+
+
+def _code(workflow: CodeWorkflow[..., Any]) -> object:
+    return inspect.unwrap(workflow.function).__code__
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,11 @@ def blocking(steps: Callable[Concatenate[S, P], Steps[R]]) -> Callable[Concatena
     return call
 
 
+def async_variant_of(method: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return a decorator that puts the async variant of a method with overloads in the place of a stub."""
+    return lambda _: async_variant(method)
+
+
 def async_variant(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
     """Return the async variant of a method: it does the same, and the event loop goes on meanwhile.
 

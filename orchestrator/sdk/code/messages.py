@@ -1,0 +1,117 @@
+"""Methods of workflow classes that handle messages, by which callers name them: `handle.query(Order.total)`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+
+from orchestrator.errors import InvalidArguments, InvalidTask
+from orchestrator.sdk.tasks.signature import Signature
+from orchestrator.sdk.values.payload import decode_value, encode_call
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class MessageMethod(Generic[P, T]):
+    """A method that handles messages of its name; `T` is what a call of it returns."""
+
+    what = ""
+
+    def __init__(self, function: Callable[Concatenate[Any, P], T]) -> None:
+        self.__doc__ = function.__doc__
+        self.name: str = function.__name__
+        """The name of the message."""
+        self.function = function
+
+    @functools.cached_property
+    def signature(self) -> Signature:
+        """What a call must look like; read late, for an annotation may name what is defined below."""
+        return Signature(self.name, self.function, what=self.what, leading=1)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Callable[P, T]: ...
+
+    def __get__(self, instance: object | None, owner: type) -> Any:
+        return self if instance is None else self.function.__get__(instance, owner)
+
+
+class SignalMethod(MessageMethod[P, T]):
+    """A method that takes signals."""
+
+    what = "Signal"
+
+
+class QueryMethod(MessageMethod[P, T]):
+    """A method that answers queries."""
+
+    what = "Query"
+
+
+class UpdateMethod(MessageMethod[P, T], Generic[P, T, R]):
+    """A method that answers updates, with a value of type `R`."""
+
+    what = "Update"
+    check: Callable[..., object] | None = None
+    """The validator."""
+
+    def validator(self, function: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
+        """Let a method refuse updates before they are handled, by raising: `@add.validator`."""
+        self.check = function
+        return function
+
+
+def signal(function: Callable[Concatenate[Any, P], T], /) -> SignalMethod[P, T]:
+    """Let a method take the signals of its name, with one argument or none. If it raises, the run fails."""
+    return SignalMethod(function)
+
+
+def query(function: Callable[Concatenate[Any, P], T], /) -> QueryMethod[P, T]:
+    """Let a method answer the queries of its name. It may look, but change nothing."""
+    return QueryMethod(function)
+
+
+@overload
+def update(
+    function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+) -> UpdateMethod[P, Coroutine[Any, Any, R], R]: ...
+@overload
+def update(function: Callable[Concatenate[Any, P], R], /) -> UpdateMethod[P, R, R]: ...
+
+
+def update(function: Callable[..., Any], /) -> UpdateMethod[..., Any, Any]:
+    """Let a method answer the updates of its name."""
+    return UpdateMethod(function)
+
+
+def name_of(message: str | MessageMethod[..., Any]) -> str:
+    """Return the name of a message, which may be given by its method."""
+    return message if isinstance(message, str) else message.name
+
+
+def signal_value(
+    signal: str | SignalMethod[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], limit: int
+) -> tuple[str, Any]:
+    """Return the name and the value of a signal; InvalidArguments if that does not fit the method."""
+    if isinstance(signal, str):
+        return signal, _value(*args, **kwargs)
+    try:
+        signal.signature.check(args, kwargs)
+        signal.signature.check_types(args, kwargs, encode_call(signal.name, args, kwargs, limit))
+    except InvalidTask as error:
+        raise InvalidArguments(f"{error} Nothing was sent.") from None
+    return signal.name, next(iter(signal.signature.named(args, kwargs).values()), None)
+
+
+def _value(value: Any = None) -> Any:
+    return value
+
+
+def answer_of(message: str | QueryMethod[..., Any] | UpdateMethod[..., Any, Any], data: bytes) -> Any:
+    """Return an answer; that to a method in the type of its annotation."""
+    value = decode_value(data)
+    return value if isinstance(message, str) else message.signature.restore_result(value)

@@ -1,0 +1,96 @@
+"""Workflows as classes: `from orchestrator import workflow` gives the decorators of their methods.
+
+@app.workflow
+class Order:
+    def __init__(self, ctx: WorkflowContext) -> None: ...
+
+    @workflow.run
+    async def run(self, order_id: str) -> Receipt: ...
+
+    @workflow.update
+    async def add(self, item: Item) -> float: ...
+
+A class is turned into a function that makes an instance for each run, registers its methods with `ctx.signal`,
+`ctx.query` and `ctx.update`, and then runs it. So all that holds for functions holds for classes.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.sdk.code.context import WorkflowContext
+from orchestrator.sdk.code.messages import MessageMethod, UpdateMethod, query, signal, update
+from orchestrator.sdk.code.workflow import CodeWorkflow
+
+__all__ = ["query", "run", "signal", "update"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_WORKFLOW = "_code_workflow"
+"""Where a registered class has its workflow."""
+
+
+class RunMethod(Generic[P, R]):
+    """The method that a run calls. Of a registered class it is the workflow: `Order.run.start("o-1")`."""
+
+    def __init__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
+        self.__doc__ = function.__doc__
+        self.function = function
+
+    def __get__(self, instance: object | None, owner: type) -> CodeWorkflow[P, R]:
+        found: CodeWorkflow[P, R] | None = vars(owner).get(_WORKFLOW)
+        if found is None:
+            raise AttributeError(f"Class {owner.__qualname__!r} is not registered: put @app.workflow above it.")
+        return found
+
+
+def run(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> RunMethod[P, R]:
+    """Mark the `async def` method that a run calls; its arguments are those of the start."""
+    return RunMethod(function)
+
+
+def function_of(kind: type) -> Callable[..., Any]:
+    """Return the function that runs a workflow class."""
+    members = {name: value for one in reversed(kind.__mro__) for name, value in vars(one).items()}.values()
+    runs = [member for member in members if isinstance(member, RunMethod)]
+    messages = [member for member in members if isinstance(member, MessageMethod)]
+    if len(runs) != 1:
+        found = ", ".join(member.function.__name__ for member in runs) or "none"
+        raise InvalidWorkflow(
+            f"Workflow class {kind.__qualname__!r}: expected one @workflow.run method, found {found}."
+        )
+    try:
+        inspect.signature(kind).bind(None)
+    except TypeError:
+        raise InvalidWorkflow(
+            f"Workflow class {kind.__qualname__!r}: an instance is made for each run, with its context as the one "
+            f"argument. Write `def __init__(self, ctx: WorkflowContext)`, or a dataclass with the field `ctx`."
+        ) from None
+    method = runs[0].function
+
+    @functools.wraps(method)
+    async def function(ctx: WorkflowContext, /, *args: Any, **kwargs: Any) -> Any:
+        instance = kind(ctx)
+        for message in messages:
+            _register(ctx, message, instance)
+        return await method(instance, *args, **kwargs)
+
+    return function if inspect.iscoroutinefunction(method) else method
+
+
+def registered(kind: type, workflow: CodeWorkflow[..., Any]) -> None:
+    """Let a class find its workflow."""
+    setattr(kind, _WORKFLOW, workflow)
+
+
+def _register(ctx: WorkflowContext, message: MessageMethod[..., Any], instance: object) -> None:
+    """Let an instance handle the messages of its run."""
+    handler = message.__get__(instance, type(instance))
+    if isinstance(message, UpdateMethod):
+        ctx.update(message.name, validate=message.check and message.check.__get__(instance))(handler)
+    else:
+        getattr(ctx, message.what.lower())(message.name)(handler)

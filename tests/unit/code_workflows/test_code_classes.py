@@ -1,0 +1,177 @@
+"""Workflows as classes: an instance for each run, with typed handlers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from orchestrator import (
+    HandlerFailed,
+    InvalidArguments,
+    InvalidWorkflow,
+    Orchestrator,
+    UpdateRefused,
+    WorkflowContext,
+    workflow,
+)
+from orchestrator.testing import TestedRun, WorkflowTest, replay
+from orchestrator.testing.mocks import Mocks
+from tests.unit.code_workflows.playing import played, started
+
+app = Orchestrator(database_url="postgresql://nobody@nowhere.invalid/none")
+
+
+@dataclass
+class Item:
+    name: str
+    price: float
+
+
+@app.task(name="ship")
+def ship(item: Item) -> str: ...
+
+
+@app.workflow(name="order", version=2)
+@dataclass
+class Order:
+    """An order of somebody."""
+
+    ctx: WorkflowContext
+    items: list[Item] = field(default_factory=list)
+    paid: float = 0
+
+    @workflow.run
+    async def run(self, owner: str) -> list[str]:
+        self.ctx.set("owner", owner)
+        await self.ctx.wait_condition(lambda: self.items and self.paid >= self.total())
+        await self.ctx.wait_condition(lambda: self.ctx.all_handlers_finished)
+        return [await ship.schedule(item) for item in self.items]
+
+    @workflow.signal
+    def pay(self, amount: float) -> None:
+        self.paid += amount
+
+    @workflow.query
+    def total(self) -> float:
+        return sum(item.price for item in self.items)
+
+    @workflow.query
+    def dearest(self) -> Item:
+        return max(self.items, key=lambda item: item.price)
+
+    @workflow.update
+    async def add(self, item: Item) -> float:
+        await self.ctx.sleep(0)
+        self.items.append(item)
+        return self.total()
+
+    @add.validator
+    def check(self, item: Item) -> None:
+        if item.price > 100:
+            raise ValueError("too expensive")
+
+    @workflow.update
+    def remove(self, name: str) -> Item:
+        (found,) = (item for item in self.items if item.name == name)
+        self.items.remove(found)
+        return found
+
+
+MOCKS: Mocks = {ship: lambda item: f"parcel with {item.name}"}
+
+
+def test_methods_answer_and_their_answers_have_the_annotated_types() -> None:
+    async def play(run: TestedRun[list[str]], test: WorkflowTest) -> list[str]:
+        assert await run.update(Order.add, Item("tea", 3)) == 3
+        assert await run.update("add", Item("milk", 1)) == 4
+        assert await run.query(Order.dearest) == Item("tea", 3)
+        assert await run.query("dearest") == {"name": "tea", "price": 3}
+        assert await run.update(Order.remove, name="milk") == Item("milk", 1)
+        with pytest.raises(UpdateRefused, match="too expensive"):
+            await run.update(Order.add, Item("gold", 1000))
+        with pytest.raises(HandlerFailed, match="ValueError"):
+            await run.update(Order.remove, "gold")
+        with pytest.raises(InvalidArguments):
+            await run.update(Order.add, "tea")  # type: ignore[call-overload]
+        with pytest.raises(InvalidArguments, match="Nothing was sent"):
+            await run.signal(Order.pay, "much")  # type: ignore[call-overload]
+        await run.signal(Order.pay, 2)
+        await run.signal("pay", 1)
+        return await run.result()
+
+    assert started(Order.run, play, "Ann", mocks=MOCKS) == ["parcel with tea"]
+
+
+def test_each_run_has_an_instance_of_its_own_and_a_replay_makes_another() -> None:
+    async def play(run: TestedRun[list[str]], test: WorkflowTest) -> Any:
+        other = await test.start(Order.run, "Bob", mocks=MOCKS)
+        await run.update(Order.add, Item("tea", 3))
+        assert await other.query(Order.total) == 0
+        await run.signal(Order.pay, 3)
+        await run.result()
+        return run.history
+
+    replay(Order.run, started(Order.run, play, "Ann", mocks=MOCKS), exactly=True)
+
+
+def test_a_class_is_registered_as_a_function_is() -> None:
+    assert app.code_workflows["order"] is Order.run
+    assert (Order.run.name, Order.run.version) == ("order", 2)
+
+    @app.workflow
+    class Parent:
+        def __init__(self, ctx: WorkflowContext) -> None: ...
+
+        @workflow.run
+        async def main(self, count: int) -> int:
+            return count + 1
+
+    assert Parent.main.name.endswith("Parent")
+    assert played(Parent.main, 1) == 2
+
+    @app.workflow(name="child")
+    class Child(Parent):
+        @workflow.query
+        def more(self) -> int:
+            return 1
+
+    assert played(Child.main, 2) == 3
+    assert (Parent.main.name, Child.main.name) == (app.code_workflows[Parent.main.name].name, "child")
+
+    class NotRegistered(Parent): ...
+
+    with pytest.raises(AttributeError, match=r"put @app\.workflow above it"):
+        _ = NotRegistered.main
+
+
+def test_wrong_classes_are_refused() -> None:
+    class NoRun:
+        def __init__(self, ctx: WorkflowContext) -> None: ...
+
+    class NoContext:
+        @workflow.run
+        async def run(self) -> None: ...
+
+    class NotAsync:
+        def __init__(self, ctx: WorkflowContext) -> None: ...
+
+        @workflow.run  # type: ignore[arg-type]
+        def run(self) -> None: ...
+
+    for kind, says in (
+        (NoRun, "expected one @workflow.run method, found none"),
+        (NoContext, "with its context as the one argument"),
+        (NotAsync, "expected an `async def` function"),
+    ):
+        with pytest.raises(InvalidWorkflow, match=says):
+            app.workflow(kind)
+    with pytest.raises(InvalidWorkflow, match="Two functions want to be version 2"):
+
+        @app.workflow(name="order", version=2)
+        class Other:
+            def __init__(self, ctx: WorkflowContext) -> None: ...
+
+            @workflow.run
+            async def run(self) -> None: ...

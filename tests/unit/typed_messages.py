@@ -1,0 +1,112 @@
+"""A program that a type checker reads: it refuses the lines that end in `# wrong`, and no other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from orchestrator import Orchestrator, WorkflowContext, workflow
+from orchestrator.testing import WorkflowTest
+
+app = Orchestrator()
+
+
+@dataclass
+class Item:
+    name: str
+    price: float
+
+
+@app.workflow(version=2)
+@dataclass
+class Order:
+    ctx: WorkflowContext
+    items: list[Item] = field(default_factory=list)
+    paid: int = 0
+
+    @workflow.run
+    async def run(self, owner: str, limit: float = 100) -> list[str]:
+        await self.ctx.wait_condition(lambda: self.paid)
+        print(owner)
+        if self.total() > limit:
+            await self.add(Item("fee", 1))
+            self.add(Item("fee", "1"))  # wrong
+        return [item.name for item in self.items]
+
+    @workflow.signal
+    def pay(self, amount: int) -> None:
+        self.paid += amount
+
+    @workflow.query
+    def total(self, currency: str = "EUR") -> float:
+        print(currency)
+        return sum(item.price for item in self.items)
+
+    @workflow.update
+    async def add(self, item: Item) -> float:
+        self.items.append(item)
+        return self.total()
+
+    @add.validator
+    def check_item(self, item: Item) -> None: ...
+
+    @add.validator  # wrong
+    def check_number(self, item: int) -> None: ...
+
+    @workflow.update
+    def rename(self, old: str, new: str) -> Item:
+        return Item(old + new, 0)
+
+    @workflow.run  # wrong
+    def not_async(self) -> None: ...
+
+
+@app.workflow
+class Parent:
+    def __init__(self, ctx: WorkflowContext) -> None: ...
+
+    @workflow.run
+    async def main(self) -> int:
+        names = await Order.run.schedule("Ann")
+        await Order.run.schedule(7)  # wrong
+        return len(names) + len(names[0])
+
+
+def talks() -> None:
+    handle = Order.run.start("Ann", limit=7)
+    Order.run.start("Ann", limits=7)  # wrong
+    Order.run.starting(id="o-1", signal=(Order.pay, 7)).start("Ann")
+    handle.signal(Order.pay, 5)
+    handle.signal(Order.pay, amount=5)
+    handle.signal(Order.pay, "five")  # wrong
+    handle.signal(Order.pay)  # wrong
+    handle.signal(Order.total)  # wrong
+    handle.signal("pay", 5)
+    total: float = handle.query(Order.total)
+    total = handle.query(Order.total, currency="USD")
+    text: str = handle.query(Order.total)  # wrong
+    handle.query(Order.total, 7)  # wrong
+    handle.query(Order.add, Item("tea", 3))  # wrong
+    total = handle.update(Order.add, Item("tea", 3))
+    handle.update(Order.add, "tea")  # wrong
+    item: Item = handle.update(Order.rename, "tea", new="milk")
+    text = handle.update(Order.rename, "tea", new="milk")  # wrong
+    handle.update("add", 7)
+    names: list[str] = handle.result()
+    number: int = handle.result()  # wrong
+    print(total, text, item, names, number)
+
+
+async def talks_async() -> None:
+    handle = await Order.run.astart("Ann")
+    await handle.asignal(Order.pay, 5)
+    await handle.asignal(Order.pay, "five")  # wrong
+    total: float = await handle.aquery(Order.total)
+    total += await handle.aupdate(Order.add, Item("tea", 3))
+    await handle.aupdate(Order.add, 3)  # wrong
+    async with WorkflowTest() as test:
+        run = await test.start(Order.run, "Ann")
+        await run.signal(Order.pay, "five")  # wrong
+        text: str = await run.query(Order.total)  # wrong
+        item: Item = await run.update(Order.rename, "tea", "milk")
+        names: list[str] = await run.result()
+    print(total, text, item, names)
