@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from orchestrator.errors import ConfigurationError, did_you_mean
@@ -30,6 +30,8 @@ class Modules:
         self._include = _names("include", include)
         self._packages = _names("autodiscover", autodiscover)
         self._are_loaded = False
+        self.afterwards: list[Callable[[], object]] = []
+        """What is called when all of them are imported."""
 
     def load(self) -> None:
         """Import them all, once, or say which cannot be imported and why."""
@@ -40,6 +42,8 @@ class Modules:
         for package in self._packages:
             for name in _found_in(package):
                 _import("autodiscover", name)
+        for function in self.afterwards:
+            function()
         self._are_loaded = True
 
 

@@ -44,8 +44,8 @@ def _find_app(where: str) -> Orchestrator:
         raise _broken(where, error) from error
     apps = _applications(module)
     if attribute:
-        found = getattr(module, attribute, None)
-        if isinstance(found, Orchestrator):
+        found = _as_app(getattr(module, attribute, None))
+        if found is not None:
             return found
         hint = did_you_mean(attribute, apps) or (f" It has: {', '.join(apps)}." if apps else _NONE)
         raise ConfigurationError(f"{attribute!r} in module {module_name!r} is not an Orchestrator.{hint}")
@@ -59,7 +59,16 @@ _NONE = " It has none: app = Orchestrator() makes one."
 
 
 def _applications(module: ModuleType) -> dict[str, Orchestrator]:
-    return {name: value for name, value in vars(module).items() if isinstance(value, Orchestrator)}
+    found = ((name, _as_app(value)) for name, value in vars(module).items())
+    return {name: app for name, app in found if app is not None}
+
+
+def _as_app(value: object) -> Orchestrator | None:
+    """Return an application, or the one below an object of another API, such as `orchestrator.compat.celery`."""
+    if isinstance(value, Orchestrator) or not hasattr(type(value), "__orchestrator__"):
+        return value if isinstance(value, Orchestrator) else None
+    below: Orchestrator = value.__orchestrator__  # type: ignore[attr-defined]
+    return below
 
 
 def _meant(file: str, attribute: str) -> str:

@@ -1,0 +1,244 @@
+"""Calls with options: `apply_async` and `send_task` become an enqueue with options of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from orchestrator.compat.celery import request as requests
+from orchestrator.compat.celery import signals
+from orchestrator.compat.celery.exceptions import NotCovered
+from orchestrator.compat.celery.request import MESSAGE
+from orchestrator.compat.celery.results.single import of_handle
+from orchestrator.compat.celery.utils import listed, to_id
+from orchestrator.sdk.tasks.context import current_runtime
+from orchestrator.sdk.tasks.handle import Handle
+from orchestrator.sdk.tasks.task import Task as NativeTask
+from orchestrator.sdk.values.sealing import outgoing_task
+
+WITHOUT_EFFECT = frozenset(
+    [
+        "add_to_parent",
+        "argsrepr",
+        "compression",
+        "connection",
+        "content_encoding",
+        "content_type",
+        "correlation_id",
+        "delivery_mode",
+        "exchange_type",
+        "ignore_result",
+        "kwargsrepr",
+        "mandatory",
+        "immediate",
+        "producer",
+        "publisher",
+        "reply_to",
+        "retry",
+        "retry_policy",
+        "route_name",
+        "router",
+        "root_id",
+        "parent_id",
+        "replaced_task_nesting",
+        "result_cls",
+        "shadow",
+        "declare",
+        "timeout",
+        "group_id",
+        "group_index",
+        "utc",
+        "chain",
+        "chord",
+    ]
+)
+"""Options of calls about Celery's broker and protocol; they change nothing here."""
+_DATA = ("json", "application/json", "msgpack", "application/x-msgpack", "yaml", None)
+
+
+def publish(
+    task: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    task_id: str | None,
+    link: Any,
+    link_error: Any,
+    options: Mapping[str, Any],
+    app: Any = None,
+) -> Any:
+    """Enqueue one call; a task that this program does not have is called by its name."""
+    app = app or task.app
+    app._configure()
+    name = task if isinstance(task, str) else task.name
+    known = app.tasks.get(name) if isinstance(task, str) else task
+    native = app._by_name(name) if known is None else known._registered()
+    message = message_of(link, link_error, options)
+    options = dict(options)
+    if signals.before_task_publish.receivers:
+        options, message = _announced(name, args, kwargs, task_id, options, message)
+    chosen = native_options(app, name, args, kwargs, options, known)
+    if task_id is not None and to_id(task_id) is not None and str(to_id(task_id)) != task_id:
+        message["id"] = task_id
+    if message:
+        kwargs = {**kwargs, MESSAGE: message}
+    if chosen:
+        native = native.options(**chosen)
+    handle: Handle[Any] = (
+        native.enqueue(*args, **kwargs) if task_id is None else _enqueue_as(native, to_id(task_id), args, kwargs)
+    )
+    if signals.after_task_publish.receivers:
+        body = (args, kwargs, {"callbacks": message.get("link"), "errbacks": message.get("errbacks")})
+        headers = {"id": task_id or handle.id, "task": name, **(message.get("headers") or {})}
+        signals.after_task_publish.send(name, body=body, headers=headers, exchange="", routing_key=native.queue)
+    return of_handle(app, handle, task_id)
+
+
+def _announced(
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    task_id: str | None,
+    options: dict[str, Any],
+    message: dict[str, Any],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Let receivers see a call before it is stored; headers that they add travel with it."""
+    given = dict(message.get("headers") or {})
+    headers = {"id": task_id, "task": name, **given}
+    properties = {"priority": options.get("priority")}
+    signals.before_task_publish.send(
+        name,
+        body=(args, kwargs, {}),
+        headers=headers,
+        properties=properties,
+        exchange="",
+        routing_key=options.get("queue"),
+        declare=[],
+        retry_policy={},
+    )
+    added = {key: value for key, value in headers.items() if key not in ("id", "task")}
+    if properties["priority"] is not None:
+        options["priority"] = properties["priority"]
+    return options, {**message, "headers": added} if added else message
+
+
+def message_of(link: Any, link_error: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what travels beside the arguments: callbacks, headers, and whose child the call is."""
+    message: dict[str, Any] = {}
+    if links := listed(link):
+        message["link"] = [dict(one) for one in links]
+    if errors := listed(link_error):
+        message["errbacks"] = [dict(one) for one in errors]
+    if options.get("headers"):
+        message["headers"] = dict(options["headers"])
+    if options.get("retries"):
+        message["retries"] = options["retries"]
+    running = requests.current.get()
+    if running is not None and running[1].id is not None:
+        message |= {"parent_id": running[1].id, "root_id": running[1].root_id}
+    for name in ("eta", "expires"):
+        if isinstance(options.get(name), datetime):
+            message[name] = options[name].isoformat()
+    return message
+
+
+def native_options(
+    app: Any,
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    task: Any,
+) -> dict[str, Any]:
+    """Return options of a call as ours, or refuse those that mean nothing here."""
+    if options.get("serializer") not in _DATA:
+        raise NotCovered(f"serializer={options['serializer']!r}", "Arguments are data: see docs/tasks.md#types.")
+    found: dict[str, Any] = {}
+    route = app._route(name, args, kwargs, options, task) if app._is_routed(task) else {}
+    merged = {**route, **{key: value for key, value in options.items() if value is not None}}
+    queue = merged.get("queue")
+    if queue is None and (merged.get("routing_key") or merged.get("exchange")) is not None:
+        queue = app._queue_of(merged.get("exchange"), merged.get("routing_key"))
+    if queue is not None:
+        found["queue"] = app._queue(getattr(queue, "name", queue))
+    if (priority := merged.get("priority")) is not None:
+        found["priority"] = app._priority(priority)
+    if (countdown := merged.get("countdown")) is not None:
+        found["delay"] = max(0.0, _seconds(countdown))
+    if (eta := merged.get("eta")) is not None:
+        found["eta"] = moment(app, eta)
+    if (expires := merged.get("expires")) is not None:
+        is_moment = isinstance(expires, (datetime, str))
+        found["expires"] = moment(app, expires) if is_moment else max(0.001, _seconds(expires))
+    hard, soft = merged.get("time_limit"), merged.get("soft_time_limit")
+    if hard is not None or soft is not None:
+        hard = hard if hard is not None or task is None else task.time_limit
+        found |= {"timeout": hard, "soft_timeout": soft if soft and not (hard and soft >= hard) else None}
+    if merged.get("ignore_result"):
+        found["store_result"] = False
+    if merged.get("on_success"):
+        found["on_success"] = True
+    unknown = options.keys() - WITHOUT_EFFECT - _KNOWN
+    if unknown:
+        raise TypeError(
+            f"apply_async of {name}: unknown options {', '.join(sorted(unknown))}. Values that a task reads go into "
+            f"headers={{…}}."
+        )
+    return found
+
+
+_KNOWN = frozenset(
+    [
+        "serializer",
+        "queue",
+        "routing_key",
+        "exchange",
+        "priority",
+        "countdown",
+        "eta",
+        "expires",
+        "time_limit",
+        "soft_time_limit",
+        "headers",
+        "retries",
+        "link",
+        "link_error",
+        "on_success",
+        "task_id",
+    ]
+)
+
+
+def _seconds(value: Any) -> float:
+    return value.total_seconds() if isinstance(value, timedelta) else float(value)
+
+
+def moment(app: Any, value: datetime | str) -> datetime:
+    """Return a time with a zone: one without is in the application's."""
+    when = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return when if when.tzinfo is not None else when.replace(tzinfo=zone(app))
+
+
+def zone(app: Any) -> Any:
+    """Return the application's time zone."""
+    name = app.conf.timezone
+    if name is None:
+        return UTC
+    return ZoneInfo(name) if isinstance(name, str) else name
+
+
+def _enqueue_as(native: NativeTask[..., Any], identifier: UUID, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Enqueue a call under an id that the caller has chosen; the same id again is the same call."""
+    client = native._client
+    native._refuse_in_workflow("enqueued")
+    runtime = current_runtime()
+    task = native._described(identifier.bytes, args, kwargs, None, None, in_task=runtime is not None)
+    task = outgoing_task(task, client.settings)
+    hand_over = native._enqueue_path()
+    if hand_over is not None:
+        hand_over([task])
+    else:
+        client.backend.tasks.enqueue(task, repeated=True)
+    return Handle(client, identifier.bytes, native._signature)

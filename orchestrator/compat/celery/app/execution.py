@@ -1,0 +1,298 @@
+"""One attempt of a task: hooks, signals, retries and callbacks, in a worker or right here."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import random
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from orchestrator.compat.celery import request as requests
+from orchestrator.compat.celery import signals, states
+from orchestrator.compat.celery.app.replacing import awaited
+from orchestrator.compat.celery.exceptions import Again, Ignore, NotCovered, Reject, Replaced, Retry
+from orchestrator.compat.celery.request import ARGS, MARK, MESSAGE, Context, hostname, of_attempt
+from orchestrator.compat.celery.results.single import EagerResult
+from orchestrator.compat.celery.utils import listed, uuid
+from orchestrator.errors import OrchestratorError, TaskAborted, TaskTimeout
+from orchestrator.sdk.tasks.context import TEXT_LIMIT, current_task
+
+
+class ExceptionInfo:
+    """An exception and where it was raised, as hooks and signals are given it."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.type = type(error)
+        self.exception = error
+        self.tb = error.__traceback__
+        self.exc_info = (self.type, error, self.tb)
+        self.traceback = "".join(traceback.format_exception(error))
+
+    def __str__(self) -> str:
+        return self.traceback
+
+
+def run_in_worker(task: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run one attempt in a worker of ours."""
+    ctx = current_task()
+    if ctx is None:  # a plain call of our task
+        kwargs.pop(MESSAGE, None)
+        return task(*args, **kwargs)
+    request = of_attempt(task, ctx, list(args), kwargs)
+    token = requests.current.set((task, request))
+    try:
+        if isinstance(ctx.details, dict) and "replaced" in ctx.details:
+            return awaited(task, ctx)
+        state, value = attempt(task, request)
+        if state == states.SUCCESS:
+            return value
+        return _other_end(request, state, value)
+    finally:
+        requests.current.reset(token)
+
+
+def _other_end(request: Context, state: str, error: BaseException) -> Any:
+    """Report an end that is no success: raise, or return what stands for it."""
+    ctx = request.native
+    assert ctx is not None
+    if state == states.RETRY:
+        assert isinstance(error, Retry)
+        details: dict[str, Any] = {"retries": request.retries + 1}
+        args, kwargs = error.sig or (None, None)
+        if args is not None or kwargs is not None:
+            details |= {
+                "args": list(request.args or ()) if args is None else list(args),
+                "kwargs": dict(request.kwargs or {}) if kwargs is None else dict(kwargs),
+            }
+        ctx.heartbeat(details)
+        again = Again(_seconds_until(error.when), str(error))
+        if error.exc is not None:
+            again.data = {"kind": _kind(error.exc), "message": str(error.exc)}
+        raise again from error.exc
+    if isinstance(error, Reject) and error.requeue:
+        raise Again(1.0, "rejected, and put back into its queue")
+    if isinstance(error, Replaced):
+        return {MARK: dict(error.reference)}
+    if isinstance(error, (Ignore, Reject)):
+        said, meta = request.state or (state, None)
+        if said == states.FAILURE or ctx.run_id is not None:
+            error.state, error.meta = said, meta  # type: ignore[union-attr]  # which travel with it
+            raise error
+        return {MARK: {"state": said, "meta": meta}}
+    if error.args and error.args != (str(error),):
+        with suppress(Exception):  # an exception may take no attributes
+            setattr(error, ARGS, list(error.args))
+    raise error
+
+
+def _kind(error: BaseException) -> str:
+    return f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+
+
+def _seconds_until(when: Any) -> float:
+    if isinstance(when, datetime):
+        when = (when if when.tzinfo else when.replace(tzinfo=UTC)) - datetime.now(UTC)
+        when = when.total_seconds()
+    return max(0.0, float(when or 0.0))
+
+
+def attempt(task: Any, request: Context) -> tuple[str, Any]:
+    """Run a task once; return its state, and its result or exception. What ends it from outside is raised."""
+    args, kwargs, identifier = request.args or (), request.kwargs or {}, request.id or ""
+    state: str = states.SUCCESS
+    value: Any = None
+    einfo: ExceptionInfo | None = None
+    if signals.task_prerun.receivers:
+        signals.task_prerun.send(task, task_id=identifier, task=task, args=args, kwargs=kwargs)
+    try:
+        try:
+            task.before_start(identifier, args, kwargs)
+            value = call(task, request)
+            _callbacks(task, request, value)
+        except Retry as error:
+            state, value, einfo = states.RETRY, error, ExceptionInfo(error)
+            task.on_retry(error.exc or error, identifier, args, kwargs, einfo)
+            signals.task_retry.send(task, request=request, reason=error, einfo=einfo)
+        except (Ignore, Reject) as error:
+            state, value = (states.IGNORED if isinstance(error, Ignore) else states.REJECTED), error
+        except TaskAborted:
+            state = states.REVOKED
+            signals.task_revoked.send(task, request=request, terminated=True, signum=15, expired=False)
+            raise
+        except TaskTimeout as error:
+            state = states.FAILURE
+            call_errbacks(task, request, error)
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever the task raises is its failure
+            state, value, einfo = states.FAILURE, error, ExceptionInfo(error)
+            _failed(task, request, error, einfo)
+        else:
+            task.on_success(value, identifier, args, kwargs)
+            if signals.task_success.receivers:
+                signals.task_success.send(task, result=value)
+        if state not in (states.IGNORED, states.REJECTED):
+            task.after_return(state, value, identifier, args, kwargs, einfo)
+    finally:
+        if signals.task_postrun.receivers:
+            signals.task_postrun.send(
+                task, task_id=identifier, task=task, args=args, kwargs=kwargs, retval=value, state=state
+            )
+    return state, value
+
+
+def _failed(task: Any, request: Context, error: Exception, einfo: ExceptionInfo) -> None:
+    args, kwargs, identifier = request.args or (), request.kwargs or {}, request.id or ""
+    call_errbacks(task, request, error)
+    task.on_failure(error, identifier, args, kwargs, einfo)
+    if signals.task_failure.receivers:
+        signals.task_failure.send(
+            task,
+            task_id=identifier,
+            exception=error,
+            args=args,
+            kwargs=kwargs,
+            traceback=error.__traceback__,
+            einfo=einfo,
+        )
+
+
+def call(task: Any, request: Context) -> Any:
+    """Call the task's code, and turn exceptions of `autoretry_for` into retries."""
+    args, kwargs = request.args or (), request.kwargs or {}
+    if not task.autoretry_for:
+        return task(*args, **kwargs)
+    try:
+        return task(*args, **kwargs)
+    except (Ignore, Reject, Retry, TaskAborted, TaskTimeout):
+        raise
+    except Exception as error:
+        if isinstance(error, task.dont_autoretry_for) or not isinstance(error, task.autoretry_for):
+            raise
+        given = dict(task.retry_kwargs)
+        if task.retry_backoff:
+            given.setdefault("countdown", backoff(task, request.retries))
+        given.setdefault("exc", error)
+        raise task.retry(**given) from error
+
+
+def backoff(task: Any, retries: int) -> int:
+    """Return the seconds before the next try: they double, and vary if `retry_jitter` says so."""
+    longest = int(task.retry_backoff_max)
+    seconds = int(min(longest, max(1, int(task.retry_backoff)) * 2 ** min(retries, 60)))
+    return random.randrange(seconds + 1) if task.retry_jitter else max(0, seconds)
+
+
+def _callbacks(task: Any, request: Context, value: Any) -> None:
+    """Enqueue what is linked to the call: it exists if, and only if, this attempt succeeds."""
+    for link in request.callbacks or ():
+        callback = task.app.signature(link)
+        if request.is_eager:
+            callback.apply((value,))
+        else:
+            callback.apply_async((value,), on_success=request.native is not None)
+
+
+def call_errbacks(task: Any, request: Context, error: BaseException) -> None:
+    """Call what is linked to the failure of the call: here if it takes request, exception and traceback."""
+    for link in request.errbacks or ():
+        errback = task.app.signature(link)
+        known = task.app.tasks.get(errback["task"])
+        if known is not None and _takes_more_than_an_id(known):
+            errback(request, error, "".join(traceback.format_exception(error)))
+        elif request.is_eager:
+            errback.apply((request.id,))
+        else:
+            errback.apply_async((request.id,))
+
+
+def _takes_more_than_an_id(task: Any) -> bool:
+    parameters = task._function_signature.parameters.values()
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(places) > 1 or any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+
+
+def update_state(request: Context, task_id: str | None, state: str | None, meta: Any) -> None:
+    """Show a state and meta of the running task; they are kept like progress, for an hour."""
+    if task_id is not None and task_id != request.id:
+        raise NotCovered("update_state(task_id=…) of another task", "A task says how far it is itself.")
+    request.state = (state or states.PENDING, meta)
+    ctx = request.native
+    if ctx is None:
+        return
+    text = json.dumps({"state": state, "meta": meta}, default=str, separators=(",", ":"))
+    if len(text) > TEXT_LIMIT:
+        raise NotCovered(
+            f"update_state with meta of {len(text):,} characters",
+            f"Progress has up to {TEXT_LIMIT:,}: keep numbers and a short text in it, and store the rest elsewhere.",
+        )
+    done, of = (meta.get("current"), meta.get("total")) if isinstance(meta, dict) else (None, None)
+    known = isinstance(done, (int, float)) and isinstance(of, (int, float)) and 0 <= done <= of and of > 0
+    ctx.progress(float(done) / float(of) if known else 0.0, text)  # type: ignore[arg-type]
+
+
+# -- right here
+
+
+def run_eagerly(
+    task: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    link: Any,
+    link_error: Any,
+    task_id: str | None,
+    retries: int,
+    throw: bool | None,
+    options: Mapping[str, Any],
+) -> Any:
+    """Run a call in this process, with its retries at once; return how it ended."""
+    app = task.app
+    identifier = task_id or uuid()
+    throw = app.conf.task_eager_propagates if throw is None else throw
+    given_args, given_kwargs = list(args), dict(kwargs)
+    while True:
+        outer = requests.current.get()
+        request = Context(
+            id=identifier,
+            task=task.name,
+            args=given_args,
+            kwargs=given_kwargs,
+            retries=retries,
+            is_eager=True,
+            called_directly=False,
+            headers=options.get("headers") or {},
+            hostname=hostname(),
+            callbacks=listed(link),
+            errbacks=listed(link_error),
+            delivery_info={
+                "is_eager": True,
+                "exchange": options.get("exchange"),
+                "routing_key": options.get("routing_key"),
+                "priority": options.get("priority"),
+            },
+            root_id=(outer[1].root_id if outer else None) or identifier,
+            parent_id=outer[1].id if outer else None,
+            correlation_id=identifier,
+        )
+        token = requests.current.set((task, request))
+        try:
+            state, value = attempt(task, request)
+        except OrchestratorError as error:
+            state, value = states.FAILURE, error
+        finally:
+            requests.current.reset(token)
+        if state != states.RETRY:
+            break
+        new_args, new_kwargs = value.sig or (None, None)
+        given_args = given_args if new_args is None else list(new_args)
+        given_kwargs = given_kwargs if new_kwargs is None else dict(new_kwargs)
+        retries += 1
+    if state == states.FAILURE and throw:
+        raise value
+    if state in (states.IGNORED, states.REJECTED):
+        state, value = request.state or (state, None)
+    einfo = ExceptionInfo(value).traceback if isinstance(value, BaseException) else None
+    return EagerResult(identifier, value, state, traceback=einfo, name=task.name)

@@ -1,0 +1,113 @@
+"""A task of Celery's, registered as one of ours."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from orchestrator.compat.celery.app.execution import run_in_worker
+from orchestrator.compat.celery.request import MESSAGE
+from orchestrator.sdk.tasks.task import Task as NativeTask
+
+_RESTORED = {datetime, date, time, timedelta, Decimal, UUID, types.NoneType}
+"""Types that arrive as what they were in Celery, too; all other annotations say nothing there about values."""
+
+
+def register(task: Any) -> NativeTask[..., Any]:
+    """Register it; the worker finds it by its name."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return run_in_worker(task, args, kwargs)
+
+    function.__name__ = function.__qualname__ = type(task).__name__
+    function.__module__ = str(type(task).__module__)
+    function.__doc__ = task.__doc__
+    signature = _signature(task)
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__annotations__ = {
+        p.name: p.annotation for p in signature.parameters.values() if p.annotation is not p.empty
+    }
+    native: NativeTask[..., Any] = task.app.orchestrator.task(name=task.name, **options_of(task))(function)
+    return native
+
+
+def options_of(task: Any) -> dict[str, Any]:
+    """Return what a task says of itself as options of ours."""
+    app, conf = task.app, task.app.conf
+    route = app._route(task.name, (), {}, {}, task) if app._is_routed_by_name else {}
+    queue = task.queue or route.get("queue")
+    hard = _first(task.time_limit, conf.task_time_limit)
+    soft = _first(task.soft_time_limit, conf.task_soft_time_limit)
+    rate = _first(task.rate_limit, conf.task_default_rate_limit)
+    priority = _first(task.priority, route.get("priority"), conf.task_default_priority)
+    options = {
+        "queue": app._queue(queue or conf.task_default_queue),
+        "priority": None if priority is None else app._priority(priority),
+        "timeout": hard,
+        "soft_timeout": soft if soft and not (hard and soft >= hard) else None,
+        "rate": f"{rate}/s" if isinstance(rate, (int, float)) and rate else rate or None,
+        "store_result": False if _first(task.ignore_result, conf.task_ignore_result) else None,
+        "expires": task.expires if isinstance(task.expires, (int, float)) else None,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _signature(task: Any) -> inspect.Signature:
+    """Return the signature that callers see, with a parameter for the message."""
+    own = task._function_signature
+    hints = _hints(task)
+    parameters = [
+        p.replace(annotation=hints.get(p.name, p.empty)) for p in own.parameters.values() if p.name != MESSAGE
+    ]
+    message = inspect.Parameter(MESSAGE, inspect.Parameter.KEYWORD_ONLY, default=None)
+    rest = [p for p in parameters if p.kind is p.VAR_KEYWORD]
+    positional = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    if not task.typing:
+        by_place = inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)
+        by_name = inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)
+        return inspect.Signature([by_place, message, by_name])
+    return inspect.Signature([*positional, message, *rest])
+
+
+def _hints(task: Any) -> dict[str, Any]:
+    try:
+        hints = typing.get_type_hints(inspect.unwrap(task.run))
+    except (NameError, TypeError, AttributeError):
+        return {}
+    return {name: kind for name, kind in hints.items() if task.pydantic or _is_restored(kind)}
+
+
+def _is_restored(kind: Any) -> bool:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return all(one in _RESTORED for one in typing.get_args(kind))
+    return kind in _RESTORED and kind is not types.NoneType
+
+
+def checking(name: str, signature: inspect.Signature) -> Callable[[Sequence[Any], Mapping[str, Any]], None] | None:
+    """Return a function that raises TypeError for a call that a function of this signature would refuse."""
+    parameters = signature.parameters.values()
+    if all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return None
+    most = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    least = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    is_plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+    def check(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if is_plain and not kwargs and least <= len(args) <= most:
+            return
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}() {error}") from None
+
+    return check

@@ -1,0 +1,309 @@
+"""A task by Celery's API; a task of ours runs it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, ClassVar
+
+from orchestrator.compat.celery import canvas, signals
+from orchestrator.compat.celery import request as requests
+from orchestrator.compat.celery.app import calls, registering
+from orchestrator.compat.celery.app.current import app_or_default
+from orchestrator.compat.celery.app.execution import run_eagerly, update_state
+from orchestrator.compat.celery.app.replacing import replace
+from orchestrator.compat.celery.exceptions import Ignore, MaxRetriesExceededError, NotCovered, Reject, Retry
+from orchestrator.compat.celery.request import Context
+from orchestrator.compat.celery.results.single import of_handle
+from orchestrator.sdk.tasks.context import current_runtime
+from orchestrator.sdk.tasks.task import Task as NativeTask
+
+
+class Task:
+    """A task. Derive a class from it for `base=`, or to write a task as a class with `run`."""
+
+    Request: ClassVar[Any] = None
+    name: Any = None
+    app: Any
+    typing: bool = True
+    max_retries: int | None = 3
+    default_retry_delay: float = 3 * 60
+    rate_limit: str | float | None = None
+    ignore_result: bool | None = None
+    trail: bool = True
+    send_events: bool = True
+    store_errors_even_if_ignored: bool | None = None
+    serializer: str | None = None
+    time_limit: float | None = None
+    soft_time_limit: float | None = None
+    track_started: bool | None = None
+    acks_late: bool | None = None
+    acks_on_failure_or_timeout: bool | None = None
+    reject_on_worker_lost: bool | None = None
+    throws: tuple[type[BaseException], ...] = ()
+    expires: float | datetime | None = None
+    priority: int | None = None
+    queue: str | None = None
+    routing_key: str | None = None
+    exchange: str | None = None
+    resultrepr_maxsize: int = 1024
+    autoretry_for: tuple[type[BaseException], ...] = ()
+    dont_autoretry_for: tuple[type[BaseException], ...] = ()
+    retry_kwargs: Mapping[str, Any] = {}
+    retry_backoff: bool | float = False
+    retry_backoff_max: float = 600
+    retry_jitter: bool = True
+    pydantic: bool = False
+    abstract: bool = True
+    bind: bool = False
+
+    MaxRetriesExceededError = MaxRetriesExceededError
+    _native: NativeTask[..., Any] | None = None
+
+    # -- running
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Do the work of the task; a class of its own overrides it."""
+        raise NotImplementedError("Tasks must define the run method.")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it here."""
+        found = requests.current.get()
+        if found is not None and found[0] is self and not found[1].called_directly:
+            return self.run(*args, **kwargs)  # by a class that has a `__call__` of its own
+        token = requests.current.set((self, Context(args=args, kwargs=kwargs, task=self.name)))
+        try:
+            return self.run(*args, **kwargs)
+        finally:
+            requests.current.reset(token)
+
+    @property
+    def request(self) -> Context:
+        """What this task knows of the call that it runs for."""
+        found = requests.current.get()
+        return found[1] if found is not None and found[0] is self else _NOT_RUNNING
+
+    def push_request(self, *args: Any, **kwargs: Any) -> None:
+        """Let the task see this request; for tests."""
+        requests.current.set((self, Context(*args, **kwargs)))
+
+    def pop_request(self) -> None:
+        """End what `push_request` began."""
+        requests.current.set(None)
+
+    # -- hooks
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        """Act before each attempt."""
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        """Act after success."""
+
+    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Act when it is to be run again."""
+
+    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Act after failure."""
+
+    def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Act after each end."""
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Act when the class is bound to an application."""
+
+    # -- calling
+
+    def delay(self, *args: Any, **kwargs: Any) -> Any:
+        """Have a worker run it."""
+        if self.is_plain:
+            native = self._native or self._registered()
+            if self._check is not None:
+                self._check(args, kwargs)
+            return self._result(native.enqueue(*args, **kwargs))
+        return self.apply_async(args, kwargs)
+
+    @property
+    def is_plain(self) -> bool:
+        """Say whether a call is enqueued as it is: nobody listens, routes it by a function, or runs it here."""
+        return (
+            self.app._is_plain
+            and not signals.before_task_publish.receivers
+            and not signals.after_task_publish.receivers
+            and type(self).apply_async is Task.apply_async
+            and current_runtime() is None
+        )
+
+    def apply_async(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Have a worker run it, with options of the call: countdown, eta, expires, queue, priority, link, …"""
+        if isinstance(args, str):
+            raise TypeError("task args must be a list or tuple")
+        if self._check is not None:
+            self._check(args or (), kwargs or {})
+        if self.app.conf.task_always_eager:
+            return self.apply(args, kwargs, task_id=task_id, link=link, link_error=link_error, **options)
+        return calls.publish(self, args or (), kwargs or {}, task_id, link, link_error, options)
+
+    def apply(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        link: Any = None,
+        link_error: Any = None,
+        task_id: str | None = None,
+        retries: int = 0,
+        throw: bool | None = None,
+        **options: Any,
+    ) -> Any:
+        """Run it here, with a request, hooks, retries and callbacks; return how it ended."""
+        return run_eagerly(self, args or (), kwargs or {}, link, link_error, task_id, retries, throw, options)
+
+    def retry(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        exc: BaseException | None = None,
+        throw: bool = True,
+        eta: datetime | None = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> Retry:
+        """Run the task again later: `raise self.retry(exc=error, countdown=30)`."""
+        request = self.request
+        limit = self.max_retries if max_retries is None else max_retries
+        if request.called_directly:
+            raise exc or Retry("Task can be retried", None)
+        if unknown := options.keys() - calls.WITHOUT_EFFECT:
+            raise NotCovered(f"self.retry({', '.join(sorted(unknown))}=…)", "A retry keeps the options of its call.")
+        if eta is None and countdown is None:
+            countdown = self.default_retry_delay
+        retries = request.retries + 1
+        if limit is not None and retries > limit:
+            if exc is not None:
+                raise exc
+            raise self.MaxRetriesExceededError(
+                f"Can't retry {self.name}[{request.id}] args:{request.args} kwargs:{request.kwargs}",
+                task_args=request.args,
+                task_kwargs=request.kwargs,
+            )
+        retried = Retry(exc=exc, when=eta or countdown, is_eager=request.is_eager)
+        retried.sig = (args, kwargs)
+        if throw:
+            raise retried from exc
+        return retried
+
+    def replace(self, sig: Any) -> Any:
+        """Let another task or composition give this task's result."""
+        replace(self, sig)
+        raise Ignore("Replaced by new task")
+
+    def add_to_chord(self, *_: Any, **__: Any) -> Any:
+        """Refuse it."""
+        raise NotCovered("Task.add_to_chord", "self.replace(group(…)) adds tasks where this one stands.")
+
+    def update_state(self, task_id: str | None = None, state: str | None = None, meta: Any = None, **_: Any) -> None:
+        """Set the state and meta that `AsyncResult.state` and `.info` show while the task runs."""
+        update_state(self.request, task_id, state, meta)
+
+    def send_event(self, *_: Any, **__: Any) -> None:
+        """Refuse it."""
+        raise NotCovered("Task.send_event", "Log a line: what a task logs is kept with it.")
+
+    # -- signatures
+
+    def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Any:
+        """Return a call of this task as data."""
+        starkwargs.setdefault("app", self.app)
+        return canvas.signature(self, args, *starargs, **starkwargs)
+
+    subtask = signature
+
+    def s(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a call that takes the result of what precedes it as its first argument."""
+        return self.signature(args, kwargs)
+
+    def si(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a call that takes nothing from what precedes it."""
+        return self.signature(args, kwargs, immutable=True)
+
+    def chunks(self, it: Any, n: int) -> Any:
+        """Return a group of calls for `n` items each; every call runs its items in one task."""
+        return canvas.chunks(self.s(), it, n, app=self.app)
+
+    def map(self, it: Any) -> Any:
+        """Return one call that runs the task for each item, in one task."""
+        return canvas.xmap(self.s(), it, app=self.app)
+
+    def starmap(self, it: Any) -> Any:
+        """Return the same where an item is a tuple of arguments."""
+        return canvas.xstarmap(self.s(), it, app=self.app)
+
+    def AsyncResult(self, task_id: str, **kwargs: Any) -> Any:  # noqa: N802  # Celery's name
+        """Return the result of a call by its id."""
+        return self.app.AsyncResult(task_id, task_name=self.name, **kwargs)
+
+    # -- what it is
+
+    @property
+    def backend(self) -> Any:
+        """The result backend, of which there is none."""
+        return self.app.backend
+
+    def subtask_from_request(self, *_: Any, **__: Any) -> Any:
+        """Refuse it."""
+        raise NotCovered("Task.subtask_from_request", "self.retry(args=…, kwargs=…) runs it again.")
+
+    signature_from_request = subtask_from_request
+
+    @cached_property
+    def _function_signature(self) -> inspect.Signature:
+        return inspect.signature(self.run)
+
+    @cached_property
+    def _check(self) -> Callable[[Sequence[Any], Mapping[str, Any]], None] | None:
+        """Refuse a call that the function would refuse; None where it takes everything."""
+        if not self.typing:
+            return None
+        return registering.checking(self.name, self._function_signature)
+
+    def _registered(self) -> NativeTask[..., Any]:
+        """Return our task that runs this one."""
+        if self._native is None:
+            self.app._configure()
+            self._native = registering.register(self)
+        return self._native
+
+    @cached_property
+    def _result(self) -> Callable[..., Any]:
+        app = self.app
+        return lambda handle: of_handle(app, handle)
+
+    def __reduce__(self) -> Any:
+        return _by_name, (self.name,)
+
+    def __repr__(self) -> str:
+        return f"<@task: {self.name} of {self.app!r}>"
+
+    @property
+    def __name__(self) -> str:
+        return str(type(self).__name__)
+
+
+def _by_name(name: str) -> Any:
+    return app_or_default().tasks[name]
+
+
+_NOT_RUNNING = Context()
+__all__ = ["Context", "Ignore", "Reject", "Retry", "Task"]

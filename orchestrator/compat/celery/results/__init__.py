@@ -1,0 +1,1 @@
+"""Results by Celery's API: of one call, and of many."""

@@ -1,0 +1,18 @@
+"""Loggers of tasks. What a task logs is kept with it: `orchestrator tasks logs ID`."""
+
+from __future__ import annotations
+
+import logging
+
+base_logger = logging.getLogger("celery")
+task_logger = logging.getLogger("celery.task")
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return a logger of that name."""
+    return logging.getLogger(name)
+
+
+def get_task_logger(name: str) -> logging.Logger:
+    """Return a logger for tasks."""
+    return logging.getLogger(name)
