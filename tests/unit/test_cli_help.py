@@ -41,6 +41,7 @@ READS = {
     "quarantine show",
 }
 READS_TOO = {
+    "migrate check",
     "audit",
     "flows list",
     "flows runs",
@@ -99,6 +100,7 @@ def test_the_commands_are_these() -> None:
         *(f"flows {verb}" for verb in ("signal", "approve", "reject")),
         "rq import",
         "rq worker",
+        "migrate check",
         *(f"quarantine {verb}" for verb in ("list", "show", "clear")),
     }
 

@@ -1,0 +1,275 @@
+"""What of other queues moves to this one: the table behind `orchestrator migrate check` and the guide.
+
+A use that is in no table moves if its module does: the compatibility layer refuses by name what it does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Verdict(StrEnum):
+    """What becomes of one use."""
+
+    MOVES = "moves"
+    """It does the same after a change of the import."""
+    CHANGES = "changes"
+    """It works, and something about it is different."""
+    STAYS = "stays"
+    """It is refused, or not there: write something else."""
+
+
+class Rule(NamedTuple):
+    """What becomes of a use, and what to know or do about it."""
+
+    verdict: Verdict
+    note: str = ""
+
+
+MOVES = Rule(Verdict.MOVES)
+
+
+def _moving(names: str) -> dict[str, Rule]:
+    return dict.fromkeys(names.split(), MOVES)
+
+
+def _changes(**notes: str) -> dict[str, Rule]:
+    return {name: Rule(Verdict.CHANGES, note) for name, note in notes.items()}
+
+
+def _stays(**notes: str) -> dict[str, Rule]:
+    return {name: Rule(Verdict.STAYS, note) for name, note in notes.items()}
+
+
+class Library(NamedTuple):
+    """One library, and what of it moves."""
+
+    name: str
+    modules: Mapping[str, str]
+    """Its modules that have a counterpart, and that counterpart."""
+    names: Mapping[str, Mapping[str, Rule]]
+    """By module, the names that a program may import."""
+    calls: Mapping[str, Mapping[str, Rule]]
+    """By the name of a decorator or method, the options that are not the same here; the call itself moves."""
+    attributes: Mapping[str, Rule]
+    """Methods and attributes that are not the same here, wherever they stand in a program that uses the library."""
+    anywhere: frozenset[str] = frozenset()
+    """Those of the calls that are counted also in files that do not import the library."""
+    settings: Mapping[str, Rule] = {}
+    """Settings that are not the same here."""
+    prefix: str = ""
+    """Before the names of settings in a module of many."""
+
+
+_LOCATION = "not used: ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL say where Postgres and Redis are"
+_NO_BROKER = "no broker and no result backend is left to set up: delete it"
+_FLEET = "holds for the whole fleet, not for each worker"
+_SAFE = "nothing to set: tasks of a dead worker run again, once"
+_DATA = "arguments and results are data; pickle is refused"
+_RETENTION = "has no effect: the settings retention_success and retention_failed say how long ended tasks are kept"
+
+_TASK_OPTIONS = {
+    **_changes(
+        rate_limit=_FLEET, acks_late=_SAFE, reject_on_worker_lost=_SAFE, serializer=_DATA, compression=_NO_BROKER
+    ),
+    **_changes(send_events="has no effect: nothing is to be enabled", track_started="tasks always say that they run"),
+}
+_CALL_OPTIONS = {
+    **_changes(serializer=_DATA, compression=_NO_BROKER, exchange=_NO_BROKER, routing_key=_NO_BROKER),
+    **_changes(retry_policy=_NO_BROKER, connection=_NO_BROKER, producer=_NO_BROKER),
+}
+
+_CELERY_MODULES = ["", ".app", ".app.task", ".canvas", ".exceptions", ".result", ".schedules", ".signals", ".states"]
+_CELERY_MODULES += [".utils", ".utils.log"]
+
+CELERY = Library(
+    name="Celery",
+    modules={f"celery{part}": f"orchestrator.compat.celery{part}" for part in _CELERY_MODULES},
+    names={
+        "celery": {
+            **_moving("Celery Signature Task chain chord chunks group maybe_signature shared_task signature subtask"),
+            **_moving("current_app current_task uuid xmap xstarmap"),
+            **_stays(bootsteps="parts of Celery's worker: use signals, or app.orchestrator.lifespan"),
+        },
+        "celery.app": _moving("Celery Task app_or_default current_app current_task shared_task"),
+        "celery.app.task": _moving("Context Task"),
+        "celery.canvas": _moving("Signature chain chord chunks group maybe_signature signature xmap xstarmap"),
+        "celery.exceptions": _moving(
+            "AlreadyRegistered CeleryError ChordError Ignore ImproperlyConfigured InvalidTaskError "
+            "MaxRetriesExceededError NotRegistered OperationalError QueueNotFound Reject Retry SoftTimeLimitExceeded "
+            "TaskError TaskPredicate TaskRevokedError TimeLimitExceeded TimeoutError WorkerLostError"
+        ),
+        "celery.result": _moving("AsyncResult EagerResult GroupResult ResultSet allow_join_result result_from_tuple"),
+        "celery.schedules": {
+            **_moving("crontab maybe_schedule schedule"),
+            **_stays(solar="compute the times, and enqueue with eta"),
+        },
+        "celery.signals": {
+            **_moving("before_task_publish after_task_publish task_prerun task_postrun task_success task_retry"),
+            **_moving("task_failure task_revoked worker_init worker_process_init worker_ready worker_shutdown"),
+            **_moving("worker_process_shutdown worker_shutting_down beat_init beat_embedded_init celeryd_init"),
+            **_moving("celeryd_after_setup import_modules setup_logging after_setup_logger after_setup_task_logger"),
+            **_changes(task_received="never sent: connect task_prerun", task_unknown="never sent: such a task is held"),
+            **_changes(
+                task_internal_error="never sent", heartbeat_sent="never sent", user_preload_options="never sent"
+            ),
+            **_changes(worker_before_create_process="never sent: connect worker_process_init"),
+        },
+        "celery.states": _moving("PENDING RECEIVED STARTED SUCCESS FAILURE REVOKED RETRY IGNORED READY_STATES"),
+        "celery.utils": _moving("uuid"),
+        "celery.utils.log": _moving("get_logger get_task_logger"),
+    },
+    calls={
+        "task": _TASK_OPTIONS,
+        "shared_task": _TASK_OPTIONS,
+        "apply_async": _CALL_OPTIONS,
+        "send_task": _CALL_OPTIONS,
+        "delay": {},
+        "autodiscover_tasks": {},
+        "config_from_object": {},
+        "add_periodic_task": {},
+        "Celery": _changes(broker=_LOCATION, backend=_LOCATION),
+    },
+    attributes={
+        **_stays(
+            add_consumer="start a worker with -Q, or `orchestrator worker --queues`",
+            cancel_consumer="pause the queue: `orchestrator queues pause NAME`",
+            broadcast="there are no commands of your own",
+            pool_grow="start workers with --autoscale MIN,MAX",
+            pool_shrink="start workers with --autoscale MIN,MAX",
+            pool_restart="`orchestrator workers drain NAME` ends a worker; a service manager starts another",
+            enable_events="`orchestrator top` and the HTTP API show what happens; nothing is to be enabled",
+            worker_main="run `orchestrator celery -A module worker`",
+            connection_for_write="there is no broker connection",
+            connection_for_read="there is no broker connection",
+            add_to_chord="start the chord when all of its tasks are known, or write a workflow as code",
+            setup_security="the setting signing_keys signs messages",
+        ),
+    },
+    anywhere=frozenset(["apply_async", "delay", "send_task"]),
+    settings={
+        **_changes(broker_url=_LOCATION, result_backend=_LOCATION, broker_transport_options=_NO_BROKER),
+        **_changes(broker_use_ssl=_NO_BROKER, broker_pool_limit=_NO_BROKER, broker_heartbeat=_NO_BROKER),
+        **_changes(broker_connection_retry_on_startup=_NO_BROKER, task_default_exchange=_NO_BROKER),
+        **_changes(task_acks_late=_SAFE, task_reject_on_worker_lost=_SAFE, worker_prefetch_multiplier=_NO_BROKER),
+        **_changes(task_serializer=_DATA, result_serializer=_DATA, accept_content=_DATA),
+        **_changes(result_expires=_RETENTION, task_default_rate_limit=_FLEET, worker_send_task_events=_NO_BROKER),
+        **_changes(worker_pool="prefork and threads are the same here; gevent and eventlet are refused"),
+        **_stays(beat_scheduler="schedules stand in Postgres: app.orchestrator.schedules.set(…) changes them"),
+    },
+    prefix="CELERY_",
+)
+
+_RQ_OPTIONS = {
+    **_changes(
+        result_ttl=f"0 keeps no result; else {_RETENTION}",
+        failure_ttl=_RETENTION,
+        job_id="an id can be used again when its last job is no longer kept",
+        depends_on="a dependency that failed fails the job; workers need the database or the API to look at it",
+        at_front="a priority of 1",
+        meta="JSON; a running job saves up to 1,000 characters, kept for an hour",
+        connection=_LOCATION,
+        serializer=_DATA,
+    ),
+    **_stays(pipeline="enqueue_many stores all or none", webhooks="post from the job", job_class="there is one Job"),
+}
+_RQ_CALLS = ["enqueue", "enqueue_call", "enqueue_at", "enqueue_in", "enqueue_many", "prepare_data"]
+_WORKER = "run `orchestrator rq worker --allow MODULE QUEUE…`"
+
+RQ = Library(
+    name="RQ",
+    modules={
+        **{
+            module: f"orchestrator.compat.{module}"
+            for module in ["rq", "rq.job", "rq.queue", "rq.registry", "rq.decorators", "rq.exceptions"]
+        },
+        "rq_scheduler": "orchestrator.compat.rq.scheduler",
+        "rq_scheduler.scheduler": "orchestrator.compat.rq.scheduler",
+    },
+    names={
+        "rq": {
+            **_moving("Callback Queue Repeat Retry cancel_job get_current_job requeue_job"),
+            **_stays(Worker=_WORKER, SimpleWorker=f"{_WORKER} --burst", SpawnWorker=_WORKER),
+            **_stays(Connection="leave the block out", Webhook="post from the job", Group="use orchestrator.group"),
+        },
+        "rq.job": _moving(
+            "Callback Dependency Job JobStatus Repeat Result Retry cancel_job get_current_job requeue_job"
+        ),
+        "rq.queue": _moving("Queue"),
+        "rq.registry": _moving(
+            "CanceledJobRegistry DeferredJobRegistry FailedJobRegistry FinishedJobRegistry ScheduledJobRegistry "
+            "StartedJobRegistry"
+        ),
+        "rq.decorators": _moving("job"),
+        "rq.exceptions": _moving(
+            "DuplicateJobError InvalidJobDependency InvalidJobOperation InvalidJobOperationError NoSuchJobError "
+            "TimeoutFormatError"
+        ),
+        "rq.command": _stays(send_stop_job_command="job.cancel() stops a job that runs"),
+        "rq.timeouts": _stays(JobTimeoutException="catch orchestrator.TaskTimeout"),
+        "rq_scheduler": _moving("Scheduler"),
+        "rq_scheduler.scheduler": _moving("Scheduler"),
+    },
+    calls={
+        **dict.fromkeys(
+            ["enqueue", "enqueue_call", "enqueue_at", "enqueue_in", "enqueue_many", "prepare_data"], _RQ_OPTIONS
+        ),
+        "job": _RQ_OPTIONS,
+        "Queue": {
+            **_RQ_OPTIONS,
+            **_changes(is_async="False runs the job at once, without a trace of it in Postgres"),
+        },
+        "Scheduler": _RQ_OPTIONS,
+        "cron": {
+            **_changes(meta="has no effect"),
+            **_stays(repeat="a schedule has start= and end=", use_local_timezone="a schedule has timezone="),
+        },
+    },
+    attributes={
+        **_stays(
+            dependent_ids="keep the ids that you enqueue with depends_on", set_status="use cancel() and requeue()"
+        ),
+    },
+    anywhere=frozenset(["enqueue", "enqueue_at", "enqueue_call", "enqueue_in"]),
+)
+
+_ACTOR = "@app.task: see docs/from-celery.md#dramatiq"
+DRAMATIQ = Library(
+    name="Dramatiq",
+    modules={},
+    names={
+        "dramatiq": _stays(
+            actor=_ACTOR,
+            Actor=_ACTOR,
+            group="orchestrator.group",
+            pipeline="orchestrator.chain",
+            Message="a handle",
+            Middleware="orchestrator.Middleware",
+            set_broker=_LOCATION,
+            get_broker=_LOCATION,
+            Worker="orchestrator worker --app module:app",
+        )
+    },
+    calls={},
+    attributes=_stays(
+        send_with_options="task.options(delay=…).enqueue(…)", message_with_options="task.options(…).s(…) in a chain"
+    ),
+)
+
+LIBRARIES: Mapping[str, Library] = {"celery": CELERY, "rq": RQ, "rq_scheduler": RQ, "dramatiq": DRAMATIQ}
+"""By their top-level modules."""
+
+
+def rule_of_name(module: str, name: str) -> Rule:
+    """Return what becomes of a name that is imported from a module of one of the libraries."""
+    library = LIBRARIES[module.partition(".")[0]]
+    rule = library.names.get(module, {}).get(name)
+    if rule is not None:
+        return rule
+    if f"{module}.{name}" in library.modules:
+        return MOVES
+    known: Iterable[str] = library.names.get(module, {})
+    hint = f"; {module} has {', '.join(sorted(known)[:5])}, …" if known else ""
+    return Rule(Verdict.STAYS, f"not covered{hint}")

@@ -1,0 +1,248 @@
+"""`orchestrator migrate check`: a project is read, line by line, and never imported."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli import main
+from orchestrator.compat.celery import conf, signals
+from orchestrator.compat.celery.app import base, control
+from orchestrator.compat.coverage import CELERY, LIBRARIES, RQ, Library, Verdict
+from orchestrator.compat.reading import read_project
+
+TASKS = """
+    import celery
+    import celery.schedules
+    from celery import Celery, bootsteps
+    from celery.schedules import (
+        crontab,
+        solar,
+    )
+
+    raise SystemExit("it was imported")
+    app = Celery("shop", broker="redis://")
+    app.conf.broker_url = "redis://x"
+    app.conf.update(task_acks_late=True, timezone="UTC")
+
+
+    @app.task(bind=True, rate_limit="10/s")
+    def send(self, order):
+        return order
+
+
+    @celery.shared_task
+    def other():
+        send.apply_async((1,), serializer="pickle", countdown=3)
+        app.control.add_consumer("mail")
+"""
+
+
+def project(folder: Path, **files: str | bytes) -> Path:
+    for name, text in files.items():
+        data = text if isinstance(text, bytes) else dedent(text).lstrip().encode()
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return folder
+
+
+def found(folder: Path) -> list[tuple[str, str, str]]:
+    return [(f"{use.file}:{use.line}", use.what, str(use.verdict)) for use in read_project(folder).uses]
+
+
+def test_each_use_has_its_line_and_verdict(tmp_path: Path) -> None:
+    assert found(project(tmp_path, tasks=TASKS)) == [
+        ("tasks.py:1", "import celery", "moves"),
+        ("tasks.py:2", "import celery.schedules", "moves"),
+        ("tasks.py:3", "celery.Celery", "moves"),
+        ("tasks.py:3", "celery.bootsteps", "stays"),
+        ("tasks.py:5", "celery.schedules.crontab", "moves"),
+        ("tasks.py:6", "celery.schedules.solar", "stays"),
+        ("tasks.py:10", "Celery(…)", "moves"),
+        ("tasks.py:10", "Celery(broker=…)", "changes"),
+        ("tasks.py:11", "setting broker_url", "changes"),
+        ("tasks.py:12", "setting task_acks_late", "changes"),
+        ("tasks.py:12", "setting timezone", "moves"),
+        ("tasks.py:15", "task(…)", "moves"),
+        ("tasks.py:15", "task(rate_limit=…)", "changes"),
+        ("tasks.py:20", "@shared_task", "moves"),
+        ("tasks.py:20", "celery.shared_task", "moves"),
+        ("tasks.py:22", "apply_async(…)", "moves"),
+        ("tasks.py:22", "apply_async(serializer=…)", "changes"),
+        ("tasks.py:23", ".add_consumer", "stays"),
+    ]
+
+
+def test_calls_of_tasks_are_found_where_the_library_is_not_imported(tmp_path: Path) -> None:
+    project(tmp_path, shop__views="from shop.tasks import send\nsend.delay(1)\ntask()\n", shop__tasks=TASKS)
+    assert ("shop/views.py:2", "delay(…)", "moves") in found(tmp_path)
+    assert [use for use in found(tmp_path) if use[0].startswith("shop/views")] == [
+        ("shop/views.py:2", "delay(…)", "moves")
+    ]
+
+
+def test_rq_and_dramatiq_are_known_too(tmp_path: Path) -> None:
+    jobs = """
+        from rq import Queue, Worker
+        from rq_scheduler import Scheduler
+        from rq.contrib import legacy
+        queue = Queue("mail", connection=None)
+        queue.enqueue(print, 1, result_ttl=5, pipeline=None)
+    """
+    project(
+        tmp_path, jobs=jobs, actors="import dramatiq\n\n@dramatiq.actor\ndef send(): ...\nsend.send_with_options()\n"
+    )
+    assert found(tmp_path) == [
+        ("actors.py:1", "import dramatiq", "stays"),
+        ("actors.py:3", "dramatiq.actor", "stays"),
+        ("actors.py:5", ".send_with_options", "stays"),
+        ("jobs.py:1", "rq.Queue", "moves"),
+        ("jobs.py:1", "rq.Worker", "stays"),
+        ("jobs.py:2", "rq_scheduler.Scheduler", "moves"),
+        ("jobs.py:3", "rq.contrib.legacy", "stays"),
+        ("jobs.py:4", "Queue(…)", "moves"),
+        ("jobs.py:4", "Queue(connection=…)", "changes"),
+        ("jobs.py:5", "enqueue(…)", "moves"),
+        ("jobs.py:5", "enqueue(result_ttl=…)", "changes"),
+        ("jobs.py:5", "enqueue(pipeline=…)", "stays"),
+    ]
+
+
+def test_settings_of_django_and_of_a_module_are_found(tmp_path: Path) -> None:
+    settings = 'CELERY_BROKER_URL = "x"\nCELERY_TASK_ALWAYS_EAGER = True\nDEBUG = True\n'
+    project(tmp_path, tasks="from celery import shared_task\n", settings=settings, celeryconfig="broker_url = 'x'\n")
+    assert found(tmp_path)[:3] == [
+        ("celeryconfig.py:1", "setting broker_url", "changes"),
+        ("settings.py:1", "setting broker_url", "changes"),
+        ("settings.py:2", "setting task_always_eager", "moves"),
+    ]
+
+
+def test_the_diff_changes_imports_and_can_be_applied(tmp_path: Path) -> None:
+    shop = project(tmp_path / "shop", tasks=TASKS, jobs="def late():\n    from rq_scheduler import Scheduler as S\n")
+    diff = CliRunner().invoke(main, ["migrate", "check", str(shop), "--diff"]).stdout
+    assert subprocess.run(["patch", "-p1"], input=diff.encode(), cwd=shop, check=True, capture_output=True)
+    lines = (shop / "tasks.py").read_text().splitlines()
+    assert lines[:6] == [
+        "import orchestrator.compat.celery as celery",
+        "import orchestrator.compat.celery.schedules",
+        "import orchestrator.compat.celery as celery",
+        "from orchestrator.compat.celery import Celery, bootsteps",
+        "from orchestrator.compat.celery.schedules import (",
+        "    crontab,",
+    ]
+    assert lines[11].startswith('app.conf.broker_url = "redis://x"  # not used: ORCHESTRATOR_DATABASE_URL')
+    assert (shop / "jobs.py").read_text().splitlines()[1] == (
+        "    from orchestrator.compat.rq.scheduler import Scheduler as S"
+    )
+    compile((shop / "tasks.py").read_text(), "tasks.py", "exec")
+
+
+def test_the_score_and_the_counts_are_told(tmp_path: Path) -> None:
+    project(tmp_path, tasks=TASKS)
+    told = CliRunner().invoke(main, ["migrate", "check", str(tmp_path)])
+    assert told.exit_code == 0
+    assert told.stdout.endswith("83 % of 18 uses in 1 file move: 10 moves, 5 changes, 3 stays.\n")
+    document = json.loads(CliRunner().invoke(main, ["migrate", "check", str(tmp_path), "--json"]).stdout)
+    assert (document["score"], document["files"], len(document["uses"])) == (83, 1, 18)
+    assert document["uses"][3] == {
+        "file": "tasks.py",
+        "line": 3,
+        "library": "Celery",
+        "what": "celery.bootsteps",
+        "verdict": "stays",
+        "note": CELERY.names["celery"]["bootsteps"].note,
+    }
+    empty = CliRunner().invoke(main, ["migrate", "check", str(project(tmp_path / "other", x="import os\n"))])
+    assert empty.stdout == "1 file read; Celery, RQ and Dramatiq are not used.\n"
+
+
+def test_odd_files_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
+    project(
+        tmp_path,
+        good="# coding: latin-1\nfrom celery import Celery  # é\n".encode("latin-1"),
+        broken="def broken(:\n",
+        coding="# coding: klingon\n",
+        bytes=b'x = "\xff\xfe"\n',
+        null=b"a\x00b",
+        large=b"#" * 10_000_000,
+        nested="(" * 5_000,
+        minus="-" * 200_000 + "1",
+        sums="+".join("a" * 2_000),
+        venv__pyvenv="",
+        venv__lib__tasks="from celery import Celery\n",
+        **{".hidden__tasks": "from celery import Celery\n"},
+    )
+    (tmp_path / "venv" / "pyvenv.cfg").touch()
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "gone.py").symlink_to(tmp_path / "nothing.py")
+    (tmp_path / "notebook.ipynb").write_text("{}")
+
+    told = CliRunner().invoke(main, ["migrate", "check", str(tmp_path), "--json"])
+
+    assert told.exception is None
+    document = json.loads(told.stdout)
+    assert [use["file"] for use in document["uses"]] == ["good.py"]
+    odd = {"broken.py", "coding.py", "bytes.py", "null.py", "large.py", "nested.py", "minus.py"}
+    assert {*document["unread"]} - {"sums.py"} == odd
+    assert document["unread"]["broken.py"] == "line 1: invalid syntax"
+
+
+@pytest.mark.parametrize("library", [CELERY, RQ], ids=["Celery", "RQ"])
+def test_what_is_said_to_move_can_be_imported_and_what_is_said_to_stay_cannot(library: Library) -> None:
+    for module, names in library.names.items():
+        target = library.modules.get(module)
+        if target is None:
+            assert all(rule.verdict is Verdict.STAYS for rule in names.values()), module
+            continue
+        imported = importlib.import_module(target)
+        for name, rule in names.items():
+            try:
+                there = hasattr(imported, name)
+            except ImportError:
+                there = False
+            is_refused_when_used = name == "solar"
+            assert there is (rule.verdict is not Verdict.STAYS) or is_refused_when_used, f"{module}.{name}"
+
+
+def test_options_that_are_said_to_move_are_taken_by_the_layer() -> None:
+    from orchestrator.compat.rq.job import OPTIONS
+    from orchestrator.compat.rq.queue import _REFUSED
+
+    for name, rule in RQ.calls["enqueue"].items():
+        taken = name in OPTIONS or name in ("connection", "serializer")
+        assert taken is (rule.verdict is not Verdict.STAYS), name
+    assert {*_REFUSED} <= {name for name, rule in RQ.calls["enqueue"].items() if rule.verdict is Verdict.STAYS}
+
+
+def test_what_is_said_of_celery_agrees_with_the_layer() -> None:
+    known = {*conf.DEFAULTS, *conf.WITHOUT_EFFECT, *conf.REFUSED}
+    assert {*CELERY.settings} <= known
+    stay = {name for name, rule in CELERY.settings.items() if rule.verdict is Verdict.STAYS}
+    assert stay <= {*conf.REFUSED}
+    never = {name for name, rule in CELERY.names["celery.signals"].items() if rule.verdict is Verdict.CHANGES}
+    assert never == {*signals.NEVER_SENT}
+    for name in {*CELERY.attributes} - {"add_to_chord"}:
+        assert name in base._REFUSED or name in control._REFUSED, name
+
+
+def test_every_note_says_something() -> None:
+    for library in LIBRARIES.values():
+        tables = [*library.names.values(), *library.calls.values(), library.attributes, library.settings]
+        for name, rule in ((name, rule) for table in tables for name, rule in table.items()):
+            assert bool(rule.note) is (rule.verdict is not Verdict.MOVES), name
+
+
+def test_a_project_is_read_without_the_libraries(tmp_path: Path) -> None:
+    project(tmp_path, tasks=TASKS)
+    program = "import sys; sys.modules['celery'] = sys.modules['rq'] = None; from orchestrator.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, "migrate", "check", str(tmp_path)], capture_output=True)
+    assert b"83 %" in done.stdout
