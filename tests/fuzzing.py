@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 FACTOR = int(os.environ.get("ORCHESTRATOR_FUZZ", "1"))
@@ -21,3 +22,13 @@ def examples(number: int, **more: Any) -> settings:
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
         **more,
     )
+
+
+def in_batches(variable: str, many: int, *, few: int = 25, batch: int = 200) -> pytest.MarkDecorator:
+    """Give a test the numbers of random programs: the first few in every build, all of them with `--long`.
+
+    A variable of the environment changes how many all are.
+    """
+    many = int(os.environ.get(variable, many))
+    rest = (pytest.param(first, min(batch, many - first), marks=pytest.mark.long) for first in range(0, many, batch))
+    return pytest.mark.parametrize(("first", "number"), [(0, few), *rest])

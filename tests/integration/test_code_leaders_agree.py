@@ -6,13 +6,10 @@ programs at once, on a clock of which each move is much longer than a test takes
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
-
-import pytest
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Activation
@@ -31,12 +28,10 @@ from orchestrator.store.inbox import RequestKind
 from orchestrator.testing.leader import MemoryLeader
 from orchestrator.testing.memory_run import Run
 from orchestrator.transport.codec import decode
+from tests.fuzzing import in_batches
 from tests.integration.stage import System, Worker, fresh_system, raw
 from tests.unit.code_workflows import programs
 
-MANY = int(os.environ.get("LEADER_PROGRAMS", "10000"))
-FEW = 25
-BATCH = 200
 """Programs that are played at once."""
 ROUNDS = 24
 MOVE = 500
@@ -280,11 +275,6 @@ def agree(engine: Any, database_url: str, redis_url: str, first: int, number: in
     assert not found, f"{len(found)} differences\n" + "\n\n".join(found[:5])
 
 
-def test_a_few_random_programs(engine: Any, database_url: str, redis_url: str) -> None:
-    agree(engine, database_url, redis_url, 0, FEW)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("first", range(0, MANY, BATCH))
-def test_many_random_programs(engine: Any, database_url: str, redis_url: str, first: int) -> None:
-    agree(engine, database_url, redis_url, first, min(BATCH, MANY - first))
+@in_batches("LEADER_PROGRAMS", 10000)
+def test_random_programs(engine: Any, database_url: str, redis_url: str, first: int, number: int) -> None:
+    agree(engine, database_url, redis_url, first, number)

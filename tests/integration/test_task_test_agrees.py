@@ -6,7 +6,6 @@ without unique keys run at even moves and those with keys at odd ones, so that i
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import Counter
@@ -14,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
-
-import pytest
 
 from orchestrator import (
     Composition,
@@ -40,11 +37,9 @@ from orchestrator.transport.codec import LogLine, ProgressMark
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
+from tests.fuzzing import in_batches
 from tests.integration.stage import System, Worker, fresh_system
 
-MANY = int(os.environ.get("TASK_PROGRAMS", "4000"))
-FEW = 25
-BATCH = 200
 """Programs that are played at once."""
 MOVE = 1_000.0
 """Seconds that the clock moves at a time."""
@@ -326,11 +321,6 @@ def agree(engine: Any, database_url: str, redis_url: str, first: int, number: in
     assert not words, f"{len(words)} differences\n" + "\n".join(sorted(words, key=lambda text: text[5:])[:20])
 
 
-def test_a_few_random_programs(engine: Any, database_url: str, redis_url: str) -> None:
-    agree(engine, database_url, redis_url, 0, FEW)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("first", range(0, MANY, BATCH))
-def test_many_random_programs(engine: Any, database_url: str, redis_url: str, first: int) -> None:
-    agree(engine, database_url, redis_url, first, min(BATCH, MANY - first))
+@in_batches("TASK_PROGRAMS", 4000)
+def test_random_programs(engine: Any, database_url: str, redis_url: str, first: int, number: int) -> None:
+    agree(engine, database_url, redis_url, first, number)
