@@ -13,20 +13,20 @@ import pytest
 from PIL import Image
 
 from tests.acceptance.pages import COMMAND, REPOSITORY, dev, run
-from tests.acceptance.test_documents import folder
+from tests.acceptance.test_documents import folder, served_folder
 from tests.waiting import eventually
 
-__all__ = ["folder"]
+__all__ = ["folder", "served_folder"]
 EXAMPLES = REPOSITORY / "examples"
 SHOWN = {"agent", "approval", "branches", "nightly", "order", "per_customer", "services", "thumbnails", "web"}
 
 
 @pytest.fixture
-def example(folder: Path, request: pytest.FixtureRequest) -> Path:
+def example(served_folder: Path, request: pytest.FixtureRequest) -> Path:
     """A folder with one of the examples."""
     for file in EXAMPLES.glob(f"{request.param}.*"):
-        (folder / file.name).write_bytes(file.read_bytes())
-    return folder
+        (served_folder / file.name).write_bytes(file.read_bytes())
+    return served_folder
 
 
 def test_each_example_is_run_and_told_of() -> None:

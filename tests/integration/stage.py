@@ -114,6 +114,8 @@ class Worker:
 
     def close(self) -> None:
         self._streams._connection.close()
+        if self._inbox is not None:
+            self._inbox._connection.disconnect()
 
     def die(self) -> None:
         """Stop beating, as if its heartbeat had expired."""

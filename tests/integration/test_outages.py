@@ -117,6 +117,7 @@ def test_a_full_redis_is_an_outage_to_scripts_too(redis: Redis) -> None:
         streams.terms.begin(1, "1-1", "server")
     with pytest.raises(UNAVAILABLE):
         streams.publish("1-1", 1, {"default": [b"message"]})
+    streams.close()
 
 
 def test_memory_that_runs_out_in_the_middle_of_a_transaction_is_an_outage(redis: Redis, redis_url: str) -> None:
