@@ -59,11 +59,11 @@ def work(system: System, *workers: Worker) -> Counter[tuple[str, str]]:
 
 def test_what_only_some_know_goes_to_them_and_nothing_goes_round(system: System, old: Worker, new: Worker) -> None:
     system.pass_seconds()
-    handles = enqueue(system, 200)
+    handles = enqueue(system, 80)
     common = enqueue(system, 20, "job")
     system.pass_seconds()
     done = work(system, old, new)
-    assert done["new", "fresh"] == 200
+    assert done["new", "fresh"] == 80
     assert ("old", "fresh") not in done
     assert done["old", "job"] + done["new", "job"] == 20
     assert {handle.status() for handle in (*handles, *common)} == {"success"}
@@ -92,12 +92,12 @@ def test_crowds_that_wait_for_the_same_worker_share_its_places(system: System, o
     """Before, each was given all of them, and what found none was claimed and kept back again, in every tick."""
     new.learn("fresh2", "fresh3", "fresh4")
     system.pass_seconds()
-    handles = [handle for name in ("fresh", "fresh2", "fresh3", "fresh4") for handle in enqueue(system, 40, name)]
+    handles = [handle for name in ("fresh", "fresh2", "fresh3", "fresh4") for handle in enqueue(system, 20, name)]
     system.pass_seconds()
     done = work(system, old, new)
-    assert sum(done.values()) == 160
+    assert sum(done.values()) == 80
     assert max(system.row(handle)["attempt"] for handle in handles) <= 6, "they went round"
-    assert sum(system.row(handle)["attempt"] for handle in handles) <= 2 * 160
+    assert sum(system.row(handle)["attempt"] for handle in handles) <= 2 * 80
 
 
 def test_priority_and_lanes_hold_there_too(system: System, old: Worker, new: Worker) -> None:
@@ -245,7 +245,7 @@ def test_what_nobody_knows_keeps_nobody_from_theirs(system: System, old: Worker,
     if mixed:
         system.worker("other", slots=4, knows=["job", "something else"])
     system.pass_seconds()
-    unknown = enqueue(system, 500, "unheard")
+    unknown = enqueue(system, 100, "unheard")
     known = enqueue(system, 3, "job")
     system.tick(3)
     taken = [task.id for worker in system.workers for task in worker.take()]

@@ -331,7 +331,7 @@ def test_tasks_that_are_retried_while_their_run_is_are_counted_once(
 
 def test_runs_nested_deeply_are_retried_one_after_the_other(system: System, request: pytest.FixtureRequest) -> None:
     """No deeper in Python than a run that is alone."""
-    depth = 200
+    depth = 100
     apply(
         system,
         "name: nest\nparams: {n: {type: integer}}\n"

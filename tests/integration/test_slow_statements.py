@@ -26,7 +26,7 @@ from tests.waiting import eventually
 
 LEASE = 2.0
 """Seconds; Postgres ends a statement after 0.4 of them, and one of a part that was late before after a tenth."""
-KEYED = 600
+KEYED = 300
 Lead = Callable[[], Scheduler]
 
 
