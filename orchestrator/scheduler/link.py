@@ -162,6 +162,8 @@ class Link(CommitHooks):
                 encode(None if moved_on else self._last_claimed),
                 changes,
             )
+        if outgoing.replays:
+            self._push(outgoing.replays)
         if has_progress:
             self.generations.confirmed = position
         if outgoing.key_holders:

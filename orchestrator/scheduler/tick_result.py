@@ -187,6 +187,8 @@ class Outgoing(_Mergeable):
     """Tasks to push."""
     paged: list[Paged] = []
     """Those of them that are activations which go page by page."""
+    replays: list[Claimed] = []
+    """Queries of ended runs, for which there is no task."""
     ended: list[Ended] = []
     """Tasks and runs that ended, for waiting clients."""
     revoked: list[Moved] = []

@@ -79,7 +79,11 @@ class MemoryLeader:
         run.history.append(Event(len(run.history) + 1, self.now, what))
 
     def activate(self, run: Run, queries: list[Query] | None = None) -> list[QueryResult]:
-        """Let the code see what is new, and apply what it commands."""
+        """Let the code see what is new, and apply what it commands; of an ended run, only ask it."""
+        if run.end is not None:
+            started, events = run.started, history.shown_events(run.history)
+            again = Activation(run.id, started.workflow, started.version, 0, len(run.history), events, 0, queries or [])
+            return self._engine.activate(again, run.id, run.attempt).answers if events else []
         run.attempt += 1
         has_unseen_facts = run.has_unseen_facts
         activation = self._activation(run, queries or [])

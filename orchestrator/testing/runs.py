@@ -167,7 +167,10 @@ class TestedRun(Generic[R]):
         """Ask the code something."""
         name = name_of(query)
         asked = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, self._limit))
-        answer = (await asyncio.to_thread(self._world.leader.activate, self._run, [asked]))[0]
+        answers = await asyncio.to_thread(self._world.leader.activate, self._run, [asked])
+        if not answers:
+            raise WrongState(f"Workflow {self._workflow.name!r} ended before its code ran, and cannot be asked.")
+        answer = answers[0]
         return answer_of(query, _value(f"Query {name!r}", answer.result, answer.error))
 
     @overload

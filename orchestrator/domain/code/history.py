@@ -21,6 +21,7 @@ arrive while an activation is out; it then stands before the mark and is beyond 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import get_args
 
 import msgspec
@@ -351,3 +352,10 @@ def record(command: commands.Command) -> Record:
     """Return the event that records a command which has been applied: what it says, as far as that is kept."""
     kind = _RECORDS[type(command)]
     return kind(*(getattr(command, name) for name in kind.__struct_fields__))
+
+
+def shown_events(events: Sequence[Event]) -> list[Event]:
+    """Return a history without facts that the code of the run never saw; nothing if it saw none."""
+    last = max((event.what.through for event in events if isinstance(event.what, ActivationApplied)), default=0)
+    facts = get_args(Fact)
+    return [event for event in events if event.number <= last or not isinstance(event.what, facts)] if last else []

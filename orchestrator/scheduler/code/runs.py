@@ -12,12 +12,12 @@ import msgspec
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Activation, Query, Violation, WaitingPlaces
-from orchestrator.domain.code.history import Event, Fact
-from orchestrator.domain.code.history_budget import LARGEST_HISTORY, Delivery, HistoryBudget
+from orchestrator.domain.code.history import Event, Fact, shown_events
+from orchestrator.domain.code.history_budget import LARGEST_HISTORY, PAGE, Delivery, HistoryBudget
 from orchestrator.domain.ids import about_run, successor_id, to_text
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.runs.verdict import CONTINUED, TIMED_OUT, Nesting
-from orchestrator.domain.states import RunState
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.paging import Paging
 from orchestrator.scheduler.fleet.capabilities import CapacityHold
@@ -32,7 +32,7 @@ from orchestrator.store.code.expectations import Answered
 from orchestrator.store.code.turns import Unshown
 from orchestrator.store.runs import stuck
 from orchestrator.store.runs.transitions import Delta, RunRow
-from orchestrator.store.tasks import transitions
+from orchestrator.store.tasks import results, transitions
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.transitions import Requeue
 from orchestrator.telemetry import get_logger
@@ -143,14 +143,44 @@ class CodeRuns(RunKind):
         """
         asked = list(queries)
         free = stuck.wake(tx.connection, [run for run, _ in asked])
+        tx.result.code.asked.extend((run, query) for run, query in asked if run in free)
+        if others := [(run, query) for run, query in asked if run not in free]:
+            self._replay(tx, others)
+
+    def _replay(self, tx: Transaction, asked: Sequence[tuple[bytes, Query]]) -> None:
+        """Have queries of ended runs answered by a replay of what their code was shown.
+
+        No task stands for that: nothing but the answer comes of it, and a client without one asks again.
+        """
+        states = results.run_states(tx.connection, list({run for run, _ in asked}))
+        ended = {run: True for run, state in states.items() if state in ENDED_RUN_STATES}
+        found = {run.id: run for run in turns.unshown(tx.connection, ended)}
+        read = turns.events(tx.connection, [run for run in found.values() if run.events is None and run.size <= PAGE])
+        budget = HistoryBudget(0)
         refused: list[Answered] = []
         for run, query in asked:
-            if run in free:
-                tx.result.code.asked.append((run, query))
+            if run not in found:
+                problem = "it is stuck"
+            elif found[run].size > PAGE:
+                problem = f"it has ended, and its history has {found[run].size:,} bytes: at most {PAGE:,} are replayed"
+            elif not (events := shown_events(read.get(run) or found[run].events or [])):
+                problem = "it ended before its code ran"
             else:
-                error = TaskError("WrongState", f"Run {to_text(run)} cannot be asked: it has ended, or is stuck.")
-                refused.append(Answered(query.id, None, error))
+                if budget.delivery(found[run].size) is Delivery.MESSAGE:
+                    self._send_replay(tx, found[run], events, query)
+                continue
+            error = TaskError("WrongState", f"Run {to_text(run)} cannot be asked: {problem}.")
+            refused.append(Answered(query.id, None, error))
         reply(tx, refused)
+
+    def _send_replay(self, tx: Transaction, run: Unshown, events: list[Event], query: Query) -> None:
+        started = events[0].what
+        assert isinstance(started, history.RunStarted)
+        payload = encode(_activation(run, events, {run.id: {query.id: query}}))
+        turn = Claimed(query.id, 1, run.workflow, payload, started.queue, None, query.id, None, alone=False)
+        placed = self._placed(turn, run)
+        if self._fleet.slots(started.queue) and isinstance(placed, Claimed):
+            tx.result.outgoing.replays.append(placed)
 
     def took_turn(self, tx: Transaction, runs: Sequence[bytes], answered: Container[bytes]) -> None:
         """Let runs whose code has taken a turn take another if they were asked something else meanwhile."""

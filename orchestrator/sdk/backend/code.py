@@ -247,14 +247,14 @@ class CodeBackend(CodeReading):
         self, run: bytes, request_kind: RequestKind, verb: str, audited: Mapping[str, Any] = _NOTHING, **body: Any
     ) -> bytes:
         """Put a request for an open run into the inbox; return the run, which may be a successor."""
+        is_act = request_kind != RequestKind.QUERY
         try:
-            run = self._open(run, verb)
+            run = self._open(run, verb) if is_act else self._last(run)[0]
         except WrongState as error:
             if request_kind not in _SETTLES or (known := self._decision(run, body["name"])) is None:
                 raise
             raise WrongState(f"{error} Promise {body['name']!r} was {known}.") from None
         what = f"the request to {verb} run {to_text(run)} was stored"
-        is_act = request_kind != RequestKind.QUERY
         with self._connections.writing(what, transaction=is_act) as connection:
             if request_kind in _SETTLES:
                 _refuse_second(connection, run, body["name"])
@@ -295,9 +295,10 @@ class CodeBackend(CodeReading):
                         f"No answer to {verb} run {to_text(run)} within {timeout:g} s. "
                         f"{self.overdue(run, body['name'])}."
                     )
-                self._open(run, verb)
                 if request_kind is RequestKind.QUERY:
                     self._send(run, request_kind, verb, request=request, **body)
+                else:
+                    self._open(run, verb)
         if answer.error is not None:
             kind = HANDLER_ERRORS.get(answer.error.phase, OrchestratorError)
             refused = (WrongState if answer.error.kind == "WrongState" else kind)(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
+from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import NO_HANDLER
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.limits.names import scoped
@@ -40,6 +43,18 @@ class CodeReading(Part, CodeWork):
         if outcome.status == RunState.CANCELLED and outcome.reason == TERMINATED:
             return TERMINATED
         return "stuck" if outcome.stuck is not None else outcome.status
+
+    def state(self, run: bytes) -> bytes:
+        last, _ = self._last(run)
+        with self._reading() as connection:
+            said = histories.said_by_code(connection, last, with_timers=False)
+        state: dict[str, msgspec.Raw] = {}
+        for what in said:
+            if isinstance(what, history.StateSet):
+                state[what.key] = msgspec.Raw(reveal(what.value))
+            elif isinstance(what, history.StateCleared):
+                state.pop(what.key, None)
+        return msgspec.msgpack.encode(state)
 
     def overdue(self, run: bytes, update: str | None = None) -> str:
         """Say why a run, or the one in which it goes on, has not ended or answered in time.

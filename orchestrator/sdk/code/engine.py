@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.domain.code.activation import Activated, Activation, QueryResult, Violation
 from orchestrator.domain.code.commands import Command
+from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import DeterminismViolation, NotDeterministic
 from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.live_run import LiveRun
@@ -90,7 +91,9 @@ class Engine:
             )
         except (DeterminismViolation, NotDeterministic) as error:
             stuck = commander.ledger.violation or Violation(commander.number, type(error).__name__, str(error))
-            return Activated(identifier, attempt, time.monotonic() - begun, stuck=stuck)
+            no = TaskError("WrongState", f"The code cannot be asked, for it does not fit the history: {stuck.message}")
+            answers = [QueryResult(query.id, error=no) for query in activation.queries]
+            return Activated(identifier, attempt, time.monotonic() - begun, stuck=stuck, answers=answers)
         finally:
             if kept:
                 self._keep(activation.run_id, flow, cached)

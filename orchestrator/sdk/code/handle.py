@@ -97,6 +97,11 @@ class WorkflowHandle(Generic[R]):
         """Return its state: running, `stuck` where its code cannot go on, success, failed, cancelled or terminated."""
         return self._client.backend.code.status(self._run)
 
+    def state(self) -> dict[str, Any]:
+        """Return what the code has set with `ctx.set` and not cleared; also after the end."""
+        state: dict[str, Any] = decode_value(self._client.backend.code.state(self._run))
+        return state
+
     # -- messages to the run
 
     @overload
@@ -139,7 +144,10 @@ class WorkflowHandle(Generic[R]):
     def query(
         self, query: str | QueryMethod[..., Any], /, *args: Any, timeout: float = 30.0, **kwargs: Any
     ) -> Steps[Any]:
-        """Ask the code something, by the name of the query or its method (`Order.total`), and return its answer."""
+        """Ask the code something, by the name of the query or its method (`Order.total`), and return its answer.
+
+        An ended run is asked, too: a worker replays its history, of at most a megabyte.
+        """
         name = name_of(query)
         run, payload = self._question(name, args, kwargs, timeout)
         answer = self._client.backend.code.query(run, name, payload, timeout)
@@ -209,6 +217,7 @@ class WorkflowHandle(Generic[R]):
 
     aresult = async_variant(result)
     astatus = async_variant(status)
+    astate = async_variant(state)
     aresolve = async_variant(resolve)
     areject = async_variant(reject)
     acancel = async_variant(cancel)
