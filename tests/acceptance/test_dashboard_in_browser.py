@@ -126,6 +126,32 @@ def test_a_graph_turns_green_while_one_looks(base: str, window: Watched, tmp_pat
     eventually(lambda: window.page.locator("tr", has_text="Run from here").count() == 3, "it can be run from each")
 
 
+def test_a_large_graph_is_folded_and_opened(base: str, window: Watched) -> None:
+    add = {"task": "project.add", "input": {"a": 1, "b": 1}}
+    parts = {f"part_{number}": add | {"depends_on": ["first"]} for number in range(160)}
+    tasks = {"first": add, **parts, "last": add | {"depends_on": [*parts]}}
+    body = {"name": "broad", "tasks": tasks}
+    httpx.post(f"{base}/api/v1/workflows", json={"definition": body}).raise_for_status()
+    run = str(httpx.post(f"{base}/api/v1/workflows/broad/runs", json={}).raise_for_status().json()["id"])
+    window.go(f"/ui/runs/{run}")
+    window.sees("h1 .s-success")
+    nodes = window.page.locator("g.node")
+    assert nodes.count() == 3
+    assert window.page.locator("tr[data-key^=step]").count() == 80
+    window.sees("g.node[data-open]", "part (160)").click()
+    eventually(lambda: nodes.count() == 153, "the group is open; the rest of it is a group")
+    svg = window.page.locator(".graph svg")
+    before = svg.bounding_box()["width"]
+    window.page.get_by_role("button", name="Larger").click()
+    assert svg.bounding_box()["width"] > 1.2 * before
+    window.page.get_by_role("button", name="Fit").click()
+    assert svg.bounding_box()["height"] < 620
+    window.page.get_by_text("Next steps").click()
+    window.sees("tr[data-key^=step]", "part_100")
+    window.page.get_by_text("Close all groups").click()
+    eventually(lambda: nodes.count() == 3, "all are closed")
+
+
 def test_a_run_is_cancelled_after_a_question(base: str, window: Watched, tmp_path: Path) -> None:
     run = start_dag(base, "slow", tmp_path / "never")
     window.go(f"/ui/runs/{run}")

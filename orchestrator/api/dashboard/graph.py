@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -17,6 +18,13 @@ _LONGEST_NAME = 19
 _SWEEPS = 6
 _BEND = 12
 """The height of a line that passes a layer by."""
+MOST_DRAWN = 150
+"""Steps of a run beyond which some are drawn as one."""
+_BANDS = 60
+"""Groups of layers, at most, of a run with very many."""
+_STEM = re.compile(r"[\d\s_.:\[\]-]+$")
+_WORST = ("failed", "open", "waiting", "cancelled", "success")
+"""The state of a group is the first of these that one of its steps has."""
 _Slot = str | tuple[str, str, int]
 """Of a layer: a step, or where the line between two of them passes it."""
 
@@ -75,6 +83,79 @@ def planned_step(**known: Any) -> StepView:
     """Return a step that has not begun, as it is drawn."""
     fields: dict[str, Any] = {"state": "waiting", "fan_out": False, "total": None, "ended": 0, "failed": 0}
     return StepView(**fields | dict.fromkeys(("reason", "started_at", "ended_at", "error")) | known)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Steps of which some stand for many others."""
+
+    steps: list[StepView]
+    critical: frozenset[str]
+    groups: frozenset[str]
+    """Those that stand for others."""
+
+
+def fold(steps: Sequence[StepView], critical: frozenset[str], opened: Collection[str] = ()) -> Folded:
+    """Return the steps as they are drawn: of very many, those of one layer with like names are one group.
+
+    Where that leaves too many, those of a layer are, or of some layers. A group that is opened is drawn step by step,
+    the failed ones first. Lines lead from layer to layer, so groups of whole layers form no circle.
+    """
+    if len(steps) <= MOST_DRAWN:
+        return Folded([*steps], critical, frozenset())
+    layers = _layers(steps)
+    depths = {name: depth for depth, layer in enumerate(layers) for name in layer}
+    groups: dict[tuple[object, ...], list[StepView]] = {}
+    for wide, by_name in ((1, True), (1, False), (-(-len(layers) // _BANDS), False)):
+        groups = {}
+        for step in steps:
+            stem = _STEM.sub("", step.name) if by_name else ""
+            groups.setdefault((depths[step.name] // wide, stem), []).append(step)
+        if len(groups) <= MOST_DRAWN:
+            break
+    owners: dict[str, str] = {}
+    members: dict[str, list[StepView]] = {}
+    for (depth, stem), found in groups.items():
+        inside = sorted(found, key=lambda step: (depths[step.name], step.state != "failed"))
+        name = inside[0].name if len(inside) == 1 else f"{stem or f'layer {depth}'} ({len(inside)})"
+        if len(inside) > 1 and (name in members or name in depths):
+            name += f" {inside[0].name}"
+        shown = inside[:MOST_DRAWN] if name in opened or len(inside) == 1 else []
+        owners |= {step.name: step.name for step in shown} | {step.name: name for step in inside[len(shown) :]}
+        members |= {step.name: [step] for step in shown}
+        if len(inside) > len(shown):
+            members[name] = inside[len(shown) :]
+    return Folded(
+        [_group(name, found, owners) for name, found in members.items()],
+        frozenset(owners[name] for name in critical),
+        frozenset(name for name in members if name not in depths),
+    )
+
+
+def _group(name: str, inside: Sequence[StepView], owners: Mapping[str, str]) -> StepView:
+    """Return a step that stands for others, or the step itself, behind the groups that it depends on."""
+    above = dict.fromkeys(owners[one] for step in inside for one in step.depends_on if one in owners)
+    depends_on = tuple(one for one in above if one != name)
+    if len(inside) == 1 and inside[0].name == name:
+        return replace(inside[0], depends_on=depends_on)
+    ends = [step.ended_at for step in inside if step.ended_at is not None]
+    states = {step.state for step in inside}
+    state = next(state for state in (*_WORST, *sorted(states)) if state in states)
+    return StepView(
+        name=name,
+        kind="group",
+        calls=f"{len(inside):,} steps",
+        state="open" if state == "waiting" and len(states) > 1 else state,
+        fan_out=True,
+        total=len(inside),
+        ended=sum(step.state not in ("waiting", "open") for step in inside),
+        failed=sum(step.state == "failed" for step in inside),
+        reason=None,
+        depends_on=depends_on,
+        started_at=min((step.started_at for step in inside if step.started_at is not None), default=None),
+        ended_at=max(ends) if len(ends) == len(inside) else None,
+        error=None,
+    )
 
 
 def draw(steps: Sequence[StepView], critical: frozenset[str], between: int = _BETWEEN) -> Graph:

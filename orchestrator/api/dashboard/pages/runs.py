@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import LARGEST, Api
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
-from orchestrator.api.dashboard.graph import critical_path, draw
+from orchestrator.api.dashboard.graph import MOST_DRAWN, critical_path, draw, fold
 from orchestrator.api.dashboard.pages import flows as flow_pages
 from orchestrator.api.dashboard.rendering import key_scope_of_visitor, page, pages
 from orchestrator.api.dashboard.story import Sentence, story
@@ -30,6 +30,8 @@ routes = pages("/ui/runs")
 
 _MOST_TASKS = 50
 _MOST_EVENTS = 300
+_MOST_STEPS, _MOST_ERRORS = 80, 5
+"""Rows of the table of a large run, and errors of steps that are shown at once."""
 
 
 @routes.get("", about=WITHIN)
@@ -39,8 +41,16 @@ def list_runs(api: Api, query: run_routes.RunQuery, key_scope: KeyScope) -> Resp
     return page("runs.html", query=query, found=found, states=list(RunState))
 
 
+class StepsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which groups of a large graph are open, and which of its steps are listed."""
+
+    open: Annotated[tuple[str, ...], Meta(max_length=20)] = ()
+    start: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    """The first step of the table."""
+
+
 @routes.get("/{id}", about=RUN)
-def show_run(api: Api, id: UUID) -> Response:
+def show_run(api: Api, id: UUID, query: StepsQuery) -> Response:
     """Show one run."""
     key_scope = key_scope_of_visitor()
     found = run_routes.find(api, id)
@@ -52,7 +62,7 @@ def show_run(api: Api, id: UUID) -> Response:
     if found.run.flow:
         return page("run_flow.html", **shown, **flow_pages.of_run(api, id))
     if found.steps:
-        return page("run_steps.html", **shown, **_of_steps(api, found.run, found.steps, key_scope))
+        return page("run_steps.html", **shown, **_of_steps(api, found.run, found.steps, query, key_scope))
     tasks = task_routes.list_tasks(api, task_routes.TaskQuery(run=id, limit=_MOST_TASKS), key_scope)
     return page("run_many.html", **shown, tasks=tasks.items, more_tasks=tasks.next)
 
@@ -65,18 +75,34 @@ def _starter(api: Api, task: UUID | None, key_scope: KeyScope) -> Relative | Non
     return found if found is not None and is_within(key_scope, found) else None
 
 
-def _of_steps(api: Api, run: RunDetail, steps: list[StepView], key_scope: KeyScope) -> dict[str, Any]:
+def _of_steps(
+    api: Api, run: RunDetail, steps: list[StepView], query: StepsQuery, key_scope: KeyScope
+) -> dict[str, Any]:
     critical = critical_path(steps)
     before = _run_before(api, run, key_scope)
     earlier = {step.name: step for step in run_routes.find(api, before).steps} if before else {}
+    folded = fold(steps, critical, query.open)
+    is_large = len(steps) > MOST_DRAWN
+    listed = sorted(steps, key=_urgency) if is_large else steps
+    failed = [step for step in steps if step.error is not None]
     return {
-        "graph": draw(steps, critical),
-        "gantt": gantt_of_steps(run, steps, critical, present()),
+        "graph": draw(folded.steps, folded.critical),
+        "groups": folded.groups,
+        "query": query,
+        "listed": listed[query.start : query.start + _MOST_STEPS] if is_large else steps,
+        "next": query.start + _MOST_STEPS if is_large and query.start + _MOST_STEPS < len(steps) else None,
+        "gantt": gantt_of_steps(run, folded.steps, folded.critical, present()),
         "critical": critical,
         "before": before,
         "earlier": earlier,
-        "failed": [step for step in steps if step.error is not None],
+        "failed": failed[:_MOST_ERRORS],
+        "more_failed": len(failed[_MOST_ERRORS:]),
     }
+
+
+def _urgency(step: StepView) -> int:
+    """Return where a step stands in a long table: what failed comes first, then what is open."""
+    return {"failed": 0, "open": 1}.get(step.state, 2)
 
 
 def _run_before(api: Api, run: RunDetail, key_scope: KeyScope) -> UUID | None:

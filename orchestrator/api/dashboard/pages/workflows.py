@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.graph import draw, planned_step
+from orchestrator.api.dashboard.graph import draw, fold, planned_step
 from orchestrator.api.dashboard.rendering import go, page, pages
 from orchestrator.api.dashboard.words import address
 from orchestrator.api.key_scope import WITHIN, WORKFLOW
@@ -72,7 +72,7 @@ def show_workflow(api: Api, name: str, key_scope: KeyScope) -> Response:
         stored=stored,
         definition=workflow_routes.plain(stored.definition) if stored else None,
         code=code,
-        graph=draw(steps, frozenset()) if steps else None,
+        graph=draw(fold(steps, frozenset()).steps, frozenset()) if steps else None,
         runs=[*reversed(last_runs(api, name, key_scope))],
         asked=datetime.now(UTC),
     )

@@ -102,6 +102,7 @@
       const next = found.getElementById("content");
       if (said && !next.querySelector(".said")) next.prepend(document.importNode(said, true));
       morph(main, next);
+      scaleGraphs();
       if (document.title !== found.title) document.title = found.title;
       showTimes();
       countChosen();
@@ -318,6 +319,61 @@
 
   awaitChange();
 
+  // -- graphs: they are made larger and smaller, and moved by dragging; the step that failed is in view
+
+  const scales = new WeakMap(); // of each pane; one that is not in it has the size that the server gives it
+
+  function zoom(pane, kind) {
+    const svg = pane.querySelector("svg");
+    const full = Number(svg.getAttribute("width"));
+    const before = scales.get(pane) ?? svg.clientWidth / full;
+    const room = Math.min((pane.clientWidth - 26) / full, (pane.clientHeight - 26) / Number(svg.getAttribute("height")));
+    const scale = kind === "fit" ? Math.min(room, 1) : Math.min(3, Math.max(0.05, before * (kind === "in" ? 1.25 : 0.8)));
+    scales.set(pane, scale);
+    const x = (pane.scrollLeft + pane.clientWidth / 2) / before, y = (pane.scrollTop + pane.clientHeight / 2) / before;
+    scaleGraphs();
+    pane.scrollTo(x * scale - pane.clientWidth / 2, y * scale - pane.clientHeight / 2);
+  }
+
+  function scaleGraphs() {
+    for (const pane of document.querySelectorAll(".graph")) {
+      if (!scales.has(pane)) continue;
+      const svg = pane.querySelector("svg"), scale = scales.get(pane);
+      for (const side of ["width", "height"]) svg.style[side] = `${Number(svg.getAttribute(side)) * scale}px`;
+      svg.style.minWidth = svg.style.maxWidth = svg.style.width;
+    }
+  }
+
+  let dragged = null;
+  document.addEventListener("pointerdown", (event) => {
+    const pane = event.target.closest(".graph");
+    if (pane && event.button === 0 && event.pointerType === "mouse") dragged = { pane, x: event.clientX, y: event.clientY, far: false };
+  });
+  document.addEventListener("pointermove", (event) => {
+    if (!dragged) return;
+    const { pane, x, y } = dragged;
+    dragged.far ||= Math.hypot(event.clientX - x, event.clientY - y) > 4;
+    pane.classList.toggle("drags", dragged.far);
+    if (!dragged.far) return;
+    pane.scrollBy(dragged.x - event.clientX, dragged.y - event.clientY);
+    Object.assign(dragged, { x: event.clientX, y: event.clientY });
+  });
+  document.addEventListener("pointerup", (event) => {
+    const group = dragged && !dragged.far && event.target.closest("[data-open]");
+    dragged?.pane.classList.remove("drags");
+    dragged = null;
+    if (group) location.href = group.dataset.open;
+  });
+  document.addEventListener("wheel", (event) => {
+    const pane = event.ctrlKey && event.target.closest?.(".graph");
+    if (pane) { event.preventDefault(); zoom(pane, event.deltaY < 0 ? "in" : "out"); }
+  }, { passive: false });
+  for (const pane of document.querySelectorAll(".graph")) {
+    const failed = pane.querySelector(".node.s-failed")?.getBoundingClientRect();
+    const box = pane.getBoundingClientRect();
+    if (failed) pane.scrollTo(failed.x - box.x - box.width / 2, failed.y - box.y - box.height / 2);
+  }
+
   // -- marked rows
 
   function countChosen() {
@@ -357,6 +413,8 @@
   document.addEventListener("click", (event) => {
     const older = event.target.closest("[data-older]");
     if (older) { event.preventDefault(); addOlder(older); }
+    const sized = event.target.closest("[data-zoom]");
+    if (sized) zoom(sized.parentElement.nextElementSibling, sized.dataset.zoom);
     const copied = event.target.closest("[data-copy]");
     if (copied) {
       copy(copied.dataset.copy);

@@ -1,0 +1,61 @@
+"""Graphs of very many steps: drawn as groups, without circles, whatever their shape."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from orchestrator.api.dashboard.graph import MOST_DRAWN, draw, fold, planned_step
+from orchestrator.store.insights import StepView
+
+
+def step(name: str, *depends_on: str, state: str = "success") -> StepView:
+    return planned_step(name=name, kind="task", calls="t", depends_on=depends_on, state=state)
+
+
+def wide(number: int) -> list[StepView]:
+    """Return two layers of like steps between a first and a last one."""
+    loads = [step(f"load_{one}", "begin") for one in range(number)]
+    checks = [step(f"check-{one}", f"load_{one}", state="failed" if one == 7 else "success") for one in range(number)]
+    return [step("begin"), *loads, *checks, step("end", *(one.name for one in checks), state="waiting")]
+
+
+def test_few_steps_are_drawn_as_they_are() -> None:
+    steps = wide(70)
+    assert fold(steps, frozenset()).steps == steps
+
+
+def test_like_steps_of_a_layer_are_one_group() -> None:
+    found = fold(wide(1_000), frozenset({"load_3"}))
+    assert [(one.name, one.state, one.total, one.failed) for one in found.steps] == [
+        ("begin", "success", None, 0),
+        ("load (1000)", "success", 1000, 0),
+        ("check (1000)", "failed", 1000, 1),
+        ("end", "waiting", None, 0),
+    ]
+    assert found.steps[2].depends_on == ("load (1000)",)
+    assert (found.groups, found.critical) == ({"load (1000)", "check (1000)"}, {"load (1000)"})
+
+
+def test_an_open_group_has_its_failed_steps_first() -> None:
+    found = fold(wide(1_000), frozenset(), ["check (1000)"])
+    names = [one.name for one in found.steps]
+    assert names[2] == "check-7"
+    assert len(names) == 3 + MOST_DRAWN + 1
+    assert "check (1000)" in found.groups, "the rest"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_graph_is_drawn_in_few_nodes(seed: int) -> None:
+    chance = random.Random(seed)
+    names = [f"{chance.choice('abcdefgh') * chance.randint(1, 9)}{place}" for place in range(2_000)]
+    before = [
+        (),
+        *([names[place - 1]] if seed == 4 else names[max(0, place - 90) : place] for place in range(1, 2_000)),
+    ]
+    steps = [step(name, *chance.sample(some, min(len(some), 3))) for name, some in zip(names, before, strict=True)]
+    for opened in ((), tuple(fold(steps, frozenset()).groups)[:1]):
+        found = fold(steps, frozenset(), opened)
+        drawn = draw(found.steps, found.critical)  # it would not end in a circle
+        assert len(drawn.nodes) <= 2 * MOST_DRAWN + 1
