@@ -247,6 +247,35 @@ def test_the_page_of_a_run_says_what_started_it(house: House, anyone: Visitor) -
     page(parent_task=None)
 
 
+def test_lists_tell_runs_and_failures_apart(house: House, anyone: Visitor) -> None:
+    run, failed = house.runs["mail"], house.failed["mail"]
+    restore = "UPDATE orchestrator.runs SET key = NULL, params = %s, schedule = NULL, fire_time = NULL WHERE id = %s"
+    change = """UPDATE orchestrator.runs SET key = 'order-77', params = '{"region": "eu"}',
+                schedule = 'mail-flow/default', fire_time = '2026-03-01T02:00Z' WHERE id = %s"""
+    with house.engine.connect() as connection:
+        before = connection.exec_driver_sql("SELECT params::text FROM orchestrator.runs WHERE id = %s", (run.hex,))
+        params = before.scalar_one()
+        connection.exec_driver_sql(change, (run.hex,))
+        try:
+            text = anyone.get("/ui/runs").text
+            for told in (">order-77<", "region=&#34;eu&#34;", "2026-03-01 02:00", "schedule mail-flow/default", "v1"):
+                assert told in text, told
+            assert f"/ui/runs/{run}" in anyone.get("/ui/search?text=order-77").text
+            hidden = Visitor(create_app(replace(house.settings, redact="secret")))
+            assert "parameters region" in hidden.get("/ui/runs").text, "values may be copies of secrets"
+        finally:
+            connection.exec_driver_sql(restore, (params, run.hex))
+        error = connection.exec_driver_sql(
+            "SELECT error->>'message' FROM orchestrator.ended_tasks WHERE id = %s", (failed.hex,)
+        ).scalar_one()
+    assert error
+    assert error in anyone.get("/ui/tasks?status=failed").text
+    assert f"/ui/tasks/{failed}" in anyone.get("/ui/tasks?status=failed&span=1h").text
+    assert f"/ui/tasks/{failed}" not in anyone.get("/ui/tasks?since=2999-01-01T00:00").text
+    assert f"/ui/runs/{run}" in anyone.get("/ui/runs?span=7d").text
+    assert f"/ui/runs/{run}" not in anyone.get("/ui/runs?until=2020-01-01T00:00").text
+
+
 def test_a_composition_is_called_like_its_run(house: House, anyone: Visitor) -> None:
     with Orchestrator(house.settings) as app:
         task = app.task(name="t.a")(lambda one=1: one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Annotated, Any, get_args, get_origin
@@ -33,6 +34,8 @@ from orchestrator.sdk.acting import Actor
 
 LOG_IN, LOG_OUT = "/ui/login", "/ui/logout"
 _TOKEN, _BACK = "token", "back"
+_MINUTE = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d)$")
+"""A time as a browser's own field for times sends it."""
 _NOT_DONE = Said("Nothing was done: you are not logged in, or no longer. Log in, and do it once more.", is_error=True)
 
 
@@ -193,8 +196,8 @@ def _page_before(request: Request) -> str:
 
 
 def _without_blanks(query: str) -> str:
-    """Return what a form of filters asks for: fields that are empty are not meant."""
-    return urlencode([(name, value) for name, value in parse_qsl(query) if value])
+    """Return what a form of filters asks for: fields that are empty are not meant, and times to the minute are UTC."""
+    return urlencode([(name, _MINUTE.sub(r"\1:00Z", value)) for name, value in parse_qsl(query) if value])
 
 
 def _form(data: bytes) -> dict[str, list[str]]:

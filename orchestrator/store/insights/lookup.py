@@ -17,10 +17,12 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.store.insights.fleet import IS_FRESH
-from orchestrator.store.insights.runs import RunFilter, RunView, page_of_runs
+from orchestrator.store.insights.runs import RunFilter, RunView, page_of_runs, runs_by_key
 from orchestrator.store.insights.tasks import TaskFilter, TaskView, page_of_tasks
 from orchestrator.store.sql import Row, Statement
 
+_MOST_WORKFLOWS = 500
+"""Workflows as code among whose runs an id of somebody's own is looked for."""
 _ID = re.compile(r"[0-9a-f]{4,32}")
 
 
@@ -35,7 +37,7 @@ class Found:
     tasks: list[TaskView]
     """Tasks whose names have this in them."""
     runs: list[RunView]
-    """Runs whose workflows have this in their names, or with this tag."""
+    """Runs whose workflows have this in their names, or with this tag, this key, or this id of their own."""
     failures: list[TaskView]
     """Tasks that failed with this text in their error."""
 
@@ -50,7 +52,9 @@ def search(connection: Connection, text: str, limit: int, *, queues: str = "", w
     by_workflow = page_of_runs(connection, RunFilter(workflow=text, within=workflows), limit=limit).runs
     by_tag = page_of_runs(connection, RunFilter(tags=(text,), within=workflows), limit=limit).runs
     by_part = page_of_runs(connection, RunFilter(part=text, within=workflows), limit=limit).runs
-    runs = {run.id: run for run in (*by_workflow, *by_tag, *by_part)}
+    code = [name for name, kind in kinds_of_names(connection).items() if kind == "code"]
+    by_key = runs_by_key(connection, text, code[:_MOST_WORKFLOWS], limit, workflows)
+    runs = {run.id: run for run in (*by_key, *by_workflow, *by_tag, *by_part)}
     return Found(
         tasks_by_id=begin_with(connection, "task", digits, limit, queues) if is_id else [],
         runs_by_id=begin_with(connection, "run", digits, limit, workflows) if is_id else [],

@@ -12,6 +12,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.dag.composed import is_composed
+from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.states import RunState
 from orchestrator.sealing import open_json, open_text, reveal_text
 from orchestrator.store.code import keys as run_keys
@@ -224,6 +225,63 @@ _SHOW = Statement[Row](f"""
 SELECT /* insights.runs.show */ {columns_of(RunDetail, but=("held_by",), key=_OWN_ID, limit="lane_limit")}
   FROM orchestrator.runs WHERE id = %(id)s::uuid
 """)
+
+
+class RunNote(NamedTuple):
+    """What tells a run from others in a list."""
+
+    id: UUID
+    own_id: str | None
+    """Its idempotency key, or the chosen id of a run of code."""
+    schedule: str | None
+    fire_time: datetime | None
+    parent_task: UUID | None
+    params: Mapping[str, Any] | None
+    """What it was started with; None if that is large, or nothing."""
+    is_plain: bool
+    """Nothing that its tasks were given is declared as secret: not in its definition, and it has no relatives."""
+
+
+_NOTES = Statement[RunNote](f"""
+WITH /* insights.runs.notes */ listed AS MATERIALIZED (
+    SELECT id, workflow, version, {_OWN_ID} AS own_id, schedule, fire_time, parent_task,
+           CASE WHEN octet_length(params::text) <= 2000 THEN params END AS params,
+           NOT code AND NOT flow AND parent_run IS NULL AND parent_task IS NULL AND coalesce(root, id) = id
+               AS is_alone
+      FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[])
+), guarded AS MATERIALIZED (
+    SELECT w.name, w.version FROM (SELECT DISTINCT workflow, version FROM listed WHERE is_alone) AS l
+      JOIN orchestrator.workflows w ON w.name = l.workflow AND w.version = l.version
+     WHERE jsonb_path_exists(
+           w.definition, '$.steps[*] ? (exists (@.registered.options.redact) || @.workflow != null)')
+)
+SELECT id, own_id, schedule, fire_time, parent_task, params, is_alone AND workflow IS NOT NULL AND NOT EXISTS (
+       SELECT FROM guarded g WHERE g.name = workflow AND g.version = listed.version) AS is_plain
+  FROM listed
+""")
+
+
+def notes_of_runs(connection: Connection, runs: Sequence[UUID]) -> dict[UUID, RunNote]:
+    """Return what tells these runs apart."""
+    rows = _NOTES(connection, ids=[run.bytes for run in runs]) if runs else ()
+    return {row.id: row._replace(params=_shown_params(row.params) if row.params else None) for row in rows}
+
+
+_BY_KEY = Statement[UUID]("""
+SELECT /* insights.runs.by_key */ id FROM orchestrator.runs WHERE key = %(key)s
+ UNION
+SELECT run_id FROM orchestrator.run_keys WHERE key = ANY(%(keys)s::text[]) LIMIT %(limit)s
+""")
+
+
+def runs_by_key(
+    connection: Connection, key: str, workflows: Iterable[str], limit: int, within: str = ""
+) -> list[RunView]:
+    """Return runs with this idempotency key, and runs of these workflows as code with this id of their own."""
+    keys = [scoped(workflow, key) for workflow in workflows]
+    ids = _BY_KEY(connection, key=key, keys=keys, limit=limit)
+    found = find_runs(connection, [run.bytes for run in ids]) if ids else []
+    return [run for run in found if (run.workflow or "").startswith(within)]
 
 
 def show_run(connection: Connection, run: UUID) -> RunDetail | None:

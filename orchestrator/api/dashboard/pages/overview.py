@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.charts import Hour, hour
+from orchestrator.api.dashboard.list_notes import SPANS
 from orchestrator.api.dashboard.rendering import page, pages
 from orchestrator.api.endpoints import JSON
 from orchestrator.api.key_scope import WITHIN
@@ -161,28 +162,27 @@ def _answer(found: Pulse, status: int = 200) -> Response:
 
 _PARTS = 24
 """Bars of each group, over the time that is shown."""
-RANGES = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 
 
 class FailuresQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of when."""
 
-    within: Literal["1h", "24h", "7d"] = "24h"
+    within: Literal["15m", "1h", "24h", "7d"] = "24h"
 
 
 @routes.get("/failures", about=WITHIN)
 def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Response:
     """Show failed tasks by task and error."""
     now = datetime.now(UTC)
-    since = now - RANGES[query.within]
-    failures = read_failures(api, key_scope, RANGES[query.within])
+    since = now - SPANS[query.within]
+    failures = read_failures(api, key_scope, SPANS[query.within])
     read_spread = partial(api.read, insights.spread_of_failures, since, now, _PARTS, key_scope.queues)
     return page(
         "failures.html",
         groups=failures.groups,
         looked_at=failures.looked_at,
         within=query.within,
-        ranges=list(RANGES),
+        ranges=list(SPANS),
         since=since.isoformat(timespec="seconds"),
         hour=read_hour(api, key_scope),
         spread=api.recent.get(("spread", key_scope, query.within), 5.0, read_spread),

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from orchestrator.api.context import LARGEST, Api
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
 from orchestrator.api.dashboard.graph import MOST_DRAWN, critical_path, draw, fold
+from orchestrator.api.dashboard.list_notes import Span, run_notes, within_span
 from orchestrator.api.dashboard.pages import flows as flow_pages
 from orchestrator.api.dashboard.rendering import key_scope_of_visitor, page, pages
 from orchestrator.api.dashboard.story import Sentence, story
@@ -34,11 +35,19 @@ _MOST_STEPS, _MOST_ERRORS = 80, 5
 """Rows of the table of a large run, and errors of steps that are shown at once."""
 
 
+class RunsQuery(run_routes.RunQuery):
+    """Which runs to list, and of when."""
+
+    span: Span = ""
+
+
 @routes.get("", about=WITHIN)
-def list_runs(api: Api, query: run_routes.RunQuery, key_scope: KeyScope) -> Response:
+def list_runs(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
     """List runs."""
+    query = within_span(query)
     found = run_routes.list_page(api, query, key_scope)
-    return page("runs.html", query=query, found=found, states=list(RunState))
+    notes = run_notes(api, found.items)
+    return page("runs.html", query=query, found=found, states=list(RunState), notes=notes)
 
 
 class StepsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +65,7 @@ def show_run(api: Api, id: UUID, query: StepsQuery) -> Response:
     found = run_routes.find(api, id)
     children = run_routes.list_page(api, run_routes.RunQuery(parent=id, limit=_MOST_TASKS), key_scope)
     shown: dict[str, Any] = {"found": found, "run": found.run, "children": children.items, "more": children.next}
+    shown["notes"] = run_notes(api, children.items)
     shown["starter"] = _starter(api, found.run.parent_task, key_scope)
     if found.code is not None:
         return page("run_code.html", **shown, **_of_code(api, found.run))

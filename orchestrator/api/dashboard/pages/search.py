@@ -9,6 +9,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
+from orchestrator.api.dashboard.list_notes import run_notes, task_errors
 from orchestrator.api.dashboard.rendering import go, page, pages
 from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.routes import system
@@ -34,4 +35,5 @@ def search(api: Api, query: TextQuery, key_scope: KeyScope) -> Response:
     if len(by_id) == 1 or (by_id and len({id for _, id in by_id}) == 1):
         kind, id = by_id[0]
         return go(f"/ui/{kind}/{id}")
-    return page("search.html", text=text, found=found)
+    notes, errors = run_notes(api, found.runs), task_errors(api, found.failures)
+    return page("search.html", text=text, found=found, notes=notes, errors=errors)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.gantt import timeline
+from orchestrator.api.dashboard.list_notes import Span, task_errors, within_span
 from orchestrator.api.dashboard.pages import logs
 from orchestrator.api.dashboard.rendering import Note, key_scope_of_visitor, page, page_actions, pages
 from orchestrator.api.key_scope import TASK, WITHIN, lineage_within
@@ -36,15 +37,23 @@ _MOST_CHILDREN = 50
 """Tasks and runs that are listed of those that a task enqueued."""
 
 
+class TasksQuery(task_routes.TaskQuery):
+    """Which tasks to list, and of when."""
+
+    span: Span = ""
+
+
 @routes.get("", about=WITHIN)
-def list_tasks(api: Api, query: task_routes.TaskQuery, key_scope: KeyScope) -> Response:
+def list_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> Response:
     """List tasks."""
+    query = within_span(query)
     found = task_routes.list_tasks(api, query, key_scope)
     given = {field.name for field in dataclasses.fields(TaskFilter) if getattr(query, field.name, None)}
     return page(
         "tasks.html",
         query=query,
         found=found,
+        errors=task_errors(api, found.items),
         states=list(TaskState),
         may_cancel_all={*query.statuses} <= {*OPEN_TASK_STATES} and given <= {"statuses", "queue", "name", "run"},
         may_retry_all=given <= {"statuses", "queue", "name", "error", "since", "until"},

@@ -1,0 +1,56 @@
+"""What tells tasks and runs of a list apart: errors, parameters, fire times, ids of their own. One query for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Literal, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from orchestrator.api.context import Api
+from orchestrator.api.dashboard.words import call
+from orchestrator.domain.dag.composed import is_composed
+from orchestrator.store.insights import RunNote, RunView, TaskView, errors_of_tasks, notes_of_runs
+
+_MOST_NAMES = 8
+SPANS = {
+    "15m": timedelta(minutes=15),
+    "1h": timedelta(hours=1),
+    "24h": timedelta(days=1),
+    "7d": timedelta(days=7),
+}
+Span = Literal["", "15m", "1h", "24h", "7d"]
+"""How far back a list goes; nothing: to where `since` and `until` say."""
+Q = TypeVar("Q", bound=msgspec.Struct)
+
+
+def within_span(query: Q) -> Q:
+    """Return a query that begins where its span does, if it has one."""
+    span: str = getattr(query, "span")  # noqa: B009
+    return msgspec.structs.replace(query, since=datetime.now(UTC) - SPANS[span], until=None) if span else query
+
+
+def task_errors(api: Api, tasks: Sequence[TaskView]) -> dict[UUID, str]:
+    """Return the errors of those that failed."""
+    return api.read(errors_of_tasks, [task.id for task in tasks if task.status == "failed"])
+
+
+def run_notes(api: Api, runs: Sequence[RunView]) -> dict[UUID, tuple[RunNote, str]]:
+    """Return notes of runs, and their parameters in a line.
+
+    Values are shown only where nothing is declared as secret, neither by the settings nor by a step: to find out what
+    is a secret's copy takes a look at all relatives of a run, which only the page of the run does.
+    """
+    notes = api.read(notes_of_runs, [run.id for run in runs])
+    return {run.id: (notes[run.id], _line(api, run, notes[run.id])) for run in runs if run.id in notes}
+
+
+def _line(api: Api, run: RunView, note: RunNote) -> str:
+    if not note.params or is_composed(run.workflow):
+        return ""
+    first = dict([*note.params.items()][:_MOST_NAMES])
+    if note.is_plain and not api.redaction:
+        return call([], first)
+    return "parameters " + ", ".join(first)
