@@ -105,7 +105,7 @@ def fold(steps: Sequence[StepView], critical: frozenset[str], opened: Collection
         return Folded([*steps], critical, frozenset())
     layers = _layers(steps)
     depths = {name: depth for depth, layer in enumerate(layers) for name in layer}
-    groups: dict[tuple[object, ...], list[StepView]] = {}
+    groups: dict[tuple[int, str], list[StepView]] = {}
     for wide, by_name in ((1, True), (1, False), (-(-len(layers) // _BANDS), False)):
         groups = {}
         for step in steps:
