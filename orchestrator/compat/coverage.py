@@ -191,7 +191,7 @@ RQ = Library(
     names={
         "rq": {
             **_moving("Callback Queue Repeat Retry cancel_job get_current_job requeue_job"),
-            **_stays(Worker=_WORKER, SimpleWorker=f"{_WORKER} --burst", SpawnWorker=_WORKER),
+            **_stays(Worker=_WORKER, SimpleWorker=_WORKER, SpawnWorker=_WORKER),
             **_stays(Connection="leave the block out", Webhook="post from the job", Group="use orchestrator.group"),
         },
         "rq.job": _moving(

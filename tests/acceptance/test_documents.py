@@ -56,7 +56,18 @@ def test_the_readme_can_be_followed_as_it_is_printed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["tasks", "composition", "limits", "exactly-once", "workflows", "flows", "code-workflows", "schedules"]
+    "page",
+    [
+        "tasks",
+        "composition",
+        "limits",
+        "exactly-once",
+        "workflows",
+        "flows",
+        "code-workflows",
+        "schedules",
+        "from-celery",
+    ],
 )
 def test_a_page_can_be_followed_as_it_is_printed(page: str, served_folder: Path) -> None:
     assert pages.play(REPOSITORY / "docs" / f"{page}.md", served_folder)

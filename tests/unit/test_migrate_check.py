@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -246,3 +247,27 @@ def test_a_project_is_read_without_the_libraries(tmp_path: Path) -> None:
     program = "import sys; sys.modules['celery'] = sys.modules['rq'] = None; from orchestrator.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", program, "migrate", "check", str(tmp_path)], capture_output=True)
     assert b"83 %" in done.stdout
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "from-celery.md"
+PART = re.compile(r"<!-- rq -->\n.*?<!-- /rq -->\n", re.DOTALL)
+
+
+def differences() -> str:
+    """Return what the guide says of RQ: all of the table that is not the same here."""
+    named = {f"rq.{name}": rule for name, rule in RQ.names["rq"].items()} | RQ.names["rq.command"]
+    rules = named | RQ.names["rq.timeouts"] | RQ.attributes | RQ.calls["cron"] | RQ.calls["Queue"]
+    notes: dict[str, list[str]] = {}
+    for name, rule in rules.items():
+        if rule.note:
+            notes.setdefault(rule.note, []).append(f"`{name}`")
+    rows = "\n".join(f"| {', '.join(names)} | {note} |" for note, names in notes.items())
+    return f"<!-- rq -->\n| RQ | here |\n|---|---|\n{rows}\n<!-- /rq -->\n"
+
+
+def test_the_guide_says_what_the_table_says() -> None:
+    assert PART.search(GUIDE.read_text(encoding="utf-8"))[0] == differences()  # type: ignore[index]
+
+
+if __name__ == "__main__":
+    GUIDE.write_text(PART.sub(lambda _: differences(), GUIDE.read_text(encoding="utf-8")), encoding="utf-8")
