@@ -255,8 +255,14 @@ PART = re.compile(r"<!-- rq -->\n.*?<!-- /rq -->\n", re.DOTALL)
 
 def differences() -> str:
     """Return what the guide says of RQ: all of the table that is not the same here."""
-    named = {f"rq.{name}": rule for name, rule in RQ.names["rq"].items()} | RQ.names["rq.command"]
-    rules = named | RQ.names["rq.timeouts"] | RQ.attributes | RQ.calls["cron"] | RQ.calls["Queue"]
+    rules = {
+        **{f"rq.{name}": rule for name, rule in RQ.names["rq"].items()},
+        **RQ.names["rq.command"],
+        **RQ.names["rq.timeouts"],
+        **RQ.attributes,
+        **RQ.calls["cron"],
+        **RQ.calls["Queue"],
+    }
     notes: dict[str, list[str]] = {}
     for name, rule in rules.items():
         if rule.note:
