@@ -33,6 +33,7 @@ COMMANDS = {
     "queues": ("limits.queues", "Show what stands in each queue."),
     "rq": ("tasks.rq", "Run programs written for RQ, and take over what an RQ fleet has to do."),
     "migrate": ("system.migrate", "Move programs that use Celery, RQ or Dramatiq."),
+    "bridge": ("tasks.bridge", "Run the tasks that producers of Celery send, while they move."),
     "workers": ("fleet.workers", "Show the fleet."),
     "status": ("system.status", "Show how the system is doing."),
     "top": ("top.command", "Watch what happens now: queues, tasks, workers, failures, runs."),

@@ -1,1 +1,1 @@
-"""The APIs of other task queues on this one: a program moves by changing its imports."""
+"""Other task queues: their APIs on this one, so that a program moves by its imports, and a bridge from their queues."""

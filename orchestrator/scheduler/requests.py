@@ -14,7 +14,7 @@ import msgspec
 from orchestrator.domain.code import history
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.starts import is_start
-from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
+from orchestrator.domain.tasks.task import WITHDRAWN, KeyHolder, NewTask, TaskError
 from orchestrator.scheduler.budget import TooSlow
 from orchestrator.scheduler.code.requests import ABOUT_CODE, queries, settle_promises, signal, update
 from orchestrator.scheduler.code.resets import reset_runs
@@ -36,7 +36,7 @@ from orchestrator.store.code.expectations import Answered
 from orchestrator.store.database import said
 from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.limits import queues
-from orchestrator.store.tasks import completions, redrive, transitions, unique
+from orchestrator.store.tasks import cancels, completions, redrive, transitions, unique
 from orchestrator.store.tasks.redrive import EndCursor, FailedFilter
 from orchestrator.transport.quarantine import Refused
 
@@ -46,6 +46,7 @@ _SLICES_TIME = 0.05
 """Seconds for which it goes on in one tick: all others wait for that long."""
 ASKED = "somebody asked for it"
 """Why code is cancelled, for its history."""
+_WITHDRAWN = TaskError(WITHDRAWN, "It was withdrawn before a worker was given it.")
 Handler = Callable[[Transaction, list[Request], int], Iterable[int] | None]
 """Applies requests of a kind, with about so many rows; returns the ids of those that go on in a later tick."""
 
@@ -111,6 +112,9 @@ class Requests:
             RequestKind.SIGNAL: lambda tx, items, _: signal(tx, items),
             RequestKind.TERMINATE: lambda tx, items, _: self.cancels.mark(tx, _targets(items), code=True),
             RequestKind.UPDATE: lambda tx, items, _: update(tx, items),
+            RequestKind.WITHDRAW_TASK: lambda tx, items, _: cancel_tasks(
+                tx, cancels.unstarted(tx.connection, _targets(items)), _WITHDRAWN
+            ),
         }
 
     def _cancel_runs(self, tx: Transaction, items: list[Request], _: int) -> None:

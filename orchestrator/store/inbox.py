@@ -14,6 +14,8 @@ class RequestKind(StrEnum):
     """The kind of a request."""
 
     CANCEL_TASK = "cancel task"
+    WITHDRAW_TASK = "withdraw task"
+    """Cancel it if no worker was given it yet."""
     CANCEL_RUN = "cancel run"
     RETRY_TASK = "retry task"
     RETRY_RUN = "retry run"
@@ -91,6 +93,14 @@ SELECT %(kind)s, n.target, n.body::jsonb FROM {_NEW}
 def add_all(connection: Connection, kind: RequestKind, new: list[NewRequest]) -> None:
     """Have something done in a transaction of its own."""
     _ADD_ALL(connection, _NEW(new), kind=str(kind))
+
+
+_IS_ASKED = Statement[bool]("SELECT /* inbox.is_asked */ EXISTS (SELECT FROM orchestrator.inbox WHERE kind = %(kind)s)")
+
+
+def is_asked(connection: Connection, kind: RequestKind) -> bool:
+    """Say whether requests of a kind wait for the leader."""
+    return _IS_ASKED.one(connection, kind=str(kind))
 
 
 _READ = Prepared[Request]("""

@@ -153,7 +153,7 @@ class Stack:
         return self.sql(statement, **parameters)[0][0]
 
     def close(self) -> None:
-        for kind in ("api", "worker", "scheduler"):
+        for kind in ("bridge", "api", "worker", "scheduler"):
             running = [process for process in self.processes if process.is_running() and kind in process.log.name]
             for process in running:
                 process.signal_group(signal.SIGCONT)

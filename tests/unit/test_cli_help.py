@@ -53,6 +53,7 @@ READS_TOO = {
 }
 """They read what `tests.integration.filled` does not make, and have tests of their own."""
 ACTS = {
+    "bridge celery",
     "enqueue",
     "flows publish",
     "flows start",
@@ -98,6 +99,7 @@ def test_the_commands_are_these() -> None:
         "events post",
         *(f"flows {verb}" for verb in ("validate", "publish", "list", "start", "show", "watch", "runs")),
         *(f"flows {verb}" for verb in ("signal", "approve", "reject")),
+        "bridge celery",
         "rq import",
         "rq worker",
         "migrate check",

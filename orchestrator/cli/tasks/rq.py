@@ -6,18 +6,19 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from redis import Redis
 from redis.exceptions import RedisError
 
+from orchestrator.cli.tasks.bridge import renamed
 from orchestrator.cli.terminal.options import app_option, json_option
 from orchestrator.cli.terminal.output import counted, counting_bar, echo, on_terminal, print_json
+from orchestrator.compat.bridge.calls import Call, Calls
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.errors import ConfigurationError, OrchestratorError, did_you_mean
+from orchestrator.errors import ConfigurationError, OrchestratorError
 from orchestrator.sdk.app import Orchestrator
-from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.settings import load_settings
 from orchestrator.terminal_safe import sentence, without_password
 from orchestrator.workers.functions.loading import load_app
@@ -104,13 +105,12 @@ def import_jobs(
     """
     settings = load_settings(app=app)
     application = load_app(settings.app) if settings.app else Orchestrator(settings)
-    renamed = _renamed(names)
     with closing(application), _jobs(url, source, serializer) as jobs, _bar(source, len(jobs), as_json) as advance:
-        calls = _Calls(application, renamed, target, is_checked=bool(settings.app))
+        calls = Calls(application, renamed(names), target, is_checked=bool(settings.app))
         count: Counter[str] = Counter()
         refusals: dict[str, str] = {}
         for page in jobs.pages():
-            ready, refused = calls.prepare(page)
+            ready, refused = _prepare(calls, page)
             refusals |= refused
             if dry_run:
                 count["would_move"] += len(ready)
@@ -132,41 +132,20 @@ def _move(application: Orchestrator, jobs: WaitingJobs, ready: Sequence[_Ready],
     count["begun_by_rq"] += len(ready) - len(taken)
 
 
-class _Calls:
-    """Makes tasks of jobs."""
-
-    def __init__(self, app: Orchestrator, renamed: Mapping[str, str], queue: str | None, *, is_checked: bool) -> None:
-        self._app = app
-        self._renamed = renamed
-        self._queue = queue
-        self._is_checked = is_checked
-
-    def prepare(self, jobs: Sequence[WaitingJob]) -> tuple[list[_Ready], dict[str, str]]:
-        """Return tasks, and for the other jobs why they cannot become one."""
-        ready: list[_Ready] = []
-        refused: dict[str, str] = {}
-        for job in jobs:
-            try:
-                if job.refusal:
-                    refused[job.id] = job.refusal
-                else:
-                    ready.append((job, self._new(job)))
-            except OrchestratorError as error:
-                refused[job.id] = str(error)
-        return ready, refused
-
-    def _new(self, job: WaitingJob) -> NewTask:
-        name = self._renamed.get(job.function, job.function)
-        options: dict[str, Any] = {"idempotency_key": f"rq:{job.id}"} | ({"queue": self._queue} if self._queue else {})
-        if not self._is_checked:
-            route = self._app._client.route(name)
-            return call_by_name(self._app.settings, name, job.arguments, job.keywords, options=options, queue=route)
-        if name not in self._app.tasks:
-            raise ConfigurationError(
-                f"no task is called {name!r}.{did_you_mean(name, self._app.tasks)} Say with --task "
-                f"{job.function}=TASK which one does this work"
-            )
-        return self._app.tasks[name].options(**options)._new(job.arguments, job.keywords)
+def _prepare(calls: Calls, jobs: Sequence[WaitingJob]) -> tuple[list[_Ready], dict[str, str]]:
+    """Return tasks, and for the other jobs why they cannot become one."""
+    ready: list[_Ready] = []
+    refused: dict[str, str] = {}
+    for job in jobs:
+        try:
+            if job.refusal:
+                refused[job.id] = job.refusal
+            else:
+                once = {"idempotency_key": f"rq:{job.id}"}
+                ready.append((job, calls.task(Call(job.function, job.arguments, job.keywords, once))))
+        except OrchestratorError as error:
+            refused[job.id] = str(error)
+    return ready, refused
 
 
 @contextmanager
@@ -192,14 +171,6 @@ def _jobs(url: str | None, queue: str, serializer: str) -> Iterator[WaitingJobs]
         ) from error
     finally:
         redis.close()
-
-
-def _renamed(names: Sequence[str]) -> dict[str, str]:
-    pairs = [name.partition("=") for name in names]
-    for function, _, task in pairs:
-        if not function or not task:
-            raise click.UsageError("Give --task as FUNCTION=TASK, e.g. --task shop.mail.send=send_mail.")
-    return {function: task for function, _, task in pairs}
 
 
 @contextmanager

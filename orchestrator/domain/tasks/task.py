@@ -262,6 +262,10 @@ class TaskError(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.json.encode(fields | {name: text for name, text in more.items() if text}).decode()
 
 
+WITHDRAWN = "TaskWithdrawn"
+"""The kind of error of a task that was cancelled because no worker had been given it."""
+
+
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     """The worker has begun to run the attempt, `age` seconds ago."""
 

@@ -30,12 +30,13 @@ from orchestrator.sdk.tasks.progress import TaskProgress, read_progress
 from orchestrator.sdk.values.sealing import left_task, seal_task
 from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.sealing import reveal
+from orchestrator.store import inbox
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.namespaces import borrowed
 from orchestrator.store.other_drivers import DriverConnection
 from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.runs.retries import EndedIn
-from orchestrator.store.tasks import enqueue, redrive, results, revival, shared, unique
+from orchestrator.store.tasks import cancels, enqueue, redrive, results, revival, shared, unique
 from orchestrator.store.tasks.redrive import FailedFilter, Group
 from orchestrator.store.tasks.results import TaskOutcome
 from orchestrator.time_limits import TimeLimit
@@ -149,6 +150,22 @@ class TaskBackend(Part, TaskWork):
                 raise
             return [task.id for task in tasks]  # the first time has come to its end meanwhile
 
+    def enqueue_missing(self, tasks: Sequence[NewTask]) -> list[bytes]:
+        """Create those of many tasks that are not there yet, open or ended, all or none; return the ids of all.
+
+        The caller has made their ids, and may have sent some of them before.
+        """
+        while True:
+            with self._reading() as connection:
+                there = results.named(connection, [task.id for task in tasks])
+            new = [self._outgoing(task) for task in tasks if task.id not in there]
+            try:
+                holders = self._create(new, "", True) if new else []
+            except (IntegrityError, _SentBefore):
+                continue  # another one has created some of them meanwhile
+            created = dict(zip((task.id for task in new), holders, strict=True))
+            return [created.get(task.id, task.id) for task in tasks]
+
     def enqueue_once(self, tasks: Sequence[NewTask], beyond: str, within: str = "") -> list[bytes]:
         """Create many tasks under one key, all or none; return their ids, or those of the first time.
 
@@ -190,6 +207,17 @@ class TaskBackend(Part, TaskWork):
         if state == TaskState.CANCELLED:
             return
         ask(self._connections, RequestKind.CANCEL_TASK, task, state, allowed=state not in ENDED_TASK_STATES)
+
+    def withdraw(self, tasks: Sequence[bytes]) -> None:
+        """Ask the leader to cancel those of these tasks that no worker was given yet; the others go on."""
+        with self._connections.changing("the request to withdraw tasks was stored") as connection:
+            cancels.ask_withdrawal(connection, tasks)
+            self._connections.record(connection, "withdraw", "tasks", "", count=len(tasks))
+
+    def are_withdrawn(self) -> bool:
+        """Say whether the leader has applied every such request."""
+        with self._reading() as connection:
+            return not inbox.is_asked(connection, RequestKind.WITHDRAW_TASK)
 
     def retry(self, task: bytes) -> None:
         state = self.status(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -11,7 +12,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.states import OPEN_TASK_STATES, TaskState
 from orchestrator.store.inbox import RequestKind
-from orchestrator.store.sql import Statement
+from orchestrator.store.sql import Prepared, Statement
 
 MOST_AT_ONCE = 10_000
 """Tasks that are asked for together: each is a request of its own to the leader."""
@@ -68,6 +69,28 @@ def preview(connection: Connection, wanted: OpenFilter, within: str = "") -> lis
 def ask(connection: Connection, wanted: OpenFilter, within: str = "") -> int:
     """Ask the leader to cancel these; return how many."""
     return _ASK.count(connection, _parameters(wanted), within=within)
+
+
+_WITHDRAW = Statement[None](f"""
+INSERT /* cancels.withdraw */ INTO orchestrator.inbox (kind, target)
+SELECT '{RequestKind.WITHDRAW_TASK}', id FROM unnest(%(ids)s::uuid[]) AS asked(id)
+""")
+
+
+def ask_withdrawal(connection: Connection, tasks: Sequence[bytes]) -> None:
+    """Ask the leader to cancel those of these tasks that no worker was given yet."""
+    _WITHDRAW(connection, ids=tasks)
+
+
+_UNSTARTED = Prepared[bytes](f"""
+SELECT /* cancels.unstarted */ id FROM orchestrator.tasks
+ WHERE id = ANY (%(ids)s::uuid[]) AND status = '{TaskState.PENDING}' AND attempt = 0
+""")
+
+
+def unstarted(connection: Connection, tasks: Sequence[bytes]) -> list[bytes]:
+    """Return those of these tasks that no worker was ever given."""
+    return _UNSTARTED(connection, ids=tasks)
 
 
 def _parameters(wanted: OpenFilter) -> dict[str, object]:

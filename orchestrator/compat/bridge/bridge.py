@@ -1,0 +1,371 @@
+"""The bridge itself: moves messages in, follows their tasks to the end, and gives back what has not started."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol
+
+import msgspec
+from redis.exceptions import RedisError
+
+from orchestrator.compat.bridge.calls import Call, Calls
+from orchestrator.compat.bridge.transit import Taken, Transit
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.sealed import open_error
+from orchestrator.domain.states import TaskState
+from orchestrator.domain.tasks.task import WITHDRAWN, NewTask, TaskError
+from orchestrator.errors import OrchestratorError, Unavailable
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.backend.tasks import TaskBackend
+from orchestrator.sdk.calls.waits import MISSING
+from orchestrator.sdk.ids import new_ids
+from orchestrator.sdk.tasks.handle import Handle
+from orchestrator.telemetry import Outage, first_line, get_logger
+from orchestrator.transport.codec import Ended
+
+log = get_logger("bridge")
+
+_BATCH = 1_000
+"""Messages that one transaction enqueues."""
+_BEAT = 3.0
+"""Seconds after which a bridge that has nothing to do says that it lives, and looks for what dead ones left."""
+_WAIT = 5.0
+"""Seconds for which one command waits for a message."""
+_LOOK_AGAIN = 5.0
+"""Seconds after which ends are looked up that may not have been announced."""
+_LOOK_AT_ONCE = 5_000
+_PAUSE = 1.0
+"""Seconds before something is tried again while a server is away."""
+
+
+class Source(Protocol):
+    """The other task queue."""
+
+    unreachable: tuple[type[Exception], ...]
+    """What it raises while its servers are away."""
+
+    def read(self, message: bytes) -> Call:
+        """Return what a message asks for, or raise Unreadable."""
+
+    def name(self, message: bytes) -> str:
+        """Return the id that a message's task has over there."""
+
+    def list_of(self, queue: str, message: bytes) -> str:
+        """Return the list where a message belongs."""
+
+    def succeed(self, message: bytes, value: Any) -> Sequence[tuple[str, bytes]]:
+        """Write a result back; return the messages that follow, and their lists."""
+
+    def fail(self, message: bytes, state: str, error: TaskError | None) -> Sequence[tuple[str, bytes]]:
+        """Do the same for a task that has not succeeded."""
+
+    def upkeep(self) -> None:
+        """Do what is due every few seconds."""
+
+
+class Bridge:
+    """A bridge from some queues."""
+
+    def __init__(self, app: Orchestrator, source: Source, transits: Sequence[Transit], calls: Calls) -> None:
+        backend = app._client.backend.tasks
+        if not isinstance(backend, TaskBackend):
+            raise OrchestratorError("A bridge needs the database itself. Run it without ORCHESTRATOR_API_URL.")
+        self._source = source
+        self._away = _away(source)
+        self._transits = transits
+        self._calls = calls
+        self._tasks = backend
+        self._stopped = threading.Event()
+        self._is_idle, self._wake = threading.Event(), threading.Event()
+        self._ends = _Ends(app, source, backend, self._stopped)
+        self._outage = Outage(log, "the bridge's servers", "messages stay where they are")
+        self.moved = 0
+
+    def stop(self) -> None:
+        """End when the present batch is done; whatever is left waits for the next bridge."""
+        self._stopped.set()
+        self._wake.set()
+        self._ends.wake()
+
+    def run(self, *, once: bool = False) -> None:
+        """Move messages until this is stopped; if it is for `once`, until none is left."""
+        if not once:
+            for transit in self._transits:
+                for key in transit.lists:
+                    self._thread(self._await_message, transit, key)
+            self._thread(self._ends.run)
+        has_begun = False
+        while not self._stopped.is_set():
+            try:
+                if not has_begun:
+                    self._begin()
+                    has_begun = True
+                moved = sum([self._move(transit) for transit in self._transits])
+                self._outage.worked()
+            except self._away as error:
+                self._outage.failed(first_line(error))
+                self._stopped.wait(_PAUSE)
+                continue
+            if not moved:
+                if once:
+                    break
+                self._is_idle.set()
+                self._wake.wait(_BEAT)
+                self._wake.clear()
+        for transit in self._transits:
+            transit.leave(transit.name)
+
+    def _thread(self, target: Callable[..., None], *arguments: Any) -> None:
+        threading.Thread(target=target, args=arguments, daemon=True).start()
+
+    def _begin(self) -> None:
+        for transit in self._transits:
+            transit.beat()
+            transit.retake_aside()
+            self._follow_open(transit)
+            while self._enqueue(transit, transit.name, transit.taken_by(transit.name, _BATCH)):
+                pass
+
+    def _await_message(self, transit: Transit, key: str) -> None:
+        """Wake the bridge when a message comes."""
+        while not self._stopped.is_set():
+            self._is_idle.wait()
+            try:
+                if transit.wait(key, _WAIT):
+                    self._is_idle.clear()
+                    self._wake.set()
+            except RedisError:
+                self._stopped.wait(_PAUSE)
+
+    # -- messages in
+
+    def _move(self, transit: Transit) -> int:
+        """Take a batch of messages and make tasks of them, and of what dead bridges had taken; return how many."""
+        moved = 0
+        for bridge in transit.beat():
+            while left := transit.taken_by(bridge, _BATCH):
+                moved += self._enqueue(transit, bridge, left)
+            if transit.leave(bridge):
+                self._follow_open(transit)
+        self._source.upkeep()
+        return moved + self._enqueue(transit, transit.name, transit.take(sorted(islice(new_ids(), _BATCH))))
+
+    def _enqueue(self, transit: Transit, bridge: str, taken: Sequence[Taken]) -> int:
+        """Make tasks of messages."""
+        if not taken:
+            return 0
+        tasks, refused = self.prepare(taken)
+        for one in taken:
+            if reason := refused.get(one.id):
+                name = self._source.name(one.message)
+                log.warning("bridge.put_aside queue=%s message=%s: %s", transit.queue, name, reason)
+        followed = dict(zip((task.id for task in tasks), self._tasks.enqueue_missing(tasks), strict=True))
+        transit.confirm(bridge, taken, followed)
+        self._ends.follow(transit, followed.items())
+        self.moved += len(tasks)
+        log.debug("bridge.moved queue=%s tasks=%d", transit.queue, len(tasks))
+        return len(taken)
+
+    def prepare(self, taken: Iterable[Taken]) -> tuple[list[NewTask], dict[bytes, str]]:
+        """Return the tasks of messages, and why the others cannot become one; nothing is written."""
+        tasks: list[NewTask] = []
+        refused: dict[bytes, str] = {}
+        for id, message in taken:
+            try:
+                tasks.append(msgspec.structs.replace(self._calls.task(self._source.read(message)), id=id))
+            except OrchestratorError as error:
+                refused[id] = str(error)
+        return tasks, refused
+
+    # -- messages back
+
+    def give_back(self, patience: float = 30.0) -> int:
+        """Give messages back whose tasks no worker was given yet, and those that were put aside; return how many.
+
+        No other bridge may run. If this is interrupted, the next bridge gives back what the leader has withdrawn.
+        """
+        given = 0
+        for transit in self._transits:
+            try:
+                given += self._give_aside(transit)
+            finally:
+                transit.leave(transit.name)
+            self._withdraw([id for id, kept in transit.each(transit.open) if kept.task == id], patience)
+            self._follow_open(transit)
+        return given + self._ends.give_back()
+
+    def _give_aside(self, transit: Transit) -> int:
+        dead = transit.beat()
+        if transit.others():
+            raise OrchestratorError(
+                f"Another bridge of queue {transit.queue} runs, or died within the last ten seconds. Stop it first."
+            )
+        for bridge in {*dead, transit.name}:
+            while self._enqueue(transit, bridge, transit.taken_by(bridge, _BATCH)):
+                pass
+            transit.leave(bridge)
+        aside = [(id, self._source.list_of(transit.queue, kept.message)) for id, kept in transit.each(transit.aside)]
+        return sum(transit.give(transit.aside, part) for part in _slices(aside))
+
+    def _withdraw(self, tasks: Sequence[bytes], patience: float) -> None:
+        """Have the leader cancel what no worker was given yet."""
+        for part in _slices(tasks):
+            self._tasks.withdraw(part)
+        until = time.monotonic() + patience
+        while not self._tasks.are_withdrawn():
+            if time.monotonic() > until:
+                raise OrchestratorError(
+                    f"No scheduler has withdrawn the tasks within {patience:g} s. Start one, and run this again."
+                )
+            time.sleep(0.05)
+
+    def follow_to_the_end(self) -> None:
+        """Write the results of all open tasks, until there are none."""
+        for transit in self._transits:
+            self._follow_open(transit)
+        self._ends.run(once=True)
+
+    def _follow_open(self, transit: Transit) -> None:
+        self._ends.follow(transit, ((id, kept.task) for id, kept in transit.each(transit.open)))
+
+
+class _Ends:
+    """Follows tasks to their ends, and has these written back. What it follows is in Redis, and read at the start."""
+
+    def __init__(self, app: Orchestrator, source: Source, tasks: TaskBackend, stopped: threading.Event) -> None:
+        self._client = app._client
+        self._source = source
+        self._away = _away(source)
+        self._tasks = tasks
+        self._stopped = stopped
+        self._awaited: dict[bytes, list[tuple[Transit, bytes]]] = {}
+        """By the task to follow: the messages that became it."""
+        self._lock = threading.Lock()
+        self._heard: deque[bytes] = deque()
+        self._has_missed = False
+        self.given = 0
+        """Messages that were given back."""
+        self._wake = threading.Event()
+        self._outage = Outage(log, "where results are read or written", "they are written later")
+
+    def wake(self) -> None:
+        """Look at once."""
+        self._wake.set()
+
+    def follow(self, transit: Transit, tasks: Iterable[tuple[bytes, bytes]]) -> None:
+        """Follow tasks, given as the ids of messages and of tasks."""
+        new: list[bytes] = []
+        with self._lock:
+            for id, task in tasks:
+                messages = self._awaited.setdefault(task, [])
+                if (transit, id) not in messages:
+                    messages.append((transit, id))
+                    new.append(task)
+        self._tasks._waiting.announcements.listen_all(new, self._hear)
+        self._heard.extend(new)  # their ends may have been announced before
+        self._wake.set()
+
+    def _hear(self, ended: Ended | None) -> None:
+        if ended is None:
+            self._has_missed = True
+        else:
+            self._heard.append(ended.id)
+        self._wake.set()
+
+    def give_back(self) -> int:
+        """Give back what the leader has withdrawn, so that the oldest is the first in line; return how many."""
+        before = self.given
+        for ids in _slices(sorted(self._awaited, reverse=True)):
+            self._settle(self._tasks.find_ends(ids))
+        return self.given - before
+
+    def run(self, *, once: bool = False) -> None:
+        """Write ends back until this is stopped; if it is for `once`, until nothing is left to follow."""
+        while not self._stopped.is_set() and not (once and not self._awaited):
+            is_quiet = not self._wake.wait(_LOOK_AGAIN)
+            self._wake.clear()
+            if is_quiet or self._has_missed:
+                self._heard.extend(self._longest_not_asked(None if self._has_missed else _LOOK_AT_ONCE))
+                self._has_missed = False
+            asked = list(dict.fromkeys(self._take_heard()))
+            try:
+                for ids in _slices(asked):
+                    self._settle(self._tasks.find_ends(ids))
+                self._outage.worked()
+            except self._away as error:
+                self._outage.failed(first_line(error))
+                self._heard.extend(asked)
+                self._stopped.wait(_PAUSE)
+                self._wake.set()
+
+    def _longest_not_asked(self, most: int | None) -> list[bytes]:
+        """Return tasks of which nothing was heard, in turn."""
+        with self._lock:
+            tasks = list(islice(self._awaited, most))
+            for task in tasks:
+                self._awaited[task] = self._awaited.pop(task)
+        return tasks
+
+    def _take_heard(self) -> Iterator[bytes]:
+        while self._heard:
+            task = self._heard.popleft()
+            if task in self._awaited:
+                yield task
+
+    def _settle(self, ends: Sequence[Ended]) -> None:
+        by_transit: defaultdict[Transit, dict[bytes, Ended]] = defaultdict(dict)
+        for ended in ends:
+            for transit, id in self._awaited.get(ended.id, ()):
+                by_transit[transit][id] = ended
+        for transit, ended_by_id in by_transit.items():
+            messages = transit.kept(list(ended_by_id))
+            plain: list[bytes] = []
+            withdrawn: list[tuple[bytes, str]] = []
+            for id, message in messages.items():
+                ended = ended_by_id[id]
+                if ended.error is not None and ended.error.kind == WITHDRAWN:
+                    withdrawn.append((id, self._source.list_of(transit.queue, message)))
+                    continue
+                follow_ups = self._write(message, ended)
+                if follow_ups:
+                    transit.follow_up(id, follow_ups)
+                elif follow_ups is not None:
+                    plain.append(id)
+            transit.settle(plain)
+            if withdrawn:
+                self.given += transit.give(transit.open, sorted(withdrawn, reverse=True))
+        with self._lock:
+            for ended in ends:
+                self._awaited.pop(ended.id, None)
+        for ended in ends:
+            self._tasks._waiting.announcements.forget(ended.id, self._hear)
+
+    def _write(self, message: bytes, ended: Ended) -> Sequence[tuple[str, bytes]] | None:
+        """Write an end back; return what follows, or None if that failed: the next bridge tries it again."""
+        try:
+            if ended.state == TaskState.SUCCESS:
+                return self._source.succeed(message, Handle[Any](self._client, ended.id)._value(ended))
+            if ended.state == MISSING:
+                log.warning("bridge.result_gone task=%s: it was deleted before its end was read", to_text(ended.id))
+                return ()
+            return self._source.fail(message, ended.state, ended.error and open_error(ended.error))
+        except self._away:
+            raise
+        except Exception as error:  # noqa: BLE001 - one message must not stop the others
+            name = self._source.name(message)
+            log.error("bridge.result_refused task=%s message=%s: %r", to_text(ended.id), name, error)
+            return None
+
+
+def _away(source: Source) -> tuple[type[Exception], ...]:
+    """Return the errors of servers that are away for a while."""
+    return (*source.unreachable, Unavailable, RedisError)
+
+
+def _slices(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(items), _BATCH):
+        yield items[start : start + _BATCH]

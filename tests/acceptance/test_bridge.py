@@ -1,0 +1,284 @@
+"""`orchestrator bridge celery`, with a real producer and a real worker of Celery."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import pytest
+from click.testing import Result
+from redis import Redis
+
+pytest.importorskip("celery", reason="Celery is not installed")
+
+from celery import Celery, chain, chord, group
+from celery.exceptions import TaskRevokedError
+
+from orchestrator.compat.bridge.transit import Transit
+from orchestrator.sdk.backend.tasks import TaskBackend
+from tests.acceptance.conftest import fresh_stack
+from tests.acceptance.stack import HERE, Process, Stack
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # Celery leaves connections open
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # and uses commands of Redis that are deprecated
+]
+WAIT = 30
+
+
+class Shop:
+    """A program of Celery, and the system that it moves to."""
+
+    def __init__(self, stack: Stack, redis_url: str, folder: Path) -> None:
+        self.stack = stack
+        self.broker, self.results = _with_database(redis_url, 1), _with_database(redis_url, 2)
+        self.redis: Redis = Redis.from_url(_for_redis(self.broker))
+        self.celery = Celery("producer", broker=self.broker, backend=self.results, set_as_current=False)
+        self.folder = folder
+        self._journal = folder / "journal"
+        self._workers: list[subprocess.Popen[bytes]] = []
+        stack.environment |= {"SHOP_BROKER": self.broker, "SHOP_RESULTS": self.results, "BRIDGED": str(folder)}
+
+    def send(self, name: str, *args: Any, **options: Any) -> Any:
+        return self.celery.send_task(f"shop.{name}", args, **options)
+
+    def bridge(self, *words: str) -> Process:
+        process = self.stack._start("bridge", ["bridge", "celery", *self._words, *words], HERE)
+        eventually(lambda: process.logged("bridge.ready"), f"the bridge is ready, see {process.log}")
+        return process
+
+    def run(self, *words: str) -> Result:
+        return self.stack.command("bridge", "celery", *self._words, *words)
+
+    @property
+    def _words(self) -> list[str]:
+        return ["--broker", self.broker, "--results", self.results, "--app", "bridged:app", "--log-level", "debug"]
+
+    def worker(self) -> None:
+        with (self.folder / "celery.log").open("ab") as output:
+            started = subprocess.Popen(
+                [sys.executable, "-m", "celery", "-A", "celery_shop", "worker", "-c", "1", "-l", "info"],
+                cwd=HERE,
+                env=self.stack.environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._workers.append(started)
+
+    def kill_workers(self) -> None:
+        while self._workers:
+            worker = self._workers.pop()
+            os.killpg(worker.pid, SIGKILL)
+            worker.wait()
+
+    def journal(self) -> list[str]:
+        return self._journal.read_text().splitlines() if self._journal.exists() else []
+
+    def left(self) -> list[bytes]:
+        """Everything that the bridge has in Celery's Redis."""
+        found: Any = self.redis.keys("orchestrator:*")
+        return [key for key in found if not key.endswith(b":bridges")]
+
+
+def _with_database(url: str, number: int) -> str:
+    return f"redis+socket://{url.removeprefix('unix://').partition('?')[0]}?virtual_host={number}"
+
+
+def _for_redis(url: str) -> str:
+    return url.replace("redis+socket://", "unix://").replace("?virtual_host=", "?db=")
+
+
+@pytest.fixture
+def shop(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Shop]:
+    with fresh_stack(database_url, redis_url, tmp_path) as stack:
+        shop = Shop(stack, redis_url, tmp_path)
+        yield shop
+        shop.kill_workers()
+        shop.celery.close()
+        shop.redis.close()
+
+
+@pytest.fixture
+def running(shop: Shop) -> Shop:
+    shop.stack.scheduler()
+    shop.stack.worker("--app", "bridged:app")
+    return shop
+
+
+def test_old_producers_get_the_results_of_our_tasks(running: Shop) -> None:
+    running.bridge()
+    when = datetime(2026, 11, 15, 12, tzinfo=UTC)
+
+    assert running.send("add", 1, 2).get(timeout=WAIT) == 3
+    assert running.send("year", when).get(timeout=WAIT) == when.replace(year=2000)
+    failing = running.send("fail", retries=2)
+    with pytest.raises(ZeroDivisionError, match="attempt 2"):  # two of its three retries were made by Celery
+        failing.get(timeout=WAIT)
+    assert "in fail" in failing.traceback
+    with pytest.raises(TaskRevokedError):
+        running.send("add", 1, 2, expires=datetime.now(UTC) - timedelta(1)).get(timeout=WAIT)
+    eventually(lambda: not running.left(), "nothing is left on the way")
+
+
+def test_chains_callbacks_and_chords_go_on(running: Shop) -> None:
+    running.bridge()
+    add, total, note = (running.celery.signature(f"shop.{name}") for name in ("add", "total", "note"))
+
+    assert chain(add.clone((1, 2)), add.clone((10,)), add.clone((100,))).apply_async().get(timeout=WAIT) == 113
+    assert chord(group(add.clone((one, one)) for one in range(5)), total).apply_async().get(timeout=WAIT) == 20
+    assert (add.clone((1, 1)) | group(add.clone((1,)), add.clone((2,))) | total).apply_async().get(timeout=WAIT) == 7
+    running.send("note", "first", link=note).get(timeout=WAIT)
+    eventually(lambda: running.journal() == ["ours first"] * 2, "the callback has run")
+    failing = chain(running.celery.signature("shop.fail"), add.clone((1,))).apply_async()
+    with pytest.raises(ZeroDivisionError):
+        failing.get(timeout=WAIT)
+    eventually(lambda: not running.left(), "nothing is left on the way")
+
+
+def test_a_message_says_how_its_task_runs(shop: Shop) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    shop.send("note", "urgent")
+    shop.send("note", "minor", priority=9)
+    shop.send("note", "later", eta=later, expires=later + timedelta(hours=1), time_limit=60, soft_time_limit=50)
+    shop.send("note", "labelled", headers={"customer": "7"})
+
+    assert shop.run("--once").exit_code == 0
+
+    rows = shop.stack.sql(
+        "SELECT seq, priority, wake_at, expires_at, options FROM orchestrator.tasks ORDER BY priority DESC, seq"
+    )
+    urgent, delayed, labelled, minor = rows
+    assert [row[1] for row in rows] == [0, 0, 0, -9]
+    assert urgent[2:] == (None, None, None)
+    assert abs(delayed[2] - later) < timedelta(seconds=5)
+    assert abs(delayed[3] - later - timedelta(hours=1)) < timedelta(seconds=5)
+    assert (delayed[4]["timeout"], delayed[4]["soft_timeout"]) == (60, 50)
+    assert labelled[4]["headers"] == {"customer": "7"}
+    assert minor[0] == max(row[0] for row in rows), "lists of higher priority are taken first"
+
+
+def test_what_cannot_become_a_task_is_put_aside_and_given_back(shop: Shop) -> None:
+    shop.send("note", "one")
+    shop.send("unheard_of")
+    shop.celery.send_task("shop.note", ("pickled",), serializer="pickle")
+    shop.redis.lpush("celery", "no json", json.dumps({"body": "e30=", "headers": {}, "properties": {}}))
+    before = shop.redis.lrange("celery", 0, -1)
+
+    dry = shop.run("--dry-run", "--json")
+    assert dry.exit_code == 0, dry.output
+    found = json.loads(dry.stdout)["queues"]["celery"]
+    assert (found["waiting"], found["would_move"], sum(found["would_stay"].values())) == (5, 1, 4)
+    assert shop.redis.lrange("celery", 0, -1) == before
+
+    moved = shop.run("--once")
+    assert moved.stderr.count("bridge.put_aside queue=celery message=") == 4
+    assert "no task is called 'shop.unheard_of'" in moved.stderr
+    assert "no pickle" in moved.stderr
+    assert shop.stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 1
+    assert shop.redis.llen("celery") == 0
+
+    shop.stack.scheduler()
+    back = shop.run("--back")
+    assert back.output.count("5 messages given back to Celery.") == 1, back.output
+    assert sorted(shop.redis.lrange("celery", 0, -1)) == sorted(before), "as they were"
+    assert not shop.left()
+    assert shop.stack.sql("SELECT status FROM orchestrator.ended_tasks") == [("cancelled",)]
+
+
+def test_what_has_not_started_goes_back_in_order_and_the_rest_ends_here(running: Shop) -> None:
+    process = running.bridge()
+    started = running.send("note", "started", 3)
+    eventually(running.journal, "it runs")
+    running.stack.told("queues", "pause", "default")
+    late = datetime.now(UTC) + timedelta(hours=1)
+    running.send("note", "later", eta=late)
+    for number in range(20):
+        running.send("note", str(number))
+    running.send("note", "minor", priority=6)
+    eventually(lambda: running.stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 23, "all are here")
+    assert "Another bridge of queue celery runs" in running.run("--back").stderr
+    process.stop()
+
+    assert "22 messages given back" in running.run("--back").stdout
+    assert started.get(timeout=WAIT) == "started"
+    waiting = [json.loads(one)["headers"] for one in reversed(running.redis.lrange("celery", 0, -1))]
+    assert [one["argsrepr"] for one in waiting] == ["('later',)", *(f"('{number}',)" for number in range(20))]
+    assert datetime.fromisoformat(waiting[0]["eta"]) == late
+    assert running.redis.llen("celery\x06\x166") == 1
+
+    running.worker()
+    eventually(lambda: len(running.journal()) == 22, "Celery does the others")
+
+
+@pytest.mark.parametrize("moment", ["after taking", "after enqueueing"])
+def test_a_bridge_that_died_leaves_its_messages_to_the_next(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    for number in range(5):
+        shop.send("note", str(number))
+
+    def die(*_: object) -> None:
+        raise SystemExit(137)
+
+    with monkeypatch.context() as patched:
+        is_early = moment == "after taking"
+        patched.setattr(TaskBackend if is_early else Transit, "enqueue_missing" if is_early else "confirm", die)
+        assert shop.run("--once").exit_code == 137
+    assert shop.redis.llen("celery") == 0
+    assert shop.stack.scalar("SELECT count(*) FROM orchestrator.tasks") == (0 if moment == "after taking" else 5)
+    shop.redis.zadd("orchestrator:bridge:celery:bridges", dict.fromkeys(bridges(shop), 1))  # ten seconds later
+
+    assert shop.run("--once").exit_code == 0
+    assert shop.stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 5
+    assert shop.redis.hlen("orchestrator:bridge:celery:open") == 5
+    assert bridges(shop) == []
+
+
+def bridges(shop: Shop) -> list[bytes]:
+    found: Any = shop.redis.zrange("orchestrator:bridge:celery:bridges", 0, -1)
+    return list(found)
+
+
+def test_a_result_is_written_although_no_bridge_ran_when_the_task_ended(running: Shop) -> None:
+    sent = running.send("add", 2, 3)
+    assert running.run("--once").exit_code == 0
+    eventually(lambda: running.stack.scalar("SELECT count(*) FROM orchestrator.ended_tasks"), "it has ended")
+    assert sent.state == "PENDING"
+
+    running.bridge()
+    assert sent.get(timeout=WAIT) == 5
+
+
+def test_messages_of_dead_workers_are_taken_when_that_is_asked_for(shop: Shop) -> None:
+    shop.send("note", "slow", 60)
+    shop.worker()
+    eventually(lambda: shop.journal() == ["celery slow"], "a worker of Celery has it")
+    shop.kill_workers()
+
+    assert "1 message reserved by workers of Celery" in shop.run("--dry-run").stdout
+    assert shop.run("--once", "--restore-after", "3600").exit_code == 0
+    assert shop.stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 0
+    assert shop.run("--once", "--restore-after", "0").exit_code == 0
+    assert shop.stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 1
+
+
+def test_mistakes_are_told(shop: Shop) -> None:
+    rabbit = shop.stack.command("bridge", "celery", "--broker", "amqp://old")
+    missing = shop.stack.command("bridge", "celery")
+    away = shop.stack.command("bridge", "celery", "--broker", "redis://:hunter2@127.0.0.1:1/0")
+
+    assert "not from amqp" in rabbit.stderr
+    assert "use --broker" in missing.stderr
+    assert "127.0.0.1:1" in away.stderr
+    assert "hunter2" not in away.stderr
+    assert {rabbit.exit_code, missing.exit_code, away.exit_code} == {1}
