@@ -46,7 +46,7 @@ from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.code import workflow_class as workflow
 from orchestrator.sdk.code.context import RunInfo, WorkflowContext
 from orchestrator.sdk.code.guards import unguarded
-from orchestrator.sdk.code.handle import WorkflowHandle
+from orchestrator.sdk.code.handle import UpdateHandle, WorkflowHandle
 from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.dag.builder import Workflow
@@ -129,6 +129,7 @@ __all__ = [
     "UnknownHandler",
     "UnknownOption",
     "UnknownTask",
+    "UpdateHandle",
     "UpdateRefused",
     "Workflow",
     "WorkflowContext",

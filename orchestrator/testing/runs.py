@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Iterator
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Query
-from orchestrator.domain.code.history import Fact
+from orchestrator.domain.code.history import Fact, HistoryItem
 from orchestrator.domain.code.promises import Resolution, misfit
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.runs.verdict import RAN_TOO_LONG, WAS_TERMINATED
@@ -28,6 +29,7 @@ from orchestrator.sdk.code.messages import (
     UpdateMethod,
     answer_of,
     name_of,
+    request_id,
     signal_value,
 )
 from orchestrator.sdk.code.recording import Recording
@@ -64,6 +66,14 @@ class TestedRun(Generic[R]):
         self._workflow = workflow
         self._first = run
         self._limit = workflow._client.settings.max_payload
+        self._message_id: str | None = None
+        self._signalled: set[str] = set()
+
+    def options(self, *, id: str | None = None) -> TestedRun[R]:
+        """Return this run with an id for the next signal or update, which is applied once."""
+        changed = copy.copy(self)
+        changed._message_id = id
+        return changed
 
     @property
     def _run(self) -> Run:
@@ -127,6 +137,9 @@ class TestedRun(Generic[R]):
     async def signal(self, signal: str | SignalMethod[..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Send a signal."""
         name, value = signal_value(signal, args, kwargs, self._limit)
+        if self._message_id is not None and self._message_id in self._signalled:
+            return
+        self._signalled.update([self._message_id] if self._message_id is not None else ())
         await self._tell(history.SignalReceived(name, encode_value(value, f"Signal {name!r}", self._limit)))
 
     async def resolve(self, promise: str, value: Any = None) -> None:
@@ -180,20 +193,32 @@ class TestedRun(Generic[R]):
 
     async def update(self, update: str | UpdateMethod[..., Any, Any], /, *args: Any, **kwargs: Any) -> Any:
         """Ask the code to do something, and return its answer; time does not pass meanwhile."""
+        return (await self.start_update(update, *args, **kwargs)).result()
+
+    @overload
+    async def start_update(self, update: str, /, *args: Any, **kwargs: Any) -> TestedUpdate[Any]: ...
+    @overload
+    async def start_update(
+        self, update: UpdateMethod[P, Any, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> TestedUpdate[T]: ...
+
+    async def start_update(self, update: str | UpdateMethod[..., Any, Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Ask the code to do something that may take time."""
         name = name_of(update)
         self._workflow._signature.check_update(name)
-        run = self._run
-        identifier = derived_id(run.id, "update", len(run.history))
-        await self._tell(history.UpdateRequested(identifier, name, encode_call(name, args, kwargs, self._limit)))
-        while identifier not in run.answers and run.next is not None:  # it has continued before it heard
+        run, id = self._run, self._message_id
+        known = None if id is None else request_id(self._first.id, "update", id)
+        identifier = known or derived_id(run.id, "update", len(run.history))
+        asked = history.UpdateRequested(identifier, name, encode_call(name, args, kwargs, self._limit))
+        if not any(isinstance(one, history.UpdateRequested) and one.id == identifier for one in self._facts()):
+            await self._tell(asked)
+        return TestedUpdate(self._first, update, identifier)
+
+    def _facts(self) -> Iterator[HistoryItem]:
+        run: Run | None = self._first
+        while run is not None:
+            yield from (event.what for event in run.history)
             run = run.next
-        if identifier not in run.answers:
-            raise OrchestratorError(
-                f"Update {name!r} has no answer yet: the code has no handler of this name so far, or that waits for "
-                f"time to pass, or for more."
-            )
-        answer = run.answers[identifier]
-        return answer_of(update, _value(f"Update {name!r}", answer.result, answer.error))
 
     async def _settle(self, resolution: Resolution) -> None:
         self._check_open()
@@ -221,6 +246,32 @@ class TestedRun(Generic[R]):
             raise NotDeterministic(stuck.message)
         if stuck is not None:
             raise DeterminismViolation(stuck.message, stuck.event, stuck.difference)
+
+
+class TestedUpdate(Generic[R]):
+    """An update that was sent to a run in a test."""
+
+    __test__ = False
+
+    def __init__(self, run: Run, update: str | UpdateMethod[..., Any, R], identifier: bytes) -> None:
+        self._run = run
+        self._update = update
+        self._id = identifier
+
+    def result(self) -> R:
+        """Return the answer, which must be there: time does not pass."""
+        name = name_of(self._update)
+        run = self._run
+        while self._id not in run.answers and run.next is not None:  # it has continued before it heard
+            run = run.next
+        if self._id not in run.answers:
+            raise OrchestratorError(
+                f"Update {name!r} has no answer yet: the code has no handler of this name so far, or that waits for "
+                f"time to pass, or for more."
+            )
+        answer = run.answers[self._id]
+        value: R = answer_of(self._update, _value(f"Update {name!r}", answer.result, answer.error))
+        return value
 
 
 def _how(end: commands.EndCommand) -> str:

@@ -76,6 +76,7 @@ PUBLIC = [
     "UnknownHandler",
     "UnknownOption",
     "UnknownTask",
+    "UpdateHandle",
     "UpdateRefused",
     "Workflow",
     "WorkflowContext",

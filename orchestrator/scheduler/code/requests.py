@@ -36,6 +36,7 @@ _MOST_NAMES = 10
 
 def signal(tx: Transaction, items: Sequence[Request]) -> None:
     """Hand signals to runs. Those that were to start a run if there is none, and came too late, start one."""
+    items = _once(tx, items)
     sent = [(item.target, _signal(item)) for item in items]
     # Others may have been sent, by the same sender, to a run that has taken an id over: they must not overtake these.
     keys = {fact.otherwise.key for _, fact in sent if fact.otherwise is not None}
@@ -49,10 +50,27 @@ def signal(tx: Transaction, items: Sequence[Request]) -> None:
             passed.append(Answered(fact.otherwise.id, run))
     heard = append_facts(tx, facts)
     reply(tx, [word for word in passed if word.result in heard])
+    reply(tx, [Answered(_data(item.body["request"])) for item in items if "request" in item.body])
     late = {run: some for run, some in facts.items() if run not in heard}
     if late:
         _keep_late(tx, late)
         begin_with(tx, late)
+
+
+def _once(tx: Transaction, items: Sequence[Request]) -> Sequence[Request]:
+    """Leave out requests with an id of their sender's that were applied before, or come twice."""
+    ids = {item.id: _data(item.body["request"]) for item in items if "once" in item.body}
+    if not ids:
+        return items
+    seen = histories.requested(tx.connection, {(item.target, ids[item.id]) for item in items if item.id in ids})
+    left = []
+    for item in items:
+        if item.id in ids:
+            if ids[item.id] in seen:
+                continue
+            seen.add(ids[item.id])
+        left.append(item)
+    return left
 
 
 def _keep_late(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalReceived]]) -> None:
@@ -242,7 +260,7 @@ def _over(run: bytes) -> TaskError:
 def update(tx: Transaction, items: Sequence[Request]) -> None:
     """Hand updates to runs; their code answers."""
     facts: dict[bytes, list[Fact]] = defaultdict(list)
-    for item in items:
+    for item in _once(tx, items):
         request = _data(item.body["request"])
         facts[item.target].append(history.UpdateRequested(request, item.body["name"], _data(item.body["value"])))
     append_facts(tx, facts)  # a caller of a run that has ended meanwhile sees that it has

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -11,6 +12,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.code import history, resets
+from orchestrator.domain.code.activation import NO_HANDLER
 from orchestrator.domain.code.promises import misfit
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
@@ -37,6 +39,7 @@ from orchestrator.sdk.backend.asking import obstacles
 from orchestrator.sdk.backend.code_reading import CodeReading
 from orchestrator.sdk.backend.connections import LONGEST_AUDITED
 from orchestrator.sdk.checks import check_name
+from orchestrator.sdk.code.messages import request_id
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.steps import Steps, time_limit
@@ -80,6 +83,8 @@ class CodeBackend(CodeReading):
         on_conflict: OnConflict,
         signal: history.SignalReceived | None,
         pinned: bool,
+        update: history.UpdateRequested | None = None,
+        update_id: str = "",
         repeated: bool = False,
     ) -> tuple[bytes, Sent | None]:
         """Create a run; return its id, or that of the run which has the chosen id, as `on_conflict` says.
@@ -87,6 +92,8 @@ class CodeBackend(CodeReading):
         With a signal, an open run under that id is signalled instead, and an ended one is followed by a new one. If the
         run ends before the signal reaches it, the leader starts the new one: the signal and its run are returned as
         well. If this is `repeated`, the run may have been created before.
+
+        An update, which has an id of the sender's, goes to the open run or begins the new one, too.
         """
         if repeated and self._is_there(run_id):
             return run_id, None
@@ -96,24 +103,34 @@ class CodeBackend(CodeReading):
         if signal is not None:
             signal = msgspec.structs.replace(signal, value=self._outgoing(VALUE, signal.value, run_id))
         sent: Sent | None = None
-        facts: list[history.RunStarted | history.SignalReceived] = [started]
+        facts: list[history.Fact] = [started]
         if signal is not None:
             facts.append(signal)
+        if update is not None:
+            update = msgspec.structs.replace(update, payload=self._sealed(CALL, update.payload))
+            facts.append(msgspec.structs.replace(update, id=request_id(run_id, "update", update_id)))
         run = runs.new_run(run_id, facts, pinned=pinned)._replace(
             timeout=timeout, tags=tags, trace=current_trace(), headers=headers_of_start()
         )
         with self._connections.changing(f"run {to_text(run_id)} was stored") as connection:
             full_key = scoped(started.workflow, key or "")
-            anew, in_order = signal is not None or on_conflict == "anew", signal is not None and may_operate.get()
+            tells = signal or update
+            anew, in_order = tells is not None or on_conflict == "anew", tells is not None and may_operate.get()
             held = None if key is None else run_keys.take(connection, full_key, run.id, anew=anew, in_order=in_order)
             if held is None:
                 creation.create(connection, [run])
+            elif tells is not None and not may_operate.get():
+                raise Forbidden(
+                    f"{'Update' if signal is None else 'Signal'} {tells.name!r}: a run is open under the id {key!r}, "
+                    f"and to send it to one that is there needs the scope operate. The scope enqueue is enough to "
+                    f"start one."
+                )
+            elif update is not None:
+                body = {"name": update.name, "value": update.payload, "once": True}
+                request_of = request_id(held[0], "update", update_id)
+                add_request(connection, RequestKind.UPDATE, held[0], request=request_of, **body)
+                self._connections.record(connection, "update", "run", to_text(held[0]), name=update.name)
             elif signal is not None:
-                if not may_operate.get():
-                    raise Forbidden(
-                        f"Signal {signal.name!r}: a run is open under the id {key!r}, and to signal one that is there "
-                        f"needs the scope operate. The scope enqueue is enough to start a run with a signal."
-                    )
                 start = {"key": full_key, "id": run_id, "timeout": timeout, "tags": tags, "pinned": pinned}
                 start |= {name: getattr(started, name) for name in ("workflow", "version", "payload", "queue")}
                 start |= {} if run.trace is None else {"trace": run.trace}
@@ -146,9 +163,12 @@ class CodeBackend(CodeReading):
 
     # -- telling
 
-    def signal(self, run: bytes, name: str, value: bytes) -> None:
-        value = self._outgoing(VALUE, value, run)
-        self._send(run, RequestKind.SIGNAL, "signal", name=check_name("signal", name), value=value)
+    def signal(self, run: bytes, name: str, value: bytes, request: bytes | None = None) -> None:
+        if request is not None and self._find_answer(request) is not None:
+            return
+        body: dict[str, Any] = {"name": check_name("signal", name), "value": self._outgoing(VALUE, value, run)}
+        body |= {} if request is None else {"request": request, "once": True}
+        self._send(run, RequestKind.SIGNAL, "signal", **body)
 
     def cancel(self, run: bytes) -> None:
         run, outcome = self._last(run)
@@ -218,9 +238,48 @@ class CodeBackend(CodeReading):
         """Ask the code something; its arguments and the answer are encoded."""
         return self._request(run, RequestKind.QUERY, "query", timeout, name=name, value=self._sealed(CALL, payload))
 
-    def update(self, run: bytes, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
+    def update(
+        self,
+        run: bytes,
+        name: str,
+        payload: bytes,
+        timeout: float,
+        request: bytes | None = None,
+        answered: bool = True,
+    ) -> Steps[bytes]:
         """Ask the code to do something; its arguments and the answer are encoded."""
-        return self._request(run, RequestKind.UPDATE, "update", timeout, name=name, value=self._sealed(CALL, payload))
+        value = self._sealed(CALL, payload)
+        if request is None:
+            return (yield from self._request(run, RequestKind.UPDATE, "update", timeout, name=name, value=value))
+        with time_limit(timeout, writes=True):
+            if self._find_update(run, request) is None:
+                self._send(run, RequestKind.UPDATE, "update", request=request, once=True, name=name, value=value)
+        return (yield from self._answer(run, RequestKind.UPDATE, "update", request, timeout, name)) if answered else b""
+
+    def update_answer(self, run: bytes, request: bytes, timeout: float) -> Steps[bytes]:
+        return self._answer(self._last(run)[0], RequestKind.UPDATE, "update", request, timeout, "")
+
+    def update_stage(self, run: bytes, request: bytes) -> str:
+        last, _ = self._last(run)
+        if self._find_update(run, request) is not None:
+            return "completed"
+        with self._reading() as connection:
+            found, waiting = histories.update_events(connection, [run, last], request), reads.waiting(connection, last)
+        name = "" if found.request is None else found.request.name
+        has_handler = not any(one.startswith(f"{name}{NO_HANDLER}") for one in waiting.get("updates", []))
+        return "accepted" if found.is_shown and has_handler else "sent"
+
+    def _find_update(self, run: bytes, request: bytes) -> Ended | None:
+        """Return the answer to an update, also long after."""
+        if (found := self._find_answer(request)) is not None:
+            return found
+        with self._reading() as connection:
+            last = runs.latest(connection, [run]).get(run, run)
+            answer = histories.update_events(connection, [run, last], request).answer
+        if answer is None:
+            return None
+        state = RunState.FAILED if answer.error is not None else RunState.SUCCESS
+        return Ended(request, state, reveal(answer.result or b"\xc0"), answer.error and reveal_error(answer.error))
 
     def reset(self, run: bytes, to: int, reason: str) -> Steps[bytes]:
         resets.check(
@@ -275,14 +334,30 @@ class CodeBackend(CodeReading):
         **body: Any,
     ) -> Steps[bytes]:
         """Ask for something that is answered, and return the answer; `audited` goes into the audit log."""
-        request, limit = new_id(), time_limit(timeout, writes=True)
-        with limit:
+        request = new_id()
+        with time_limit(timeout, writes=True):
             run = self._send(run, request_kind, verb, audited, request=request, **body)
+        again = partial(self._send, run, request_kind, verb, request=request, **body)
+        return (yield from self._answer(run, request_kind, verb, request, timeout, body["name"], again))
+
+    def _answer(
+        self,
+        run: bytes,
+        request_kind: RequestKind,
+        verb: str,
+        request: bytes,
+        timeout: float | None,
+        name: str,
+        again: Callable[[], object] | None = None,
+    ) -> Steps[bytes]:
+        """Wait for the answer to a request, and return it; `again` asks a query again."""
+        limit = time_limit(timeout, writes=True)
+        find = partial(self._find_answer, request) if again else partial(self._find_update, run, request)
         is_settled = request_kind in _SETTLES
         pause = _SETTLING if is_settled and timeout is not None else _ASK_AGAIN
         while True:
             part = limit.for_at_most(pause)
-            answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), part)
+            answer = yield from self._waiting.wait(request, find, part)
             if answer is not None:
                 break
             with limit:
@@ -292,18 +367,15 @@ class CodeBackend(CodeReading):
                     raise ResultTimeout(f"no scheduler has come to it within {timeout:g} s, and one will")
                 if limit.is_up:
                     raise ResultTimeout(
-                        f"No answer to {verb} run {to_text(run)} within {timeout:g} s. "
-                        f"{self.overdue(run, body['name'])}."
+                        f"No answer to {verb} run {to_text(run)} within {timeout:g} s. {self.overdue(run, name)}."
                     )
-                if request_kind is RequestKind.QUERY:
-                    self._send(run, request_kind, verb, request=request, **body)
-                else:
+                if request_kind is RequestKind.QUERY and again is not None:
+                    again()
+                elif find() is None:
                     self._open(run, verb)
         if answer.error is not None:
             kind = HANDLER_ERRORS.get(answer.error.phase, OrchestratorError)
-            refused = (WrongState if answer.error.kind == "WrongState" else kind)(
-                _refused(verb, body["name"], answer.error)
-            )
+            refused = (WrongState if answer.error.kind == "WrongState" else kind)(_refused(verb, name, answer.error))
             refused.data = answer.error.attributes
             raise refused
         return answer.result or b"\xc0"

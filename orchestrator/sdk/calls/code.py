@@ -37,13 +37,21 @@ class CodeCalls(Protocol):
         on_conflict: OnConflict,
         signal: history.SignalReceived | None,
         pinned: bool,
+        update: history.UpdateRequested | None = None,
+        update_id: str = "",
         repeated: bool = False,
     ) -> tuple[Id, Sent | None]:
         """Create a run; return its id, or that of the run which has the chosen id, as `on_conflict` says."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"})
-    def signal(self, run: Id, name: SignalName, value: Annotated[bytes, encoded_value("Signal {name!r}")]) -> None:
-        """Send a signal to the run, or to the one in which it goes on."""
+    def signal(
+        self,
+        run: Id,
+        name: SignalName,
+        value: Annotated[bytes, encoded_value("Signal {name!r}")],
+        request: Id | None = None,
+    ) -> None:
+        """Send a signal to the run, or to the one in which it goes on; with an id of the request, only once."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
     def resolve(
@@ -60,8 +68,24 @@ class CodeCalls(Protocol):
         """Ask the code something."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
-    def update(self, run: Id, name: str, payload: Question, timeout: Timeout) -> Steps[bytes]:
-        """Ask the code to do something."""
+    def update(
+        self,
+        run: Id,
+        name: str,
+        payload: Question,
+        timeout: Timeout,
+        request: Id | None = None,
+        answered: bool = True,
+    ) -> Steps[bytes]:
+        """Ask the code to do something; with an id of the request, only once. Wait for the answer, if it is wanted."""
+
+    @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True, repeatable=True)
+    def update_answer(self, run: Id, request: Id, timeout: Timeout) -> Steps[bytes]:
+        """Wait for the answer to an update."""
+
+    @call(about={Kind.RUN: "run"})
+    def update_stage(self, run: Id, request: Id) -> str:
+        """Return how far an update has come: sent, accepted or completed."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True)
     def cancel(self, run: Id) -> None:

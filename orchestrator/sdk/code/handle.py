@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
@@ -22,6 +23,7 @@ from orchestrator.sdk.code.messages import (
     UpdateMethod,
     answer_of,
     name_of,
+    request_id,
     signal_value,
 )
 from orchestrator.sdk.ids import new_id
@@ -55,6 +57,19 @@ class WorkflowHandle(Generic[R]):
         self._id = identifier
         self._signature = signature
         self._sent = sent
+        self._message_id: str | None = None
+        self._timeout = 30.0
+
+    def options(self, *, id: str | None = None, timeout: float = 30.0) -> WorkflowHandle[R]:
+        """Return this handle with other options for the messages that are sent by it.
+
+        `id` is an id of your own for one signal or update: sent again with it, after `Uncertain` for example, it is
+        applied once, and an update has the same answer. `timeout` is how long queries and updates wait.
+        """
+        check_timeout(timeout)
+        changed = copy.copy(self)
+        changed._message_id, changed._timeout = None if id is None else check_label("message id", id), timeout
+        return changed
 
     @property
     def id(self) -> str:
@@ -118,7 +133,8 @@ class WorkflowHandle(Generic[R]):
         commander = current()
         if commander is None:
             data = encode_value(value, f"Signal {name!r}", self._client.settings.largest_value)
-            self._client.backend.code.signal(self._run, name, data)
+            request = None if self._message_id is None else request_id(self._id, "signal", self._message_id)
+            self._client.backend.code.signal(self._run, name, data, request)
             return
         data = encode_value(value, f"Signal {check_name('signal', name)!r}", commander.largest)
         ordinal, _ = commander.next("signal")
@@ -141,14 +157,12 @@ class WorkflowHandle(Generic[R]):
     def query(self, query: QueryMethod[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     @blocking
-    def query(
-        self, query: str | QueryMethod[..., Any], /, *args: Any, timeout: float = 30.0, **kwargs: Any
-    ) -> Steps[Any]:
+    def query(self, query: str | QueryMethod[..., Any], /, *args: Any, **kwargs: Any) -> Steps[Any]:
         """Ask the code something, by the name of the query or its method (`Order.total`), and return its answer.
 
         An ended run is asked, too: a worker replays its history, of at most a megabyte.
         """
-        name = name_of(query)
+        name, timeout = name_of(query), kwargs.pop("timeout", self._timeout)
         run, payload = self._question(name, args, kwargs, timeout)
         answer = self._client.backend.code.query(run, name, payload, timeout)
         return answer_of(query, (yield from _legibly(answer)))
@@ -159,16 +173,48 @@ class WorkflowHandle(Generic[R]):
     def update(self, update: UpdateMethod[P, Any, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     @blocking
-    def update(
-        self, update: str | UpdateMethod[..., Any, Any], /, *args: Any, timeout: float = 30.0, **kwargs: Any
-    ) -> Steps[Any]:
+    def update(self, update: str | UpdateMethod[..., Any, Any], /, *args: Any, **kwargs: Any) -> Steps[Any]:
         """Ask the code to do something, by the name of the update or its method, and return its answer."""
-        name = name_of(update)
-        if self._signature is not None:
-            self._signature.check_update(name)
+        if self._message_id is not None:
+            sent = yield from self._send_update(update, args, kwargs, self._message_id)
+            return (yield from sent._result(kwargs.pop("timeout", self._timeout)))
+        name, timeout = self._update_name(update), kwargs.pop("timeout", self._timeout)
         run, payload = self._question(name, args, kwargs, timeout)
         answer = self._client.backend.code.update(run, name, payload, timeout)
         return answer_of(update, (yield from _legibly(answer)))
+
+    @overload
+    def start_update(self, update: str, /, *args: Any, **kwargs: Any) -> UpdateHandle[Any]: ...
+    @overload
+    def start_update(
+        self, update: UpdateMethod[P, Any, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> UpdateHandle[T]: ...
+
+    @blocking
+    def start_update(
+        self, update: str | UpdateMethod[..., Any, Any], /, *args: Any, **kwargs: Any
+    ) -> Steps[UpdateHandle[Any]]:
+        """Ask the code to do something, and return a handle of the answer when the request is durable."""
+        return (yield from self._send_update(update, args, kwargs, self._message_id or to_text(new_id())))
+
+    def update_handle(self, id: str, update: UpdateMethod[..., Any, T] | None = None) -> UpdateHandle[T]:
+        """Return the handle of an update that was sent to this run under an id, also elsewhere."""
+        return UpdateHandle(self._client, self._id, id, update or "")
+
+    def _update_name(self, update: str | UpdateMethod[..., Any, Any]) -> str:
+        name = name_of(update)
+        if self._signature is not None:
+            self._signature.check_update(name)
+        return name
+
+    def _send_update(
+        self, update: str | UpdateMethod[..., Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any], id: str
+    ) -> Steps[UpdateHandle[Any]]:
+        name, given = self._update_name(update), {key: value for key, value in kwargs.items() if key != "timeout"}
+        run, payload = self._question(name, args, given, self._timeout)
+        request = request_id(self._id, "update", id)
+        yield from self._client.backend.code.update(run, name, payload, self._timeout, request, answered=False)
+        return UpdateHandle(self._client, self._id, id, update)
 
     def _question(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
@@ -248,6 +294,15 @@ class WorkflowHandle(Generic[R]):
     @async_variant_of(update)
     async def aupdate(self, *_: Any, **__: Any) -> Any: ...
 
+    @overload
+    async def astart_update(self, update: str, /, *args: Any, **kwargs: Any) -> UpdateHandle[Any]: ...
+    @overload
+    async def astart_update(
+        self, update: UpdateMethod[P, Any, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> UpdateHandle[T]: ...
+    @async_variant_of(start_update)
+    async def astart_update(self, *_: Any, **__: Any) -> Any: ...
+
     def _value(self, ended: Ended) -> R:
         name = f"Workflow {self._signature.name!r}" if self._signature else "The workflow"
         if ended.state == RunState.SUCCESS:
@@ -261,6 +316,40 @@ class WorkflowHandle(Generic[R]):
             raise RunFailed(f"{name}, run {self.id}, was {ended.state}.")
         text = f"{name}, run {self.id}, failed: {error_text(error.kind, error.message)}\n\n{error.traceback}".rstrip()
         raise RunFailed(text, kind=error.kind, data=error.attributes)
+
+
+class UpdateHandle(Generic[R]):
+    """An update that was sent to a run."""
+
+    def __init__(self, client: Client, run: bytes, id: str, update: str | UpdateMethod[..., Any, R]) -> None:
+        self._client = client
+        self._run = run
+        self._update = update
+        self.id = id
+        """Its id, by which `handle.update_handle(id)` finds it again."""
+
+    def __repr__(self) -> str:
+        return f"<UpdateHandle {self.id} of run {to_text(self._run)}>"
+
+    @blocking
+    def result(self, timeout: float = 30.0) -> Steps[R]:
+        """Wait for the answer and return it. It is kept with the history of the run."""
+        return (yield from self._result(timeout))
+
+    def _result(self, timeout: float) -> Steps[R]:
+        refuse_inside_task("a workflow")
+        check_timeout(timeout)
+        request = request_id(self._run, "update", self.id)
+        found = self._client.backend.code.update_answer(self._run, request, timeout)
+        value: R = answer_of(self._update, (yield from _legibly(found)))
+        return value
+
+    def stage(self) -> str:
+        """Return how far it has come: `sent`, `accepted` (its handler runs) or `completed`, however it ended."""
+        return self._client.backend.code.update_stage(self._run, request_id(self._run, "update", self.id))
+
+    aresult = async_variant(result)
+    astage = async_variant(stage)
 
 
 def _legibly(steps: Steps[bytes]) -> Steps[bytes]:

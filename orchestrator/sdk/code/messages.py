@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from uuid import UUID, uuid5
 
 from orchestrator.errors import InvalidArguments, InvalidTask
 from orchestrator.sdk.tasks.signature import Signature
@@ -115,3 +116,8 @@ def answer_of(message: str | QueryMethod[..., Any] | UpdateMethod[..., Any, Any]
     """Return an answer; that to a method in the type of its annotation."""
     value = decode_value(data)
     return value if isinstance(message, str) else message.signature.restore_result(value)
+
+
+def request_id(run: bytes, what: str, id: str) -> bytes:
+    """Return the id of a signal or update whose sender has one of its own."""
+    return uuid5(UUID(bytes=run), f"{what} {id}").bytes

@@ -20,7 +20,7 @@ from orchestrator.sdk.code.messages import SignalMethod, name_of
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.tasks.context import current_runtime
-from orchestrator.sdk.values.payload import encode_value
+from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.sdk.values.sealing import outgoing
 from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.sealing import CALL, VALUE
@@ -48,6 +48,8 @@ class Starting(Generic[P, R]):
         on_conflict: OnConflict,
         tags: Sequence[str],
         signal: tuple[str | SignalMethod[..., Any], Any] | None,
+        update: tuple[Any, ...] | None,
+        update_id: str | None,
         pinned: bool,
     ) -> None:
         if on_conflict not in get_args(OnConflict):
@@ -56,6 +58,10 @@ class Starting(Generic[P, R]):
             )
         if signal is not None and id is None:
             raise InvalidWorkflow("Option signal: it goes to the run under an id; give id= as well.")
+        if update is not None and (id is None or update_id is None or signal is not None):
+            raise InvalidWorkflow("Option update: give id= and update_id= as well, and no signal=.")
+        self._update = update
+        self._update_id = "" if update_id is None else check_label("message id", update_id)
         self._client = client
         self._signature = signature
         self._begin = begin
@@ -88,6 +94,8 @@ class Starting(Generic[P, R]):
         tags = msgspec.json.encode(self._tags).decode()
         runtime = current_runtime()
         if runtime is not None:
+            if self._update is not None:
+                raise InvalidWorkflow("Option update: not inside a task. Start the run with signal= instead.")
             key = None if self._id is None else scoped(name, self._id)
             wanted = runtime.next_id()
             started, signal = self._outgoing(started, wanted), self._encoded_signal(wanted)
@@ -103,6 +111,8 @@ class Starting(Generic[P, R]):
             on_conflict=self._on_conflict,
             signal=self._encoded_signal(wanted),
             pinned=self._pinned,
+            update=self._encoded_update(),
+            update_id=self._update_id,
         )
 
     astart = async_variant(start)
@@ -110,6 +120,14 @@ class Starting(Generic[P, R]):
     def _outgoing(self, started: history.RunStarted, run: bytes) -> history.RunStarted:
         payload = outgoing(started.payload, CALL, run, self._client.settings)
         return msgspec.structs.replace(started, payload=payload)
+
+    def _encoded_update(self) -> history.UpdateRequested | None:
+        if self._update is None:
+            return None
+        name, *arguments = name_of(self._update[0]), *self._update[1:]
+        self._signature.check_update(name)
+        payload = encode_call(name, arguments, {}, self._client.settings.max_payload)
+        return history.UpdateRequested(bytes(16), name, payload)
 
     def _encoded_signal(self, run: bytes) -> history.SignalReceived | None:
         if self._signal is None:

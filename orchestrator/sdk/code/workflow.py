@@ -152,13 +152,16 @@ class CodeWorkflow(Generic[P, R]):
         on_conflict: OnConflict = "reject",
         tags: Sequence[str] = (),
         signal: tuple[str | SignalMethod[..., Any], Any] | None = None,
+        update: tuple[Any, ...] | None = None,
+        update_id: str | None = None,
         pinned: bool = False,
     ) -> Starting[P, R]:
         """Return how runs are to be started: `order.starting(id="o-1", on_conflict="return").start(…)`.
 
         `id` is an id of your own: one run of this workflow is open under it at a time. If another run has it, the start
         is refused (`reject`), gives that run (`return`), or starts a new one if that has ended (`anew`). With a
-        `signal` (name and value), the run that is open under the id gets it, or a new run begins with it.
+        `signal` (name and value), the run that is open under the id gets it, or a new run begins with it. So it is with
+        an `update` (name or method, and arguments), whose answer `handle.update_handle(update_id)` has.
 
         A run that is `pinned` is held to this version of the workflow: it waits for workers that have it.
         """
@@ -171,6 +174,8 @@ class CodeWorkflow(Generic[P, R]):
             on_conflict=on_conflict,
             tags=tags,
             signal=signal,
+            update=update,
+            update_id=update_id,
             pinned=pinned,
         )
 

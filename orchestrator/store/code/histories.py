@@ -224,6 +224,50 @@ def beginnings(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, his
     return {run: first_event(data) for run, data in _BEGINNINGS(connection, ids=runs)}
 
 
+_UPDATE = Statement[Row]("""
+SELECT /* histories.update_events */ h.run_id, h.number, h.data, h.number <= r.shown AS is_shown
+  FROM orchestrator.histories h JOIN orchestrator.runs r ON r.id = h.run_id
+ WHERE h.run_id = ANY (%(runs)s::uuid[]) AND h.kind IN ('update_requested', 'update_answered')
+   AND position(%(id)s::bytea IN h.data) > 0
+ ORDER BY h.run_id, h.number
+""")
+
+
+class UpdateEvents(NamedTuple):
+    """What the histories of runs say of an update."""
+
+    request: history.UpdateRequested | None = None
+    is_shown: bool = False
+    """The code has seen it."""
+    answer: history.UpdateAnswered | None = None
+
+
+def update_events(connection: Connection, runs: Sequence[bytes], update: bytes) -> UpdateEvents:
+    """Return what became of an update, which was sent to one of these runs."""
+    found = UpdateEvents()
+    for row in _UPDATE(connection, runs=runs, id=update):
+        what = event_of(row.data)
+        if isinstance(what, history.UpdateRequested) and what.id == update:
+            found = found._replace(request=what, is_shown=row.is_shown)
+        elif isinstance(what, history.UpdateAnswered) and what.id == update:
+            found = found._replace(answer=what)
+    return found
+
+
+_SENT = Batch("sent", "run uuid, id uuid")
+_REQUESTED = Prepared[bytes](f"""
+SELECT /* histories.requested */ sent.id FROM {_SENT}
+ WHERE EXISTS (SELECT FROM orchestrator.answers WHERE id = sent.id)
+    OR EXISTS (SELECT FROM orchestrator.histories WHERE run_id = sent.run AND kind = 'update_requested'
+                  AND position(uuid_send(sent.id) IN data) > 0)
+""")
+
+
+def requested(connection: Connection, sent: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
+    """Return those of these requests, with their runs, that were applied before."""
+    return set(_REQUESTED(connection, _SENT(sent)))
+
+
 _SAID_BY_CODE = Statement[memoryview]("""
 SELECT /* histories.said_by_code */ data FROM orchestrator.histories
  WHERE run_id = %(run)s::uuid AND (number = 1 OR kind = ANY(%(kinds)s::text[])) ORDER BY number

@@ -1,0 +1,136 @@
+"""Signals and updates with ids: repeated, they are applied once; updates have stages, and answers that stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator import (
+    HandlerFailed,
+    InvalidArguments,
+    InvalidWorkflow,
+    UpdateHandle,
+    UpdateRefused,
+    WorkflowContext,
+    WorkflowHandle,
+    WrongState,
+    workflow,
+)
+from orchestrator.sdk.code.engine import Engine
+from tests.integration.code_stage import kinds, rest, turn
+from tests.integration.stage import System, Worker
+
+
+@pytest.fixture
+def counter(system: System) -> Any:
+    @system.app.workflow(name="counter")
+    class Counter:
+        def __init__(self, ctx: WorkflowContext) -> None:
+            self.ctx, self.count, self.heard = ctx, 0, list[int]()
+
+        @workflow.run
+        async def run(self) -> list[int]:
+            await self.ctx.wait_condition(lambda: -1 in self.heard)
+            return [*self.heard, self.count]
+
+        @workflow.signal
+        def push(self, number: int) -> None:
+            self.heard.append(number)
+
+        @workflow.update
+        async def add(self, number: int) -> int:
+            await self.ctx.wait_condition(lambda: self.heard)
+            self.count += 10 // number
+            return self.count
+
+        @add.validator
+        def check(self, number: int) -> None:
+            if number > 10:
+                raise ValueError("too much")
+
+    return Counter
+
+
+@pytest.fixture
+def worker(system: System) -> Worker:
+    return system.worker(knows=("job", "counter"))
+
+
+def test_updates_with_ids_are_applied_once_and_their_answers_stay(
+    system: System, counter: Any, worker: Worker, engine_: Engine
+) -> None:
+    handle: WorkflowHandle[list[int]] = counter.run.start()
+    rest(system, worker, engine_)
+    first: UpdateHandle[int] = handle.options(id="request-7").start_update(counter.add, 5)
+    assert (first.id, first.stage()) == ("request-7", "sent")
+    handle.options(id="request-7").start_update(counter.add, 5)  # in the same tick
+    rest(system, worker, engine_)
+    assert first.stage() == "accepted"
+    handle.options(id="request-7").start_update(counter.add, 5)
+    rest(system, worker, engine_)
+
+    handle.signal(counter.push, 1)
+    rest(system, worker, engine_)
+    assert (first.stage(), first.result()) == ("completed", 2)
+    assert handle.options(id="request-7").update(counter.add, 5) == 2
+    assert kinds(system, handle).count("update_requested") == 1
+
+    handle.signal(counter.push, -1)
+    rest(system, worker, engine_)
+    assert handle.result(0) == [1, -1, 2]
+    system.sql("DELETE FROM orchestrator.answers RETURNING 1")  # as happens after an hour
+    assert handle.update_handle("request-7", counter.add).result() == 2
+    assert handle.options(id="request-7").update(counter.add, 5) == 2
+    with pytest.raises(WrongState, match="it is in state 'success'"):
+        handle.options(id="request-8").update(counter.add, 5)
+
+
+def test_each_way_to_fail_has_a_type(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:
+    handle = counter.run.start()
+    handle.signal(counter.push, 1)
+    rest(system, worker, engine_)
+    sent = [handle.start_update("add", number) for number in (11, "much", 0)]
+    rest(system, worker, engine_)
+    for update, kind in zip(sent, (UpdateRefused, InvalidArguments, HandlerFailed), strict=True):
+        with pytest.raises(kind):
+            update.result()
+
+
+def test_signals_with_ids_are_applied_once_and_those_of_a_sender_stay_in_order(
+    system: System, counter: Any, worker: Worker, engine_: Engine
+) -> None:
+    handle = counter.run.start()
+    for number in (1, 1, 2):
+        handle.options(id=f"signal-{number}").signal(counter.push, number)
+    turn(system, worker, engine_)
+    for number in (2, 3, 3, 4):
+        handle.options(id=f"signal-{number}").signal(counter.push, number)
+    for number in (5, 6, 7, -1):
+        handle.signal(counter.push, number)
+    rest(system, worker, engine_)
+    assert handle.result(0) == [1, 2, 3, 4, 5, 6, 7, -1, 0]
+
+
+def test_an_update_starts_a_run_or_reaches_the_open_one(
+    system: System, counter: Any, worker: Worker, engine_: Engine
+) -> None:
+    handles = []
+    for number in (5, 2):
+        for _ in range(2):  # the second is a repetition
+            starting = counter.run.starting(id="c-1", update=(counter.add, number), update_id=f"request-{number}")
+            handles.append(starting.start())
+        rest(system, worker, engine_)
+    assert len({handle.id for handle in handles}) == 1
+    handle = handles[0]
+    for number in (1, -1):
+        handle.signal(counter.push, number)
+        rest(system, worker, engine_)
+    assert [handle.update_handle(f"request-{number}").result() for number in (5, 2)] == [2, 7]
+    assert handle.result(0) == [1, -1, 7]
+    assert kinds(system, handle).count("update_requested") == 2
+
+    anew = counter.run.starting(id="c-1", update=("add", 1), update_id="request-9").start()
+    assert anew.id != handle.id
+    with pytest.raises(InvalidWorkflow, match="give id= and update_id="):
+        counter.run.starting(update=("add", 1))
