@@ -45,7 +45,8 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
             f"{sentence(leader.trouble or 'it does not say why')} A standby that can do better takes over by itself; "
             f"none has. Mend that, or start a scheduler elsewhere: orchestrator scheduler",
         )
-    for queue in () if is_useless else overview.unserved_queues:  # such a leader does not see the workers of queues
+    is_known = leader is not None and not is_useless  # else nobody looks at the workers of queues
+    for queue in overview.unserved_queues if is_known else ():
         yield Trouble(kind="no worker", about=queue, message=obstacles.no_worker(queue))
     for paused in overview.paused_queues:
         oldest = f", the oldest for {duration(paused.oldest)}" if paused.oldest is not None else ""
@@ -63,9 +64,9 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
             message = obstacles.no_executor(unknown.queue, _unknown(unknown, now), wants)
             yield Trouble(kind="no executor", about=unknown.name, message=message)
             continue
-        is_known = unknown.handed_back and not unknown.runs
-        say = obstacles.no_database if is_known else obstacles.unknown_task
-        kind = "no database" if is_known else "unknown task"
+        has_name = unknown.handed_back and not unknown.runs
+        say = obstacles.no_database if has_name else obstacles.unknown_task
+        kind = "no database" if has_name else "unknown task"
         yield Trouble(kind=kind, about=unknown.name, message=say(unknown.queue, _unknown(unknown, now)))
     for worker in overview.still_workers:
         yield Trouble(

@@ -313,6 +313,15 @@ def test_an_approval_is_given_and_the_flow_goes_its_way(base: str, window: Watch
     assert [(one["act"], one["detail"]["why"]) for one in said] == [("approved", "a good customer")]
 
 
+def test_a_paused_queue_is_resumed_where_it_is_named(base: str, window: Watched) -> None:
+    httpx.post(f"{base}/api/v1/queues/mail/pause").raise_for_status()
+    task = enqueue(f"{base}/api/v1", "noop", queue="mail")
+    window.go("/ui")
+    window.sees(".trouble .item", "Queue 'mail' is paused").get_by_role("button", name="Resume").click()
+    window.sees(".said", "The queue goes on")
+    eventually(lambda: "success" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it runs")
+
+
 def test_open_tasks_are_cancelled_after_a_count(base: str, window: Watched) -> None:
     for _ in range(3):
         enqueue(f"{base}/api/v1", "noop", queue="nobody")
@@ -446,7 +455,11 @@ def test_an_open_page_says_that_nobody_leads(served: tuple[Stack, str], browser:
         try:
             window.sees(".live[data-state=stopped]", "no scheduler leads")
             window.sees(".trouble", "No leader")
+            window.sees(".facts", "unknown since")
             assert window.page.get_by_text("All is well").count() == 0
+            window.page.locator(".trouble").get_by_role("link", name="Workers").click()
+            window.sees(".facts", "unknown since")
+            window.go("/ui")
         finally:
             stack.scheduler()
         window.sees(".live[data-state=on]", "live")

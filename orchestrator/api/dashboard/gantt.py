@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlencode
 
 from orchestrator.monitoring.times import present
 from orchestrator.store.insights import AttemptView, RunView, StepView, TaskView
 
 _MOST_ROWS = 200
+_TICKS = (
+    *(unit * one for unit in (0.001, 0.01, 0.1, 1, 10) for one in (1, 2, 5)),
+    *(60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 21_600, 43_200),
+)
+"""Seconds between two marks of an axis."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,8 @@ class Row:
     seconds: float
     is_critical: bool = False
     link: str = ""
+    ready: float | None = None
+    """Where it could have begun, if all it depends on had ended before: from there on it waited in its queue."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,13 @@ class Gantt:
         """How long it took, or takes so far."""
         return (self.end - self.start).total_seconds()
 
+    @property
+    def ticks(self) -> list[float]:
+        """Seconds from the start for the marks of the axis: round ones, four to eight of them."""
+        wanted = self.seconds / 5
+        size = next((one for one in _TICKS if one >= wanted), None) or 86_400 * -(-wanted // 86_400)
+        return [size * place for place in range(int(self.seconds / size) + 1)] if self.seconds > 0 else [0.0]
+
 
 def gantt_of_steps(run: RunView, steps: Sequence[StepView], critical: frozenset[str], now: datetime) -> Gantt:
     """Return the steps that have begun, in the order of their beginnings."""
@@ -47,15 +62,26 @@ def gantt_of_steps(run: RunView, steps: Sequence[StepView], critical: frozenset[
     begun = sorted((step for step in steps if step.started_at is not None), key=lambda step: _begin(step, end))
     if begun:
         start = min(start, _begin(begun[0], end))
-    rows = [
-        row(step.name, step.state, _begin(step, end), step.ended_at or end, start, end, step.name in critical)
-        for step in begun[:_MOST_ROWS]
-    ]
+    ends = {step.name: step.ended_at for step in steps}
+    rows = []
+    for step in begun[:_MOST_ROWS]:
+        above = [ends.get(name) for name in step.depends_on]
+        ready = max((one for one in above if one is not None), default=start)
+        link = "" if step.kind == "group" else f"/ui/runs/{run.id}?{urlencode({'step': step.name})}"
+        begin = _begin(step, end)
+        found = row(step.name, step.state, begin, step.ended_at or end, start, end, step.name in critical, link)
+        rows.append(replace(found, ready=_place(min(ready, begin), start, end)))
     return Gantt(rows, start, end, max(0, len(begun) - _MOST_ROWS))
 
 
 def _begin(step: StepView, otherwise: datetime) -> datetime:
     return step.started_at or otherwise
+
+
+def _place(moment: datetime, start: datetime, end: datetime) -> float:
+    """Return a moment in hundredths of the time that is shown."""
+    whole = max((end - start).total_seconds(), 1e-6)
+    return round(min(99.5, max(0.0, 100 * (moment - start).total_seconds() / whole)), 3)
 
 
 def row(
@@ -71,10 +97,9 @@ def row(
     """Return a line of the chart."""
     whole = max((end - start).total_seconds(), 1e-6)
     seconds = max(0.0, (stop - begin).total_seconds())
-    x = min(99.5, max(0.0, 100 * (begin - start).total_seconds() / whole))
-    return Row(
-        name, state, round(x, 3), round(min(max(100 * seconds / whole, 0.5), 100 - x), 3), seconds, is_critical, link
-    )
+    x = _place(begin, start, end)
+    width = round(min(max(100 * seconds / whole, 0.5), 100 - x), 3)
+    return Row(name, state, x, width, seconds, is_critical, link)
 
 
 _BEGINS = {"task_scheduled": "tasks", "timer_started": "", "promise_created": "", "child_started": "runs"}

@@ -43,7 +43,7 @@ from orchestrator.store.insights.runs import (
     readable_params,
     show_run,
 )
-from orchestrator.store.insights.steps import StepView, find_step_task, list_steps
+from orchestrator.store.insights.steps import StepView, find_failed_task, find_step_task, list_steps
 from orchestrator.store.insights.system import (
     Events,
     FailingSchedule,

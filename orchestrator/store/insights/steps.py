@@ -127,6 +127,17 @@ def find_step_task(connection: Connection, run: UUID, step: str, index: int) -> 
     return _STEP_TASK.first(connection, run=run.hex, step=step, index=index)
 
 
+_FAILED_TASK = Statement[UUID]("""
+SELECT /* insights.steps.failed_task */ id FROM orchestrator.ended_tasks
+ WHERE run_id = %(run)s::uuid AND step = %(step)s::text AND status = 'failed' ORDER BY position LIMIT 1
+""")
+
+
+def find_failed_task(connection: Connection, run: UUID, step: str) -> UUID | None:
+    """Return the first task of a step that failed."""
+    return _FAILED_TASK.first(connection, run=run.hex, step=step)
+
+
 def _plan(definition: Definition, status: str, state: Any) -> DagState:
     """Return what the planner remembers. What had not ended when its run did was cancelled with it."""
     remembered = DagState(bytes(len(definition.steps)))

@@ -45,6 +45,13 @@ class Whole:
 
     overview: Overview
     troubles: list[Trouble]
+    heard_at: datetime | None = None
+    """When a leader last heard of the workers, if none leads."""
+
+    @property
+    def is_led(self) -> bool:
+        """Whether somebody looks at the workers."""
+        return self.overview.leader is not None
 
     @property
     def fingerprint(self) -> str:
@@ -68,7 +75,10 @@ def read_whole(api: Api) -> Whole:
         *trouble.of_postgres(insights.connections(), transactions, insights.dead_rows()),
         *trouble.of_payload_store(api.settings.payload_store),
     ]
-    return Whole(overview=replace(found, standbys=held.standbys), troubles=troubles)
+    heard_at = None
+    if found.leader is None:
+        heard_at = max((worker.seen_at for worker in insights.list_workers()), default=None)
+    return Whole(overview=replace(found, standbys=held.standbys), troubles=troubles, heard_at=heard_at)
 
 
 def read_queues(api: Api, key_scope: KeyScope) -> list[QueueCounts]:

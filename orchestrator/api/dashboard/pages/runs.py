@@ -14,9 +14,10 @@ from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
 from orchestrator.api.dashboard.graph import MOST_DRAWN, critical_path, draw, fold
 from orchestrator.api.dashboard.list_notes import Span, run_notes, within_span
 from orchestrator.api.dashboard.pages import flows as flow_pages
-from orchestrator.api.dashboard.rendering import key_scope_of_visitor, page, pages
+from orchestrator.api.dashboard.rendering import go, key_scope_of_visitor, page, pages
 from orchestrator.api.dashboard.story import Sentence, story
 from orchestrator.api.key_scope import RUN, WITHIN, is_within
+from orchestrator.api.problems import refused
 from orchestrator.api.routes import code as code_routes
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import tasks as task_routes
@@ -25,7 +26,7 @@ from orchestrator.domain.code.resets import allowed
 from orchestrator.domain.states import RunState
 from orchestrator.errors import WrongState
 from orchestrator.monitoring.times import present
-from orchestrator.store.insights import Relative, RunDetail, StepView, find_relative
+from orchestrator.store.insights import Relative, RunDetail, StepView, find_failed_task, find_relative, find_step_task
 
 routes = pages("/ui/runs")
 
@@ -56,6 +57,8 @@ class StepsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     open: Annotated[tuple[str, ...], Meta(max_length=20)] = ()
     start: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
     """The first step of the table."""
+    step: str = ""
+    """Lead to the task of this step."""
 
 
 @routes.get("/{id}", about=RUN)
@@ -63,6 +66,8 @@ def show_run(api: Api, id: UUID, query: StepsQuery) -> Response:
     """Show one run."""
     key_scope = key_scope_of_visitor()
     found = run_routes.find(api, id)
+    if query.step:
+        return _go_to_step(api, id, found.steps, query.step)
     children = run_routes.list_page(api, run_routes.RunQuery(parent=id, limit=_MOST_TASKS), key_scope)
     shown: dict[str, Any] = {"found": found, "run": found.run, "children": children.items, "more": children.next}
     shown["notes"] = run_notes(api, children.items)
@@ -75,6 +80,16 @@ def show_run(api: Api, id: UUID, query: StepsQuery) -> Response:
         return page("run_steps.html", **shown, **_of_steps(api, found.run, found.steps, query, key_scope))
     tasks = task_routes.list_tasks(api, task_routes.TaskQuery(run=id, limit=_MOST_TASKS), key_scope)
     return page("run_many.html", **shown, tasks=tasks.items, more_tasks=tasks.next)
+
+
+def _go_to_step(api: Api, run: UUID, steps: list[StepView], name: str) -> Response:
+    """Lead to the task of a step: of several, to the first that failed, or to all tasks of the run."""
+    step = next((one for one in steps if one.name == name), None)
+    if step is None:
+        raise refused(404, "There is no such step", f"Run {run} has no step {name!r:.100}.")
+    failed = api.read(find_failed_task, run, name) if step.failed else None
+    task = failed or (None if step.fan_out else api.read(find_step_task, run, name, 0))
+    return go(f"/ui/tasks/{task}" if task else f"/ui/tasks?run={run}")
 
 
 def _starter(api: Api, task: UUID | None, key_scope: KeyScope) -> Relative | None:

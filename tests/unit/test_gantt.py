@@ -1,0 +1,42 @@
+"""When the steps of a run ran: what each waited for, and the marks of the axis."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from orchestrator.api.dashboard.gantt import Gantt, gantt_of_steps
+from orchestrator.api.dashboard.graph import planned_step
+from orchestrator.store.insights import RunView
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return BEGIN + timedelta(seconds=seconds)
+
+
+def test_a_step_waits_for_others_and_then_in_its_queue() -> None:
+    known: dict[str, Any] = {"kind": "task", "calls": "t", "state": "success"}
+    steps = [
+        planned_step(name="a", depends_on=(), started_at=at(10), ended_at=at(40), **known),
+        planned_step(name="b", depends_on=("a",), started_at=at(60), ended_at=at(100), **known),
+    ]
+    run = SimpleNamespace(id=UUID(int=1), started_at=at(0), created_at=at(0), ended_at=at(100))
+    first, second = gantt_of_steps(cast(RunView, run), steps, frozenset(), at(100)).rows
+    assert (first.ready, first.x, first.width) == (0, 10, 30)
+    assert (second.ready, second.x, second.width) == (40, 60, 40)
+    assert second.link == f"/ui/runs/{run.id}?step=b"
+
+
+@pytest.mark.parametrize("seconds", [0.0004, 0.7, 14.4, 95, 5_000, 90_000, 2_000_000])
+def test_the_axis_has_several_marks(seconds: float) -> None:
+    ticks = Gantt([], at(0), at(seconds), 0).ticks
+    assert ticks[0] == 0
+    assert ticks[-1] <= seconds
+    assert len(ticks) <= 6
+    assert len(ticks) >= 3 or seconds < 0.001
