@@ -169,7 +169,7 @@ def test_a_group_of_failures_is_tried_again(base: str, window: Watched, tmp_path
     window.sees("td.main", "project.broken")
     window.page.get_by_text("Retry all…").click()
     window.page.get_by_role("button", name="Retry 3 tasks").click()
-    window.sees(".said", "Tried again: 3.")
+    window.sees(".said", "Retried: 3.")
     window.go(f"/ui/tasks/{task}")
     window.sees(".error", "reason 2")
 
@@ -275,7 +275,7 @@ def test_everything_is_done_by_keyboard_alone(base: str, window: Watched, tmp_pa
     window.sees("h1", "Retry failed tasks")
     tab_to(window, "Retry ")
     keyboard.press("Enter")
-    window.sees(".said", "Tried again: ")
+    window.sees(".said", "Retried: ")
 
     keyboard.type("/")  # cancel a run
     keyboard.type(run)
@@ -320,6 +320,24 @@ def test_a_paused_queue_is_resumed_where_it_is_named(base: str, window: Watched)
     window.sees(".trouble .item", "Queue 'mail' is paused").get_by_role("button", name="Resume").click()
     window.sees(".said", "The queue goes on")
     eventually(lambda: "success" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it runs")
+
+
+def test_times_are_shown_as_ages_or_moments(base: str, browser: Any) -> None:
+    task = enqueue(f"{base}/api/v1", "noop", queue="mail")
+    created = httpx.get(f"{base}/api/v1/tasks/{task}").json()["task"]["created_at"][:19].replace("T", " ")
+    with watched(browser, base, timezone_id="Asia/Kolkata") as window:
+        window.go(f"/ui/tasks/{task}")
+        time = window.page.locator(".facts time").first
+        assert time.inner_text().endswith("ago")
+        switch = window.page.locator("[data-times]")
+        switch.click()
+        local = time.inner_text()
+        assert local[:13] != created[:13]
+        switch.press("Enter")
+        assert (time.inner_text(), switch.inner_text()) == (created, "Times: UTC")
+        assert "UTC" in time.get_attribute("title")
+        window.go("/ui/tasks")
+        assert re.fullmatch(r"2\d{3}-\d\d-\d\d \d\d:\d\d:\d\d", window.sees("td time").inner_text())
 
 
 def test_open_tasks_are_cancelled_after_a_count(base: str, window: Watched) -> None:
@@ -477,7 +495,7 @@ def test_a_page_stays_live_until_what_was_done_shows(served: tuple[Stack, str], 
         stack.leader().kill()
         try:
             window.page.get_by_role("button", name="Retry").click()
-            window.sees(".said", "tried again")
+            window.sees(".said", "is retried")
             window.sees(".said", "has not changed yet")
         finally:
             stack.scheduler()

@@ -625,7 +625,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
     assert [run("status", *words).exit_code for words in ((), ("--check",), ("--check", "--json"))] == [0, 1, 1]
     people = run("status").output
     assert "! No scheduler leads" in people
-    assert "! Queue 'system' has ready tasks and no live worker" in people
+    assert "no live worker" not in people
     assert "! No live worker of queue 'system' knows 'shop.unheard_of': 1 wait, the first fails in " in people
 
     with engine.begin() as connection:

@@ -481,7 +481,7 @@ def test_failed_tasks_are_counted_before_they_are_tried_again(house: House, anyo
     assert "Retry 1 task" in page
     assert "secret of mail" in page
     anyone.post("/ui/tasks/retry", queue="mail.out", back="/ui/failures")
-    assert anyone.said() == "Tried again: 1."
+    assert anyone.said() == "Retried: 1."
     with house.engine.connect() as connection:
         assert connection.exec_driver_sql("DELETE FROM orchestrator.inbox").rowcount == 1
 

@@ -36,9 +36,9 @@ def _action(name: str, said: str, needs: str = "") -> Action:
 
 
 ACTIONS: tuple[Action, ...] = (
-    _action("retry_task", "The task is tried again."),
+    _action("retry_task", "The task is retried."),
     _action("cancel_task", "The task is being cancelled."),
-    _action("retry_failed", "Tried again: {answer.tasks:,}."),
+    _action("retry_failed", "Retried: {answer.tasks:,}."),
     _action("cancel_tasks", "Being cancelled: {answer.tasks:,}."),
     _action("pause_queue", "The queue is paused: what is with the workers goes on."),
     _action("resume_queue", "The queue goes on."),
@@ -46,7 +46,7 @@ ACTIONS: tuple[Action, ...] = (
     _action("purge_queue", "What waits in the queue is being cancelled."),
     _action("drain_worker", "Worker {answer.worker} takes nothing more, finishes what it runs, and ends."),
     _action("cancel_run", "The run is being cancelled."),
-    _action("retry_run", "What failed in the run is tried again."),
+    _action("retry_run", "What failed in the run is retried."),
     _action("rerun", "The run is started over: this is the new one."),
     _action("signal", "The signal is sent."),
     _action("resolve", "", needs="value"),

@@ -120,7 +120,7 @@ def act_on_chosen(api: Api, ids: list[UUID], key_scope: KeyScope, act: str) -> N
         except OrchestratorError:
             continue
     left = f"; {len(ids) - done} could not be: they are in another state by now" if done < len(ids) else ""
-    what = "cancelled" if act == "cancel" else "tried again"
+    what = "cancelled" if act == "cancel" else "retried"
     return Note(f"{done} of {len(ids)} tasks are {what}{left}")
 
 

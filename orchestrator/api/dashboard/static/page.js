@@ -7,9 +7,21 @@
   // -- times
 
   const UNITS = [[86400, "d"], [3600, "h"], [60, "m"], [1, "s"]];
-  const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
-  const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
-  const hour = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
+  const TIMES = { ago: "ago", local: "local", utc: "UTC" }; // how times are shown: ages, or moments in a zone
+  let times = "ago", exact, clock, hour, moment;
+  try { times = localStorage.getItem("orchestrator-times") in TIMES ? localStorage.getItem("orchestrator-times") : "ago"; } catch (error) { /* not kept */ }
+
+  function makeFormats() {
+    const zone = times === "utc" ? { timeZone: "UTC" } : {};
+    const minute = { hour: "2-digit", minute: "2-digit", hour12: false, ...zone };
+    exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long", ...zone });
+    clock = new Intl.DateTimeFormat(undefined, { second: "2-digit", ...minute });
+    hour = new Intl.DateTimeFormat(undefined, minute);
+    moment = new Intl.DateTimeFormat("sv", { year: "numeric", month: "2-digit", day: "2-digit", second: "2-digit", ...minute });
+    for (const button of document.querySelectorAll("[data-times]")) button.textContent = `Times: ${TIMES[times]}`;
+  }
+
+  makeFormats();
 
   function age(moment) {
     const seconds = (Date.now() - moment) / 1000;
@@ -31,15 +43,15 @@
 
   function showTimes() {
     for (const time of document.querySelectorAll("time[datetime]")) {
-      const moment = new Date(time.dateTime);
-      if (time.dataset.shown !== time.dateTime) {
-        time.title = exact.format(moment);
-        time.dataset.shown = time.dateTime;
-        if ("clock" in time.dataset) time.textContent = clock.format(moment);
-        if ("hour" in time.dataset) time.textContent = hour.format(moment);
+      const at = new Date(time.dateTime);
+      if (time.dataset.shown !== `${times} ${time.dateTime}`) {
+        time.title = exact.format(at);
+        time.dataset.shown = `${times} ${time.dateTime}`;
+        if ("clock" in time.dataset) time.textContent = clock.format(at);
+        if ("hour" in time.dataset) time.textContent = hour.format(at);
       }
       if ("clock" in time.dataset || "hour" in time.dataset || "zoned" in time.dataset) continue;
-      const text = "lasts" in time.dataset ? lasting(moment.getTime()) : age(moment.getTime());
+      const text = "lasts" in time.dataset ? lasting(at.getTime()) : times === "ago" ? age(at.getTime()) : moment.format(at);
       if (time.textContent !== text) time.textContent = text;
     }
   }
@@ -103,6 +115,7 @@
       if (said && !next.querySelector(".said")) next.prepend(document.importNode(said, true));
       morph(main, next);
       scaleGraphs();
+      settle();
       if (document.title !== found.title) document.title = found.title;
       showTimes();
       countChosen();
@@ -290,6 +303,8 @@
   const ACTED = "orchestrator-acted";
   const PATIENCE = 8000; // milliseconds after which the page says that nothing has changed
 
+  let settle = () => {}; // called when the page has been read again
+
   function awaitChange() {
     let acted = null;
     try {
@@ -303,13 +318,13 @@
     said.append(note);
     say("on");
     const until = Date.now() + PATIENCE;
+    settle = () => {
+      if (main.dataset.shows === acted.shows) return;
+      clearInterval(looking);
+      document.getElementById("unchanged")?.remove();
+      if (!stream) say("off");
+    };
     const looking = setInterval(() => {
-      if (main.dataset.shows !== acted.shows) {
-        clearInterval(looking);
-        document.getElementById("unchanged")?.remove();
-        if (!stream) say("off");
-        return;
-      }
       soon();
       const text = ` The state has not changed yet${outage ? `: ${outage}` : ""}. This page goes on looking.`;
       const shown = document.getElementById("unchanged");
@@ -420,6 +435,14 @@
       copy(copied.dataset.copy);
       copied.classList.add("copied");
       setTimeout(() => copied.classList.remove("copied"), 1200);
+    }
+    if (event.target.closest("[data-times]")) {
+      const kinds = Object.keys(TIMES);
+      times = kinds[(kinds.indexOf(times) + 1) % kinds.length];
+      try { localStorage.setItem("orchestrator-times", times); } catch (error) { /* not kept */ }
+      makeFormats();
+      showTimes();
+      announce(`Times: ${TIMES[times]}`);
     }
     if (event.target.closest("[data-theme-toggle]")) {
       const root = document.documentElement;
