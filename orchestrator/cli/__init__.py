@@ -34,6 +34,7 @@ COMMANDS = {
     "rq": ("tasks.rq", "Run programs written for RQ, and take over what an RQ fleet has to do."),
     "migrate": ("system.migrate", "Move programs that use Celery, RQ or Dramatiq."),
     "bridge": ("tasks.bridge", "Run the tasks that producers of Celery send, while they move."),
+    "celery": ("fleet.celery", "Run a program of Celery: worker, beat, inspect, call."),
     "workers": ("fleet.workers", "Show the fleet."),
     "status": ("system.status", "Show how the system is doing."),
     "top": ("top.command", "Watch what happens now: queues, tasks, workers, failures, runs."),

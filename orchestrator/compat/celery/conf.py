@@ -352,8 +352,8 @@ def stores(conf: Conf) -> dict[str, str]:
     """Return our settings of Redis and Postgres as far as Celery's say them: `broker_url` and `result_backend`."""
     found = {}
     broker = os.environ.get("CELERY_BROKER_URL") or conf.broker_url or ""
-    if str(broker).startswith(("redis://", "rediss://")):
-        found["redis_url"] = str(broker)
+    if str(broker).startswith(("redis://", "rediss://", "unix://", "redis+socket://")):
+        found["redis_url"] = str(broker).replace("redis+socket://", "unix://")
     backend = str(conf.result_backend or "")
     if backend.startswith("db+postgres"):
         found["database_url"] = "postgresql://" + backend.partition("://")[2]

@@ -6,8 +6,8 @@ import numbers
 from datetime import datetime
 from typing import Any
 
+from orchestrator.errors import ConfigurationError, OrchestratorError, RetryLater
 from orchestrator.errors import ResultTimeout as TimeoutError  # Celery's name
-from orchestrator.errors import RetryLater
 from orchestrator.errors import SoftTimeout as SoftTimeLimitExceeded
 from orchestrator.errors import TaskTimeout as TimeLimitExceeded
 
@@ -39,11 +39,11 @@ class CeleryError(Exception):
     """Base of Celery's errors."""
 
 
-class ImproperlyConfigured(CeleryError):
+class ImproperlyConfigured(CeleryError, ConfigurationError):
     """A setting is wrong, or means something that does not exist here."""
 
 
-class NotCovered(CeleryError, NotImplementedError):
+class NotCovered(CeleryError, OrchestratorError, NotImplementedError):
     """A part of Celery that has no counterpart here; the message says what to use."""
 
     def __init__(self, what: str = "", instead: str = "") -> None:

@@ -377,7 +377,7 @@ class Celery:
 
     def _priority(self, priority: int) -> int:
         """Return a priority of ours: higher goes first, as with RabbitMQ; with Redis, Celery has it the other way."""
-        is_redis = str(self.conf.broker_url or "").startswith(("redis", "rediss", "sentinel"))
+        is_redis = str(self.conf.broker_url or "").startswith(("redis", "unix", "sentinel"))
         return -int(priority) if is_redis else min(100, int(priority))
 
     # -- results, canvas and control

@@ -134,7 +134,7 @@ def attempt(task: Any, request: Context) -> tuple[str, Any]:
             task.on_success(value, identifier, args, kwargs)
             if signals.task_success.receivers:
                 signals.task_success.send(task, result=value)
-        if state not in (states.IGNORED, states.REJECTED):
+        if state not in (states.IGNORED, states.REJECTED, states.RETRY):
             task.after_return(state, value, identifier, args, kwargs, einfo)
     finally:
         if signals.task_postrun.receivers:

@@ -1,0 +1,288 @@
+"""`orchestrator celery`: the commands that programs of Celery are run with."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from orchestrator.cli.fleet import scheduler, worker
+from orchestrator.cli.schedules import commands as schedules
+from orchestrator.cli.terminal.output import echo
+from orchestrator.compat.celery import Celery, signals
+from orchestrator.compat.celery.conf import stores
+from orchestrator.compat.celery.exceptions import NotCovered
+from orchestrator.domain.durations import parse_duration
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import load_settings
+from orchestrator.workers.functions.loading import load_app
+
+F = TypeVar("F", bound=Callable[..., Any])
+_POOLS = {"prefork": True, "processes": True, "threads": False, "solo": False}
+"""Whether a pool runs each task in a process of its own."""
+_INSPECTED = (
+    *("active", "active_queues", "clock", "conf", "ping", "query_task", "registered", "report", "reserved", "revoked"),
+    *("scheduled", "stats"),
+)
+_REFUSED = {
+    "events": "Use `orchestrator top`, or the dashboard.",
+    "flower": "Use `orchestrator dev --port 8080` or `orchestrator api`: the dashboard.",
+    "graph": "`orchestrator runs show ID` draws the graph of a run.",
+    "migrate": "See docs/from-celery.md.",
+    "multi": "A worker has many processes: -c. Let a service manager start and stop it.",
+    "shell": "Run python, and import the application.",
+    "amqp": "There is no RabbitMQ.",
+    "upgrade": "Settings are read under old and new names.",
+    "logtool": "Logs are lines of `event name=value`; --log-format json makes JSON of them.",
+}
+
+
+def _ignored(*names: str, **options: Any) -> Callable[[F], F]:
+    """Take an option of Celery that has no effect."""
+    return click.option(*names, hidden=True, expose_value=False, **options)
+
+
+@click.group("celery")
+@click.option("-A", "--app", "where", metavar="MODULE", help="The program: `proj`, `proj.celery` or `proj.celery:app`.")
+@_ignored("-b", "--broker")
+@click.option("--workdir", metavar="FOLDER", help="Change to this folder first.")
+@click.pass_context
+def command(context: click.Context, where: str | None, workdir: str | None) -> None:
+    """Understand the commands of Celery, for a program that uses orchestrator.compat.celery.
+
+    \b
+    Example:
+      orchestrator celery -A proj worker -Q default,mail -c 8 -l info
+      orchestrator celery -A proj beat
+      orchestrator celery -A proj inspect active
+    """
+    if workdir is not None:
+        os.chdir(workdir)
+    if where is None and context.invoked_subcommand not in _REFUSED:
+        raise click.UsageError("Name the program: orchestrator celery -A proj …")
+    context.obj = where
+
+
+def _found(context: click.Context) -> tuple[str, Celery]:
+    """Return where the application is, and itself; what its settings say of Redis and Postgres counts from now on."""
+    where = _place(context.obj)
+    load_app(where)
+    module, _, name = where.partition(":")
+    app: Celery = getattr(sys.modules[module], name)
+    known = load_settings()
+    for setting, url in stores(app.conf).items():
+        if not getattr(known, setting):
+            os.environ[f"ORCHESTRATOR_{setting.upper()}"] = url
+    return where, app
+
+
+def _place(where: str) -> str:
+    """Return `module:app` for what Celery takes: a module, a package with a module `celery`, or an attribute."""
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if ":" in where:
+        return where
+    package, _, attribute = where.rpartition(".")
+    places = [(where, None), (f"{where}.celery", None), (f"{where}.app", None), (package, attribute)]
+    for module, wanted in places:
+        if not module or not _exists(module):
+            continue
+        found = {name: one for name, one in vars(importlib.import_module(module)).items() if type(one) is Celery}
+        for name in (wanted, "app", "celery", *found):
+            if name in found:
+                return f"{module}:{name}"
+    raise ConfigurationError(
+        f"There is no application of orchestrator.compat.celery in {where!r}, nor in its `celery`."
+    )
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@command.command("worker")
+@click.option("-Q", "--queues", metavar="A,B", help="The queues to serve.")
+@click.option("-c", "--concurrency", type=click.IntRange(1), help="How many tasks run at once.")
+@click.option("-P", "--pool", help="prefork (processes), threads or solo.")
+@click.option("-l", "--loglevel", default="info", help="Log this and above.")
+@_ignored("-n", "--hostname", "-O", "-f", "--logfile", "--pidfile", "--prefetch-multiplier", "-s", "--schedule")
+@click.option("-B", "--beat", is_flag=True, help="Store the schedules first; a scheduler fires them.")
+@click.option("--autoscale", metavar="MAX,MIN", help="How many processes, at most and at least.")
+@click.option("--max-tasks-per-child", type=click.IntRange(1), help="Replace a process after so many tasks.")
+@click.option("--max-memory-per-child", type=click.IntRange(1), metavar="KIB", help="Replace a process above this.")
+@click.option("--purge", "--discard", "purges", is_flag=True, help="Cancel what waits before it starts.")
+@_ignored("-E", "--task-events", "--without-gossip", "--without-mingle", "--without-heartbeat", is_flag=True)
+@click.pass_context
+def run_worker(
+    context: click.Context,
+    queues: str | None,
+    concurrency: int | None,
+    pool: str | None,
+    loglevel: str,
+    beat: bool,
+    autoscale: str | None,
+    max_tasks_per_child: int | None,
+    max_memory_per_child: int | None,
+    purges: bool,
+) -> None:
+    """Run tasks, as `orchestrator worker` does."""
+    where, app = _found(context)
+    conf = app.conf
+    pool = pool or conf.worker_pool
+    if pool not in _POOLS:
+        raise NotCovered(f"the pool {pool!r}", "Use -P threads.")
+    count = 1 if pool == "solo" else concurrency or conf.worker_concurrency or os.cpu_count() or 1
+    processes, slots = (count, 1) if _POOLS[pool] else (1, count)
+    words = ["--app", where, "--concurrency", str(slots), "--log-level", loglevel.lower().replace("critical", "error")]
+    if autoscale is not None:
+        most, _, least = autoscale.partition(",")
+        words += ["--autoscale", f"{least or 1},{most}"]
+    else:
+        words += ["--processes", str(processes)]
+    named = queues.split(",") if queues else [getattr(one, "name", one) for one in conf.task_queues or ()]
+    named = named or ([conf.task_default_queue] if conf.is_given("task_default_queue") else [])
+    if named:
+        words += ["--queues", ",".join(dict.fromkeys(app._queue(name) for name in named))]
+    if per_child := max_tasks_per_child or conf.worker_max_tasks_per_child:
+        words += ["--max-tasks-per-process", str(per_child)]
+    if memory := max_memory_per_child or conf.worker_max_memory_per_child:
+        words += ["--max-memory", f"{max(32, memory // 1024)}MB"]
+    if purges:
+        app.control.purge()
+    if beat:
+        _store_schedules(where)
+    echo(f"orchestrator worker {' '.join(words)}", err=True)
+    worker.command.main(words, prog_name="orchestrator worker")
+
+
+@command.command("beat")
+@click.option("-l", "--loglevel", default="info", help="Log this and above.")
+@click.option("-S", "--scheduler", "kind", hidden=True)
+@_ignored("-s", "--schedule", "--pidfile", "-f", "--logfile", "--max-interval")
+@click.pass_context
+def beat(context: click.Context, loglevel: str, kind: str | None) -> None:
+    """Store the schedules, and run a scheduler, which fires them. Any scheduler does: several may run."""
+    where, app = _found(context)
+    if kind is not None and "database" in kind.lower():
+        raise NotCovered(f"beat with the scheduler {kind!r}", "app.orchestrator.schedules.set(…) changes schedules.")
+    signals.beat_init.send(app)
+    _store_schedules(where)
+    scheduler.command.main(["--log-level", loglevel.lower()], prog_name="orchestrator scheduler")
+
+
+def _store_schedules(where: str) -> None:
+    schedules.command.main(["apply", "--app", where, "--prune"], standalone_mode=False)
+
+
+@command.command("inspect")
+@click.argument("method", type=click.Choice(_INSPECTED))
+@click.argument("arguments", nargs=-1)
+@click.option("-d", "--destination", metavar="A,B", help="Only these workers.")
+@_ignored("-t", "--timeout")
+@_ignored("-j", "--json", is_flag=True)
+@click.pass_context
+def inspect(context: click.Context, method: str, arguments: tuple[str, ...], destination: str | None) -> None:
+    """Show what workers do, as JSON."""
+    _, app = _found(context)
+    _print(getattr(app.control.inspect(destination.split(",") if destination else None), method)(*arguments))
+
+
+@command.command("status")
+@click.pass_context
+def status(context: click.Context) -> None:
+    """List the workers."""
+    _, app = _found(context)
+    names = app.control.inspect().names()
+    for name in names:
+        echo(f"->  {name}: OK")
+    echo(f"\n{len(names)} node{'s' * (len(names) != 1)} online.")
+
+
+@command.command("call")
+@click.argument("name")
+@click.option("-a", "--args", "given", default="[]", metavar="JSON", help="Arguments by place.")
+@click.option("-k", "--kwargs", "named", default="{}", metavar="JSON", help="Arguments by name.")
+@click.option("--eta", help="Not before this time.")
+@click.option("--countdown", type=float, help="Not before so many seconds.")
+@click.option("--expires", help="Fail if it has not begun by this time, or after so many seconds.")
+@click.option("--queue", help="The queue.")
+@click.pass_context
+def call(
+    context: click.Context,
+    name: str,
+    given: str,
+    named: str,
+    eta: str | None,
+    countdown: float | None,
+    expires: str | None,
+    queue: str | None,
+) -> None:
+    """Call a task by its name, and print the id of the call."""
+    _, app = _found(context)
+    seconds = None if expires is None else parse_duration(expires)
+    options: dict[str, Any] = {"eta": eta, "countdown": countdown, "expires": seconds or expires, "queue": queue}
+    chosen = {option: value for option, value in options.items() if value is not None}
+    echo(app.send_task(name, json.loads(given), json.loads(named), **chosen).id)
+
+
+@command.command("result")
+@click.argument("task_id")
+@click.option("--traceback", is_flag=True, help="Print where it was raised.")
+@click.pass_context
+def result(context: click.Context, task_id: str, traceback: bool) -> None:
+    """Print the result of a call."""
+    _, app = _found(context)
+    found = app.AsyncResult(task_id)
+    echo(str(found.traceback if traceback else found.get()))
+
+
+@command.command("purge")
+@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@click.pass_context
+def purge(context: click.Context, force: bool) -> None:
+    """Cancel what waits in the queues of the program."""
+    _, app = _found(context)
+    if not force:
+        click.confirm("This cancels everything that waits. Go on?", abort=True)
+    echo(f"Purged {app.control.purge()} messages from known task queues.")
+
+
+@command.command("control")
+@click.argument("method", type=click.Choice(["revoke", "terminate", "shutdown"]))
+@click.argument("arguments", nargs=-1)
+@click.pass_context
+def control(context: click.Context, method: str, arguments: tuple[str, ...]) -> None:
+    """Revoke tasks, or drain the workers."""
+    _, app = _found(context)
+    if method == "shutdown":
+        app.control.shutdown()
+    else:
+        app.control.revoke(arguments[-1:] if method == "terminate" else arguments, terminate=method == "terminate")
+
+
+def _print(value: Any) -> None:
+    if value is None:
+        raise click.ClickException("No nodes replied: no worker has been seen.")
+    echo(json.dumps(value, indent=2, default=str))
+
+
+def _refusing(name: str, instead: str) -> click.Command:
+    def refuse() -> None:
+        raise NotCovered(f"celery {name}", instead)
+
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, callback=refuse, hidden=True, context_settings=anything)
+
+
+for _name, _instead in _REFUSED.items():
+    command.add_command(_refusing(_name, _instead))

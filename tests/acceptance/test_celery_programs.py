@@ -1,0 +1,109 @@
+"""Typical programs of Celery, unchanged but for their imports: they print what they print with Celery 5.5 and Redis."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.stack import HERE, Stack
+from tests.waiting import eventually
+
+PROGRAMS = HERE / "celery_programs"
+
+EXPECTED = {
+    "nesting": """\
+chain: 2
+group: [2, 2]
+chord: 5
+chord in a group: [3, 3]
+group in a chain: 3
+replaced: 6
+map: [3, 3]
+starmap: [2, 0]
+chunks: [[1, 2], [0]]
+partial: 3
+immutable: 3
+linked: 3 ['3']
+failed: ('c.org/missing', 404) FAILURE ['nesting.fetch NoSuchPage c.org/missing']
+broken chain: NoSuchPage('c.org/missing', 404) ['nesting.fetch NoSuchPage c.org/missing']
+broken group: ['text of a.org', "('missing', 404)"] 1
+""",
+    "retries": """\
+order 1 charged after 2
+['after SUCCESS', "retry ConnectionError('bank away, 0')", "retry ConnectionError('bank away, 1')", \
+"success 'order 1 charged after 2'"]
+failed: bank away, 3 FAILURE True True
+once after 1
+always ConnectionError('always')
+refused ConnectionRefusedError('never')
+gave up after 1
+stopped in time
+{'current': 1, 'total': 4}
+{'current': 4, 'total': 4} SUCCESS
+Declined
+declined: ('no money', 51) True
+2 for order 1
+here: order 3 charged after 1 SUCCESS
+""",
+    "signalled": """\
+['acme', 'signalled.whose']
+welcome, ann, by mail ["prerun signalled.mail_welcome ['ann']", 'success welcome, ann, by mail', 'postrun SUCCESS']
+published: 1
+steady ['prerun signalled.shaky []', 'retry 0', 'postrun RETRY', 'prerun signalled.shaky []', 'success steady', \
+'postrun SUCCESS']
+KeyError('x') ['prerun signalled.broken []', "failure KeyError('x')", 'postrun FAILURE']
+processes: True
+pong: [[{'ok': 'pong'}]]
+registered: True
+again: welcome, ann, by mail SUCCESS
+by name: welcome, bob, by mail
+""",
+    "periodic": "ticked: [True, True, True] 0 None None\n",
+}
+IN_DJANGO = """\
+invoiced: 9.90
+chain: thank you for 9.90, ann
+count: 1
+missing: DoesNotExist
+"""
+
+
+@pytest.fixture
+def programs(stack: Stack) -> Stack:
+    """Services whose Redis a program names itself, as its broker."""
+    stack.environment["REDIS_URL"] = stack.environment.pop("ORCHESTRATOR_REDIS_URL")
+    stack.environment["SQLITE"] = str(stack.folder / "db.sqlite3")
+    return stack
+
+
+def serve(stack: Stack, app: str, *options: str, folder: Path = PROGRAMS) -> None:
+    """Start what `celery worker` and `celery beat` are."""
+    beat = stack._start("scheduler", ["celery", "-A", app, "beat"], folder)
+    eventually(lambda: beat.logged("scheduler.ready"), f"scheduler ready, see {beat.log}")
+    words = ["celery", "-A", app, "worker", "-c", "2", "-P", "threads", "-l", "INFO", *options]
+    worker = stack._start("worker", words, folder)
+    eventually(lambda: worker.logged("process.ready"), f"worker ready, see {worker.log}")
+
+
+def run(stack: Stack, *words: str, folder: Path = PROGRAMS) -> str:
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=stack.environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_program_prints_the_same(programs: Stack, name: str) -> None:
+    serve(programs, name, "-Q", "celery,mail")
+    assert run(programs, "-c", f"import {name}; {name}.main()") == EXPECTED[name]
+
+
+def test_a_project_of_django(programs: Stack) -> None:
+    project = PROGRAMS / "django_project"
+    run(programs, "manage.py", "migrate", "--run-syncdb", folder=project)
+    serve(programs, "mysite", folder=project)
+    assert run(programs, "place.py", folder=project) == IN_DJANGO
