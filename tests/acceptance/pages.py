@@ -13,9 +13,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from tests.acceptance.stack import Process
 from tests.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[2]
@@ -68,7 +70,10 @@ def _commands(body: str) -> list[Command]:
 
 
 def play(page: Path, folder: Path) -> int:
-    """Do all that a page says, in an empty folder; check what it shows; return how many programs were run."""
+    """Do all that a page says, in an empty folder or one with servers; return how many programs were run.
+
+    What it shows must be printed. Where there are servers, `orchestrator dev` is what it would start.
+    """
     ran = 0
     with ExitStack() as running:
         for step in steps(page):
@@ -77,9 +82,10 @@ def play(page: Path, folder: Path) -> int:
             elif step.line.startswith("orchestrator dev "):
                 running.close()  # Ctrl-C, and the next one
                 app = step.line.removeprefix("orchestrator dev --app ")
-                running.enter_context(dev(folder, app, ENVIRONMENT / "bin" / "orchestrator"))
+                readers = ENVIRONMENT / "bin" / "orchestrator"
+                running.enter_context(working(folder, app) if has_servers(folder) else dev(folder, app, readers))
             elif PLAYED.match(step.line):
-                printed = run(folder, *shlex.split(step.line))
+                printed = type_in(folder, *shlex.split(step.line))
                 missing = [line for line in step.shown if line not in printed]
                 assert not missing, f"{page.name}: $ {step.line}: not printed: {missing}\n{printed}"
                 ran += 1
@@ -99,6 +105,42 @@ def run(folder: Path, *words: str | Path, **environment: str) -> str:
     )
     assert done.returncode == 0, f"$ {' '.join(map(str, words))}\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def type_in(folder: Path, *words: str) -> str:
+    """Run a command of a page: a program as a reader would; where there are servers, ours in a fork."""
+    if words[0] != "orchestrator" or not has_servers(folder):
+        return run(folder, *words)
+    process = _begin(folder, *words[1:])
+    code, said = process.wait(120), process.log.read_text()
+    process.log.unlink()
+    assert code == 0, f"$ {' '.join(words)}\n{said}"
+    return said
+
+
+def has_servers(folder: Path) -> bool:
+    """Say whether the settings of a folder name servers."""
+    return (folder / "pyproject.toml").exists()
+
+
+@contextmanager
+def working(folder: Path, app: str) -> Iterator[None]:
+    """Start what `orchestrator dev` starts, on servers that are there."""
+    urls = [line for line in (folder / "pyproject.toml").read_text().splitlines() if not line.startswith("app = ")]
+    (folder / "pyproject.toml").write_text("\n".join([*urls, f'app = "{app}"\n']))
+    with ExitStack() as stack:
+        options = ("--app", app, "--processes", "1", "--queues", "*", "--allow", ".", "--database")
+        for words, ready in ((["scheduler"], "scheduler.leading"), (["worker", *options], "process.ready")):
+            process = _begin(folder, *words)
+            stack.callback(process.stop)
+            eventually(partial(process.logged, ready), f"{words[0]} is ready, see {process.log}")
+        type_in(folder, "orchestrator", "schedules", "apply", "--app", app)
+        yield
+
+
+def _begin(folder: Path, *words: str) -> Process:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
+    return Process([*words], kept, folder / f"{words[0]}.log", folder)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.acceptance.pages import COMMAND, REPOSITORY, dev, run
+from tests.acceptance.pages import REPOSITORY, run, type_in, working
 from tests.acceptance.test_documents import folder, served_folder
 from tests.waiting import eventually
 
@@ -44,7 +44,7 @@ def test_thumbnails(example: Path) -> None:
     for number in range(3):
         Image.new("RGB", (400, 200), (number, 0, 0)).save(pictures / f"{number}.png")
     (pictures / "broken.jpg").write_text("no picture")
-    with dev(example, "thumbnails:app"):
+    with working(example, "thumbnails:app"):
         assert "failed: 3 thumbnails, 1 failed" in run(example, sys.executable, "thumbnails.py", "pictures")
     with Image.open(pictures / "thumbnails" / "2.jpg") as small:
         assert small.size == (128, 64)
@@ -52,47 +52,47 @@ def test_thumbnails(example: Path) -> None:
 
 @pytest.mark.parametrize("example", ["nightly"], indirect=True)
 def test_nightly(example: Path) -> None:
-    with dev(example, "nightly:app"):
+    with working(example, "nightly:app"):
         assert "success {'day': '2026-01-31', 'total': " in run(example, sys.executable, "nightly.py", "2026-01-31")
         days = ("--from", "2026-01-01", "--to", "2026-01-04")
-        run(example, COMMAND, "schedules", "backfill", "nightly-sales", *days, "--watch")
-        runs = json.loads(run(example, COMMAND, "runs", "list", "--workflow", "nightly-sales", "--json"))
+        type_in(example, "orchestrator", "schedules", "backfill", "nightly-sales", *days, "--watch")
+        runs = json.loads(type_in(example, "orchestrator", "runs", "list", "--workflow", "nightly-sales", "--json"))
         assert [row["status"] for row in runs["runs"]] == ["success"] * 4
 
 
 @pytest.mark.parametrize("example", ["approval"], indirect=True)
 def test_approval(example: Path) -> None:
     def shown(order: str) -> str:
-        return run(example, COMMAND, "runs", "show", order)
+        return type_in(example, "orchestrator", "runs", "show", order)
 
-    with dev(example, "approval:app"):
+    with working(example, "approval:app"):
         for order, approved in (("o-1", True), ("o-2", False)):
             assert "on its way" in run(example, sys.executable, "approval.py", order)
             eventually(lambda order=order: "promise approval" in shown(order), "it waits for its approval")  # type: ignore[misc]
             decision = json.dumps({"approved": approved, "by": "Ann"})
-            run(example, COMMAND, "runs", "resolve", order, "approval", decision)
+            type_in(example, "orchestrator", "runs", "resolve", order, "approval", decision)
         eventually(lambda: "parcel-of-o-1" in shown("o-1"), "it is shipped")
         eventually(lambda: "turned down by Ann" in shown("o-2"), "it is turned down")
-        refunds = run(example, COMMAND, "tasks", "list", "--name", "approval.refund", "--json")
+        refunds = type_in(example, "orchestrator", "tasks", "list", "--name", "approval.refund", "--json")
         assert [task["status"] for task in json.loads(refunds)["tasks"]] == ["success"]
 
 
 @pytest.mark.parametrize("example", ["order"], indirect=True)
 def test_order(example: Path) -> None:
-    with dev(example, "order:app"):
+    with working(example, "order:app"):
         assert run(example, sys.executable, "order.py").splitlines() == [
             "['pen is on its way']",
             "['pen is on its way', 'desk is on its way']",
             "not sold for 45650",
         ]
-        assert "▶ ask" in run(example, COMMAND, "flows", "show", "order").replace("└─ ask ─▶ ask", "▶ ask")
-        runs = json.loads(run(example, COMMAND, "flows", "runs", "order", "--json"))
+        assert "▶ ask" in type_in(example, "orchestrator", "flows", "show", "order").replace("└─ ask ─▶ ask", "▶ ask")
+        runs = json.loads(type_in(example, "orchestrator", "flows", "runs", "order", "--json"))
         assert [row["status"] for row in runs["runs"]] == ["success"] * 3
 
 
 @pytest.mark.parametrize("example", ["agent"], indirect=True)
 def test_agent(example: Path) -> None:
-    with dev(example, "agent:app"):
+    with working(example, "agent:app"):
         assert run(example, sys.executable, "agent.py").splitlines() == [
             "Painted for 200.",
             "['price of paint: 120', 200, 'bought paint']",
@@ -102,7 +102,7 @@ def test_agent(example: Path) -> None:
 
 @pytest.mark.parametrize("example", ["per_customer"], indirect=True)
 def test_per_customer(example: Path) -> None:
-    with dev(example, "per_customer:app"):
+    with working(example, "per_customer:app"):
         globex, acme = run(example, sys.executable, "per_customer.py").splitlines()
     assert globex.startswith("globex 0 at ")
     seconds = float(acme.removeprefix("15 of acme after ").removesuffix(" s"))
@@ -123,7 +123,7 @@ def test_web(example: Path) -> None:
         except OSError:
             return None
 
-    with door, dev(example, "web:tasks"):
+    with door, working(example, "web:tasks"):
         given = str(door.fileno())
         words = [sys.executable, "-m", "uvicorn", "web:api", "--fd", given]
         server = subprocess.Popen(words, cwd=example, pass_fds=[door.fileno()])
