@@ -235,27 +235,54 @@ RQ = Library(
     anywhere=frozenset(["enqueue", "enqueue_at", "enqueue_call", "enqueue_in"]),
 )
 
-_ACTOR = "@app.task: see docs/from-celery.md#dramatiq"
+_DRAMATIQ_OPTIONS = {
+    **_changes(
+        store_results="results are always kept",
+        priority="the opposite: here, higher goes first; the layer turns it round",
+        time_limit="ends the attempt, whatever it does",
+    ),
+    **_stays(
+        retry_when="raise orchestrator.GiveUp, or name exceptions with throws",
+        on_success="add a message to a pipeline",
+        on_failure="use a task with on_failure=",
+        broker="there is no broker",
+    ),
+}
+
 DRAMATIQ = Library(
     name="Dramatiq",
-    modules={},
-    names={
-        "dramatiq": _stays(
-            actor=_ACTOR,
-            Actor=_ACTOR,
-            group="orchestrator.group",
-            pipeline="orchestrator.chain",
-            Message="a handle",
-            Middleware="orchestrator.Middleware",
-            set_broker=_LOCATION,
-            get_broker=_LOCATION,
-            Worker="orchestrator worker --app module:app",
-        )
+    modules={
+        "dramatiq": "orchestrator.compat.dramatiq",
+        "dramatiq.errors": "orchestrator.compat.dramatiq.errors",
+        "dramatiq.results": "orchestrator.compat.dramatiq.results",
     },
-    calls={},
-    attributes=_stays(
-        send_with_options="task.options(delay=…).enqueue(…)", message_with_options="task.options(…).s(…) in a chain"
-    ),
+    names={
+        "dramatiq": {
+            **_moving("Actor Message actor group pipeline"),
+            **_stays(
+                Broker=_NO_BROKER,
+                GenericActor="write an actor as a function",
+                Middleware="use orchestrator.Middleware",
+                Worker="run `orchestrator worker --app MODULE`",
+                get_broker=_NO_BROKER,
+                set_broker=_NO_BROKER,
+                set_encoder="arguments are data, and need no encoder",
+            ),
+        },
+        "dramatiq.errors": _moving("DramatiqError Retry"),
+        "dramatiq.results": {
+            **_moving("ResultError ResultFailure ResultMissing ResultTimeout"),
+            **_stays(Results="results are kept without it: delete it"),
+        },
+    },
+    calls={
+        "actor": _DRAMATIQ_OPTIONS,
+        "send_with_options": _DRAMATIQ_OPTIONS,
+        "message_with_options": _DRAMATIQ_OPTIONS,
+        "pipeline": {},
+    },
+    attributes=_stays(declare_actor=_NO_BROKER, declare_queue=_NO_BROKER, add_middleware="use app.middleware.add"),
+    anywhere=frozenset(["send_with_options", "message_with_options"]),
 )
 
 LIBRARIES: Mapping[str, Library] = {"celery": CELERY, "rq": RQ, "rq_scheduler": RQ, "dramatiq": DRAMATIQ}

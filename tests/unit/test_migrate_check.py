@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from orchestrator.cli import main
 from orchestrator.compat.celery import conf, signals
 from orchestrator.compat.celery.app import base, control
-from orchestrator.compat.coverage import CELERY, LIBRARIES, RQ, Library, Verdict
+from orchestrator.compat.coverage import CELERY, DRAMATIQ, LIBRARIES, RQ, Library, Verdict
 from orchestrator.compat.reading import read_project
 
 TASKS = """
@@ -102,9 +102,10 @@ def test_rq_and_dramatiq_are_known_too(tmp_path: Path) -> None:
         tmp_path, jobs=jobs, actors="import dramatiq\n\n@dramatiq.actor\ndef send(): ...\nsend.send_with_options()\n"
     )
     assert found(tmp_path) == [
-        ("actors.py:1", "import dramatiq", "stays"),
-        ("actors.py:3", "dramatiq.actor", "stays"),
-        ("actors.py:5", ".send_with_options", "stays"),
+        ("actors.py:1", "import dramatiq", "moves"),
+        ("actors.py:3", "@actor", "moves"),
+        ("actors.py:3", "dramatiq.actor", "moves"),
+        ("actors.py:5", "send_with_options(…)", "moves"),
         ("jobs.py:1", "rq.Queue", "moves"),
         ("jobs.py:1", "rq.Worker", "stays"),
         ("jobs.py:2", "rq_scheduler.Scheduler", "moves"),
@@ -197,7 +198,7 @@ def test_odd_files_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
     assert document["unread"]["broken.py"] == "line 1: invalid syntax"
 
 
-@pytest.mark.parametrize("library", [CELERY, RQ], ids=["Celery", "RQ"])
+@pytest.mark.parametrize("library", [CELERY, RQ, DRAMATIQ], ids=["Celery", "RQ", "Dramatiq"])
 def test_what_is_said_to_move_can_be_imported_and_what_is_said_to_stay_cannot(library: Library) -> None:
     for module, names in library.names.items():
         target = library.modules.get(module)
@@ -215,7 +216,7 @@ def test_what_is_said_to_move_can_be_imported_and_what_is_said_to_stay_cannot(li
 
 
 def test_options_that_are_said_to_move_are_taken_by_the_layer() -> None:
-    from orchestrator.compat.rq.job import OPTIONS
+    from orchestrator.compat.rq.options import OPTIONS
     from orchestrator.compat.rq.queue import _REFUSED
 
     for name, rule in RQ.calls["enqueue"].items():

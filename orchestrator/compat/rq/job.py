@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum, StrEnum
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -23,13 +21,12 @@ from orchestrator.compat.rq.call import (
     function_name,
     new_task,
     new_task_id,
-    parse_timeout,
     read_info,
     store,
     task_id,
-    waits_of,
 )
 from orchestrator.compat.rq.exceptions import DuplicateJobError, InvalidJobOperation, NoSuchJobError
+from orchestrator.compat.rq.options import STATUSES, Dependency, JobStatus, Result, job_info
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, NotFound, OrchestratorError, ResultTimeout, TaskEnded, WrongState
@@ -40,109 +37,21 @@ from orchestrator.sdk.values.payload import decode_call, decode_value
 if TYPE_CHECKING:
     from orchestrator.store.insights import TaskDetail
 
-__all__ = ["Callback", "Dependency", "Job", "JobStatus", "Repeat", "Result", "Retry", "cancel_job", "get_current_job"]
+__all__ = [
+    "Callback",
+    "Dependency",
+    "Job",
+    "JobStatus",
+    "Repeat",
+    "Result",
+    "Retry",
+    "cancel_job",
+    "get_current_job",
+    "requeue_job",
+]
 
-Followed = Callback | Callable[..., Any] | str | None
 _LONGEST_META = 1_000
 """Characters of the meta that a running job saves, as JSON."""
-
-
-class JobStatus(StrEnum):
-    """Where a job stands."""
-
-    CREATED = "created"
-    QUEUED = "queued"
-    FINISHED = "finished"
-    FAILED = "failed"
-    STARTED = "started"
-    DEFERRED = "deferred"
-    SCHEDULED = "scheduled"
-    STOPPED = "stopped"
-    CANCELED = "canceled"
-
-
-_STATUSES = {
-    "dispatched": JobStatus.QUEUED,
-    "running": JobStatus.STARTED,
-    "success": JobStatus.FINISHED,
-    "failed": JobStatus.FAILED,
-    "cancelled": JobStatus.CANCELED,
-    "skipped": JobStatus.CANCELED,
-}
-
-
-class Dependency:
-    """Jobs that must have ended before another starts."""
-
-    def __init__(
-        self, jobs: Job | str | Sequence[Job | str], allow_failure: bool = False, enqueue_at_front: bool = False
-    ) -> None:
-        self.dependencies = [jobs] if isinstance(jobs, (Job, str)) else list(jobs)
-        if not self.dependencies:
-            raise ValueError("jobs: cannot be empty.")
-        self.allow_failure = allow_failure
-        self.enqueue_at_front = enqueue_at_front
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """How a job has ended."""
-
-    class Type(Enum):
-        """Whether it succeeded."""
-
-        SUCCESSFUL = 1
-        FAILED = 2
-        STOPPED = 3
-
-    type: Type
-    job_id: str
-    return_value: Any = None
-    exc_string: str | None = None
-    created_at: datetime | None = None
-
-
-def job_info(
-    default_timeout: int,
-    *,
-    timeout: float | str | None = None,
-    result_ttl: float | str | None = None,
-    ttl: float | str | None = None,
-    failure_ttl: Any = None,  # the retention of the queue decides
-    description: str | None = None,
-    depends_on: Dependency | Job | str | Sequence[Job | str] | None = None,
-    job_id: str | None = None,
-    at_front: bool = False,
-    meta: Mapping[str, Any] | None = None,
-    retry: Retry | int | None = None,
-    repeat: Repeat | int | None = None,
-    on_success: Followed = None,
-    on_failure: Followed = None,
-    on_stopped: Followed = None,
-) -> JobInfo:
-    """Return what travels with a job that has these options of `enqueue_call`."""
-    needed = depends_on if isinstance(depends_on, Dependency | None) else Dependency(depends_on)
-    seconds = parse_timeout(timeout)
-    return JobInfo(
-        id=job_id,
-        description=description,
-        meta=dict(meta or {}),
-        timeout=default_timeout if seconds is None else seconds,
-        ttl=parse_timeout(ttl),
-        result_ttl=parse_timeout(result_ttl),
-        at_front=at_front or (needed is not None and needed.enqueue_at_front),
-        waits=waits_of(retry),
-        repeats=waits_of(repeat),
-        success=None if on_success is None else function_name(on_success),
-        failure=None if on_failure is None else function_name(on_failure),
-        stopped=None if on_stopped is None else function_name(on_stopped),
-        after=tuple(one if isinstance(one, str) else one.id for one in needed.dependencies) if needed else (),
-        allow_failure=needed is not None and needed.allow_failure,
-    )
-
-
-OPTIONS = (*(job_info.__kwdefaults__ or ()),)
-"""The names of these options."""
 
 
 class Job:
@@ -296,7 +205,7 @@ class Job:
         if not self._ended and any(state not in ENDED_TASK_STATES for state in self._dependency_states()):
             return JobStatus.DEFERRED
         if detail.status != "pending":
-            return _STATUSES[detail.status]
+            return STATUSES[detail.status]
         is_later = detail.hold is None and detail.wake_at is not None and detail.wake_at > datetime.now(UTC)
         return JobStatus.SCHEDULED if is_later else JobStatus.QUEUED
 

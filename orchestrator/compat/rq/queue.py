@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from orchestrator.compat.rq import registry
 from orchestrator.compat.rq.application import app
 from orchestrator.compat.rq.call import DEFAULT_TIMEOUT, parse_timeout, store
-from orchestrator.compat.rq.job import OPTIONS, Job, JobStatus, Result
+from orchestrator.compat.rq.job import Job
+from orchestrator.compat.rq.options import OPTIONS, JobStatus, Result
 from orchestrator.compat.rq.performing import run_job
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import InvalidTask

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from orchestrator.compat.rq.application import app
-from orchestrator.compat.rq.job import Job, JobStatus
+from orchestrator.compat.rq.job import Job
+from orchestrator.compat.rq.options import JobStatus
 from orchestrator.domain.states import TaskState
 
 if TYPE_CHECKING:

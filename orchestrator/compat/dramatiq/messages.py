@@ -1,0 +1,184 @@
+"""Messages, pipelines and groups of Dramatiq: calls of tasks, and compositions of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from typing import Any
+from uuid import uuid4
+
+from orchestrator.compat.dramatiq.errors import ResultFailure, ResultMissing, ResultTimeout
+from orchestrator.compat.dramatiq.options import native_options
+from orchestrator.errors import InvalidTask, RunFailed, TaskEnded, TaskFailed
+from orchestrator.errors import ResultTimeout as NativeTimeout
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.tasks.compositions import chain, chord
+from orchestrator.sdk.tasks.compositions import group as native_group
+from orchestrator.sdk.tasks.task import Task
+
+app = Orchestrator()
+
+DECLARED: dict[str, Mapping[str, Any]] = {}
+"""By the names of actors, their options."""
+PIPED = "dramatiq_piped"
+"""The argument that tells an actor to take the result before it as its last argument: ours comes first."""
+WAIT = 10_000
+"""Milliseconds that a result is waited for, as in Dramatiq."""
+
+
+class Message:
+    """A call of an actor."""
+
+    def __init__(
+        self,
+        queue_name: str,
+        actor_name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        message_id: str | None = None,
+    ) -> None:
+        self.queue_name = queue_name
+        self.actor_name = actor_name
+        self.args = tuple(args)
+        self.kwargs = dict(kwargs)
+        self.options = dict(options)
+        self.message_id = message_id or str(uuid4())
+
+    def __repr__(self) -> str:
+        return f"<Message {self.actor_name} {self.message_id}>"
+
+    def __or__(self, other: Message | pipeline) -> pipeline:
+        return pipeline([self, other])
+
+    def copy(self, **attributes: Any) -> Message:
+        """Return the same call with some things changed."""
+        made = copy(self)
+        vars(made).update(attributes)
+        return made
+
+    def task(self, delay: float | None = None) -> Task[..., Any]:
+        """Return its task, with the options of the call."""
+        own = {**self.options, **({} if delay is None else {"delay": delay})}
+        chosen = native_options(own, DECLARED[self.actor_name])
+        return app.find_task(self.actor_name).options(**chosen, queue=self.queue_name)
+
+    def part(self, is_first: bool, delay: float | None = None) -> Any:
+        """Return it as a part of a composition."""
+        task = self.task(delay)
+        if is_first or self.options.get("pipe_ignore"):
+            return task.si(*self.args, **self.kwargs)
+        return task.s(*self.args, **self.kwargs, **({PIPED: True} if self.args else {}))
+
+    def get_result(self, *, backend: Any = None, block: bool = False, timeout: int | None = None) -> Any:
+        """Return what the actor returned; ResultMissing if it has not, ResultTimeout after so many milliseconds."""
+        handle = app.handle(self.message_id)
+        if not block and handle.status() in ("pending", "dispatched", "running"):
+            raise ResultMissing(repr(self))
+        return waited(lambda: handle.result(timeout=_seconds(timeout)), self)
+
+
+def waited(read: Callable[[], Any], what: object) -> Any:
+    """Return a result, or raise what Dramatiq raises in place of it."""
+    try:
+        return read()
+    except NativeTimeout as error:
+        raise ResultTimeout(repr(what)) from error
+    except TaskFailed as error:
+        raise ResultFailure(str(error), error.kind, str(error)) from error
+    except (TaskEnded, RunFailed) as error:
+        raise ResultFailure(str(error)) from error
+
+
+class _Started:
+    """A composition: it runs once, and then has results."""
+
+    def __init__(self) -> None:
+        self._run: Any = None
+
+    def _native(self, delay: float | None = None) -> Any:
+        raise NotImplementedError
+
+    def run(self, *, delay: float | None = None) -> Any:
+        """Start it, after so many milliseconds."""
+        self._run = self._native(delay).start()
+        return self
+
+    @property
+    def _started(self) -> Any:
+        if self._run is None:
+            raise ResultMissing(f"{self!r} was not run.")
+        return self._run
+
+    @property
+    def completed(self) -> bool:
+        """Say whether all of it has ended."""
+        return self._started.status() in ("success", "failed", "cancelled")
+
+    def _check(self, block: bool) -> None:
+        if not block and not self.completed:
+            raise ResultMissing(repr(self))
+
+
+class pipeline(_Started):
+    """Messages one after another; each is given the result before it as its last argument."""
+
+    def __init__(self, children: Iterable[Message | pipeline], *, broker: Any = None) -> None:
+        super().__init__()
+        self.messages: list[Message] = []
+        for child in children:
+            self.messages += child.messages if isinstance(child, pipeline) else [child]
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __or__(self, other: Message | pipeline) -> pipeline:
+        return pipeline([self, other])
+
+    def _native(self, delay: float | None = None) -> Any:
+        first, *rest = self.messages
+        return chain(first.part(True, delay), *(message.part(False) for message in rest))
+
+    def get_result(self, *, block: bool = False, timeout: int | None = None) -> Any:
+        """Return the result of the last message."""
+        self._check(block)
+        return waited(lambda: self._started.result(timeout=_seconds(timeout)), self)
+
+
+class group(_Started):
+    """Messages and pipelines side by side."""
+
+    def __init__(self, children: Iterable[Message | pipeline], *, broker: Any = None) -> None:
+        super().__init__()
+        self.children = list(children)
+        self._callbacks: list[Message] = []
+
+    def __len__(self) -> int:
+        return len(self.children)
+
+    def add_completion_callback(self, message: Message) -> None:
+        """Send a message when all have succeeded."""
+        self._callbacks.append(message)
+
+    def _native(self, delay: float | None = None) -> Any:
+        parts = [one._native(delay) if isinstance(one, pipeline) else one.part(True, delay) for one in self.children]
+        if not self._callbacks:
+            return native_group(parts)
+        return chord(native_group(parts), native_group(one.part(True) for one in self._callbacks))
+
+    def get_results(self, *, block: bool = False, timeout: int | None = None) -> Iterator[Any]:
+        """Yield the results in order; a group with completion callbacks has none."""
+        self._check(block)
+        if self._callbacks:
+            raise InvalidTask(
+                "get_results of a group with completion callbacks is not covered: keep results in the actors."
+            )
+        yield from waited(lambda: self._started.results(timeout=_seconds(timeout)), self)
+
+    def wait(self, *, timeout: int | None = None) -> None:
+        """Wait until all have ended."""
+        waited(lambda: self._started.wait_ended(timeout=_seconds(timeout)), self)
+
+
+def _seconds(timeout: int | None) -> float:
+    return (WAIT if timeout is None else timeout) / 1_000
