@@ -93,7 +93,7 @@ def of_task(app: Any, detail: Any) -> Outcome:
         error = detail.error
         if error is None:
             return Outcome(state=states.FAILURE, result=failures.revoked("skipped"), **common)
-        if "state" in error.data and error.kind.rpartition(".")[2] in ("Ignore", "Reject"):
+        if "state" in error.data and error.kind.endswith(".Ignore"):
             state, value = of_mark(error.data)
             return Outcome(state=state, result=value, **common)
         made = failures.rebuilt(error.kind, error.message, error.data, error.traceback)

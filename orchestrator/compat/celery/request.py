@@ -43,7 +43,9 @@ class Context:
     group_index: int | None = None
     eta: str | None = None
     expires: str | None = None
-    timelimit: tuple[float | None, float | None] = (None, None)
+    timelimit: tuple[float | None, ...] = (None, None)
+    time_limit: float | None = None
+    soft_time_limit: float | None = None
     callbacks: Sequence[Any] | None = None
     errbacks: Sequence[Any] | None = None
     chain: Any = None
@@ -103,8 +105,8 @@ def of_attempt(task: Any, ctx: TaskContext, args: list[Any], kwargs: dict[str, A
         delivery_info={
             "exchange": "",
             "routing_key": task.app._celery_queue(ctx.queue),
-            "priority": None,
-            "redelivered": ctx.is_after_loss,
+            "priority": message.get("priority"),
+            "redelivered": ctx.attempt > 1 + details.get("retries", 0),
         },
         hostname=hostname(),
         root_id=message.get("root_id") or (str(ctx.run_id) if ctx.run_id else identifier),
@@ -117,7 +119,10 @@ def of_attempt(task: Any, ctx: TaskContext, args: list[Any], kwargs: dict[str, A
         errbacks=message.get("errbacks"),
         correlation_id=identifier,
         ignore_result=bool(task.ignore_result),
-        timelimit=(task.time_limit, task.soft_time_limit),
+        properties=message.get("properties") or {},
+        time_limit=(limits := message.get("timelimit") or [task.time_limit, task.soft_time_limit])[0],
+        soft_time_limit=limits[1],
+        timelimit=tuple(limits),
         origin=message.get("origin"),
     )
     request.native = ctx

@@ -5,7 +5,7 @@ import time
 
 from redis import Redis
 
-from orchestrator.compat.celery import Celery, Task, chain, chord, group, signature
+from orchestrator.compat.celery import Celery, Task, chain, group, signature
 from orchestrator.compat.celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 app = Celery("canvas_tasks")
@@ -173,11 +173,6 @@ def failed_by_state(self):
 
 
 @app.task(bind=True)
-def rejected(self):
-    raise Reject("no", requeue=False)
-
-
-@app.task(bind=True)
 def requested(self, *args, **kwargs):
     request = self.request
     return {
@@ -309,4 +304,51 @@ def hooked(self, how):
     return how
 
 
-__all__ = ["chord"]
+@app.task
+def reject_without_requeue():
+    raise Reject("no", requeue=False)
+
+
+@app.task(bind=True)
+def reject_then_succeed(self):
+    if not self.request.delivery_info["redelivered"]:
+        raise Reject("first pass", requeue=True)
+    return "second-pass"
+
+
+@app.task(bind=True, time_limit=60, soft_time_limit=45)
+def declared_limits(self):
+    return [self.request.time_limit, self.request.soft_time_limit]
+
+
+@app.task(bind=True)
+def limits(self):
+    return [self.request.time_limit, self.request.soft_time_limit]
+
+
+@app.task(bind=True, max_retries=1)
+def retry_keeps(self):
+    if not self.request.retries:
+        raise self.retry(countdown=0)
+    return [self.request.delivery_info["priority"], dict(self.request.headers)]
+
+
+@app.task(bind=True)
+def properties(self):
+    return self.request.properties
+
+
+class AutoRetry(Task):
+    """A class that is tried again."""
+
+    name = "canvas_tasks.AutoRetry"
+    autoretry_for = (ValueError,)
+    retry_kwargs = {"max_retries": 1, "countdown": 0}
+
+    def run(self):
+        if self.request.retries:
+            return self.request.retries
+        raise ValueError
+
+
+auto_retry = app.register_task(AutoRetry())

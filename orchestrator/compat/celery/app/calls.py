@@ -56,6 +56,8 @@ WITHOUT_EFFECT = frozenset(
     ]
 )
 """Options of calls about Celery's broker and protocol; they change nothing here."""
+_PROPERTIES = ("app_id", "message_id", "user_id", "type")
+"""Properties of a message that a task reads in `request.properties`."""
 _DATA = ("json", "application/json", "msgpack", "application/x-msgpack", "yaml", None)
 
 
@@ -133,8 +135,13 @@ def message_of(link: Any, link_error: Any, options: Mapping[str, Any]) -> dict[s
         message["errbacks"] = [dict(one) for one in errors]
     if options.get("headers"):
         message["headers"] = dict(options["headers"])
-    if options.get("retries"):
-        message["retries"] = options["retries"]
+    for name in ("retries", "priority"):
+        if options.get(name):
+            message[name] = options[name]
+    if options.get("time_limit") or options.get("soft_time_limit"):
+        message["timelimit"] = [options.get("time_limit"), options.get("soft_time_limit")]
+    if properties := {name: options[name] for name in _PROPERTIES if name in options}:
+        message["properties"] = properties
     running = requests.current.get()
     if running is not None and running[1].id is not None:
         message |= {"parent_id": running[1].id, "root_id": running[1].root_id}
@@ -173,6 +180,8 @@ def native_options(
         is_moment = isinstance(expires, (datetime, str))
         found["expires"] = moment(app, expires) if is_moment else max(0.001, _seconds(expires))
     hard, soft = merged.get("time_limit"), merged.get("soft_time_limit")
+    if hard is not None and soft is not None and soft > hard:
+        raise ValueError("soft_time_limit must be less than or equal to time_limit")
     if hard is not None or soft is not None:
         hard = hard if hard is not None or task is None else task.time_limit
         found |= {"timeout": hard, "soft_timeout": soft if soft and not (hard and soft >= hard) else None}
@@ -180,7 +189,7 @@ def native_options(
         found["store_result"] = False
     if merged.get("on_success"):
         found["on_success"] = True
-    unknown = options.keys() - WITHOUT_EFFECT - _KNOWN
+    unknown = options.keys() - WITHOUT_EFFECT - _KNOWN - {*_PROPERTIES}
     if unknown:
         raise TypeError(
             f"apply_async of {name}: unknown options {', '.join(sorted(unknown))}. Values that a task reads go into "

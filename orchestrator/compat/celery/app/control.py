@@ -32,6 +32,10 @@ _REFUSED = {
 }
 
 
+_QUERIED = {TaskState.RUNNING: "active", TaskState.DISPATCHED: "reserved", TaskState.PENDING: "ready"}
+"""Celery's words for tasks that have not ended."""
+
+
 class Control:
     """Commands about tasks and workers."""
 
@@ -198,12 +202,18 @@ class Inspect:
             "worker_pid": None,
         }
 
-    def registered(self, *_: str) -> dict[str, Any] | None:
+    def registered(self, *wanted: str) -> dict[str, Any] | None:
         """Return the names of the tasks that workers have."""
         found: defaultdict[str, set[str]] = defaultdict(set)
         for worker in self._workers():
             found[_name(worker)].update(one for one in worker.names if "@" not in one)
-        return {name: sorted(names) for name, names in found.items()} or None
+        return {name: [self._told(one, wanted) for one in sorted(names)] for name, names in found.items()} or None
+
+    def _told(self, name: str, wanted: Sequence[str]) -> str:
+        """Return the name of a task, with some of its attributes."""
+        task = self.app.tasks.get(name)
+        told = [f"{one}={getattr(task, one, None) if one != 'name' else name}" for one in wanted]
+        return f"{name} [{' '.join(told)}]" if told else name
 
     registered_tasks = registered
 
@@ -249,7 +259,11 @@ class Inspect:
 
         given = [one for item in ids for one in ([item] if isinstance(item, str) else item)]
         details = {one: self._insights.show_task(UUID(str(to_id(one)))) for one in given}
-        shown = {one: [detail.status, self._request(detail)] for one, detail in details.items() if detail is not None}
+        shown = {
+            one: [_QUERIED[detail.status], self._request(detail)]
+            for one, detail in details.items()
+            if detail is not None and detail.status in _QUERIED
+        }
         return dict.fromkeys(self.names(), shown) or None
 
     def clock(self) -> dict[str, Any] | None:

@@ -77,10 +77,10 @@ def _other_end(request: Context, state: str, error: BaseException) -> Any:
         raise Again(1.0, "rejected, and put back into its queue")
     if isinstance(error, Replaced):
         return {MARK: dict(error.reference)}
-    if isinstance(error, (Ignore, Reject)):
+    if isinstance(error, Ignore):
         said, meta = request.state or (state, None)
         if said == states.FAILURE or ctx.run_id is not None:
-            error.state, error.meta = said, meta  # type: ignore[union-attr]  # which travel with it
+            error.state, error.meta = said, meta  # type: ignore[attr-defined]  # which travel with it
             raise error
         return {MARK: {"state": said, "meta": meta}}
     if error.args and error.args != (str(error),):

@@ -162,7 +162,7 @@ class AsyncResult(ResultBase):
     def _meta(self, name: str) -> Any:
         return getattr(self._outcome().detail, name, None)
 
-    name = property(lambda self: self._name or self._meta("name"))
+    name = property(lambda self: self._name or getattr(self._handle._signature, "name", None) or self._meta("name"))
     worker = property(lambda self: self._meta("worker"))
     queue = property(lambda self: self._meta("queue"))
     retries = property(lambda self: self._outcome().retries)
@@ -183,8 +183,9 @@ class AsyncResult(ResultBase):
 
     @property
     def ignored(self) -> bool:
-        """Say whether its task has no result."""
-        return self.state == states.IGNORED
+        """Say whether its task keeps no result."""
+        known = self.app.tasks.get(self.name)
+        return known is not None and bool(known.ignore_result)
 
     def maybe_throw(self, propagate: bool = True, callback: Any = None) -> Any:
         """Raise what it raised; return its result otherwise."""
