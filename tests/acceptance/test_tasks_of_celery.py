@@ -1,6 +1,6 @@
 """What Celery's own integration tests ask of tasks, inspection and canvas, asked of `orchestrator.compat.celery`.
 
-Of `test_tasks` and `test_inspect` of Celery's main branch, each test has an entry in `ASKED`, or in `NOT_APPLICABLE` with the reason.
+Each test of `test_tasks` and `test_inspect` of Celery's main branch has an entry in `ASKED`, or in `NOT_APPLICABLE`.
 The shapes of `test_canvas_of_celery` are built with Celery's own API here, and come to what Celery makes of them.
 """
 
@@ -147,7 +147,13 @@ def revoked() -> None:
 
 
 def wrong_arguments() -> None:
-    for call in (lambda: add(5), lambda: add.delay(5), lambda: add.delay(5, wrong=5), lambda: add(5, 5, wrong=5)):
+    wrong: list[Callable[[], Any]] = [
+        lambda: add(5),
+        lambda: add(5, 5, wrong=5),
+        lambda: add.delay(5),
+        lambda: add.delay(5, wrong=5),
+    ]
+    for call in wrong:
         with pytest.raises(TypeError):
             call()
     for result in (tasks.add_not_typed.delay(5), tasks.add_not_typed.delay(5, wrong=5)):

@@ -210,6 +210,7 @@ class Celery:
         try:
             lifecycle.set_up()
             self._configure()
+            signals.import_modules.send(self)
             for name in (*self.conf.imports, *self.conf.include):
                 importlib.import_module(name)
             while self._pending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,10 @@ def install(app: Any) -> None:
         name = hostname()
         signals.celeryd_init.send(name, instance=app, conf=app.conf, options={})
         signals.celeryd_after_setup.send(name, instance=app, conf=app.conf)
+        told = {"loglevel": None, "logfile": None, "format": "", "colorize": False}
+        signals.setup_logging.send(None, **told)
+        signals.after_setup_logger.send(None, logger=logging.getLogger(), **told)
+        signals.after_setup_task_logger.send(None, logger=logging.getLogger("celery.task"), **told)
         signals.worker_init.send(app)
         signals.worker_process_init.send(None)
         signals.worker_ready.send(app)
