@@ -176,6 +176,8 @@ class TickCode(_Mergeable):
     """Runs with a query in flight, and its attempt."""
     reported: list[bytes] = []
     """Runs whose queries need not be sent again."""
+    near: dict[bytes, str] = {}
+    """Tasks that code waits for and for nothing else, and the worker that has the code: they had better run there."""
     freed: tuple[frozenset[str], bytes] | None = None
     """For which workers stuck runs were freed, and up to which run; empty if all were."""
 

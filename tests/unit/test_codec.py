@@ -240,7 +240,7 @@ def test_a_newer_release_may_add_fields_at_the_end() -> None:
     fields = msgspec.msgpack.decode(encode(Dispatch(b"i" * 16, 1, "n", b"p", "q")))
     assert decode_dispatches(encode([[*fields, "something new"]])) == [Dispatch(b"i" * 16, 1, "n", b"p", "q")]
     started = msgspec.msgpack.decode(encode(Started(b"i" * 16, 1, 0.5)))
-    assert decode_flush(encode(["w", [[*started, "new"]], "new"])) == Flush("w", [Started(b"i" * 16, 1, 0.5)])
+    assert decode_flush(encode(["w", [[*started, "new"]], [], "new"])) == Flush("w", [Started(b"i" * 16, 1, 0.5)])
 
 
 @pytest.mark.slow

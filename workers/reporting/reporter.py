@@ -54,6 +54,8 @@ class PendingReport(NamedTuple):
     """The job that it ends."""
     applied: Callable[[], object] | None = None
     """Called when it is applied, if somebody waits for that."""
+    turn: Activated | None = None
+    """The next turn that it carries."""
 
 
 class _Flight(NamedTuple):
@@ -95,10 +97,17 @@ class Reporter:
         """Begin to send, in a thread of its own."""
         start_critical_thread("reporter", self._run)
 
-    def report(self, report: Report, job: Job | None = None, applied: Callable[[], object] | None = None) -> None:
+    def report(
+        self,
+        report: Report,
+        job: Job | None = None,
+        applied: Callable[[], object] | None = None,
+        turn: Activated | None = None,
+    ) -> None:
         """Send a report; if it ends a job, its message is dropped from the queue with it.
 
-        `applied` is called, in whatever thread learns of it, once the leader has dealt with the report.
+        `applied` is called, in whatever thread learns of it, once the leader has dealt with the report. `turn` is the
+        one that follows the success that is reported.
         """
         if applied is not None:
             self._listen()
@@ -107,7 +116,7 @@ class Reporter:
                 self.note(job)  # once the job has ended it is too late
             if job.has_lines and self.on_end is not None:
                 self.on_end(job)
-        item = PendingReport(report, job, applied)
+        item = PendingReport(report, job, applied, turn)
         self._put(_without_completion(item) if rewind_of(self.generation) else item)
 
     def _put(self, item: PendingReport) -> None:
@@ -228,9 +237,11 @@ class Reporter:
                 return batch
         done = self._finished_messages(batch)
         reports = [item.report for item in batch]
+        turns = [item.turn for item in batch if item.turn is not None]
         if self._vault is not None:
             reports = [seal_struct(report, self._vault) for report in reports]
-        body = encode(Flush(self._worker, reports)) if batch else None
+            turns = [seal_struct(turn, self._vault) for turn in turns]
+        body = encode(Flush(self._worker, reports, turns)) if batch else None
         receipt = self._streams.flush(self.generation, body, done)
         if receipt.applied is not None:
             self.note_applied(receipt.applied)
@@ -347,6 +358,8 @@ def _split(
     for place, item in enumerate(backlog):
         if isinstance(item.report, Succeeded):
             size += len(item.report.result)
+            if item.turn is not None:
+                size += sum(map(command_size, item.turn.commands))
         elif isinstance(item.report, Noted):
             size += len(item.report.details)
         elif isinstance(item.report, Activated):

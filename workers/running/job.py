@@ -65,6 +65,7 @@ class Job:
         "is_isolated",
         "label",
         "lingers",
+        "next_turn",
         "noted",
         "on_loop",
         "options",
@@ -92,6 +93,8 @@ class Job:
         self.options = options = parse_options(dispatch.options)
         self.is_isolated = dispatch.alone or options.isolation == "process"
         """It runs in a process of its own."""
+        self.next_turn = 0
+        """The turn that follows its success, while its code runs."""
         self.on_loop = False
         """It runs on the event loop."""
         self.stage = Stage.WAITING

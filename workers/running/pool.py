@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.task import Failed, Returned, Started
 from orchestrator.errors import SoftTimeout, TaskAborted, TaskTimeout
@@ -23,6 +24,7 @@ from orchestrator.workers.running.critical_thread import start_critical_thread
 from orchestrator.workers.running.delivery import DELIVERY
 from orchestrator.workers.running.isolated import Isolation
 from orchestrator.workers.running.job import Job, Stage
+from orchestrator.workers.running.large_results import in_thread
 from orchestrator.workers.running.pace import Pace
 from orchestrator.workers.running.runner import Runner
 from orchestrator.workers.running.spans import AttemptSpans
@@ -163,7 +165,8 @@ class Pool:
         except _INTERRUPTIONS as reason:  # its process was killed, or the code had just ended
             job.uninterruptible()
             report = self._runner.failure(job, reason.with_traceback(None))
-        self._end(job, report)
+        turn = None if job.dispatch.run_id is None or is_traced else self._follow(job, report)
+        self._end(job, report, turn)
         if is_traced:
             self._spans.leave(job, token)
         return time.monotonic() - job.started_at
@@ -173,7 +176,10 @@ class Pool:
             await self.driver.drive(job)
         elif self._begin(job):
             token = self._spans.begin(job)
-            self._end(job, await self._runner.run_async(job))
+            report, turn = await self._runner.run_async(job), None
+            if job.dispatch.run_id is not None and token is None and self._runner.may_follow(job, report):
+                turn = await in_thread(lambda: self._follow(job, report))
+            self._end(job, report, turn)
             self._spans.leave(job, token)
 
     def is_unheard(self) -> bool:
@@ -213,22 +219,36 @@ class Pool:
         if job.deadline is not None and job.options.timeout is not None:
             self._held.limit(job.slot, job.deadline, job.options.timeout, retryable=retries_timeouts(job))
 
-    def _end(self, job: Job, report: AttemptReport) -> None:
+    def _follow(self, job: Job, report: AttemptReport) -> Activated | None:
+        """Take the turn that follows the success of a job, if its run is here. The time of the job is not used up."""
+        if not self._runner.may_follow(job, report):
+            return None
+        if job.deadline is not None:
+            self._held.unlimit(job.slot)
+            job.deadline = job.soft_deadline = None
+        turn = self._runner.follow(job, report)
+        self._turns.verdict(job)  # if it took too long, so does the turn that the leader sends
+        return turn
+
+    def _end(self, job: Job, report: AttemptReport, turn: Activated | None = None) -> None:
         report = self._turns.verdict(job) or report
         if job.finish():
-            self._report_end(job, report)
+            self._report_end(job, report, turn)
         else:
             self._reporter.code_ended(job)
         self.ended += not job.is_isolated
         self._forget(job)
 
-    def _report_end(self, job: Job, report: AttemptReport) -> None:
+    def _report_end(self, job: Job, report: AttemptReport, turn: Activated | None = None) -> None:
         if job.deadline is not None or job.dispatch.is_turn_task:
             self._held.unlimit(job.slot)
         if job.span is not None:
             self._spans.ended(job, report)
         self.task_log.ended(job, report)
-        self._reporter.report(report, job)
+        if turn is None:
+            self._reporter.report(report, job)
+        else:
+            self._reporter.report(report, job, turn=turn)
         if self._runner.client.middleware is not None:
             self._runner.ended(job, report)
 
@@ -304,8 +324,10 @@ class Pool:
             job.warn()
         if job.deadline is not None and now > job.deadline:
             job.stop_with(TaskTimeout, now)
-        if job.dispatch.is_turn_task:
-            self._turns.check(self._runner.running(job), job, now)
+        if job.dispatch.is_turn_task or job.next_turn:
+            running = self._runner.running(job)
+            if running is not None or job.dispatch.is_turn_task:
+                self._turns.check(running, job, now)
         if job.outlives_stop(now, self._stop_grace):
             self._give_up(job)
 

@@ -89,6 +89,8 @@ class Runner:
 
     def running(self, job: Job) -> Running | None:
         """Return the turn of a workflow that a job is, while its code runs here."""
+        if job.next_turn and job.dispatch.run_id is not None:
+            return self._engine.running(job.dispatch.run_id, job.next_turn)
         return self._engine.running(job.dispatch.id, job.dispatch.attempt)
 
     def run(self, job: Job) -> AttemptReport:
@@ -164,6 +166,45 @@ class Runner:
             return self.failure(job, error)
         finally:
             job.uninterruptible()
+            if job.interrupted_by is not None:
+                uninterrupted()
+
+    def may_follow(self, job: Job, report: AttemptReport) -> bool:
+        """Say whether the code of its run may be shown the success of a job at once: see `domain/code/activation.py`.
+
+        Turns inside the hooks of middleware have headers that only an activation brings.
+        """
+        run = job.dispatch.run_id
+        return (
+            run is not None
+            and isinstance(report, Succeeded)
+            and self._engine.may_follow(run, job.dispatch.id)
+            and self.client.middleware is None
+            and job.completion is None
+            and job.interrupted_by is None
+            and not may_hold_references(report.result)
+        )
+
+    def follow(self, job: Job, report: AttemptReport) -> Activated | None:
+        """Take the turn that follows the success of a job; None if an activation has to bring it."""
+        thread, dispatch = threading.get_ident(), job.dispatch
+        assert dispatch.run_id is not None
+        assert isinstance(report, Succeeded)
+
+        def begin(attempt: int) -> None:
+            job.next_turn = attempt
+            job.interruptible(lambda reason: interrupt_thread(thread, reason))
+
+        try:
+            with DELIVERY.watched():
+                turn = self._engine.follow(dispatch.run_id, dispatch.id, report.result, begin)
+                return None if turn is None else self._large.left_turn(job, turn)
+        except BaseException as error:  # noqa: BLE001  # the task has succeeded, whatever becomes of the turn
+            log.debug("run.turn_dropped error=%r: the leader sends it", error, extra=job.fields)
+            return None
+        finally:
+            job.uninterruptible()
+            job.next_turn = 0
             if job.interrupted_by is not None:
                 uninterrupted()
 

@@ -61,7 +61,7 @@ class Turns:
         where = _place(running.thread)
         commander = running.commander
         name = commander.workflow
-        whose = name, to_text(job.dispatch.id)
+        whose = name, to_text(job.dispatch.run_id or job.dispatch.id)
         log.error(
             "run.turn_blocked workflow=%s run=%s where=%s: the code does not return", *whose, where, extra=job.fields
         )

@@ -17,6 +17,11 @@ an attempt did whose report came too late is no part of the history. An activati
 queries, leaves the workflow as it was, and cached under the attempt that left it so. Records may be left out of what is
 sent to a cached workflow, which has no use for them.
 
+**Next turns.** If the code waits for one task and for nothing else, the leader sends that task to the worker that has
+the code. When it succeeds, the worker shows its result to the code at once, as the event that must come next, and
+reports both together: `Flush.turns`. The leader takes the turn if that event has come next indeed; else it drops it and
+sends an activation, and the worker replays the history, because its code has seen something that is no part of it.
+
 Events that are too many for one message stand beside it, in so many `pages`, each a list of events in order. If one of
 them is gone, nothing was run either: the workflow is missing.
 """
@@ -66,6 +71,8 @@ class Activation(msgspec.Struct, frozen=True, array_like=True):
     queries: list[Query] = []
     pages: int = 0
     """In how many pages the events stand, if they are not here."""
+    may_follow: bool = False
+    """The leader takes next turns; one of the previous release does not."""
 
 
 class Violation(msgspec.Struct, frozen=True, array_like=True):
@@ -112,3 +119,9 @@ class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
     """Where the code waits now, if it was shown any events."""
     version: int = 0
     """The version of the code that took this turn; 0 where an older worker does not say."""
+    awaits: bytes = b""
+    """The one task that the code waits for, if it waits for nothing else that it has started."""
+    follows: bytes = b""
+    """Of a next turn: the task whose success the code was shown as event `through`."""
+    at: float = 0.0
+    """Of a next turn: the time of that event, in Unix seconds."""

@@ -18,6 +18,8 @@ class Flush(msgspec.Struct, frozen=True, array_like=True):
 
     worker: str
     reports: list[Report]
+    turns: list[Activated] = []
+    """Next turns, which follow successes among the reports."""
 
 
 _RANK = {Started: 0, Returned: 1, Lost: 2, Failed: 3, Succeeded: 4, Activated: 4}

@@ -27,6 +27,7 @@ from orchestrator.store.code import expectations, histories
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
 from orchestrator.store.code.histories import Turn
+from orchestrator.store.code.turns import NextTurn, take_next
 from orchestrator.store.runs import ancestry
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.creation import NewRun
@@ -34,10 +35,42 @@ from orchestrator.store.tasks import transitions
 from orchestrator.store.tasks.transitions import AttemptEnd, Moved, Success
 
 
-def apply_activations(
-    tx: Transaction, code: CodeRuns, reports: Sequence[tuple[str, Activated]], inline_result: int
+def apply_next_turns(
+    tx: Transaction, code: CodeRuns, turns: Sequence[tuple[str, Activated]], inline_result: int
 ) -> None:
-    """Apply what the code of runs has commanded."""
+    """Apply the turns that workers have taken when steps succeeded, as far as their code has seen what comes next.
+
+    Where it has not, the success is told to the run like any other, and its code is sent an activation.
+    """
+    found: dict[bytes, tuple[str, Activated]] = {}
+    given: list[NextTurn] = []
+    for worker, turn in turns:
+        changes = tx.result.runs.changes.get(turn.id)
+        if changes is None or changes.of_flow or code.has_pending_changes(tx, turn.id):
+            continue
+        match changes.facts:
+            case [history.TaskCompleted(id=turn.follows) as fact]:
+                found[turn.id] = worker, turn
+                given.append(NextTurn(turn.id, turn.attempt, turn.through, turn.at, histories.encoded(fact)))
+    if not given:
+        return
+    taken = take_next(tx.connection, given, tx.now)
+    for run in taken:
+        del tx.result.runs.changes[run]
+    tx.result.wake.advanced |= bool(taken)
+    tx.result.outgoing.counted.extend(taken)
+    apply_activations(tx, code, [found[run] for run in taken], inline_result, are_next=True)
+
+
+def apply_activations(
+    tx: Transaction,
+    code: CodeRuns,
+    reports: Sequence[tuple[str, Activated]],
+    inline_result: int,
+    *,
+    are_next: bool = False,
+) -> None:
+    """Apply what the code of runs has commanded. Next turns were never handed out, and take no place in a queue."""
     turns: list[Turn] = []
     ends: list[tuple[str, Activated]] = []
     stuck: list[tuple[bytes, int, Violation]] = []
@@ -57,12 +90,12 @@ def apply_activations(
     accepted: set[bytes] = set()
     answers = [answer for _, report in reports for answer in report.answers]
     if turns:
-        moved = histories.suspend(tx.connection, turns, tx.now)
+        moved = _landed(histories.suspend(tx.connection, turns, tx.now), are_next)
         tx.result.note(moved, by_worker=True)
         accepted.update(task.id for task in moved)
         code.took_turn(tx, [task.id for task in moved], {answer.id for answer in answers})
     if ends:
-        accepted |= _end_turn_tasks(tx, ends, inline_result)
+        accepted |= _end_turn_tasks(tx, ends, inline_result, are_next)
     if absent:
         code.queries.not_shown(tx.result, ((row.id, row.attempt) for row in absent))
         tx.result.wake.delayed |= any(row.delay > 0 for row in absent)
@@ -70,8 +103,14 @@ def apply_activations(
     if stuck:
         code.queries.forget(tx.result, [run for run, _, _ in stuck])
         mark_stuck(tx, stuck)
+    tx.result.code.near.update((report.awaits, worker) for worker, report in reports if report.awaits)
     _carry_out(tx, code.nesting, {run: batch for run, batch in batches.items() if run in accepted})
     reply(tx, [Answered(answer.id, answer.result, answer.error) for answer in answers])
+
+
+def _landed(moved: list[Moved], are_next: bool) -> list[Moved]:
+    """Return turn tasks with the state from which they were last seen to come by those who count what is in flight."""
+    return [task._replace(before=TaskState.PENDING) for task in moved] if are_next else moved
 
 
 def _turn(worker: str, report: Activated) -> Turn:
@@ -90,7 +129,9 @@ def _turn(worker: str, report: Activated) -> Turn:
 _OPENING = (commands.ScheduleTask, commands.StartChildRun)
 
 
-def _end_turn_tasks(tx: Transaction, reports: Sequence[tuple[str, Activated]], inline_result: int) -> set[bytes]:
+def _end_turn_tasks(
+    tx: Transaction, reports: Sequence[tuple[str, Activated]], inline_result: int, are_next: bool
+) -> set[bytes]:
     """End the turn tasks of runs whose code has ended, as it did, and record its last batch; the runs end with them."""
     successes: list[Success] = []
     endings: dict[TaskState, list[AttemptEnd]] = {TaskState.FAILED: [], TaskState.CANCELLED: []}
@@ -120,6 +161,7 @@ def _end_turn_tasks(tx: Transaction, reports: Sequence[tuple[str, Activated]], i
     for state, rows in endings.items():
         if rows:
             moved += transitions.end(tx.connection, state, rows, tx.now)
+    moved = _landed(moved, are_next)
     tx.result.note(
         moved,
         results={row.id: row.result for row in successes if row.id not in continuing},

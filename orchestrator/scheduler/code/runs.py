@@ -182,6 +182,10 @@ class CodeRuns(RunKind):
         if self._fleet.slots(started.queue) and isinstance(placed, Claimed):
             tx.result.outgoing.replays.append(placed)
 
+    def has_pending_changes(self, tx: Transaction, run: bytes) -> bool:
+        """Say whether a run has yet to be notified of something that has happened before."""
+        return bool(self._backlog.waiting(tx, [run]))
+
     def took_turn(self, tx: Transaction, runs: Sequence[bytes], answered: Container[bytes]) -> None:
         """Let runs whose code has taken a turn take another if they were asked something else meanwhile."""
         if late := self.queries.shown(tx.result, runs, answered):
@@ -314,7 +318,9 @@ class CodeRuns(RunKind):
 
 def _activation(run: Unshown, events: list[Event], asked: Asked) -> Activation:
     queries = list(asked.get(run.id, {}).values())
-    return Activation(run.id, run.workflow, run.version, run.after, run.through, events, run.cached, queries)
+    return Activation(
+        *(run.id, run.workflow, run.version, run.after, run.through, events, run.cached, queries), may_follow=True
+    )
 
 
 def _unreadable(error: Exception) -> Violation:

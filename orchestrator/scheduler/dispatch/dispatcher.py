@@ -192,7 +192,7 @@ class Dispatcher(CommitHooks):
         rooms, slots = self.windows.rooms(tx, tx.budget.parts.most(_PART, self._batch), self._executing)
         if not rooms:
             return LastClaim()
-        if capabilities.mixed:
+        if capabilities.mixed or tx.result.code.near:
             capabilities.begin(tx.result.over())
         if capabilities.holds:
             self._hold_crowds(tx, rooms, unknown_timeout)
@@ -243,7 +243,14 @@ class Dispatcher(CommitHooks):
         unknown = {kind for kind in set(map(_kind, tasks)) if not self._fleet.knows(*kind)}
         if unknown:
             self._hold_unknown(claim, [task for task in tasks if _kind(task) in unknown])
-        claim.send(claim.left(tasks))
+        tasks = claim.left(tasks)
+        if near := claim.tx.result.code.near:
+            place_near = self._fleet.capabilities.place_near
+            tasks = [
+                task._replace(to=near[task.id]) if task.id in near and place_near(task.queue, near[task.id]) else task
+                for task in tasks
+            ]
+        claim.send(tasks)
 
     def _place(self, claim: _Claim, tasks: list[Claimed]) -> None:
         """Send what only some workers know to one of them, and hold what finds no room; turns of code later."""
@@ -334,7 +341,7 @@ class Dispatcher(CommitHooks):
             capabilities.lacking.update(capacity.lacking)
         placed: dict[bytes, Placement] = {}
         executions: dict[bytes, tuple[str, str]] = {}
-        if capabilities.mixed or self.last.has_executions:
+        if capabilities.mixed or self.last.has_executions or tick.code.near:
             for task in tick.outgoing.claimed:
                 if task.to is not None and executor_of(task.options) is not None:
                     executions[task.id] = task.queue, task.to

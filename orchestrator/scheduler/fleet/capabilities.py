@@ -240,6 +240,13 @@ class Capabilities:
                 return worker
         return None
 
+    def place_near(self, queue: str, worker: str) -> bool:
+        """Say whether a worker that knows what all of its queue know has a free slot for a task, and count the task."""
+        if worker not in self._slots or self._free(worker) <= 0 or worker not in self.watching(queue):
+            return False
+        self._load[worker] += 1
+        return True
+
     def _of(self, queue: str, kinds: Kinds) -> list[str]:
         return [worker for kind in kinds for worker in self._kinds[queue].get(kind, ())]
 

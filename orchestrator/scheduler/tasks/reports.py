@@ -35,7 +35,7 @@ from orchestrator.domain.tasks.task import (
     executor_of,
     parse_options,
 )
-from orchestrator.scheduler.code.batches import apply_activations
+from orchestrator.scheduler.code.batches import apply_activations, apply_next_turns
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
 from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.tasks.creation import create_enqueued, error_json, log_failed
@@ -61,10 +61,12 @@ class Decoded(NamedTuple):
 
     reports: list[Reported]
     refused: list[Refused]
+    turns: list[tuple[str, Activated]]
+    """Next turns, and their workers."""
 
     def are_plain_successes(self) -> bool:
         """Say whether tasks have succeeded, and that is all: none has asked for others."""
-        return bool(self.reports) and all(
+        return bool(self.reports) and not self.turns and all(
             isinstance(report, Succeeded) and not report.children for _, _, report in self.reports
         )
 
@@ -82,7 +84,7 @@ class Reports:
 
     def decode(self, inbound: Inbound) -> Decoded:
         """Return the reports in entries of the events stream; unreadable or unsigned ones are quarantined."""
-        decoded = Decoded([], [])
+        decoded = Decoded([], [], [])
         for entry, body in inbound.entries:
             try:
                 flush = decode_flush(self.signing.body(inbound.stream, body))
@@ -90,6 +92,8 @@ class Reports:
                 decoded.refused.append(Refused(entry, body, str(error)))
             else:
                 decoded.reports.extend((entry, flush.worker, report) for report in flush.reports)
+                if flush.turns:
+                    decoded.turns.extend((flush.worker, turn) for turn in flush.turns)
         return decoded
 
     def apply(self, tx: Transaction, decoded: Decoded) -> None:
@@ -97,6 +101,8 @@ class Reports:
         tx.result.outgoing.set_aside += decoded.refused
         tx.result.counts.reports += len(decoded.reports)
         self.apply_reports(tx, decoded.reports)
+        if decoded.turns and not tx.is_bisecting:
+            apply_next_turns(tx, self.code, decoded.turns, self.inline_result)
 
     def apply_reports(self, tx: Transaction, reports: Sequence[Reported]) -> None:
         """Apply reports. In a bisecting tick, one that cannot be is set aside, and a failure takes its place."""

@@ -128,6 +128,11 @@ class Commander:
             assert not isinstance(early, history.TimerFired)
             future.settle(early)
 
+    @property
+    def awaits(self) -> bytes:
+        """The one task, promise or child that the code waits for; empty if there are more, or none."""
+        return next(iter(self._pending)) if len(self._pending) == 1 else b""
+
     def forget(self, identifier: bytes) -> None:
         """Wait no longer for what comes of it."""
         self._pending.pop(identifier, None)

@@ -8,8 +8,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
+from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Activated, Activation, QueryResult, Violation
 from orchestrator.domain.code.commands import Command
+from orchestrator.domain.code.history import Event
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import DeterminismViolation, NotDeterministic
 from orchestrator.sdk.code.commander import Commander
@@ -20,14 +24,36 @@ from orchestrator.sdk.code.workflow import CodeWorkflow
 FindWorkflow = Callable[[str, int | None], CodeWorkflow[..., Any]]
 
 
+_EVENTS_PER_TURN = 10
+"""A run that was replayed takes a turn for every so many events before it follows a step again: if the leader drops a
+next turn, that costs another replay."""
+
+
 class _Cached:
     """A flow that waits for more events, and the attempt that left it so."""
 
-    __slots__ = ("attempt", "flow")
+    __slots__ = ("attempt", "flow", "last_attempt", "last_event", "may_follow", "shown_at", "turns")
 
-    def __init__(self, flow: LiveRun, attempt: int) -> None:
+    def __init__(self, flow: LiveRun, replayed: int = 0) -> None:
         self.flow = flow
-        self.attempt = attempt
+        self.attempt = 0
+        self.last_attempt = 0
+        """That may have been one that only asked queries."""
+        self.last_event = 0
+        """The last event of the history, if nothing has happened since."""
+        self.shown_at = 0.0
+        """When the code was last shown an event, by the clock of this process."""
+        self.may_follow = False
+        self.turns = -(replayed // _EVENTS_PER_TURN)
+
+    def left(self, activation: Activation, report: Activated, begun: float) -> None:
+        """Remember where a turn has left it."""
+        self.attempt, self.last_attempt, self.last_event = report.cached, report.attempt, activation.through
+        if activation.events:
+            self.shown_at = begun
+            self.last_event += 1 + len(report.commands)  # the mark and the records
+        self.turns += 1
+        self.may_follow = activation.may_follow and self.turns > 0
 
 
 class Running:
@@ -68,27 +94,30 @@ class Engine:
     def activate(self, activation: Activation, identifier: bytes, attempt: int) -> Activated:
         """Show the events to the run's code, and return what it commands. Raise NotFound for an unknown workflow."""
         begun = time.monotonic()
-        flow = self._take(activation)
-        if flow is None:
+        found = self._take(activation)
+        if found is None:
             return Activated(identifier, attempt, time.monotonic() - begun, missing=True)
+        flow = found.flow
         commander = flow.commander
         self._running[identifier, attempt] = Running(commander)
         kept = False
-        cached = attempt if activation.events else activation.cached
         try:
             batch, answers = self._run(flow, activation)
             kept = not commander.ended and not commander.spoilt
-            return Activated(
+            report = Activated(
                 identifier,
                 attempt,
                 time.monotonic() - begun,
                 max(commander.number, commander.ledger.shown) if commander.ended else activation.through,
                 batch,
                 answers=answers,
-                cached=cached,
+                cached=attempt if activation.events else activation.cached,
                 waiting=waiting(commander, flow.handlers.open_updates()) if kept and activation.events else None,
                 version=flow.workflow.version,
+                awaits=commander.awaits,
             )
+            found.left(activation, report, begun)
+            return report
         except (DeterminismViolation, NotDeterministic) as error:
             stuck = commander.ledger.violation or Violation(commander.number, type(error).__name__, str(error))
             no = TaskError("WrongState", f"The code cannot be asked, for it does not fit the history: {stuck.message}")
@@ -96,10 +125,38 @@ class Engine:
             return Activated(identifier, attempt, time.monotonic() - begun, stuck=stuck, answers=answers)
         finally:
             if kept:
-                self._keep(activation.run_id, flow, cached)
+                self._keep(activation.run_id, found)
             else:
                 flow.close()
             self._running.pop((identifier, attempt), None)  # the same may have been sent twice
+
+    def may_follow(self, run_id: bytes, task: bytes) -> bool:
+        """Say whether the run is here, waits for this task alone, and may be shown its success at once."""
+        found = self._cache.get(run_id)
+        return found is not None and found.may_follow and found.flow.commander.awaits == task
+
+    def follow(self, run_id: bytes, task: bytes, result: bytes, begin: Callable[[int], object]) -> Activated | None:
+        """Show the success of a task to the code that waits for it, as the event that must come next.
+
+        `begin` is called with the number of the attempt. None if the code is elsewhere by now, or cannot go on: then
+        the leader sends a turn.
+        """
+        found = self._cache.get(run_id)
+        if found is None or not self.may_follow(run_id, task):
+            return None
+        commander = found.flow.commander
+        attempt, number = found.last_attempt + 1, found.last_event + 1
+        at = round(commander.now + time.monotonic() - found.shown_at, 6)
+        event = Event(number, at, history.TaskCompleted(task, result))
+        name, version = found.flow.workflow.name, found.flow.workflow.version
+        activation = Activation(
+            *(run_id, name, version, commander.number, number, [event]), cached=found.attempt, may_follow=True
+        )
+        begin(attempt)
+        report = self.activate(activation, run_id, attempt)
+        if report.missing or report.stuck is not None:
+            return None
+        return msgspec.structs.replace(report, follows=task, at=at)
 
     def running(self, identifier: bytes, attempt: int) -> Running | None:
         """Return the activation of this attempt, while its code runs."""
@@ -121,24 +178,23 @@ class Engine:
         batch = flow.advance(activation.events, whole=activation.after == 0)
         return batch, [flow.answer(query) for query in activation.queries]
 
-    def _take(self, activation: Activation) -> LiveRun | None:
+    def _take(self, activation: Activation) -> _Cached | None:
         """Take the run out of the cache if it is there as the leader thinks; None if everything has to be sent."""
         with self._lock:
             cached = self._cache.pop(activation.run_id, None)
         if activation.after and cached is not None and cached.attempt == activation.cached:
-            return cached.flow
+            return cached
         if cached is not None:
             cached.flow.close()
         if activation.after:
             return None
         workflow = self._find(activation.workflow, activation.version)
-        return LiveRun(workflow, activation.run_id, self.limit, self.largest)
+        return _Cached(LiveRun(workflow, activation.run_id, self.limit, self.largest), len(activation.events))
 
-    def _keep(self, run_id: bytes, flow: LiveRun, attempt: int) -> None:
+    def _keep(self, run_id: bytes, mine: _Cached) -> None:
         """Put a run into the cache, and the one out of it that has waited longest."""
         with self._lock:
             others = [self._cache.pop(run_id)] if run_id in self._cache else []
-            mine = _Cached(flow, attempt)
             newest = max([mine, *others], key=lambda one: one.attempt)  # an attempt that was given up may come late
             self._cache[run_id] = newest
             if len(self._cache) > self._capacity:

@@ -32,6 +32,11 @@ EVENTS = Batch("e", "run_id uuid, place int, kind text, data bytea")
 """The events of a batch; `place` counts from 1 within a run."""
 
 
+def encoded(event: HistoryItem) -> bytes:
+    """Return an event as it is stored."""
+    return _encode(event)
+
+
 def event_rows(run: bytes, events: Iterable[HistoryItem]) -> list[tuple[bytes, int, str, bytes]]:
     """Return the rows of `EVENTS` that the events of a run are."""
     return [(run, place, str(what.__struct_config__.tag), _encode(what)) for place, what in enumerate(events, 1)]

@@ -1,0 +1,156 @@
+"""The report that ends a step carries the next turn: it counts if nothing else has happened to the run, and else not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchestrator import WorkflowContext
+from orchestrator.domain.code.activation import Activated
+from orchestrator.domain.tasks.reports import Flush
+from orchestrator.domain.tasks.task import Dispatch, Succeeded
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.code.replaying import replay
+from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.transport.codec import encode
+from tests.integration.code_stage import act, activation, kinds, run_row
+from tests.integration.stage import ONE, System, Worker
+
+
+@pytest.fixture
+def worker(system: System) -> Worker:
+    system.worker("other", knows=("job", "steps"))
+    return system.worker("w1", knows=("job", "steps"))
+
+
+@pytest.fixture
+def steps(system: System) -> CodeWorkflow[..., Any]:
+    job = system.job
+
+    @system.app.workflow(name="steps")
+    async def steps(ctx: WorkflowContext, count: int, together: bool = False) -> list[Any]:
+        done: list[Any] = []
+        for number in range(count):
+            tasks = [job.schedule(number) for _ in range(1 + together)]
+            done += [await task for task in tasks]
+            ctx.set("at", str(ctx.now()))
+        return [*done, len(ctx.signals("news"))]
+
+    return steps
+
+
+def begin(system: System, worker: Worker, engine: Engine) -> list[Dispatch]:
+    """Let the code take its first turn; return its tasks."""
+    system.pass_seconds()
+    (first,) = [task for worker in system.workers for task in worker.take()]
+    worker.report(act(engine, first))
+    system.pass_seconds()
+    return worker.take()
+
+
+def succeed(worker: Worker, engine: Engine, task: Dispatch) -> Activated:
+    """Report the success of a step together with the turn that follows it."""
+    assert task.run_id is not None
+    turn = engine.follow(task.run_id, task.id, ONE, lambda attempt: attempt)
+    assert turn is not None
+    worker.held = [attempt for attempt in worker.held if attempt[0] != task.id]
+    worker.flush(encode(Flush(worker.name, [Succeeded(task.id, task.attempt, 0.1, ONE)], [turn])))
+    return turn
+
+
+def test_a_step_takes_one_tick_and_stays_at_the_worker_that_has_the_code(
+    system: System, worker: Worker, engine_: Engine, steps: CodeWorkflow[..., Any]
+) -> None:
+    handle = steps.start(5)
+    (task,) = begin(system, worker, engine_)
+    for left in range(4, 0, -1):
+        turn = succeed(worker, engine_, task)
+        system.tick()
+        (task,) = worker.take()  # the task that comes next, and no turn
+        assert not task.is_turn_task
+        row = run_row(system, handle)
+        assert (row["open"], row["success"], row["cached"]) == (1, 5 - left, turn.attempt)
+    assert system.scheduler.term.dispatcher.in_flight == 1
+    succeed(worker, engine_, task)
+    system.tick()
+    assert handle.result(0) == [1, 1, 1, 1, 1, 0]
+    assert system.scheduler.term.dispatcher.in_flight == 0
+    step = ["task_completed", "activation_applied", "state_set"]
+    first = ["run_started", "activation_applied", "task_scheduled"]
+    assert kinds(system, handle) == [*first, *(4 * [*step, "task_scheduled"]), *step, "run_completed"]
+    replay(steps, handle.history(), exactly=True)
+
+
+def test_a_turn_is_dropped_whose_code_has_not_seen_a_signal_that_came_first(
+    system: System, worker: Worker, engine_: Engine, steps: CodeWorkflow[..., Any]
+) -> None:
+    handle = steps.start(2)
+    (task,) = begin(system, worker, engine_)
+    handle.signal("news", 1)
+    system.tick()
+    turn = succeed(worker, engine_, task)
+    system.tick()
+    (sent,) = worker.take()
+    assert sent.is_turn_task
+    assert run_row(system, handle)["cached"] < turn.attempt
+    missing = act(engine_, sent)
+    assert missing.missing  # what is in memory has seen something that is no part of the history
+    worker.report(missing)
+    system.tick()
+    (whole,) = [task for worker in system.workers for task in worker.take()]
+    worker.report(act(engine_, whole))
+    system.tick()
+    (task,) = worker.take()
+    succeed(worker, engine_, task)
+    system.tick()
+    assert handle.result(0) == [1, 1, 1]
+    replay(steps, handle.history(), exactly=True)
+
+
+def test_a_report_that_comes_twice_counts_once(
+    system: System, worker: Worker, engine_: Engine, steps: CodeWorkflow[..., Any]
+) -> None:
+    handle = steps.start(2)
+    (task,) = begin(system, worker, engine_)
+    turn = succeed(worker, engine_, task)
+    again = encode(Flush(worker.name, [Succeeded(task.id, task.attempt, 0.1, ONE)], [turn]))
+    worker.flush(again)
+    system.tick()
+    worker.flush(again)
+    system.tick()
+    assert kinds(system, handle).count("task_completed") == 1
+    assert kinds(system, handle).count("task_scheduled") == 2
+    (task,) = worker.take()
+    succeed(worker, engine_, task)
+    system.tick()
+    assert handle.result(0) == [1, 1, 0]
+
+
+def test_code_that_waits_for_more_than_one_task_is_sent_its_turns(
+    system: System, worker: Worker, engine_: Engine, steps: CodeWorkflow[..., Any]
+) -> None:
+    steps.start(1, together=True)
+    system.pass_seconds()
+    (first,) = [task for worker in system.workers for task in worker.take()]
+    report = act(engine_, first)
+    assert report.awaits == b""
+    worker.report(report)
+    system.pass_seconds()
+    tasks = [task for worker in system.workers for task in worker.take()]
+    assert len(tasks) == 2
+    assert not any(engine_.may_follow(first.id, task.id) for task in tasks)
+
+
+def test_a_leader_of_the_previous_release_is_sent_no_next_turns(
+    system: System, worker: Worker, engine_: Engine, steps: CodeWorkflow[..., Any]
+) -> None:
+    steps.start(2)
+    system.pass_seconds()
+    (first,) = [task for worker in system.workers for task in worker.take()]
+    told = msgspec.structs.replace(activation(first), may_follow=False)
+    worker.report(engine_.activate(told, first.id, first.attempt))
+    system.pass_seconds()
+    (task,) = worker.take()
+    assert not engine_.may_follow(first.id, task.id)
